@@ -1,0 +1,28 @@
+//! Layer 3: who takes part in a run ([`World`]) and how ranks combine tensors ([`Collectives`]). World size 1
+//! runs the same code as any other: the engine is then [`single::Single`].
+pub mod single;
+
+use crate::error::Result;
+
+/// The place of this process among all that train together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    /// This process's number, `0..size`.
+    pub rank: usize,
+    /// How many processes take part.
+    pub size: usize,
+    /// This process's number on its machine.
+    pub local_rank: usize,
+}
+
+/// Operations that every rank calls together, in the same order.
+pub trait Collectives: Send + Sync {
+    /// The place of this rank.
+    fn world(&self) -> World;
+    /// Replaces `data` on every rank by the sum over ranks. Errors: a peer that is gone or late ([`crate::Kind::Peer`]).
+    fn all_reduce(&self, data: &mut [f32]) -> Result<()>;
+    /// Replaces each count by the sum over ranks, exactly. Errors as [`Collectives::all_reduce`].
+    fn all_reduce_counts(&self, data: &mut [u64]) -> Result<()>;
+    /// Returns when every rank has called it. Errors as [`Collectives::all_reduce`].
+    fn barrier(&self) -> Result<()>;
+}

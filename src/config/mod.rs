@@ -1,0 +1,1 @@
+//! Layer 1: to come in this first version.

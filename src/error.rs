@@ -1,0 +1,148 @@
+//! Layer 0: the one error type. A message names the file, line or key, what was found and what was expected;
+//! a hint says what to do; the kind decides the exit code.
+use std::fmt;
+use std::path::Path;
+
+/// What went wrong, by class. The class decides the process's exit code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A configuration file, flag or environment variable: exit 2.
+    Config,
+    /// A data set, a row, a template or a tokenizer: exit 3.
+    Data,
+    /// A model folder, its `config.json` or its weights: exit 4.
+    Model,
+    /// A checkpoint or its stamp: exit 5.
+    Checkpoint,
+    /// The file system: exit 6.
+    Io,
+    /// Another rank, or the way to it: exit 7.
+    Peer,
+    /// NaN or infinity that does not go away: exit 8.
+    Numeric,
+    /// Memory: exit 9.
+    Memory,
+    /// Stopped by a signal after saving: exit 75 (`EX_TEMPFAIL`).
+    Preempted,
+}
+
+impl Kind {
+    /// The process exit code of this class.
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Config => 2,
+            Self::Data => 3,
+            Self::Model => 4,
+            Self::Checkpoint => 5,
+            Self::Io => 6,
+            Self::Peer => 7,
+            Self::Numeric => 8,
+            Self::Memory => 9,
+            Self::Preempted => 75,
+        }
+    }
+
+    /// The word that opens the printed message.
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Config => "config",
+            Self::Data => "data",
+            Self::Model => "model",
+            Self::Checkpoint => "checkpoint",
+            Self::Io => "i/o",
+            Self::Peer => "peer",
+            Self::Numeric => "numeric",
+            Self::Memory => "memory",
+            Self::Preempted => "preempted",
+        }
+    }
+}
+
+/// An error with its class, its message and, where there is one, something to do about it.
+#[derive(Debug, Clone)]
+pub struct Error {
+    kind: Kind,
+    message: String,
+    hint: Option<String>,
+}
+
+/// `std::result::Result` with [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+macro_rules! constructors {
+    ($($name:ident $kind:ident),*) => {$(
+        #[doc = concat!("An error of [`Kind::", stringify!($kind), "`].")]
+        pub fn $name(message: impl Into<String>) -> Self {
+            Self::new(Kind::$kind, message)
+        }
+    )*};
+}
+
+impl Error {
+    /// An error of the given class.
+    pub fn new(kind: Kind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into(), hint: None }
+    }
+
+    constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
+        memory Memory, preempted Preempted);
+
+    /// A file-system error: what was being done (`"read"`, `"create"`), to which path, and the system's reason.
+    pub fn io(doing: &str, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
+        let path = path.as_ref();
+        let error = Self::new(Kind::Io, format!("cannot {doing} {}: {source}", path.display()));
+        match source.kind() {
+            std::io::ErrorKind::StorageFull => error.hint("free some space, or set another output_dir"),
+            std::io::ErrorKind::PermissionDenied => error.hint("check the owner and mode of the path"),
+            _ => error,
+        }
+    }
+
+    /// Adds what the user can do about it (printed as `hint: …`). A later hint replaces an earlier one.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// Puts `context` and a colon before the message.
+    #[must_use]
+    pub fn context(mut self, context: impl fmt::Display) -> Self {
+        self.message = format!("{context}: {}", self.message);
+        self
+    }
+
+    /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read.
+    #[must_use]
+    pub const fn with_kind(mut self, kind: Kind) -> Self {
+        self.kind = kind;
+        self
+    }
+
+    /// The class.
+    pub const fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// The message without class and hint.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it, if known.
+    pub fn hint_text(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} error: {}", self.kind.label(), self.message)?;
+        match &self.hint {
+            Some(hint) => write!(f, "\n  hint: {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Error {}

@@ -1,0 +1,1 @@
+//! Layer 5: to come in this first version.

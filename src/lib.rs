@@ -1,0 +1,45 @@
+//! # tunesmith: fine-tuning of large language models, one Rust binary
+//!
+//! This page is the architecture guide. Data flows one way, and each layer imports only from layers above it
+//! in this table (a test, `tests/it/tidy.rs`, reads every `use crate::` line and holds it against the table):
+//!
+//! ```text
+//! config -> plan -> data -> model -> step -> (collectives) -> optim -> checkpoint -> eval -> report
+//!
+//! layer  module        owns
+//! 0      error         error kinds, hints, exit codes
+//! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
+//! 2      plan          batch maths, the learning-rate table: pure functions
+//! 3      data          sources, chat templates, label masks, packing, sampler state
+//! 3      comm          World, the trait Collectives, the engine `single`
+//! 3      ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
+//! 4      model         decoder segments, weights loading, adapters
+//! 4      optim         AdamW as a pure update on slices, schedules, clipping
+//! 5      checkpoint    atomic state, stamp, PEFT adapters
+//! 5      eval          greedy generation, exact match, loss on a split
+//! 6      train         ONE step on one screen; the loop; signals; metrics; the report
+//! 7      cmd           one file a subcommand; only `cmd` and `main` print
+//! ```
+//!
+//! ## The engine
+//!
+//! A model is a list of **segments** (embedding, block 0..L-1, head). A segment has
+//! `forward(x) -> (y, saved)` and `backward(saved, dy) -> dx`, composed by hand from [`ops`] that come in the
+//! same pairs; there is no tape. Weights are candle tensors; activations are [`ops::panel::Act`], a layout of
+//! 16-token panels in an arena. Batches are padding-free: a flat token stream with `cu_seqlens`.
+#![warn(missing_docs)]
+
+pub mod checkpoint;
+pub mod cmd;
+pub mod comm;
+pub mod config;
+pub mod data;
+pub mod error;
+pub mod eval;
+pub mod model;
+pub mod ops;
+pub mod optim;
+pub mod plan;
+pub mod train;
+
+pub use error::{Error, Kind, Result};

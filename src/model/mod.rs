@@ -1,0 +1,1 @@
+//! Layer 4: to come in this first version.

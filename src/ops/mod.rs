@@ -1,0 +1,1 @@
+//! Layer 3: to come in this first version.

@@ -1,0 +1,1 @@
+//! Layer 2: to come in this first version.

@@ -1,0 +1,1 @@
+//! Layer 6: to come in this first version.
