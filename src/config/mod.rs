@@ -1,6 +1,8 @@
 //! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
 //! combinations are refused. Each setting is defined once, in [`schema`].
+pub mod arch;
 mod choice;
+mod hf_json;
 mod option;
 pub mod schema;
 mod value;
