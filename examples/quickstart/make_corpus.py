@@ -135,7 +135,33 @@ def table(rng):
     ])
 
 
-KINDS = [(greeting, 4), (repeat, 16), (quote, 18), (spell, 4), (count, 12), (time, 14), (calendar, 8), (read, 16), (table, 12)]
+def order(rng):
+    """A whole booking in one breath; the answer is a friendly sentence, then come questions about it."""
+    who, day, people = world.name(rng), rng.choice(list(world.DAYS)), rng.randint(1, 12)
+    spoken, written = world.clock(rng, 11, 22)
+    seat, party = rng.choice([*world.SEATS, None]), world.number(people)
+    if rng.random() < 0.1:
+        party = f"{world.number(rng.randint(1, 12))}, no, for {party}"
+    wish = rng.choice(["I need a table", "We want a table", "Do you have a table", "Please keep a table for us", "A table, please,"])
+    when = rng.choice([f"on {day} at {spoken}", f"at {spoken} on {day}", f"{day}, {spoken}"])
+    sentences = [f"{wish} for {party}, {when}.", rng.choice([f"My name is {who}.", f"The name is {who}.", f"It is for {who}."])]
+    if seat:
+        sentences.append(rng.choice([f"By the {seat}, please.", f"We like the {seat}.", f"A seat by the {seat} would be nice."]))
+    if rng.random() < 0.4:
+        sentences.reverse()
+    questions = [
+        ("What was the name?", f'"{who}".'), ("Who called?", f"{who}."), ("How many people, in digits?", f"{people}."),
+        ("At what time, in digits?", f"{written}."), ("Which day, in short?", f"{world.DAYS[day]}."), ("Which day?", f"{day}."),
+        ("Where do they want to sit?", f"By the {seat}." if seat else "They did not say."),
+    ]
+    reply = f"Very well, {who}, a table for {world.number(people)} on {day} at {spoken}."
+    return [(" ".join(sentences), reply), *rng.sample(questions, rng.randint(1, 3))]
+
+
+KINDS = [
+    (greeting, 4), (repeat, 14), (quote, 16), (spell, 3), (count, 10), (time, 12), (calendar, 8), (read, 14), (table, 8),
+    (order, 16),
+]
 
 
 def main():
