@@ -1,3 +1,4 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod targets;
 mod weights;
