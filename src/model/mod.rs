@@ -1,2 +1,3 @@
 //! Layer 4: to come in this first version.
+pub mod targets;
 pub mod weights;
