@@ -1,4 +1,6 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
 mod run;
+mod targets;
+mod tidy;
 mod weights;
