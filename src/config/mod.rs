@@ -1,7 +1,9 @@
 //! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
 //! combinations are refused. Each setting is defined once, in [`schema`].
+pub mod arch;
 mod choice;
 pub mod docs;
+mod hf_json;
 mod later;
 mod option;
 pub mod resolve;
