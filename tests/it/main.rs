@@ -1,5 +1,6 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod config;
 mod run;
 mod targets;
 mod tidy;
