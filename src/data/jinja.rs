@@ -58,8 +58,7 @@ fn charge(bytes: usize) -> Result<(), Error> {
     if Instant::now() > budget.deadline {
         return Err(failed(format!("the template ran for more than {} s", TIME_LIMIT.as_secs())));
     }
-    budget.total =
-        budget.total.checked_sub(bytes).ok_or_else(|| failed("the template builds too much text in all"))?;
+    budget.total = budget.total.checked_sub(bytes).ok_or_else(|| failed("the template builds too much text in all"))?;
     BUDGET.set(Some(budget));
     Ok(())
 }
@@ -192,14 +191,7 @@ impl Program {
         }));
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
-        machinery::eval(
-            &self.environment,
-            &self.instructions,
-            variables,
-            &self.blocks,
-            &mut output,
-            AutoEscape::None,
-        )?;
+        machinery::eval(&self.environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
         drop(output);
         Ok(text)
     }

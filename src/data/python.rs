@@ -19,9 +19,8 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_filter("replace", replace);
     environment.add_filter("join", join);
     environment.add_filter("indent", indent);
-    environment.add_filter("format", |layout: &str, values: Rest<Value>| {
-        checked_format(FormatStyle::Printf, layout, &values)
-    });
+    environment
+        .add_filter("format", |layout: &str, values: Rest<Value>| checked_format(FormatStyle::Printf, layout, &values));
     // These pad to any length, and no chat template needs them.
     environment.remove_filter("batch");
     environment.remove_filter("slice");
@@ -424,7 +423,12 @@ fn strftime(layout: &str, now: SystemTime) -> Result<String, Error> {
             }
             Some('Z') => text.push_str("UTC"),
             Some('%') => text.push('%'),
-            other => return Err(failed(format!("strftime_now does not know %{}", other.map_or(String::new(), String::from)))),
+            other => {
+                return Err(failed(format!(
+                    "strftime_now does not know %{}",
+                    other.map_or(String::new(), String::from)
+                )));
+            }
         }
     }
     Ok(text)
@@ -463,7 +467,10 @@ mod tests {
     fn dates_as_python_writes_them() {
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         // date -u -d @1709251199 and @1709251200: the leap day of 2024 and the day after.
-        assert_eq!(strftime("%d %b %Y %H:%M:%S %A %j", at(1_709_251_199)).unwrap(), "29 Feb 2024 23:59:59 Thursday 060");
+        assert_eq!(
+            strftime("%d %b %Y %H:%M:%S %A %j", at(1_709_251_199)).unwrap(),
+            "29 Feb 2024 23:59:59 Thursday 060"
+        );
         assert_eq!(strftime("%-d %B %y %I %p", at(1_709_251_200)).unwrap(), "1 March 24 12 AM");
         assert_eq!(strftime("%Y-%m-%d %a", at(0)).unwrap(), "1970-01-01 Thu");
         assert!(strftime("%Q", at(0)).is_err());

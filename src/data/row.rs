@@ -19,7 +19,8 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use crate::data::batch::IGNORE;
+use super::batch::IGNORE;
+use crate::config::Format;
 use crate::error::{Error, Result};
 
 /// How many rows at the start of a file decide which forms it holds.
@@ -62,17 +63,32 @@ impl Form {
         Self::Text,
     ];
 
+    /// The form that `data.format` names; none for `auto`.
+    pub const fn of(format: Format) -> Option<Self> {
+        Some(match format {
+            Format::Auto => return None,
+            Format::Messages => Self::Messages,
+            Format::Sharegpt => Self::ShareGpt,
+            Format::Alpaca => Self::Alpaca,
+            Format::PromptCompletion => Self::PromptCompletion,
+            Format::Instruction => Self::Instruction,
+            Format::ChatTriple => Self::ChatTriple,
+            Format::Text => Self::Text,
+            Format::Tokenized => Self::Tokenized,
+        })
+    }
+
     /// The name that `data.format` uses.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Messages => "messages",
-            Self::ShareGpt => "sharegpt",
-            Self::Alpaca => "alpaca",
-            Self::PromptCompletion => "prompt_completion",
-            Self::Instruction => "instruction",
-            Self::ChatTriple => "chat_triple",
-            Self::Text => "text",
-            Self::Tokenized => "tokenized",
+            Self::Messages => Format::Messages.as_str(),
+            Self::ShareGpt => Format::Sharegpt.as_str(),
+            Self::Alpaca => Format::Alpaca.as_str(),
+            Self::PromptCompletion => Format::PromptCompletion.as_str(),
+            Self::Instruction => Format::Instruction.as_str(),
+            Self::ChatTriple => Format::ChatTriple.as_str(),
+            Self::Text => Format::Text.as_str(),
+            Self::Tokenized => Format::Tokenized.as_str(),
         }
     }
 
@@ -103,9 +119,7 @@ impl Form {
             }
             Self::PromptCompletion => has("prompt") && has("completion"),
             Self::Instruction => count(&QUESTION) == 1 && count(&ANSWER) == 1,
-            Self::ChatTriple => {
-                has("user") && has("assistant") && count(&QUESTION) == 1 && count(&ANSWER) == 1
-            }
+            Self::ChatTriple => has("user") && has("assistant") && count(&QUESTION) == 1 && count(&ANSWER) == 1,
             Self::Text => has("text"),
             Self::Tokenized => has("input_ids"),
         }
@@ -165,7 +179,8 @@ impl Row {
         };
         let form = if forms.len() == 1 { forms[0] } else { Form::detect(&row).unwrap_or(forms[0]) };
         if !forms.contains(&form) || !form.fits(&row) {
-            let found: Vec<&str> = row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
+            let found: Vec<&str> =
+                row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
             let expected: Vec<String> = forms.iter().map(Form::to_string).collect();
             return Err(Error::data(format!(
                 "found the fields [{}], expected {}",
@@ -324,9 +339,11 @@ fn tokens(row: &Map<String, Value>) -> Result<Row> {
             .filter(|&id| i32::try_from(id).is_ok())
             .ok_or_else(|| Error::data(format!("field {field:?} holds {value}, which is no token id")))
     };
-    let input_ids: Vec<u32> = numbers("input_ids")?.into_iter().map(|value| id("input_ids", value)).collect::<Result<_>>()?;
+    let input_ids: Vec<u32> =
+        numbers("input_ids")?.into_iter().map(|value| id("input_ids", value)).collect::<Result<_>>()?;
     let labels = if row.get("labels").is_some_and(|labels| !labels.is_null()) {
-        let label = |value| if value == i64::from(IGNORE) { Ok(IGNORE) } else { id("labels", value).map(|id| id as i32) };
+        let label =
+            |value| if value == i64::from(IGNORE) { Ok(IGNORE) } else { id("labels", value).map(|id| id as i32) };
         numbers("labels")?.into_iter().map(label).collect::<Result<Vec<i32>>>()?
     } else {
         input_ids.iter().map(|&id| id as i32).collect()

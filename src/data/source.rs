@@ -1,6 +1,7 @@
 //! Rows from files: JSON Lines, JSON (a list, or `{"data": […]}`) and CSV or TSV, in UTF-8. Rows are handed on one by
 //! one, so that a file is never in memory whole; the costly part (JSON and the row's form) is left to the caller's
 //! threads through [`RawRow::parse`].
+use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
@@ -84,11 +85,12 @@ impl RawRow {
 }
 
 /// Reads at most `limit` rows of `path` and hands them to `take` in order, with the forms that the file may hold:
-/// `format` alone, or what its first rows show.
+/// `format` alone, or what its first rows show. `bytes` counts what was read.
 pub fn read(
     path: &Path,
     format: Option<Form>,
     limit: Option<usize>,
+    bytes: &Cell<u64>,
     take: &mut dyn FnMut(RawRow, &[Form]) -> Result<()>,
 ) -> Result<()> {
     let mut left = limit.unwrap_or(usize::MAX);
@@ -105,10 +107,10 @@ pub fn read(
         }
         probed.drain(..).try_for_each(|row| take(row, forms))
     };
-    let finished = read_rows(path, &mut |row| {
-        if left == 0 {
-            return Ok(false);
-        }
+    if left == 0 {
+        return Ok(());
+    }
+    let finished = read_rows(path, bytes, &mut |row| {
         left -= 1;
         probed.push(row);
         if !forms.is_empty() || probed.len() == PROBE_ROWS {
@@ -121,17 +123,32 @@ pub fn read(
     finished
 }
 
+struct Counted<'a> {
+    inner: File,
+    bytes: &'a Cell<u64>,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.bytes.set(self.bytes.get() + read as u64);
+        Ok(read)
+    }
+}
+
 /// Takes one row; false ends the reading.
 type TakeRow<'a> = &'a mut dyn FnMut(RawRow) -> Result<bool>;
 
-fn read_rows(path: &Path, take: TakeRow<'_>) -> Result<()> {
+fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
     let file = File::open(path).map_err(|error| {
-        Error::io("read", path, &error).with_kind(crate::Kind::Data).hint("check data.train_path, val_path and test_path")
+        Error::io("read", path, &error)
+            .with_kind(crate::Kind::Data)
+            .hint("check data.train_path, val_path and test_path")
     })?;
     if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
         return Err(Error::data(format!("{} is a folder, expected a file", path.display())));
     }
-    let mut reader = BufReader::with_capacity(1 << 20, file);
+    let mut reader = BufReader::with_capacity(1 << 20, Counted { inner: file, bytes });
     let head = reader.fill_buf().map_err(|error| Error::io("read", path, &error))?;
     if head.starts_with(&[0xff, 0xfe]) || head.starts_with(&[0xfe, 0xff]) {
         return Err(Error::data(format!("{} is UTF-16, expected UTF-8", path.display()))
@@ -147,8 +164,11 @@ fn read_rows(path: &Path, take: TakeRow<'_>) -> Result<()> {
         Some("json") => read_lines(path, reader, take),
         Some("csv") => read_csv(path, reader, b',', take),
         Some("tsv") => read_csv(path, reader, b'\t', take),
-        _ => Err(Error::data(format!("{}: found no known extension, expected .jsonl, .json, .csv or .tsv", path.display()))
-            .hint("rename the file after its format")),
+        _ => Err(Error::data(format!(
+            "{}: found no known extension, expected .jsonl, .json, .csv or .tsv",
+            path.display()
+        ))
+        .hint("rename the file after its format")),
     }
 }
 
@@ -212,10 +232,8 @@ fn read_document(path: &Path, reader: impl Read, take: TakeRow<'_>) -> Result<()
         (Some(outcome), _) => outcome,
         (None, Ok(())) => Ok(()),
         (None, Err(error)) if error.is_io() => Err(Error::io("read", path, &std::io::Error::from(error))),
-        (None, Err(error)) => {
-            Err(Error::data(format!("{}:{}: malformed JSON: {error}", path.display(), error.line()))
-                .hint("expected a list of rows, or {\"data\": [rows]}"))
-        }
+        (None, Err(error)) => Err(Error::data(format!("{}:{}: malformed JSON: {error}", path.display(), error.line()))
+            .hint("expected a list of rows, or {\"data\": [rows]}")),
     }
 }
 
