@@ -1,0 +1,112 @@
+# tunesmith's recipes. `just` alone lists them; `scripts/just` does the same where just is not installed.
+#
+# A setting can be given in three ways, and all reach the binary:
+#   just train CONFIG=configs/run_lora.yaml TRAIN_BATCH_SIZE=1
+#   just CONFIG=configs/run_lora.yaml train
+#   TRAIN_BATCH_SIZE=1 just train CONFIG=configs/run_lora.yaml
+
+set positional-arguments
+set export
+
+# the YAML that the recipes work on
+CONFIG := env("CONFIG", "")
+
+# where TensorBoard listens
+TB_PORT := env("TB_PORT", "6006")
+
+# the folder whose runs TensorBoard shows
+TB_LOGDIR := env("TB_LOGDIR", "runs")
+
+tunesmith := justfile_directory() / "target/release/tunesmith"
+
+# lists the recipes
+@_default:
+    just --justfile {{ quote(justfile()) }} --list --unsorted
+
+# builds the binary where its sources have changed
+@_build:
+    cargo build --release --locked --quiet
+
+# builds tunesmith and says what this machine has and lacks
+[group('start here')]
+install *ARGS:
+    cargo build --release --locked
+    @"{{ tunesmith }}" doctor "$@"
+
+# fine-tunes the embedded small model: answers before and after, adapter, report (about two minutes)
+[group('start here')]
+@quickstart *ARGS: _build
+    "{{ tunesmith }}" train examples/quickstart/quickstart.yaml "$@"
+
+# fine-tunes: just train CONFIG=configs/run_lora.yaml
+[group('train')]
+@train *ARGS: _build
+    "{{ tunesmith }}" train "$@"
+
+# the same with TensorBoard beside it, on TB_PORT, stopped afterwards
+[group('train')]
+@train-with-tb *ARGS: _build
+    scripts/tensorboard with "{{ tunesmith }}" train "$@"
+
+# shows TensorBoard for TB_LOGDIR on TB_PORT until Ctrl-C
+[group('train')]
+@tensorboard *ARGS:
+    scripts/tensorboard show "$@"
+
+# stops a TensorBoard that train-with-tb left behind
+[group('train')]
+@tb-stop:
+    scripts/tensorboard stop
+
+# shows counts, lengths, label shares and rendered rows of a data set
+[group('data')]
+@data *ARGS: _build
+    "{{ tunesmith }}" data "$@"
+
+# writes the normalised, tokenized data set: just process CONFIG=… OUT=processed.jsonl
+[group('data')]
+@process *ARGS: _build
+    "{{ tunesmith }}" data --dump processed.jsonl "$@"
+
+# prints every effective setting and where it came from
+[group('data')]
+@config *ARGS: _build
+    "{{ tunesmith }}" config "$@"
+
+# formatting and lints
+[group('develop')]
+check:
+    cargo fmt --check
+    cargo clippy --all-targets --locked -- -D warnings
+
+# all tests
+[group('develop')]
+test *ARGS:
+    cargo test --locked "$@"
+
+# training speed, memory and where the time goes: just bench --shape smollm2-135m
+[group('develop')]
+@bench *ARGS: _build
+    "{{ tunesmith }}" bench "$@"
+
+# the architecture guide and the API, with warnings denied
+[group('develop')]
+doc *ARGS:
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked "$@"
+
+# makes the quickstart's base model again, from scratch (about 15 minutes; needs python3 with tokenizers)
+[group('develop')]
+quickstart-pretrain *ARGS: _build
+    python3 examples/quickstart/make_corpus.py --out .cache/quickstart/corpus.jsonl
+    python3 examples/quickstart/make_tokenizer.py --corpus .cache/quickstart/corpus.jsonl --out .cache/quickstart/blank
+    "{{ tunesmith }}" train examples/quickstart/pretrain.yaml "$@"
+
+# removes what was built and cached; runs/ stays
+[group('develop')]
+clean:
+    cargo clean
+    rm -rf .cache
+
+# exactly what continuous integration runs: formatting, lints, tests, docs
+[group('develop')]
+ci: check test doc

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""Runs the same training work in PyTorch + PEFT and in tunesmith, one after the other in fresh processes, and prints the ratio.
+
+    pip install torch==2.15.0 transformers==5.23.0 peft==0.21.2
+    python3 scripts/bench_torch.py --shape smollm2-135m --mode lora --seq 512 --batch 2 --steps 3
+    python3 scripts/bench_torch.py --shape smollm2-135m --data chat.jsonl --batch 8 --steps 3     # make_chat_rows.py writes such rows
+
+Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer (or all weights with `--mode full`), AdamW,
+gradient clipping, the same number of threads. PyTorch uses sdpa attention and the fused AdamW. The runs alternate (A B A B),
+because a machine's speed drifts: only the ratio of neighbours means something. One process runs at a time.
+
+With `--data` each step takes the next `--batch` rows: PyTorch pads them to the longest, as the usual collator does; tokens/s
+counts real tokens on both sides.
+"""
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+# name: (hidden, layers, heads, key-value heads, feed-forward, vocabulary, tied, qkv bias)
+SHAPES = {
+    "small": (384, 8, 6, 6, 1024, 8192, False, False),
+    "smollm2-135m": (576, 30, 9, 3, 1536, 49152, True, False),
+    "qwen2.5-0.5b": (896, 24, 14, 2, 4864, 151936, True, True),
+}
+
+
+def model_config(shape):
+    """A Hugging Face `config.json` as a dictionary: of a known shape, or read from a file."""
+    if shape not in SHAPES:
+        with open(shape, encoding="utf-8") as file:
+            return json.load(file)
+    hidden, layers, heads, kv_heads, feed_forward, vocabulary, tied, bias = SHAPES[shape]
+    return {
+        "model_type": "qwen2" if bias else "llama", "hidden_size": hidden, "num_hidden_layers": layers,
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "intermediate_size": feed_forward,
+        "vocab_size": vocabulary, "tie_word_embeddings": tied, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "hidden_act": "silu", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+    }
+
+
+def batches(args, vocabulary, torch):
+    """Endless (input_ids, attention_mask, labels, real tokens), each as long as its longest row."""
+    if args.data:
+        with open(args.data, encoding="utf-8") as file:
+            rows = [(row["input_ids"], row["labels"]) for row in map(json.loads, file)]
+    else:
+        ids = torch.randint(3, vocabulary, (64, args.seq), generator=torch.Generator().manual_seed(1)).tolist()
+        rows = [(row, row) for row in ids]
+    at = 0
+    while True:
+        chosen = [rows[(at + step) % len(rows)] for step in range(args.batch)]
+        at += args.batch
+        longest = max(len(ids) for ids, _ in chosen)
+        padded = [(longest - len(ids)) for ids, _ in chosen]
+        inputs = torch.tensor([ids + [0] * pad for (ids, _), pad in zip(chosen, padded)])
+        mask = torch.tensor([[1] * len(ids) + [0] * pad for (ids, _), pad in zip(chosen, padded)])
+        labels = torch.tensor([labels + [-100] * pad for (_, labels), pad in zip(chosen, padded)])
+        yield inputs, None if max(padded) == 0 else mask, labels, sum(len(ids) for ids, _ in chosen)
+
+
+def run_torch(args):
+    """The PyTorch side, in a process of its own: prints one JSON line."""
+    import resource
+
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    values = model_config(args.shape)
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.use_cache = False
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    if args.mode == "lora":
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+    if args.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if args.mode == "lora":
+            model.enable_input_require_grads()
+    model.train()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0, fused=True)
+    feed = batches(args, config.vocab_size, torch)
+    seconds = tokens = 0
+    for step in range(args.steps + 1):
+        inputs, mask, labels, real = next(feed)
+        begin = time.perf_counter()
+        model(input_ids=inputs, attention_mask=mask, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step > 0:  # the first one warms up
+            seconds += time.perf_counter() - begin
+            tokens += real
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"tokens_per_second": tokens / seconds, "peak_bytes": peak}))
+
+
+def child(command, environment=None):
+    """Runs a command to its end and returns the JSON of its last line."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=environment, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(f"bench_torch: `{' '.join(command)}` ended with status {done.returncode}")
+    text = done.stdout.strip()
+    return json.loads(text if text.startswith("{") else text.splitlines()[-1])
+
+
+def show(side, result):
+    print(f"{side:10} {result['tokens_per_second']:9.1f} tokens/s   peak {result['peak_bytes'] / 2**20:7.0f} MiB", flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
+    parser.add_argument("--mode", choices=["lora", "full"], default="lora")
+    parser.add_argument("--seq", type=int, default=512)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3, help="timed steps of each run; one more warms up")
+    parser.add_argument("--repeats", type=int, default=2, help="how often both sides run")
+    parser.add_argument("--gradient-checkpointing", action="store_true")
+    parser.add_argument("--data", help="JSONL of {input_ids, labels} instead of full rows of random ids")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
+    parser.add_argument("--only", choices=["torch", "tunesmith"], help="one side alone, without a ratio")
+    parser.add_argument("--torch-child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.torch_child:
+        run_torch(args)
+        return
+    shape = args.shape
+    if shape == "small":  # ours alone: tunesmith gets it as a file
+        shape = os.path.join(tempfile.mkdtemp(prefix="bench-"), "config.json")
+        with open(shape, "w", encoding="utf-8") as file:
+            json.dump(model_config("small"), file)
+    work = ["--shape", shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps)]
+    work += ["--data", args.data] if args.data else []
+    work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
+    sides = {}
+    if args.only != "tunesmith":
+        missing = subprocess.run([sys.executable, "-c", "import torch, transformers, peft"], stderr=subprocess.DEVNULL, check=False)
+        if missing.returncode != 0:
+            raise SystemExit("bench_torch: PyTorch is not installed here: pip install torch==2.15.0 transformers==5.23.0 peft==0.21.2")
+        sides["PyTorch"] = [sys.executable, os.path.abspath(__file__), "--torch-child", "--threads", str(args.threads), *work]
+    if args.only != "torch":
+        if not os.path.exists(args.binary):
+            raise SystemExit(f"bench_torch: {args.binary} does not exist: run `scripts/just install` first")
+        sides["tunesmith"] = [args.binary, "bench", "--json", *work]
+    environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads), RAYON_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
+    results = {side: [] for side in sides}
+    for _ in range(args.repeats):
+        for side, command in sides.items():
+            results[side].append(child(command, environment))
+            show(side, results[side][-1])
+    if len(sides) == 2:
+        ours, theirs = results["tunesmith"], results["PyTorch"]
+        speed = [our["tokens_per_second"] / their["tokens_per_second"] for our, their in zip(ours, theirs)]
+        memory = [our["peak_bytes"] / their["peak_bytes"] for our, their in zip(ours, theirs)]
+        print(f"tunesmith / PyTorch: {statistics.median(speed):.2f}x the tokens/s, {statistics.median(memory):.2f}x the peak memory")
+
+
+if __name__ == "__main__":
+    main()

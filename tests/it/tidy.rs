@@ -1,0 +1,337 @@
+//! Holds the sources to the project's own rules: the layers of `src/lib.rs`, file length and purpose, who may print,
+//! where `unsafe` may stand, and that nothing unfinished or unreachable is referred to.
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A source file: its path from the repository root, as written, and as code only (no comments, no string contents).
+struct Source {
+    path: String,
+    text: String,
+    code: String,
+}
+
+/// The longest that a source file may be, in lines.
+const MAX_LINES: usize = 600;
+
+/// Where `unsafe` may stand: folders end with a slash. Everything here is a kernel or a call into the C library.
+const UNSAFE_ALLOWED: &[&str] = &["src/ops/"];
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Every file below `folder` (a path from the repository root) with one of the extensions, sorted.
+fn files(folder: &str, extensions: &[&str]) -> Vec<String> {
+    fn walk(folder: &Path, found: &mut Vec<PathBuf>) {
+        let Ok(entries) = fs::read_dir(folder) else { return };
+        for path in entries.map(|entry| entry.expect("a readable folder").path()) {
+            let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+            if path.is_dir() && !hidden && !path.ends_with("target") && !path.ends_with("runs") {
+                walk(&path, found);
+            } else if path.is_file() {
+                found.push(path);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&root().join(folder), &mut found);
+    let mut names: Vec<String> = found
+        .iter()
+        .filter(|path| path.extension().is_some_and(|end| extensions.iter().any(|wanted| end == *wanted)))
+        .map(|path| path.strip_prefix(root()).expect("below the root").to_string_lossy().replace('\\', "/"))
+        .collect();
+    names.sort();
+    names
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+fn sources() -> Vec<Source> {
+    files("src", &["rs"])
+        .into_iter()
+        .map(|path| {
+            let text = read(&path);
+            let code = code_only(&text);
+            Source { path, text, code }
+        })
+        .collect()
+}
+
+/// The text with comments removed and string and character literals emptied; line breaks stay.
+fn code_only(text: &str) -> String {
+    let chars: Vec<char> = text.chars().collect();
+    let at = |index: usize| chars.get(index).copied().unwrap_or('\0');
+    let mut code = String::with_capacity(text.len());
+    let mut index = 0;
+    while index < chars.len() {
+        let word_before = index > 0 && (at(index - 1).is_alphanumeric() || at(index - 1) == '_');
+        let hashes = chars[index + 1..].iter().take_while(|&&c| c == '#').count();
+        if at(index) == '/' && at(index + 1) == '/' {
+            while index < chars.len() && at(index) != '\n' {
+                index += 1;
+            }
+        } else if at(index) == '/' && at(index + 1) == '*' {
+            let mut depth = 0;
+            loop {
+                match (at(index), at(index + 1)) {
+                    ('/', '*') => (depth, index) = (depth + 1, index + 2),
+                    ('*', '/') => (depth, index) = (depth - 1, index + 2),
+                    _ => index += 1,
+                }
+                if depth == 0 || index >= chars.len() {
+                    break;
+                }
+            }
+        } else if at(index) == 'r' && !word_before && at(index + 1 + hashes) == '"' {
+            index += hashes + 2;
+            while index < chars.len() && !(at(index) == '"' && (1..=hashes).all(|more| at(index + more) == '#')) {
+                index += 1;
+            }
+            index += hashes + 1;
+            code.push_str("\"\"");
+        } else if at(index) == '"' {
+            index += 1;
+            while index < chars.len() && at(index) != '"' {
+                index += if at(index) == '\\' { 2 } else { 1 };
+            }
+            index += 1;
+            code.push_str("\"\"");
+        } else if at(index) == '\'' && (at(index + 1) == '\\' || at(index + 2) == '\'') {
+            index += if at(index + 1) == '\\' { 3 } else { 2 };
+            while index < chars.len() && at(index) != '\'' {
+                index += 1;
+            }
+            index += 1;
+            code.push_str("' '");
+        } else {
+            code.push(at(index));
+            index += 1;
+        }
+    }
+    code
+}
+
+/// The identifiers of the code in order, with what stands between them.
+fn tokens(code: &str) -> Vec<&str> {
+    let mut tokens = Vec::new();
+    let mut rest = code;
+    while let Some(first) = rest.chars().next() {
+        let length = rest.find(|c: char| !(c.is_alphanumeric() || c == '_')).unwrap_or(rest.len());
+        let length = if length > 0 { length } else { first.len_utf8() };
+        if !first.is_whitespace() {
+            tokens.push(&rest[..length]);
+        }
+        rest = &rest[length..];
+    }
+    tokens
+}
+
+/// Every first path segment below the crate's root that the code names: `crate::a::b`, `use crate::{a::x, b}`, and
+/// `super` chains that leave the file's top module. `depth` is how many modules the file lies below the root.
+fn crate_references(code: &str, depth: usize) -> Vec<String> {
+    let tokens = tokens(code);
+    let token = |index: usize| tokens.get(index).copied().unwrap_or("");
+    let path_follows = |index: usize| token(index) == ":" && token(index + 1) == ":";
+    let mut found = Vec::new();
+    for start in 0..tokens.len() {
+        let mut next = start + 1;
+        if token(start) == "super" {
+            let mut supers = 1;
+            while path_follows(next) && token(next + 2) == "super" {
+                (supers, next) = (supers + 1, next + 3);
+            }
+            if supers < depth {
+                continue;
+            }
+        } else if token(start) != "crate" {
+            continue;
+        }
+        if !path_follows(next) {
+            continue;
+        }
+        next += 2;
+        if token(next) != "{" {
+            found.push(token(next).to_owned());
+            continue;
+        }
+        // A braced list: its own first segments are those right after `{` or `,` at its depth.
+        let mut level = 0;
+        loop {
+            match token(next) {
+                "{" => level += 1,
+                "}" => level -= 1,
+                "" => break,
+                _ => {}
+            }
+            if level == 0 {
+                break;
+            }
+            if level == 1 && matches!(token(next), "{" | ",") {
+                found.push(token(next + 1).to_owned());
+            }
+            next += 1;
+        }
+    }
+    found
+}
+
+/// The table in `src/lib.rs`: module to layer.
+fn layers() -> BTreeMap<String, usize> {
+    read("src/lib.rs")
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.strip_prefix("//! ")?.split_whitespace();
+            let layer = words.next()?.parse().ok()?;
+            Some((words.next()?.to_owned(), layer))
+        })
+        .collect()
+}
+
+/// The top module of a path such as `src/ops/gemm.rs`, and how many modules below the root the file lies.
+fn module_of(path: &str) -> (String, usize) {
+    let inner = path.trim_start_matches("src/").trim_end_matches(".rs").trim_end_matches("/mod");
+    (inner.split('/').next().unwrap_or_default().to_owned(), inner.split('/').count())
+}
+
+/// Fails with every finding on a line of its own.
+fn expect_none(rule: &str, findings: &[String]) {
+    assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
+}
+
+#[test]
+fn modules_import_only_from_lower_layers() {
+    let layers = layers();
+    assert!(layers.len() >= 10, "the table in src/lib.rs was not found: {layers:?}");
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|source| !matches!(source.path.as_str(), "src/lib.rs" | "src/main.rs")) {
+        let (module, depth) = module_of(&source.path);
+        let Some(own) = layers.get(&module) else {
+            findings.push(format!("{}: the module `{module}` is not in the table of src/lib.rs", source.path));
+            continue;
+        };
+        for used in crate_references(&source.code, depth) {
+            match layers.get(&used) {
+                Some(layer) if used != module && layer >= own => findings.push(format!(
+                    "{}: `{module}` (layer {own}) imports `{used}` (layer {layer}); only lower layers are allowed",
+                    source.path
+                )),
+                _ => {}
+            }
+        }
+    }
+    expect_none("layers", &findings);
+}
+
+#[test]
+fn the_layer_check_sees_every_way_to_import() {
+    let code = code_only(
+        "use crate::{data::{batch::Batch, x}, model, Error};\n/// [`crate::cmd`]\nfn f() { crate::optim::go(\"crate::no\"); \
+         super::super::train::g(); super::near(); let c = '\"'; let r = r#\"crate::raw \"# ; crate :: plan :: h() }",
+    );
+    assert_eq!(crate_references(&code, 2), ["data", "model", "Error", "optim", "train", "plan"]);
+    assert_eq!(module_of("src/ops/gemm.rs"), ("ops".to_owned(), 2));
+    assert_eq!(module_of("src/ops/mod.rs"), ("ops".to_owned(), 1));
+}
+
+#[test]
+fn every_module_of_the_table_exists() {
+    let missing: Vec<String> = layers()
+        .into_keys()
+        .filter(|module| {
+            ![format!("src/{module}.rs"), format!("src/{module}/mod.rs")].iter().any(|path| root().join(path).exists())
+        })
+        .collect();
+    expect_none("in the table of src/lib.rs but not in src", &missing);
+}
+
+#[test]
+fn files_are_short_and_open_with_their_purpose() {
+    let mut findings = Vec::new();
+    for source in sources() {
+        let lines = source.text.lines().count();
+        if lines > MAX_LINES {
+            findings.push(format!("{}: {lines} lines, at most {MAX_LINES}", source.path));
+        }
+    }
+    for path in files("src", &["rs"]).into_iter().chain(files("tests", &["rs"])) {
+        if !read(&path).starts_with("//! ") {
+            findings.push(format!("{path}: must open with a `//!` line that says what it is for"));
+        }
+    }
+    expect_none("files", &findings);
+}
+
+#[test]
+fn only_cmd_and_main_print() {
+    let mut findings = Vec::new();
+    for source in sources() {
+        let debugs = source.code.contains("dbg!(");
+        let prints = ["print!(", "println!("].iter().any(|name| source.code.contains(name));
+        if debugs || (prints && !source.path.starts_with("src/cmd/") && source.path != "src/main.rs") {
+            findings.push(source.path);
+        }
+    }
+    expect_none("print!, println!, eprintln! belong in src/cmd and src/main.rs, dbg! nowhere", &findings);
+}
+
+#[test]
+fn unsafe_stands_only_where_it_is_named() {
+    let findings: Vec<String> = sources()
+        .iter()
+        .filter(|source| tokens(&source.code).contains(&"unsafe"))
+        .filter(|source| !UNSAFE_ALLOWED.iter().any(|allowed| source.path.starts_with(allowed)))
+        .map(|source| source.path.clone())
+        .collect();
+    expect_none("`unsafe` outside of UNSAFE_ALLOWED", &findings);
+}
+
+#[test]
+fn nothing_is_left_unfinished() {
+    // Put together here so that this file doesn't find itself.
+    let marks = ["todo", "unimplemented"].map(|name| format!("{name}!("));
+    let words = [["FIX", "ME"].concat(), ["TO", "DO"].concat(), ["XX", "X"].concat()];
+    let mut findings = Vec::new();
+    for path in files("src", &["rs"]).into_iter().chain(files("tests", &["rs"])) {
+        let text = read(&path);
+        for (number, line) in text.lines().enumerate() {
+            let marked = marks.iter().any(|mark| line.contains(mark.as_str()));
+            let worded = tokens(line).iter().any(|token| words.iter().any(|word| word == token));
+            if marked || worded {
+                findings.push(format!("{path}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    expect_none("unfinished", &findings);
+}
+
+#[test]
+fn nothing_refers_outside_of_the_repository() {
+    let outside = ["..", "/shared"].concat();
+    let mut findings = Vec::new();
+    for path in files(".", &["rs", "md", "yaml", "yml", "py", "toml", "sh", "json"]) {
+        let path = path.trim_start_matches("./").to_owned();
+        if !path.starts_with("tests/golden/") && read(&path).contains(&outside) {
+            findings.push(path);
+        }
+    }
+    expect_none("refers outside of the repository", &findings);
+}
+
+#[test]
+fn relative_links_in_the_documents_lead_somewhere() {
+    let mut findings = Vec::new();
+    for path in files(".", &["md"]) {
+        let folder = Path::new(&path).parent().expect("a file has a folder").to_owned();
+        let text = read(&path);
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let file = target.split('#').next().unwrap_or_default();
+            if !file.is_empty() && !file.contains("://") && !root().join(&folder).join(file).exists() {
+                findings.push(format!("{path}: {target}"));
+            }
+        }
+    }
+    expect_none("broken links", &findings);
+}
