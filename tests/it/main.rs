@@ -1,5 +1,5 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
 mod targets;
-mod weights;
 mod tidy;
+mod weights;
