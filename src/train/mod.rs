@@ -1,1 +1,2 @@
-//! Layer 6: to come in this first version.
+//! Layer 6: one optimizer step, and the run around it.
+pub mod step;
