@@ -6,6 +6,7 @@ pub mod args;
 pub mod config;
 pub mod doctor;
 pub mod terminal;
+pub mod train;
 
 use crate::error::Result;
 use clap::{Parser, Subcommand};
@@ -30,6 +31,8 @@ Exit codes:
 enum Command {
     /// Show each effective setting and where it comes from
     Config(config::Args),
+    /// Fine-tune a model
+    Train(train::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
 }
@@ -38,6 +41,7 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Self::Config(args) => config::run(args),
+            Self::Train(args) => train::run(args),
             Self::Doctor(args) => doctor::run(args),
         }
     }

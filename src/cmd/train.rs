@@ -50,9 +50,10 @@ pub fn run(args: &Args) -> Result<()> {
             notice(&format!("{signal} before step 1: nothing was written"));
             std::process::exit(i32::from(crate::Kind::Preempted.exit_code()));
         },
-        |signal, again| match again {
-            false => notice(&format!("{signal}: finishing this step, then saving")),
-            true => notice(&format!("{signal} again: still saving, this cannot be cut short without losing the step")),
+        |signal, again| {
+            let what =
+                if again { "again: still finishing, nothing is lost" } else { "finishing this step, then saving" };
+            notice(&format!("{signal}: {what}"));
         },
     )?;
     let console = Console::new(resolved.config.train.logging_steps);
@@ -287,7 +288,7 @@ fn one_line(text: &str, limit: usize) -> String {
 fn show_summary(summary: &Summary) -> String {
     let mut text = format!(
         "{} in {}: {} steps, {} tokens at {} tokens/s, peak memory {}\n",
-        summary.ending,
+        summary.outcome.as_str(),
         human_seconds(summary.seconds),
         grouped(summary.steps),
         grouped(summary.tokens),

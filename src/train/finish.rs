@@ -10,7 +10,8 @@ use super::run::Summary;
 use super::samples::Questions;
 use super::session::{Done, Session};
 use super::{load, metrics, output, save};
-use crate::checkpoint::state::TrainState;
+use crate::checkpoint::disk::RealDisk;
+use crate::checkpoint::{TrainState, atomic};
 use crate::config::resolve::Source;
 use crate::config::{Mode, Resolved};
 use crate::error::{Error, Result};
@@ -37,7 +38,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     // Two models at once would need twice the memory: the trained one goes before the base comes back.
     drop((model, optimizer));
     let before = match &after {
-        Some(_) if !questions.is_empty() => questions.answer(&load::model(config, &prepared)?, stop)?,
+        Some(_) if !questions.is_empty() => questions.answer(&load::model(&prepared)?, stop)?,
         _ => after.clone(),
     };
     let cut_off = before.is_none();
@@ -51,7 +52,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     let summary = ending.summary(&samples);
     if config.logging.report {
         let page = report::render(&ending.report(&summary, samples)?);
-        output::write_whole(&config.train.output_dir.join(output::REPORT), &page)?;
+        atomic::replace_file(&RealDisk, &config.train.output_dir.join(output::REPORT), &page)?;
     }
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");
@@ -128,7 +129,8 @@ impl Ending<'_> {
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Result<Report> {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
-        let name = || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
+        let name =
+            || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
         let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
         let mut facts = vec![
             timing("before step 1", self.done.preparing),
@@ -152,7 +154,7 @@ impl Ending<'_> {
         let lengths = self.prepared.dataset.train.lengths();
         Ok(Report {
             title: config.logging.run_name.clone().unwrap_or_else(name),
-            subtitle: prepare::describe(config, self.prepared),
+            subtitle: prepare::describe(self.prepared),
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: metrics::read(&output_dir.join(output::METRICS))?,

@@ -41,19 +41,6 @@ pub fn size_of(files: &[PathBuf]) -> u64 {
     files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// Copies `files` into `directory`.
-///
-/// # Errors
-/// One cannot be read or written.
-pub fn copy_into(files: &[PathBuf], directory: &Path) -> Result<()> {
-    for file in files {
-        let Some(name) = file.file_name() else { continue };
-        let target = directory.join(name);
-        std::fs::copy(file, &target).map_err(|source| Error::io("copy to", &target, &source))?;
-    }
-    Ok(())
-}
-
 /// What an earlier run left in `directory` that is worth keeping: checkpoints and trained weights.
 pub fn earlier_run(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
@@ -80,97 +67,16 @@ pub fn clear(directory: &Path) -> Result<()> {
         let folder = name.starts_with("checkpoint-") || [ADAPTER, MODEL, EVENTS].contains(&name);
         if folder && path.is_dir() {
             std::fs::remove_dir_all(&path).map_err(|source| fail(&path, &source))?;
-        } else if [METRICS, REPORT, CONFIG, STAMP, "latest"].contains(&name) {
+        } else if [METRICS, REPORT, CONFIG, STAMP, "latest", "best"].contains(&name) {
             std::fs::remove_file(&path).map_err(|source| fail(&path, &source))?;
         }
     }
     Ok(())
 }
 
-/// Makes `target` anew: `fill` writes into a folder beside it, which takes its place when it is complete and on disk.
-/// Whatever fails, the old folder or the new one stands there whole.
-///
-/// # Errors
-/// `fill` fails, or the disk.
-pub fn replace_dir(target: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    let beside = |suffix: &str| {
-        let name = target.file_name().unwrap_or_default().to_string_lossy();
-        target.with_file_name(format!("{name}.{suffix}-{}", std::process::id()))
-    };
-    let (staged, old) = (beside("tmp"), beside("old"));
-    let result = fill_and_swap(target, &staged, &old, fill);
-    if result.is_err() {
-        // The error that is reported is the one that made the folder useless.
-        let _ = std::fs::remove_dir_all(&staged);
-    }
-    result
-}
-
-fn fill_and_swap(target: &Path, staged: &Path, old: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
-    std::fs::create_dir_all(staged).map_err(|source| Error::io("create", staged, &source))?;
-    fill(staged)?;
-    let entries = std::fs::read_dir(staged).map_err(|source| Error::io("read", staged, &source))?;
-    for path in entries.flatten().map(|entry| entry.path()).filter(|path| path.is_file()) {
-        sync(&path)?;
-    }
-    sync(staged)?;
-    let rename = |from: &Path, to: &Path| std::fs::rename(from, to).map_err(|source| Error::io("rename", from, &source));
-    if target.exists() {
-        rename(target, old)?;
-        if let Err(failed) = rename(staged, target) {
-            rename(old, target)?;
-            return Err(failed);
-        }
-        std::fs::remove_dir_all(old).map_err(|source| Error::io("remove", old, &source))?;
-    } else {
-        rename(staged, target)?;
-    }
-    target.parent().map_or(Ok(()), sync)
-}
-
-/// Writes a small file so that it is there whole or not at all.
-///
-/// # Errors
-/// The disk.
-pub fn write_whole(path: &Path, text: &str) -> Result<()> {
-    let staged = path.with_file_name(format!(
-        "{}.tmp-{}",
-        path.file_name().unwrap_or_default().to_string_lossy(),
-        std::process::id()
-    ));
-    let written = std::fs::write(&staged, text).and_then(|()| std::fs::rename(&staged, path));
-    written.map_err(|source| {
-        let _ = std::fs::remove_file(&staged);
-        Error::io("write", path, &source)
-    })
-}
-
-fn sync(path: &Path) -> Result<()> {
-    let synced = std::fs::File::open(path).and_then(|file| file.sync_all());
-    synced.map_err(|source| Error::io("sync", path, &source))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_folder_is_replaced_whole_or_not_at_all() {
-        let root = tempfile::tempdir().unwrap();
-        let target = root.path().join("adapter");
-        let write = |text: &'static str| move |folder: &Path| {
-            std::fs::write(folder.join("weights"), text).map_err(|source| Error::io("write", folder, &source))
-        };
-        replace_dir(&target, write("first")).unwrap();
-        replace_dir(&target, write("second")).unwrap();
-        let failed = replace_dir(&target, |folder| {
-            write("half")(folder)?;
-            Err(Error::numeric("no"))
-        });
-        assert!(failed.is_err());
-        assert_eq!(std::fs::read_to_string(target.join("weights")).unwrap(), "second");
-        assert_eq!(std::fs::read_dir(root.path()).unwrap().count(), 1, "nothing staged is left");
-    }
 
     #[test]
     fn clearing_removes_our_files_only() {

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
-use super::machine::free_disk;
-use super::output;
 use super::progress::{Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
-use crate::checkpoint;
+use super::{adapter, output};
+use crate::checkpoint::peft::Tensors;
+use crate::checkpoint::stamp::{Hashes, Stamp};
+use crate::checkpoint::{self, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::{Config, Init, LrScheduler, Mode, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
@@ -18,7 +19,7 @@ use crate::model::weights::WeightFiles;
 use crate::optim::schedule::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
-use crate::plan::{bytes, grouped, human_bytes};
+use crate::plan::{bytes, grouped};
 
 /// A run that has been found possible.
 pub struct Prepared {
@@ -28,9 +29,13 @@ pub struct Prepared {
     pub arch: Arch,
     /// Its weights, opened and checked; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
+    /// The configuration, with the settings of `tuning.adapter` where there is one.
+    pub config: Config,
+    /// The tensors of `tuning.adapter`.
+    pub adapter: Option<Tensors>,
     /// Where adapters go; empty when every weight is trained.
     pub placements: Vec<Placement>,
-    /// How many values are trained, and how many the base model has.
+    /// How many values are trained.
     pub trainable: u64,
     /// Holds the output directory.
     pub lock: DirLock,
@@ -43,7 +48,7 @@ pub struct Prepared {
     /// The learning rate of each step.
     pub schedule: Schedule,
     /// The checkpoint to go on from.
-    pub resume: Option<PathBuf>,
+    pub resume: Option<Checkpoint>,
 }
 
 /// Checks all that can be checked without loading weights.
@@ -51,15 +56,20 @@ pub struct Prepared {
 /// # Errors
 /// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint.
 pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
-    let config = &resolved.config;
-    let model_dir = config.model.dir()?;
+    let model_dir = resolved.config.model.dir()?;
     let arch = Arch::from_dir(&model_dir)?;
-    check_lengths(config, &arch)?;
+    check_lengths(&resolved.config, &arch)?;
+    let mut config = resolved.config.clone();
+    let mut adapter = None;
+    if let Some(dir) = &resolved.config.tuning.adapter {
+        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+        (config.tuning.lora, adapter) = (lora, Some(tensors));
+    }
     let placements = match config.tuning.mode {
         Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
         Mode::Full => Vec::new(),
     };
-    let trainable = trainable(config, &arch, &placements)?;
+    let trainable = trainable(&config, &arch, &placements)?;
     let weights = match config.model.init {
         Init::Pretrained => Some(WeightFiles::open(&model_dir, &arch.tensors())?),
         Init::Random => None,
@@ -68,17 +78,31 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let output_dir = &config.train.output_dir;
     let lock = DirLock::acquire(output_dir)?;
     stop.leaves_behind(lock.leftovers());
-    let resume = find_checkpoint(config, observer)?;
+    let resume = find_checkpoint(&config, observer)?;
     if resume.is_none() && !options.overwrite {
         refuse_earlier_run(output_dir)?;
     }
 
-    let dataset = data::load(config, &model_dir, arch.vocab_size, observer)?;
-    let sampler = dataset.sampler(config);
-    let batches = batches(config, &dataset, &sampler)?;
-    let schedule = schedule(config, &batches);
-    check_disk(config, &model_dir, trainable, &batches)?;
-    Ok(Prepared { model_dir, arch, weights, placements, trainable, lock, dataset, sampler, batches, schedule, resume })
+    let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
+    let sampler = dataset.sampler(&config);
+    let batches = batches(&config, &dataset, &sampler)?;
+    let schedule = schedule(&config, &batches);
+    check_disk(&config, &model_dir, trainable, &batches)?;
+    Ok(Prepared {
+        model_dir,
+        arch,
+        weights,
+        config,
+        adapter,
+        placements,
+        trainable,
+        lock,
+        dataset,
+        sampler,
+        batches,
+        schedule,
+        resume,
+    })
 }
 
 fn check_lengths(config: &Config, arch: &Arch) -> Result<()> {
@@ -99,24 +123,25 @@ fn trainable(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u
         return Ok(tensors.iter().map(|spec| count(&spec.shape)).sum());
     }
     let saved = targets::saved_tensors(arch, &config.tuning.lora)?;
-    let in_full = tensors.iter().filter(|spec| saved.contains(&spec.name)).map(|spec| count(&spec.shape));
+    let in_full = saved.iter().map(|name| count(&adapter::shape_of(arch, name)));
     let adapters = placements.iter().flat_map(Placement::tensors).map(|(_, shape)| count(&shape));
     Ok(in_full.chain(adapters).sum())
 }
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
-fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<PathBuf>> {
+fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
     let output_dir = &config.train.output_dir;
     match &config.train.resume_from_checkpoint {
         None => Ok(None),
-        Some(Resume::Dir(directory)) => {
-            checkpoint::verify(directory)?;
-            Ok(Some(directory.clone()))
-        }
+        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
         Some(Resume::Latest) => {
             let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
             for (path, error) in &damaged {
-                observer.event(&Event::Notice(&format!("{} is damaged and left out: {}", path.display(), error.message())));
+                observer.event(&Event::Notice(&format!(
+                    "{} is damaged and left out: {}",
+                    path.display(),
+                    error.message()
+                )));
             }
             if newest.is_none() {
                 if let Some((path, error)) = damaged.into_iter().next() {
@@ -125,7 +150,7 @@ fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Pa
                 let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
                 observer.event(&Event::Notice(&text));
             }
-            Ok(newest)
+            newest.map(|newest| checkpoint::load(&newest)).transpose()
         }
     }
 }
@@ -172,20 +197,49 @@ fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batch
     let keep = train.save_total_limit.map(|limit| limit as u64 + best);
     let tokenizer = output::size_of(&output::tokenizer_files(model_dir));
     let needed = bytes::run(trainable, tokenizer, saves, keep);
-    match free_disk(&train.output_dir) {
-        Some(free) if free < needed => Err(Error::new(
-            crate::Kind::Io,
-            format!(
-                "{} has {} free, and the run's checkpoints need {} (a checkpoint of {} trained values is {})",
-                train.output_dir.display(),
-                human_bytes(free),
-                human_bytes(needed),
-                grouped(trainable),
-                human_bytes(bytes::checkpoint(trainable, tokenizer)),
-            ),
-        )
-        .hint("free some space, set another train.output_dir, or lower train.save_total_limit")),
-        _ => Ok(()),
+    checkpoint::preflight(&train.output_dir, needed)
+}
+
+impl Prepared {
+    /// Tells what will be done, and what should be known of the data.
+    pub fn announce(&self, observer: &dyn Observer) {
+        let train = &self.config.train;
+        let mut facts =
+            vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        if let Some(validation) = &self.dataset.validation {
+            facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
+        }
+        if let Some(resume) = &self.resume {
+            facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
+        }
+        let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
+        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        for warning in &self.dataset.report.warnings {
+            observer.event(&Event::Notice(&format!("note: {warning}")));
+        }
+    }
+
+    /// What the run's checkpoints belong to. Reads all base weights once, to hash them.
+    ///
+    /// # Errors
+    /// The weights cannot be read.
+    pub fn stamp(&self) -> Result<Stamp> {
+        let base_model = match &self.weights {
+            Some(weights) => weights.fingerprint()?,
+            None => format!("random, seed {}", self.config.train.seed),
+        };
+        let template = self.dataset.template.as_ref().map_or("", |template| template.source());
+        let hashes = Hashes {
+            base_model: &base_model,
+            tokenizer: &self.dataset.tokenizer.hash().to_hex(),
+            chat_template: &blake3::hash(template.as_bytes()).to_hex(),
+            data: &self.dataset.fingerprint,
+        };
+        let saved = match self.config.tuning.mode {
+            Mode::Lora => targets::saved_tensors(&self.arch, &self.config.tuning.lora)?,
+            Mode::Full => Vec::new(),
+        };
+        Ok(Stamp::new(&self.config, &self.placements, &saved, hashes))
     }
 }
 
@@ -197,12 +251,17 @@ pub fn rate_table(prepared: &Prepared) -> Vec<Rate> {
 
 fn schedule(config: &Config, batches: &Batches) -> Schedule {
     let warmup = if config.train.lr_scheduler_type == LrScheduler::Constant { 0 } else { batches.warmup_steps };
-    Schedule::new(config.train.lr_scheduler_type, config.train.learning_rate, warmup, batches.total_steps)
+    Schedule {
+        form: config.train.lr_scheduler_type,
+        peak: config.train.learning_rate,
+        warmup,
+        total: batches.total_steps,
+    }
 }
 
 /// The model in a line: where it is, what it is, how much of it is trained.
-pub fn describe(config: &Config, prepared: &Prepared) -> String {
-    let what = match config.tuning.mode {
+pub fn describe(prepared: &Prepared) -> String {
+    let what = match prepared.config.tuning.mode {
         Mode::Lora => format!("LoRA on {} modules", prepared.placements.len()),
         Mode::Full => "every weight".to_owned(),
     };
@@ -227,7 +286,10 @@ pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
     let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
     fact("training tokens", count(train.tokens()));
     fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
-    fact("tokens a row", format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64));
+    fact(
+        "tokens a row",
+        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
+    );
     for (label, number) in [
         ("rows read", report.train.rows),
         ("rows cut", report.train.truncated),

@@ -4,6 +4,17 @@ use std::fmt::Write as _;
 
 use crate::config::Resolved;
 
+/// The same as a Markdown table, for TensorBoard's text page.
+pub fn settings_table(resolved: &Resolved) -> String {
+    let mut text = String::from("| key | value | source |\n|---|---|---|\n");
+    for setting in &resolved.settings {
+        let cell = |text: String| text.replace('|', "\\|").replace(['\n', '\r'], " ");
+        let (value, source) = (cell(setting.value.to_string()), cell(setting.source.to_string()));
+        let _ = writeln!(text, "| {} | `{value}` | {source} |", setting.key);
+    }
+    text
+}
+
 /// The file's text.
 pub fn resolved_yaml(resolved: &Resolved) -> String {
     let mut text = format!("# The configuration of a run of {}, every key with its source.\n", resolved.path.display());

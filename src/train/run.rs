@@ -59,9 +59,11 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
 fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
     let began = Instant::now();
     let prepared = prepare::prepare(resolved, options, stop, observer)?;
+    prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared)?;
     stop.enter_loop()?;
     session.open(options, began)?;
+    observer.event(&Event::Started);
     let outcome = steps(&mut session)?;
     finish::finish(session, outcome, began)
 }
@@ -95,6 +97,9 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
 
 fn interrupted(session: &Session<'_>, why: &str) -> Error {
     let (step, total) = (session.state.step, session.prepared.batches.total_steps);
+    if step == 0 {
+        return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));
+    }
     Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved"))
         .hint(format!("`tunesmith train {} --resume` goes on", session.resolved.path.display()))
 }

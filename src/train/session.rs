@@ -7,15 +7,13 @@ use super::progress::{Event, Observer, Pace};
 use super::signals::Stop;
 use super::step::{StepStats, step};
 use super::tensorboard::EventWriter;
-use super::{feed, machine, norms, output, record, save};
-use crate::checkpoint::state::TrainState;
+use super::{feed, machine, norms};
+use crate::checkpoint::{Stamp, TrainState};
 use crate::comm::single::Single;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
-use crate::data::batch::Batch;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::optim::AdamW;
-use crate::plan::grouped;
 
 /// What a run holds while it goes.
 pub struct Session<'a> {
@@ -35,8 +33,8 @@ pub struct Session<'a> {
     pub state: TrainState,
     /// The step of the last checkpoint.
     pub saved: u64,
-    /// `metrics.jsonl`.
-    pub metrics: Metrics,
+    /// `metrics.jsonl`, once writing has begun.
+    pub metrics: Option<Metrics>,
     /// The event file.
     pub events: Option<EventWriter>,
     /// Speed and remaining time.
@@ -44,7 +42,7 @@ pub struct Session<'a> {
     /// What this process has done.
     pub done: Done,
     /// The stamp of the checkpoints, once it is known.
-    pub stamp: Option<crate::checkpoint::Stamp>,
+    pub stamp: Option<Stamp>,
 }
 
 /// Work of this process, steps before a resume not counted.
@@ -107,6 +105,10 @@ impl Session<'_> {
         .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`")
     }
 
+    fn write(&mut self, line: &Line) -> Result<()> {
+        self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.write(line))
+    }
+
     fn record(&mut self, stats: &StepStats, learning_rate: f64, took: Duration) -> Result<()> {
         let step = self.state.step;
         let loss = finite(stats.loss);
@@ -128,7 +130,7 @@ impl Session<'_> {
             tokens_per_second: stats.tokens as f64 / took.as_secs_f64().max(1e-9),
             peak_bytes: machine::peak_bytes(),
         };
-        self.metrics.write(&Line::Step(line.clone()))?;
+        self.write(&Line::Step(line.clone()))?;
         let total = self.prepared.batches.total_steps;
         let shown = step.is_multiple_of(self.config().train.logging_steps) || step == total;
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
@@ -203,7 +205,7 @@ impl Session<'_> {
             eval_seconds: began.elapsed().as_secs_f64(),
         };
         self.done.evaluating += began.elapsed();
-        self.metrics.write(&Line::Eval(line.clone()))?;
+        self.write(&Line::Eval(line.clone()))?;
         if let Some(events) = &mut self.events {
             events.scalars(step, &[("eval/loss", loss), ("eval/seconds", line.eval_seconds)])?;
         }

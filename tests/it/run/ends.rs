@@ -29,7 +29,13 @@ fn a_lora_run_learns_and_leaves_adapter_metrics_events_and_report() {
     let fixture = Fixture::new();
     let config = fixture.config(
         "run",
-        &["train.max_steps: 30", "train.eval_strategy: steps", "train.eval_steps: 10", "gen.num_samples: 3", "gen.max_new_tokens: 6"],
+        &[
+            "train.max_steps: 30",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 10",
+            "gen.num_samples: 3",
+            "gen.max_new_tokens: 6",
+        ],
     );
     let output = train(&config, &["TRAIN_SEED=7"]);
     assert!(output.status.success(), "{}", said(&output));
@@ -40,7 +46,17 @@ fn a_lora_run_learns_and_leaves_adapter_metrics_events_and_report() {
     let keys: Vec<_> = steps[0].as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(
         keys,
-        ["step", "epoch", "loss", "learning_rate", "grad_norm", "label_tokens", "tokens", "tokens_per_second", "peak_bytes"]
+        [
+            "step",
+            "epoch",
+            "loss",
+            "learning_rate",
+            "grad_norm",
+            "label_tokens",
+            "tokens",
+            "tokens_per_second",
+            "peak_bytes"
+        ]
     );
     assert_eq!(evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [10, 20, 30]);
     let loss = |line: &Value| line["loss"].as_f64().unwrap();
@@ -75,13 +91,29 @@ fn a_lora_run_learns_and_leaves_adapter_metrics_events_and_report() {
     }
 
     let report = text(&out.join("report.html"));
-    for wanted in ["<svg", "TRAIN_SEED=7".split('=').next_back().unwrap(), "train.learning_rate", "argument", "exact match", "reference"] {
+    for wanted in [
+        "<svg",
+        "TRAIN_SEED=7".split('=').next_back().unwrap(),
+        "train.learning_rate",
+        "argument",
+        "exact match",
+        "reference",
+    ] {
         assert!(report.contains(wanted), "{wanted}");
     }
     assert!(!report.contains("http"), "self-contained");
 
     let said = said(&output);
-    for wanted in ["steps in all", "30 (5.00 epochs)", "= 4", "warm-up done", "step  1/30", "step 30/30", "exact match", "adapter"] {
+    for wanted in [
+        "steps in all",
+        "30 (5.00 epochs)",
+        "= 4",
+        "warm-up done",
+        "step  1/30",
+        "step 30/30",
+        "exact match",
+        "adapter",
+    ] {
         assert!(said.contains(wanted), "{wanted}:\n{said}");
     }
 }
@@ -93,7 +125,9 @@ fn a_full_run_leaves_a_model_that_can_be_trained_again() {
     let output = train(&config, &[]);
     assert!(output.status.success(), "{}", said(&output));
     let model = fixture.path("out/model");
-    assert!(names(&model).is_superset(&["config.json", "model.safetensors", "tokenizer.json"].map(str::to_owned).into()));
+    assert!(
+        names(&model).is_superset(&["config.json", "model.safetensors", "tokenizer.json"].map(str::to_owned).into())
+    );
     let before = std::fs::read(fixture.path("model/model.safetensors")).unwrap();
     assert_ne!(std::fs::read(model.join("model.safetensors")).unwrap(), before);
 
@@ -102,7 +136,10 @@ fn a_full_run_leaves_a_model_that_can_be_trained_again() {
     let again = train(&config, &[&name, &out]);
     assert!(again.status.success(), "{}", said(&again));
     let (first, second) = (metrics(&fixture.path("out")).0, metrics(&fixture.path("again")).0);
-    assert!(second[0]["loss"].as_f64().unwrap() < first[0]["loss"].as_f64().unwrap(), "it goes on from what was learned");
+    assert!(
+        second[0]["loss"].as_f64().unwrap() < first[0]["loss"].as_f64().unwrap(),
+        "it goes on from what was learned"
+    );
 }
 
 #[test]
@@ -153,7 +190,13 @@ fn early_stopping_ends_a_run_that_no_longer_improves() {
     let fixture = Fixture::new();
     let config = fixture.config(
         "run",
-        &["train.learning_rate: 0", "train.max_steps: 50", "train.eval_strategy: steps", "train.eval_steps: 2", "train.early_stopping_patience: 2"],
+        &[
+            "train.learning_rate: 0",
+            "train.max_steps: 50",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 2",
+            "train.early_stopping_patience: 2",
+        ],
     );
     let output = train(&config, &[]);
     assert!(output.status.success(), "{}", said(&output));
@@ -190,7 +233,11 @@ fn the_best_weights_come_back_at_the_end() {
     assert!((2..16).contains(&best), "the test needs a best in the middle: {evaluations:?}");
     let out = fixture.path("out");
     let checkpoints: Vec<_> = names(&out).into_iter().filter(|name| name.starts_with("checkpoint-")).collect();
-    assert_eq!(checkpoints, [format!("checkpoint-{best:06}"), "checkpoint-000016".to_owned()], "the last one and the best");
+    assert_eq!(
+        checkpoints,
+        [format!("checkpoint-{best:06}"), "checkpoint-000016".to_owned()],
+        "the last one and the best"
+    );
     let adapter = |folder: &str| std::fs::read(out.join(folder).join("adapter_model.safetensors")).unwrap();
     assert_eq!(adapter("adapter"), adapter(&checkpoints[0]));
     assert_ne!(adapter("adapter"), adapter("checkpoint-000016"));
@@ -201,7 +248,13 @@ fn steps_that_are_not_finite_are_skipped_and_end_the_run_with_code_8() {
     let fixture = Fixture::new();
     let config = fixture.config(
         "run",
-        &["train.learning_rate: 1e30", "train.warmup_steps: 0", "train.max_nonfinite_steps: 3", "train.max_steps: 50", "train.lr_scheduler_type: constant"],
+        &[
+            "train.learning_rate: 1e30",
+            "train.warmup_steps: 0",
+            "train.max_nonfinite_steps: 3",
+            "train.max_steps: 50",
+            "train.lr_scheduler_type: constant",
+        ],
     );
     let output = train(&config, &[]);
     assert_eq!(output.status.code(), Some(8), "{}", said(&output));

@@ -98,9 +98,11 @@ pub fn said(output: &Output) -> String {
 fn write_rows(path: &Path, numbers: std::ops::Range<usize>) {
     let mut text = String::new();
     for number in numbers {
-        let word: String = (0..2 + number % 5).map(|index| char::from(b'a' + ((number * 7 + index * 3) % 26) as u8)).collect();
+        let word: String =
+            (0..2 + number % 5).map(|index| char::from(b'a' + ((number * 7 + index * 3) % 26) as u8)).collect();
         let answer: String = word.chars().rev().collect();
-        let row = json!({ "messages": [{ "role": "user", "content": word }, { "role": "assistant", "content": answer }] });
+        let row =
+            json!({ "messages": [{ "role": "user", "content": word }, { "role": "assistant", "content": answer }] });
         writeln!(text, "{row}").unwrap();
     }
     std::fs::write(path, text).unwrap();
@@ -111,11 +113,14 @@ pub fn write_model(directory: &Path) {
     let write = |name: &str, value: &Value| std::fs::write(directory.join(name), value.to_string()).unwrap();
     write("config.json", &model_config());
     write("tokenizer.json", &tokenizer());
-    write("tokenizer_config.json", &json!({
-        "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>", "bos_token": null,
-        "chat_template": "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}\
-                          {% if add_generation_prompt %}<|assistant|>{% endif %}",
-    }));
+    write(
+        "tokenizer_config.json",
+        &json!({
+            "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "pad_token": "<|pad|>", "bos_token": null,
+            "chat_template": "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}\
+                              {% if add_generation_prompt %}<|assistant|>{% endif %}",
+        }),
+    );
     let arch = Arch::from_dir(directory).unwrap();
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     let mut uniform = || {

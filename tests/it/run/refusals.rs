@@ -185,7 +185,8 @@ struct Tmpfs(std::path::PathBuf);
 impl Tmpfs {
     fn mount(path: &Path, size: &str) -> Option<Self> {
         fs::create_dir_all(path).unwrap();
-        let status = Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(path).status();
+        let status =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(path).status();
         if !status.is_ok_and(|status| status.success()) {
             eprintln!("skipped: mounting a tmpfs is not permitted here");
             return None;
@@ -215,12 +216,22 @@ fn a_disk_that_fills_up_during_the_run_keeps_the_last_good_checkpoint() {
     let Some(disk) = Tmpfs::mount(&fixture.path("small"), "24m") else { return };
     let out = disk.0.join("out");
     let word = format!("train.output_dir={}", out.display());
-    let words = [word.as_str(), "train.save_strategy=steps", "train.save_steps=2", "train.max_steps=100000", "train.save_total_limit=1"];
+    let words = [
+        word.as_str(),
+        "train.save_strategy=steps",
+        "train.save_steps=2",
+        "train.max_steps=100000",
+        "train.save_total_limit=1",
+    ];
     let config = fixture.config("run", &[]);
     let run = {
         let mut args = vec!["train", config.to_str().unwrap()];
         args.extend(words);
-        super::fixture::tunesmith(&args).stderr(std::process::Stdio::piped()).stdout(std::process::Stdio::null()).spawn().unwrap()
+        super::fixture::tunesmith(&args)
+            .stderr(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
     };
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !out.join("checkpoint-000004").exists() && !out.join("checkpoint-000006").exists() {

@@ -104,7 +104,10 @@ fn lora_with_packing_and_recompute() {
 
 #[test]
 fn full_mode_grouped_by_length() {
-    straight_equals_stopped(&["tuning.mode: full", "train.learning_rate: 0.002", "train.group_by_length: true"], &[3, 8]);
+    straight_equals_stopped(
+        &["tuning.mode: full", "train.learning_rate: 0.002", "train.group_by_length: true"],
+        &[3, 8],
+    );
 }
 
 #[test]
@@ -117,11 +120,18 @@ fn a_checkpoint_by_name_forgets_later_steps() {
     let fixture = Fixture::new();
     let config = fixture.config(
         "run",
-        &["train.save_strategy: steps", "train.save_steps: 2", "train.save_total_limit: null", "train.eval_strategy: steps", "train.eval_steps: 2"],
+        &[
+            "train.save_strategy: steps",
+            "train.save_steps: 2",
+            "train.save_total_limit: null",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 2",
+        ],
     );
     assert!(go(&config, &[], u64::MAX));
     let before = timeless(&fixture.path("out"));
-    let bytes = |folder: &str| std::fs::read(fixture.path("out").join(folder).join("adapter_model.safetensors")).unwrap();
+    let bytes =
+        |folder: &str| std::fs::read(fixture.path("out").join(folder).join("adapter_model.safetensors")).unwrap();
     let (adapter, last) = (bytes("adapter"), bytes("checkpoint-000006"));
     let from = format!("train.resume_from_checkpoint={}", fixture.path("out/checkpoint-000002").display());
     assert!(go(&config, &[&from], u64::MAX));

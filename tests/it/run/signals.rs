@@ -26,7 +26,10 @@ fn wait_for_lines(metrics: &Path, count: usize) {
 }
 
 fn long_run(fixture: &Fixture) -> std::path::PathBuf {
-    fixture.config("run", &["train.max_steps: 120", "train.save_strategy: steps", "train.save_steps: 20", "train.save_total_limit: 2"])
+    fixture.config(
+        "run",
+        &["train.max_steps: 120", "train.save_strategy: steps", "train.save_steps: 20", "train.save_total_limit: 2"],
+    )
 }
 
 #[test]
@@ -39,9 +42,11 @@ fn a_run_interrupted_three_times_ends_as_one_that_was_not() {
     let out = format!("train.output_dir={}", fixture.path("stopped").display());
     let metrics = fixture.path("stopped/metrics.jsonl");
     // SIGTERM between checkpoints; SIGINT twice, the second while it may be saving; SIGKILL, which saves nothing.
-    for (signals, lines, code) in
-        [(&[libc::SIGTERM][..], 5, Some(75)), (&[libc::SIGINT, libc::SIGINT], 30, Some(75)), (&[libc::SIGKILL], 70, None)]
-    {
+    for (signals, lines, code) in [
+        (&[libc::SIGTERM][..], 5, Some(75)),
+        (&[libc::SIGINT, libc::SIGINT], 30, Some(75)),
+        (&[libc::SIGKILL], 70, None),
+    ] {
         let child = start(&config, &[&out, "--resume"]);
         wait_for_lines(&metrics, lines);
         signals.iter().for_each(|&signal| send(&child, signal));
