@@ -1,5 +1,6 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod parity;
 mod targets;
-mod weights;
 mod tidy;
+mod weights;
