@@ -2,5 +2,7 @@
 mod arch;
 mod parity;
 mod targets;
+mod config;
+mod run;
 mod tidy;
 mod weights;
