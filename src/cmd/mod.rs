@@ -4,6 +4,7 @@
 //! [`Command`] and a line in [`Command::run`].
 pub mod args;
 pub mod config;
+pub mod data;
 pub mod doctor;
 pub mod terminal;
 
@@ -30,6 +31,8 @@ Exit codes:
 enum Command {
     /// Show each effective setting and where it comes from
     Config(config::Args),
+    /// Show what the data becomes: counts, lengths, and rows as the model sees them
+    Data(data::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
 }
@@ -38,6 +41,7 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Self::Config(args) => config::run(args),
+            Self::Data(args) => data::run(args),
             Self::Doctor(args) => doctor::run(args),
         }
     }

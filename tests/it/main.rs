@@ -3,6 +3,7 @@ mod arch;
 mod parity;
 mod targets;
 mod config;
+mod data;
 mod run;
 mod tidy;
 mod weights;
