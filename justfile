@@ -21,7 +21,7 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # lists the recipes
 @_default:
-    just --justfile {{ quote(justfile()) }} --list --unsorted
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" --list --unsorted
 
 # builds the binary where its sources have changed
 @_build:
