@@ -1,1 +1,2 @@
 //! Layer 4: to come in this first version.
+pub mod weights;

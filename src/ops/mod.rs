@@ -1,1 +1,18 @@
-//! Layer 3: to come in this first version.
+//! Layer 3: the operations of a decoder, each with its forward and its backward, on panels of tokens.
+//!
+//! Every file holds a plain reference (in its tests, in f64), the fast version, written once over
+//! [`simd::Simd`], and the test that holds one against the other at every SIMD level on odd sizes.
+pub mod attention;
+pub mod dropout;
+pub mod embedding;
+pub mod gated_mlp;
+pub mod gemm;
+pub mod loss;
+pub mod norm;
+pub mod panel;
+pub mod par;
+pub mod peak;
+pub mod rope;
+pub mod simd;
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,1 +1,9 @@
-//! Layer 6: to come in this first version.
+//! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
+//! TensorBoard, signals, samples and the report.
+pub mod feed;
+pub mod lock;
+pub mod machine;
+pub mod metrics;
+pub mod report;
+pub mod signals;
+pub mod tensorboard;

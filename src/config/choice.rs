@@ -1,0 +1,294 @@
+//! The settings that are one of a few words, and those that are a word or something else.
+use super::value::{ConfigValue, Node, Refusal};
+use serde_json::{Value as Json, json};
+use std::path::PathBuf;
+
+/// Makes an enum of words. `later` names the words that a later version will accept.
+macro_rules! choices {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal, )+ } $( later $later:expr )?;
+    )*) => {$(
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
+
+        impl $name {
+            /// The words that the configuration accepts.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+            const LATER: &'static [&'static str] = choices!(@or $($later)?);
+
+            /// The word of the configuration.
+            pub const fn as_str(self) -> &'static str {
+                match self { $( Self::$variant => $word, )+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl ConfigValue for $name {
+            fn from_node(node: &Node) -> Result<Self, Refusal> {
+                match node {
+                    $( Node::Str(word) if word == $word => Ok(Self::$variant), )+
+                    _ => Err(refuse_word(node, Self::WORDS, Self::LATER)),
+                }
+            }
+
+            fn to_json(&self) -> Json {
+                self.as_str().into()
+            }
+
+            fn expected() -> String {
+                one_of(Self::WORDS)
+            }
+
+            fn schema() -> Json {
+                json!({ "enum": Self::WORDS })
+            }
+        }
+    )*};
+    (@or) => { &[] };
+    (@or $later:expr) => { &$later };
+}
+
+fn one_of(words: &[&str]) -> String {
+    format!("one of {}", words.join(", "))
+}
+
+fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
+    let refusal = Refusal::new(node, one_of(words));
+    let Node::Str(word) = node else { return refusal };
+    if later.contains(&word.as_str()) {
+        return refusal.hint(super::option::not_yet(word));
+    }
+    match super::option::nearest(word, words.iter().copied()) {
+        Some(near) => refusal.hint(format!("did you mean {near}?")),
+        None => refusal,
+    }
+}
+
+choices! {
+    /// Where the base model's weights come from.
+    Init {
+        /// From the model folder's safetensors.
+        Pretrained = "pretrained",
+        /// Drawn afresh from `config.json`'s `initializer_range`: pretraining from scratch.
+        Random = "random",
+    };
+
+    /// What is trained.
+    Mode {
+        /// Low-rank adapters on frozen weights.
+        Lora = "lora",
+        /// Every weight.
+        Full = "full",
+    } later ["qlora", "freeze"];
+
+    /// How the learning rate goes over the run.
+    LrScheduler {
+        /// The same from the first step to the last.
+        Constant = "constant",
+        /// Rises during warm-up, then stays.
+        ConstantWithWarmup = "constant_with_warmup",
+        /// Rises during warm-up, then falls on a line to 0.
+        Linear = "linear",
+        /// Rises during warm-up, then falls on half a cosine to 0.
+        Cosine = "cosine",
+    } later ["cosine_with_restarts", "polynomial", "inverse_sqrt", "reduce_lr_on_plateau", "cosine_with_min_lr", "warmup_stable_decay"];
+
+    /// When the validation loss is measured.
+    EvalStrategy {
+        /// Never.
+        No = "no",
+        /// Every `eval_steps` optimizer steps.
+        Steps = "steps",
+        /// At the end of each epoch.
+        Epoch = "epoch",
+    };
+
+    /// When a checkpoint is written. The end of a run always writes one.
+    SaveStrategy {
+        /// Only at the end.
+        No = "no",
+        /// Every `save_steps` optimizer steps.
+        Steps = "steps",
+        /// At the end of each epoch.
+        Epoch = "epoch",
+    } later ["best"];
+
+    /// The form of a data row.
+    Format {
+        /// Recognised by the names of the first row's fields.
+        Auto = "auto",
+        /// `{messages: [{role, content}, …]}`.
+        Messages = "messages",
+        /// `{conversations: [{from, value}, …]}`.
+        Sharegpt = "sharegpt",
+        /// `{instruction, input, output}`.
+        Alpaca = "alpaca",
+        /// `{prompt, completion}`: plain text, no template.
+        PromptCompletion = "prompt_completion",
+        /// A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).
+        Instruction = "instruction",
+        /// `{system, user, assistant}`.
+        ChatTriple = "chat_triple",
+        /// `{text}`: every token is trained on.
+        Text = "text",
+        /// `{input_ids, labels}`: taken as they are.
+        Tokenized = "tokenized",
+    };
+
+    /// A chat template that is built in.
+    BuiltinTemplate {
+        /// `<|im_start|>role … <|im_end|>`.
+        Chatml = "chatml",
+        /// Llama 3's header tokens.
+        Llama3 = "llama3",
+        /// Gemma's turns.
+        Gemma = "gemma",
+        /// `[INST] … [/INST]`.
+        Mistral = "mistral",
+        /// `<|user|> … <|end|>`.
+        Phi = "phi",
+    };
+
+    /// Which tokens carry the loss.
+    LossOn {
+        /// Every assistant turn.
+        Assistant = "assistant",
+        /// The last assistant turn, or the completion.
+        Completion = "completion",
+        /// Every token.
+        All = "all",
+    };
+
+    /// What happens to a row longer than `model.max_seq_len`.
+    Truncation {
+        /// Its end is cut off.
+        Right = "right",
+        /// Its beginning is cut off.
+        Left = "left",
+        /// It is left out.
+        Drop = "drop",
+    };
+}
+
+/// Which linear layers get an adapter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetModules {
+    /// `auto` or `all-linear`: every linear layer except the LM head.
+    AllLinear,
+    /// Layers whose name ends with one of these.
+    List(Vec<String>),
+    /// Layers whose whole name matches.
+    Regex(String),
+}
+
+impl ConfigValue for TargetModules {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Str(word) if word == "auto" || word == "all-linear" => Ok(Self::AllLinear),
+            Node::Str(pattern) if !pattern.is_empty() => match regex::Regex::new(pattern) {
+                Ok(_) => Ok(Self::Regex(pattern.clone())),
+                Err(_) => {
+                    Err(Refusal::new(node, "a valid regular expression").hint("a list of names needs [brackets]"))
+                }
+            },
+            Node::List(items) if !items.is_empty() => Vec::from_node(node).map(Self::List),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::AllLinear => "all-linear".into(),
+            Self::List(names) => names.to_json(),
+            Self::Regex(pattern) => pattern.as_str().into(),
+        }
+    }
+
+    fn expected() -> String {
+        "auto, all-linear, a list of module names, or a regular expression".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [String::schema(), { "type": "array", "items": String::schema(), "minItems": 1 }] })
+    }
+}
+
+/// How fresh LoRA matrices are filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InitLora {
+    /// `true`: A uniform as Kaiming's rule says, B zero.
+    Kaiming,
+    /// `"gaussian"`: A normal with deviation 1/r, B zero.
+    Gaussian,
+    /// `false`: A and B both random, so that the adapter changes the model from the start (for tests).
+    Random,
+}
+
+impl ConfigValue for InitLora {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(true) => Ok(Self::Kaiming),
+            Node::Bool(false) => Ok(Self::Random),
+            Node::Str(word) if word == "gaussian" => Ok(Self::Gaussian),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::Kaiming => true.into(),
+            Self::Random => false.into(),
+            Self::Gaussian => "gaussian".into(),
+        }
+    }
+
+    fn expected() -> String {
+        "true, false or gaussian".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "enum": [true, false, "gaussian"] })
+    }
+}
+
+/// Which checkpoint a run goes on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resume {
+    /// The newest complete one in the output directory.
+    Latest,
+    /// This one.
+    Dir(PathBuf),
+}
+
+impl ConfigValue for Resume {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(true) => Ok(Self::Latest),
+            Node::Str(word) if word == "latest" => Ok(Self::Latest),
+            Node::Str(_) => PathBuf::from_node(node).map(Self::Dir),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::Latest => "latest".into(),
+            Self::Dir(path) => path.to_json(),
+        }
+    }
+
+    fn expected() -> String {
+        "latest or a checkpoint folder".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [String::schema(), { "const": true }] })
+    }
+}

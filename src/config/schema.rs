@@ -1,0 +1,257 @@
+//! Every setting, defined once: name, type, default, aliases, bounds, documentation. The structs, the resolver,
+//! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
+use super::choice::{
+    BuiltinTemplate, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy,
+    TargetModules, Truncation,
+};
+use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
+use super::value::{ConfigValue, Patterns};
+use std::path::PathBuf;
+
+/// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Config {
+    /// The section `model`.
+    pub model: ModelConfig,
+    /// The section `tuning`.
+    pub tuning: TuningConfig,
+    /// The section `train`.
+    pub train: TrainConfig,
+    /// The section `data`.
+    pub data: DataConfig,
+    /// The section `logging`.
+    pub logging: LoggingConfig,
+    /// The section `gen`.
+    pub generation: GenerationConfig,
+}
+
+/// Every section with its keys.
+pub static SECTIONS: [&Section; 7] = [&MODEL, &TUNING, &LORA, &TRAIN, &DATA, &LOGGING, &GENERATION];
+
+/// Every key.
+pub fn options() -> impl Iterator<Item = &'static OptionDef> {
+    SECTIONS.iter().flat_map(|section| section.options)
+}
+
+section! {
+    /// The base model: a local folder as Hugging Face writes it.
+    ModelConfig, MODEL = "model" at model {
+        /// The model folder: `config.json`, safetensors and tokenizer files. Names of the hub are not fetched yet.
+        name: Option<String> = None;
+        /// A folder to use instead of `name`.
+        local_dir: Option<PathBuf> = None;
+        /// The longest row in tokens; `data.truncation` says what happens to longer ones.
+        max_seq_len: usize = 2048, range Range::at_least(2.0);
+        /// Where the base weights come from.
+        /// `random` draws them from `config.json` alone, to pretrain from scratch.
+        init: Init = Init::Pretrained;
+    }
+    fixed {
+        /// The model's revision.
+        "revision" = [Scalar::Str("main")], because "models come from a local folder, which has no revisions";
+        /// The kind of model.
+        "type" = [Scalar::Str("causal")], because "other kinds of model are not yet part of this version";
+        /// Code that comes with a model is never run.
+        "trust_remote_code" = [Scalar::Bool(false)], because "tunesmith never runs code that comes with a model; remove the key";
+    }
+}
+
+section! {
+    /// What is trained.
+    TuningConfig, TUNING = "tuning" at tuning {
+        /// `lora` trains low-rank adapters, `full` every weight.
+        mode: Mode = Mode::Lora;
+        /// A folder with a PEFT adapter to start from, instead of a fresh one.
+        adapter: Option<PathBuf> = None;
+    }
+    nested {
+        /// The section `tuning.lora`.
+        lora: LoraConfig;
+    }
+    fixed {
+        /// The engine.
+        "backend" = [Scalar::Str("fused")], because "there is one engine in this version; bnb and unsloth are not yet part of it";
+    }
+}
+
+section! {
+    /// The adapter; names and meaning are those of PEFT's `LoraConfig`.
+    LoraConfig, LORA = "tuning.lora" at tuning.lora {
+        /// The rank.
+        r: usize = 16, range Range::at_least(1.0);
+        /// The numerator of the adapter's scale: `lora_alpha / r`.
+        lora_alpha: f64 = 32.0, aliases ["alpha"], range Range::greater_than(0.0);
+        /// The share of the adapter's inputs that is zeroed in training.
+        lora_dropout: f64 = 0.0, aliases ["dropout"], range Range::from_to_below(0.0, 1.0);
+        /// The layers that get an adapter.
+        /// `auto` (or `all-linear`): every linear layer except the LM head. A list: layers whose name ends with an entry.
+        /// Any other string: a regular expression that must match the whole name.
+        target_modules: TargetModules = TargetModules::AllLinear;
+        /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
+        use_rslora: bool = false;
+        /// Ranks of layers that differ from `r`: a regular expression on the end of the name, then the rank.
+        rank_pattern: Patterns<usize> = Patterns::default(), range Range::at_least(1.0);
+        /// Alphas of layers that differ from `lora_alpha`, as in `rank_pattern`.
+        alpha_pattern: Patterns<f64> = Patterns::default(), range Range::greater_than(0.0);
+        /// The numbers of the decoder layers that get adapters (`null`: all).
+        layers_to_transform: Option<Vec<usize>> = None;
+        /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
+        modules_to_save: Vec<String> = Vec::new();
+        /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
+        init_lora_weights: InitLora = InitLora::Kaiming;
+    }
+    fixed {
+        /// Which biases are trained.
+        "bias" = [Scalar::Str("none")], because "training of biases is not yet part of this version";
+        /// Weight-decomposed adapters.
+        "use_dora" = [Scalar::Bool(false)], because "DoRA is not yet part of this version";
+    }
+}
+
+section! {
+    /// The optimization and the run; names and meaning are those of Hugging Face's `TrainingArguments`.
+    TrainConfig, TRAIN = "train" at train {
+        /// The folder for checkpoints, the adapter, metrics and the report.
+        output_dir: PathBuf = PathBuf::from("runs/run");
+        /// How often the data set is gone through.
+        num_train_epochs: f64 = 3.0, aliases ["epochs"], range Range::greater_than(0.0);
+        /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
+        max_steps: i64 = -1, range Range::at_least(-1.0);
+        /// Rows of a micro-batch.
+        batch_size: usize = 8, aliases ["per_device_train_batch_size"], range Range::at_least(1.0), later ["auto"];
+        /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows.
+        grad_accum: usize = 1, aliases ["gradient_accumulation_steps"], range Range::at_least(1.0), later ["auto"];
+        /// Rows of a validation batch.
+        eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::at_least(1.0);
+        /// The highest learning rate of the schedule.
+        learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
+        /// AdamW's decoupled weight decay.
+        weight_decay: f64 = 0.0, range Range::at_least(0.0);
+        /// AdamW's decay of the first moment.
+        adam_beta1: f64 = 0.9, range Range::from_to_below(0.0, 1.0);
+        /// AdamW's decay of the second moment.
+        adam_beta2: f64 = 0.999, range Range::from_to_below(0.0, 1.0);
+        /// AdamW's denominator offset.
+        adam_epsilon: f64 = 1e-8, range Range::greater_than(0.0);
+        /// Decay norm weights and biases too. The default leaves them out, as Hugging Face does.
+        decay_norms_and_bias: bool = false;
+        /// How the learning rate goes over the run.
+        lr_scheduler_type: LrScheduler = LrScheduler::Linear;
+        /// The share of all steps in which the learning rate rises from 0.
+        warmup_ratio: f64 = 0.0, range Range::within(0.0, 1.0);
+        /// The number of steps in which the learning rate rises from 0.
+        warmup_steps: u64 = 0;
+        /// Gradients are scaled down to this norm; 0 turns clipping off.
+        max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
+        /// Run each block again in the backward pass instead of keeping its activations: less memory, more time.
+        gradient_checkpointing: bool = false;
+        /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory.
+        max_tokens_per_pass: Option<usize> = None, range Range::at_least(1.0);
+        /// Steps between lines of metrics.
+        logging_steps: u64 = 1, range Range::at_least(1.0);
+        /// When the validation loss is measured.
+        eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];
+        /// Steps between validations; needed with `eval_strategy: steps`.
+        eval_steps: Option<u64> = None, range Range::at_least(1.0);
+        /// When a checkpoint is written.
+        save_strategy: SaveStrategy = SaveStrategy::Steps;
+        /// Steps between checkpoints.
+        save_steps: u64 = 500, range Range::at_least(1.0);
+        /// How many checkpoints are kept, besides the best one (`null`: all).
+        save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
+        /// End with the weights of the checkpoint with the lowest validation loss.
+        load_best_model_at_end: bool = false;
+        /// Stop after this many validations in a row without improvement; 0 never stops.
+        early_stopping_patience: usize = 0;
+        /// By how much the loss must fall to count as improvement.
+        early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
+        /// The seed of adapter initialisation and dropout.
+        seed: u64 = 42;
+        /// The seed of shuffling and splitting (`null`: `seed`).
+        data_seed: Option<u64> = None;
+        /// Go on from a checkpoint: `latest`, or its folder.
+        resume_from_checkpoint: Option<Resume> = None;
+        /// Shuffle so that rows of like length come together.
+        group_by_length: bool = false;
+        /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
+        max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
+        /// CPU threads (`null`: one a core).
+        num_threads: Option<usize> = None, range Range::at_least(1.0);
+    }
+    fixed {
+        /// The optimizer.
+        "optim" = [Scalar::Str("adamw_torch"), Scalar::Str("adamw"), Scalar::Str("adamw_torch_fused")],
+            because "other optimizers are not yet part of this version";
+        /// The measure of the best checkpoint.
+        "metric_for_best_model" = [Scalar::Str("eval_loss"), Scalar::Str("loss")],
+            because "other metrics are not yet part of this version";
+        /// Whether a higher metric is better: the validation loss is better when lower.
+        "greater_is_better" = [Scalar::Bool(false), Scalar::Null], because "a lower eval_loss is better; remove the key";
+        /// How work is shared among processes.
+        "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
+        /// Compute in bfloat16.
+        "bf16" = [Scalar::Bool(false)], because "this version computes in float32; bf16 is not yet part of it";
+        /// Compute in float16.
+        "fp16" = [Scalar::Bool(false)], because "this version computes in float32; fp16 is not yet part of it";
+    }
+}
+
+section! {
+    /// Where rows come from and how they become tokens and labels.
+    DataConfig, DATA = "data" at data {
+        /// Training rows: JSONL, JSON or CSV files.
+        train_path: Vec<PathBuf> = Vec::new();
+        /// Validation rows.
+        val_path: Vec<PathBuf> = Vec::new();
+        /// Test rows.
+        test_path: Vec<PathBuf> = Vec::new();
+        /// The form of a row.
+        format: Format = Format::Auto;
+        /// A Jinja file to use as the chat template.
+        template_path: Option<PathBuf> = None;
+        /// A built-in chat template (`null`: the tokenizer's own).
+        chat_template: Option<BuiltinTemplate> = None;
+        /// The share of the training rows that is set apart for validation; 0 for none.
+        split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// Which tokens carry the loss.
+        loss_on: LossOn = LossOn::Assistant;
+        /// Draw a new order each epoch; `false` keeps the order of the files.
+        shuffle: bool = true;
+        /// Put several short rows into one of up to `model.max_seq_len` tokens; attention never crosses a boundary.
+        packing: bool = false;
+        /// What happens to rows that are too long.
+        truncation: Truncation = Truncation::Right;
+        /// Threads that tokenize (`null`: one a core).
+        num_proc: Option<usize> = None, range Range::at_least(1.0);
+        /// The folder for tokenized data (`null`: `~/.cache/tunesmith`).
+        cache_dir: Option<PathBuf> = None;
+        /// Keep tokenized data for the next run, keyed by content.
+        use_cache: bool = true;
+        /// Use only this many rows of each file set.
+        max_rows: Option<usize> = None, range Range::at_least(1.0);
+    }
+}
+
+section! {
+    /// What a run writes besides checkpoints.
+    LoggingConfig, LOGGING = "logging" at logging {
+        /// Write TensorBoard event files.
+        tensorboard: bool = true;
+        /// The folder for them (`null`: `tb` in `train.output_dir`).
+        logging_dir: Option<PathBuf> = None;
+        /// The run's name in TensorBoard and the report.
+        run_name: Option<String> = None;
+        /// Write `report.html` at the end.
+        report: bool = true;
+    }
+}
+
+section! {
+    /// The sample answers of the report.
+    GenerationConfig, GENERATION = "gen" at generation {
+        /// The longest answer in tokens.
+        max_new_tokens: usize = 64, range Range::at_least(1.0);
+        /// Answers before and after training, side by side; 0 for none.
+        num_samples: usize = 8;
+    }
+}

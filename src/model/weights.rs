@@ -1,0 +1,280 @@
+//! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
+//! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
+mod format;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use serde::Deserialize;
+
+use format::{CHUNK_BYTES, Entry, Pairs, read_header};
+pub use format::{Dtype, write_safetensors, write_safetensors_to};
+
+use crate::config::arch::TensorSpec;
+use crate::error::{Error, Result};
+
+/// Larger than the index of any real model.
+const INDEX_BYTES: u64 = 64 << 20;
+
+/// The opened safetensors files of a model or an adapter, their headers checked against the files' real sizes.
+#[derive(Debug)]
+pub struct WeightFiles {
+    files: Vec<(PathBuf, File)>,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl WeightFiles {
+    /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
+    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16. Stored rotary frequencies
+    /// and a tied model's `lm_head.weight` are passed over.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`], naming file, tensor, what was found and what was expected.
+    pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        let (weights, origin) = if single.exists() {
+            (Self::open_file(&single)?, single)
+        } else if index.exists() {
+            (Self::open_shards(dir, &index)?, index)
+        } else {
+            return Err(no_weights(dir));
+        };
+        weights.check(expected, &origin)?;
+        Ok(weights)
+    }
+
+    /// Opens one file, whatever tensors it holds.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`] where the header lies about the file.
+    pub fn open_file(path: &Path) -> Result<Self> {
+        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new() };
+        weights.add_file(path)?;
+        Ok(weights)
+    }
+
+    fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
+        let fail = |message: String| Error::model(format!("{}: {message}", index.display()));
+        let mut text = Vec::new();
+        let (file, len) = open_regular(index)?;
+        if len > INDEX_BYTES {
+            return Err(fail(format!("{len} bytes long, expected at most {INDEX_BYTES}")));
+        }
+        file.take(INDEX_BYTES).read_to_end(&mut text).map_err(|error| Error::io("read", index, &error))?;
+        let parsed: Index =
+            serde_json::from_slice(&text).map_err(|error| fail(format!("not a valid index: {error}")))?;
+        let map = parsed.weight_map.0;
+        let shards: BTreeSet<&str> = map.iter().map(|(_, shard)| shard.as_str()).collect();
+        if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
+            return Err(fail(format!("shard name {shard:?}, expected the plain name of a file beside the index")));
+        }
+        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new() };
+        for shard in shards {
+            if !dir.join(shard).exists() {
+                return Err(fail(format!("shard {shard:?} is missing from {}", dir.display()))
+                    .hint("download the model again; every shard that the index names is needed"));
+            }
+            weights.add_file(&dir.join(shard))?;
+        }
+        let mut listed = BTreeSet::new();
+        for (name, shard) in &map {
+            if !listed.insert(name.as_str()) {
+                return Err(fail(format!("tensor {name:?} is listed twice")));
+            }
+            let found = weights.entries.get(name).map(|entry| &weights.files[entry.file].0);
+            if found.is_none_or(|path| path != &dir.join(shard)) {
+                return Err(fail(format!("tensor {name:?} is listed in {shard:?}, which does not hold it")));
+            }
+        }
+        if let Some(name) = weights.entries.keys().find(|name| !listed.contains(name.as_str())) {
+            return Err(fail(format!("tensor {name:?} is in a shard, but the index does not list it")));
+        }
+        Ok(weights)
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<()> {
+        let (file, len) = open_regular(path)?;
+        let number = self.files.len();
+        for (name, entry) in read_header(path, &file, len, number)? {
+            if let Some(earlier) = self.entries.insert(name.clone(), entry) {
+                let earlier = self.files.get(earlier.file).map_or(path, |(path, _)| path);
+                return Err(Error::model(format!(
+                    "{}: tensor {name:?} is there twice (also in {})",
+                    path.display(),
+                    earlier.display()
+                )));
+            }
+        }
+        self.files.push((path.to_owned(), file));
+        Ok(())
+    }
+
+    /// Holds the files' tensors against what the architecture needs.
+    fn check(&self, expected: &[TensorSpec], origin: &Path) -> Result<()> {
+        for spec in expected {
+            let Some(entry) = self.entries.get(&spec.name) else {
+                let error =
+                    Error::model(format!("{}: no tensor {:?}, expected {:?}", origin.display(), spec.name, spec.shape));
+                return Err(match spec.name.as_str() {
+                    "lm_head.weight" => {
+                        error.hint("if the model shares its embedding, config.json needs \"tie_word_embeddings\": true")
+                    }
+                    _ => error.hint("config.json and the weights must belong to one model"),
+                });
+            };
+            if entry.shape != spec.shape {
+                return Err(self
+                    .fail(entry, &spec.name, format!("is {:?}, expected {:?}", entry.shape, spec.shape))
+                    .hint("config.json and the weights must belong to one model"));
+            }
+            self.readable(&spec.name)?;
+        }
+        let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
+        let extra = |name: &&String| !known.contains(name.as_str()) && !is_passed_over(name);
+        match self.entries.iter().find(|(name, _)| extra(name)) {
+            Some((name, entry)) => Err(self
+                .fail(
+                    entry,
+                    name,
+                    format!("({} {:?}) is no part of what config.json describes", entry.dtype, entry.shape),
+                )
+                .hint("config.json and the weights must belong to one model")),
+            None => Ok(()),
+        }
+    }
+
+    /// The names of all stored tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// A tensor's sizes, if it is there.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`]: no such tensor, another length or dtype, or the file has shrunk since it was opened.
+    pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
+        let (entry, dtype) = self.readable(name)?;
+        if entry.len() != out.len() {
+            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
+        }
+        let mut rest = out;
+        self.chunks(entry, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
+            dtype.widen(bytes, now);
+            rest = later;
+        })
+        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+    }
+
+    /// A tensor's sizes and values in a buffer of their own.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read_into`].
+    pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let (entry, _) = self.readable(name)?;
+        let mut values = vec![0.0; entry.len()];
+        self.read_into(name, &mut values)?;
+        Ok((entry.shape.clone(), values))
+    }
+
+    fn readable(&self, name: &str) -> Result<(&Entry, Dtype)> {
+        let Some(entry) = self.entries.get(name) else {
+            let origin = self.files.first().map_or_else(String::new, |(path, _)| format!("{}: ", path.display()));
+            return Err(Error::model(format!("{origin}no tensor {name:?}")));
+        };
+        match Dtype::parse(&entry.dtype) {
+            Some(dtype) => Ok((entry, dtype)),
+            None => Err(self
+                .fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype))
+                .hint("not yet: quantized weights; use the unquantized model")),
+        }
+    }
+
+    fn fail(&self, entry: &Entry, name: &str, message: impl fmt::Display) -> Error {
+        Error::model(format!("{}: tensor {name:?} {message}", self.files[entry.file].0.display()))
+    }
+
+    /// A hash of all tensors' names, dtypes, shapes and bytes, whatever files they are spread over.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`] where a file cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
+        let hashes: Vec<_> = self.entries.par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();
+        let mut all = blake3::Hasher::new();
+        for hash in hashes {
+            all.update(hash?.as_bytes());
+        }
+        Ok(all.finalize().to_hex().to_string())
+    }
+
+    fn hash_tensor(&self, name: &str, entry: &Entry) -> Result<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{name:?} {} {:?}\n", entry.dtype, entry.shape).as_bytes());
+        self.chunks(entry, |bytes| {
+            hasher.update(bytes);
+        })
+        .map_err(|error| Error::io("read", &self.files[entry.file].0, &error).with_kind(crate::Kind::Model))?;
+        Ok(hasher.finalize())
+    }
+
+    /// Walks a tensor's bytes by pieces that hold whole numbers.
+    fn chunks(&self, entry: &Entry, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let (mut at, mut buffer) = (entry.begin, vec![0; CHUNK_BYTES.min((entry.end - entry.begin) as usize)]);
+        while at < entry.end {
+            let now = &mut buffer[..CHUNK_BYTES.min((entry.end - at) as usize)];
+            self.files[entry.file].1.read_exact_at(now, at)?;
+            each(now);
+            at += now.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Stored buffers that the model computes itself, and the copy of a shared embedding.
+fn is_passed_over(name: &str) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight"
+}
+
+/// No separator and no parent: joined to a folder it stays in it.
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+fn no_weights(dir: &Path) -> Error {
+    let error = Error::model(format!(
+        "{}: no weights: expected model.safetensors or model.safetensors.index.json",
+        dir.display()
+    ));
+    if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
+        error.hint("not yet: pytorch_model.bin; save the model again with safetensors (save_pretrained does)")
+    } else {
+        error.hint("for a model from scratch set model.init: random")
+    }
+}
+
+/// Opens a regular file (a link to one will do, a pipe or device would not end) with its length.
+fn open_regular(path: &Path) -> Result<(File, u64)> {
+    let io = |error| Error::io("open", path, &error).with_kind(crate::Kind::Model);
+    if !std::fs::metadata(path).map_err(io)?.is_file() {
+        return Err(Error::model(format!("{}: not a regular file", path.display())));
+    }
+    let file = File::open(path).map_err(io)?;
+    let len = file.metadata().map_err(io)?.len();
+    Ok((file, len))
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Pairs<String>,
+}

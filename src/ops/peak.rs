@@ -1,0 +1,45 @@
+//! What this machine can do: multiply-adds per second with everything in registers, on all threads of the pool.
+use super::par;
+use super::simd::{Simd, dispatch};
+use std::time::Instant;
+
+const CHAINS: usize = 12;
+
+#[inline(always)]
+unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: f32) -> f32 {
+    // SAFETY: registers only; the store goes to a local.
+    unsafe {
+        let (factor, addend) = (S::splat(0.999), S::splat(seed));
+        let mut sums = [S::splat(seed); CHAINS];
+        for _ in 0..rounds {
+            for sum in &mut sums {
+                *sum = S::fma(*sum, factor, addend);
+            }
+        }
+        let mut total = S::splat(0.0);
+        for sum in sums {
+            total = S::add(total, sum);
+        }
+        let mut lanes = [0.0f32; 16];
+        S::store(lanes.as_mut_ptr(), total);
+        lanes[0]
+    }
+}
+
+dispatch! { fn spin = spin_kernel(rounds: usize, seed: f32) -> f32; }
+
+/// Floating-point operations per second (a multiply-add counts as two) of all threads together, measured for about
+/// `seconds` at the current SIMD level.
+pub fn flops(seconds: f64) -> f64 {
+    let (threads, rounds) = (rayon::current_num_threads(), 400_000);
+    let (mut best, start) = (0.0f64, Instant::now());
+    while start.elapsed().as_secs_f64() < seconds {
+        let one = Instant::now();
+        par::run(threads, |task| {
+            // SAFETY: `dispatch!` picks a level that this processor has.
+            std::hint::black_box(unsafe { spin(rounds, task as f32 * 1e-3) });
+        });
+        best = best.max((threads * rounds * CHAINS * 32) as f64 / one.elapsed().as_secs_f64());
+    }
+    best
+}

@@ -1,0 +1,214 @@
+//! `config.json` in both spellings; what is unsupported is refused by name.
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tunesmith::Kind;
+use tunesmith::config::arch::{Arch, Family, Rope, RopeScaling};
+
+fn model_dir(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(name).join("model")
+}
+
+fn config(name: &str, file: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(model_dir(name).join(file)).unwrap()).unwrap()
+}
+
+fn parse(value: &Value) -> tunesmith::Result<Arch> {
+    Arch::from_json(&value.to_string(), Path::new("some/config.json"))
+}
+
+#[test]
+fn both_spellings_give_one_arch() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let new = parse(&config(name, "config.json")).unwrap();
+        let old = parse(&config(name, "config_v4.json")).unwrap();
+        assert_eq!(new, old, "{name}");
+        assert_eq!(new, Arch::from_dir(&model_dir(name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn golden_families_have_their_features() {
+    let llama = Arch::from_dir(&model_dir("llama")).unwrap();
+    assert_eq!((llama.family, llama.hidden_size, llama.head_dim), (Family::Llama, 64, 16));
+    assert_eq!((llama.num_attention_heads, llama.num_key_value_heads), (4, 2));
+    assert!(!llama.tie_word_embeddings && !llama.qkv_bias && !llama.qk_norm);
+    assert_eq!(llama.rope.theta, 10_000.0);
+    assert_eq!(
+        llama.rope.scaling,
+        RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 32
+        }
+    );
+    assert_eq!((llama.bos_token_id, llama.pad_token_id, &llama.eos_token_ids[..]), (Some(1), Some(0), &[2][..]));
+    let qwen2 = Arch::from_dir(&model_dir("qwen2")).unwrap();
+    assert!(qwen2.tie_word_embeddings && qwen2.qkv_bias && !qwen2.o_bias && !qwen2.qk_norm);
+    let qwen3 = Arch::from_dir(&model_dir("qwen3")).unwrap();
+    assert!(qwen3.qk_norm && !qwen3.qkv_bias);
+    assert_eq!(qwen3.head_dim, 24);
+}
+
+#[test]
+fn the_tensors_are_those_of_the_golden_files() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let arch = Arch::from_dir(&model_dir(name)).unwrap();
+        let bytes = std::fs::read(model_dir(name).join("model.safetensors")).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut found: Vec<_> = file.iter().map(|(name, view)| (name.to_owned(), view.shape().to_vec())).collect();
+        let mut expected: Vec<_> = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
+        found.sort();
+        expected.sort();
+        assert_eq!(found, expected, "{name}");
+    }
+}
+
+#[test]
+fn linear_modules_carry_shapes_and_layers() {
+    let arch = Arch::from_dir(&model_dir("qwen3")).unwrap();
+    let linears = arch.linear_modules();
+    assert_eq!(linears.len(), 15);
+    assert_eq!((linears[0].name.as_str(), linears[0].out_features), ("model.layers.0.self_attn.q_proj", 96));
+    assert_eq!((linears[3].name.as_str(), linears[3].in_features), ("model.layers.0.self_attn.o_proj", 96));
+    assert_eq!((linears[13].layer, linears[14].layer), (Some(1), None));
+    assert_eq!(linears[14].name, "lm_head");
+}
+
+/// Refused, with every fragment in the message.
+fn refused(name: &str, change: &[(&str, Value)], fragments: &[&str]) {
+    let mut value = config(name, "config.json");
+    for (key, to) in change {
+        value[key] = to.clone();
+    }
+    let error = parse(&value).expect_err(&format!("{change:?} must be refused"));
+    assert_eq!(error.kind(), Kind::Model);
+    let text = error.to_string();
+    for fragment in [&["some/config.json"], fragments].concat() {
+        assert!(text.contains(fragment), "{change:?}: {text}");
+    }
+}
+
+#[test]
+fn unsupported_features_are_refused_by_name() {
+    refused("llama", &[("model_type", json!("gemma2"))], &["not yet", "gemma2", "llama, qwen2, qwen3"]);
+    refused("llama", &[("hidden_act", json!("gelu"))], &["not yet", "hidden_act", "gelu"]);
+    refused(
+        "llama",
+        &[("quantization_config", json!({"quant_method": "bitsandbytes"}))],
+        &["not yet: quantized base", "bitsandbytes"],
+    );
+    refused("llama", &[("rope_parameters", json!({"rope_type": "yarn", "factor": 2.0}))], &["not yet", "yarn"]);
+    refused(
+        "llama",
+        &[("rope_parameters", json!(null)), ("rope_scaling", json!({"type": "linear", "factor": 2.0}))],
+        &["rope_scaling", "linear"],
+    );
+    refused("llama", &[("partial_rotary_factor", json!(0.5))], &["partial_rotary_factor 0.5"]);
+    refused("llama", &[("attention_dropout", json!(0.1))], &["attention_dropout"]);
+    refused("llama", &[("architectures", json!(["LlamaForSequenceClassification"]))], &["LlamaForCausalLM"]);
+    refused("llama", &[("sliding_window", json!(4096))], &["sliding-window"]);
+    refused("qwen2", &[("layer_types", json!(["full_attention", "sliding_attention"]))], &["sliding_attention"]);
+    refused(
+        "qwen2",
+        &[
+            ("layer_types", json!(null)),
+            ("use_sliding_window", json!(true)),
+            ("sliding_window", json!(8)),
+            ("max_window_layers", json!(1)),
+        ],
+        &["sliding-window", "8"],
+    );
+    refused("qwen3", &[("num_experts", json!(8))], &["mixture of experts"]);
+}
+
+#[test]
+fn impossible_sizes_are_refused() {
+    refused("llama", &[("hidden_size", json!(0))], &["hidden_size is 0"]);
+    refused("llama", &[("hidden_size", json!(-64))], &["hidden_size is -64"]);
+    refused("llama", &[("hidden_size", json!(64.5))], &["hidden_size is 64.5"]);
+    refused("llama", &[("hidden_size", json!("64"))], &["hidden_size"]);
+    refused("llama", &[("hidden_size", json!(null))], &["hidden_size is null"]);
+    refused("llama", &[("vocab_size", json!(u64::MAX))], &["vocab_size"]);
+    refused("llama", &[("num_hidden_layers", json!(1_000_000))], &["num_hidden_layers"]);
+    refused("llama", &[("num_key_value_heads", json!(3))], &["num_attention_heads 4", "num_key_value_heads 3"]);
+    refused("llama", &[("head_dim", json!(15))], &["head_dim is 15"]);
+    refused("llama", &[("rms_norm_eps", json!(0.0))], &["rms_norm_eps"]);
+    refused("llama", &[("rope_parameters", json!({"rope_theta": -1.0}))], &["rope_parameters.rope_theta"]);
+    refused("llama", &[("rope_parameters", json!({"rope_type": "llama3"}))], &["low_freq_factor"]);
+    refused("llama", &[("eos_token_id", json!([2, "x"]))], &["eos_token_id"]);
+    refused("llama", &[("tie_word_embeddings", json!(1))], &["tie_word_embeddings is 1"]);
+    refused("qwen2", &[("num_attention_heads", json!(6))], &["hidden_size 64", "num_attention_heads 6"]);
+    refused("qwen2", &[("layer_types", json!(["full_attention"]))], &["layer_types has 1"]);
+    let huge = (1 << 24) - 1;
+    let all = ["hidden_size", "intermediate_size", "vocab_size"].map(|key| (key, json!(huge)));
+    refused("llama", &[&all[..], &[("num_hidden_layers", json!(4096))]].concat(), &["address"]);
+}
+
+#[test]
+fn harmless_keys_pass() {
+    let mut value = config("qwen2", "config.json");
+    // As Qwen2.5 is published: a window that is switched off, and late blocks only.
+    value["sliding_window"] = json!(131_072);
+    assert!(parse(&value).is_ok());
+    value["use_sliding_window"] = json!(true);
+    value["layer_types"] = json!(null);
+    assert!(parse(&value).is_ok(), "max_window_layers 28 of 2 blocks");
+    let mut value = config("llama", "config.json");
+    value["pad_token_id"] = json!(-1);
+    value["some_new_key"] = json!({"a": 1});
+    value["eos_token_id"] = json!([2, 5]);
+    let arch = parse(&value).unwrap();
+    assert_eq!((arch.pad_token_id, arch.eos_token_ids), (None, vec![2, 5]));
+}
+
+#[test]
+fn broken_files_name_the_file() {
+    for (text, fragment) in [("", "not valid JSON"), ("[1]", "expected a JSON object"), ("{\"a\":", "line 1")] {
+        let text = Arch::from_json(text, Path::new("d/config.json")).unwrap_err().to_string();
+        assert!(text.contains("d/config.json") && text.contains(fragment), "{text}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let error = Arch::from_dir(dir.path()).unwrap_err();
+    assert_eq!(error.kind(), Kind::Model);
+    assert!(error.to_string().contains("config.json"), "{error}");
+    std::fs::write(dir.path().join("config.json"), b"{\"a\": \"\xff\"}").unwrap();
+    assert!(Arch::from_dir(dir.path()).unwrap_err().to_string().contains("not UTF-8 at byte 7"));
+}
+
+#[test]
+fn stop_tokens_of_the_generation_config_win() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::copy(model_dir("llama").join("config.json"), dir.path().join("config.json")).unwrap();
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [7, 8]}"#).unwrap();
+    assert_eq!(Arch::from_dir(dir.path()).unwrap().eos_token_ids, [7, 8]);
+}
+
+/// `tests/golden/rope/inv_freq.json`: the bits of `LlamaRotaryEmbedding(config).inv_freq` of Transformers.
+#[test]
+fn inverse_frequencies_are_those_of_transformers() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/rope/inv_freq.json");
+    let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(cases.len(), 10);
+    for case in cases {
+        let scaling = match &case["llama3"] {
+            Value::Null => RopeScaling::None,
+            rule => RopeScaling::Llama3 {
+                factor: rule[0].as_f64().unwrap(),
+                low_freq_factor: rule[1].as_f64().unwrap(),
+                high_freq_factor: rule[2].as_f64().unwrap(),
+                original_max_position_embeddings: rule[3].as_u64().unwrap() as usize,
+            },
+        };
+        let head_dim = case["head_dim"].as_u64().unwrap() as usize;
+        let found = Rope { theta: case["theta"].as_f64().unwrap(), scaling }.inv_freq(head_dim);
+        let expected: Vec<u32> = case["bits"].as_array().unwrap().iter().map(|b| b.as_u64().unwrap() as u32).collect();
+        assert_eq!(found.len(), expected.len());
+        for (index, (found, expected)) in found.iter().zip(expected).enumerate() {
+            // One unit in the last place: PyTorch's vectorized pow is not correctly rounded everywhere.
+            let distance = found.to_bits().abs_diff(expected);
+            assert!(distance <= 1, "{case} [{index}]: {found} against {}", f32::from_bits(expected));
+        }
+    }
+}
