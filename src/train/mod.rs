@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report.
 pub mod feed;
@@ -7,3 +8,7 @@ pub mod metrics;
 pub mod report;
 pub mod signals;
 pub mod tensorboard;
+=======
+//! Layer 6: one optimizer step, and the run around it.
+pub mod step;
+>>>>>>> main
