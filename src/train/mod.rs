@@ -1,7 +1,10 @@
 <<<<<<< HEAD
+<<<<<<< HEAD
 //! Layer 6: one optimizer step, and the run around it.
 pub mod step;
 =======
+=======
+>>>>>>> house
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report.
 pub mod feed;
@@ -11,4 +14,11 @@ pub mod metrics;
 pub mod report;
 pub mod signals;
 pub mod tensorboard;
+<<<<<<< HEAD
 >>>>>>> config
+=======
+=======
+//! Layer 6: one optimizer step, and the run around it.
+pub mod step;
+>>>>>>> main
+>>>>>>> house
