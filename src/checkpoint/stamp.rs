@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 
 /// Settings that shape the training curve: compared one by one.
-const COMPARED: &[&str] = &[
+pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
     "tuning.lora.lora_dropout",
     "train.batch_size",
@@ -39,7 +39,7 @@ const COMPARED: &[&str] = &[
 ];
 
 /// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
-const COVERED: &[&str] = &[
+pub const COVERED: &[&str] = &[
     "model.name",
     "model.local_dir",
     "model.init",

@@ -41,6 +41,7 @@ pub struct TrainState {
 mod exact {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
     pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&format_args!("{value:?}"))
     }
@@ -54,6 +55,7 @@ mod exact {
 mod exact_option {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
+    #[allow(clippy::ref_option)] // serde's signature
     pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
         match value {
             Some(value) => super::exact::serialize(value, serializer),

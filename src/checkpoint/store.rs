@@ -45,11 +45,14 @@ fn in_place(root: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
+/// A complete checkpoint, if there is one, and damaged ones with what is wrong with them.
+pub type Newest = (Option<PathBuf>, Vec<(PathBuf, Error)>);
+
 /// The newest checkpoint that is complete, and the newer ones that are not, with what is wrong with them.
 ///
 /// # Errors
 /// [`crate::Kind::Io`] where the directory cannot be read.
-pub fn newest_complete(root: &Path) -> Result<(Option<PathBuf>, Vec<(PathBuf, Error)>)> {
+pub fn newest_complete(root: &Path) -> Result<Newest> {
     // One that was being replaced when its run died still counts, after the one in its place.
     let aside = |name: &String| match moved_aside(name) {
         Some((stem, "old")) => Some((step_of(stem)?, false, root.join(name))),
@@ -172,5 +175,5 @@ pub fn free_bytes(path: &Path) -> std::io::Result<u64> {
     }
     // SAFETY: the call succeeded, so it has filled the structure.
     let found = unsafe { found.assume_init() };
-    Ok((found.f_bavail as u64).saturating_mul(found.f_frsize as u64))
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

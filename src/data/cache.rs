@@ -93,9 +93,9 @@ pub fn write(path: &Path, key: &blake3::Hash, split: &Split, counts: &Counts) ->
             writer.put(&(length as u64).to_le_bytes())?;
         }
         writer.put(&counts)?;
-        writer.numbers(&split.ends, |end| end.to_le_bytes())?;
-        writer.numbers(&split.ids, |id| id.to_le_bytes())?;
-        writer.numbers(&split.labels, |label| label.to_le_bytes())?;
+        writer.numbers(&split.ends, u64::to_le_bytes)?;
+        writer.numbers(&split.ids, u32::to_le_bytes)?;
+        writer.numbers(&split.labels, i32::to_le_bytes)?;
         let hash = writer.hasher.finalize();
         writer.inner.write_all(hash.as_bytes())?;
         writer.inner.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()

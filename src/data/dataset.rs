@@ -157,14 +157,13 @@ fn data_seed(config: &Config) -> u64 {
 }
 
 /// Reads and tokenizes all data of a configuration. `vocab_size` is the model's.
+///
+/// # Errors
+/// [`crate::Kind::Data`], naming file and line, what was found and what is expected.
 pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
     let data = &config.data;
     if data.train_path.is_empty() {
         return Err(Error::config("data.train_path is not set").hint("data.train_path=rows.jsonl"));
-    }
-    if data.split > 0.0 && !data.val_path.is_empty() {
-        return Err(Error::config("data.split and data.val_path are both set")
-            .hint("keep one: a share of the training rows, or rows of their own"));
     }
     let tokenizer = Tokenizer::load(model_dir)?;
     let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?;
@@ -193,7 +192,8 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     };
     let (mut validation, validation_counts) = optional("validation", &data.val_path)?;
     let (test, test_counts) = optional("test", &data.test_path)?;
-    if data.split > 0.0 {
+    // A configuration with both is refused when it is read.
+    if data.split > 0.0 && validation.is_none() {
         if train.len() < 2 {
             return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", train.len())));
         }
@@ -203,8 +203,10 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         }
     }
     let mut hasher = blake3::Hasher::new();
-    train.hash(&mut hasher);
-    validation.iter().for_each(|split| split.hash(&mut hasher));
+    train.hash_into(&mut hasher);
+    if let Some(validation) = &validation {
+        validation.hash_into(&mut hasher);
+    }
     let fingerprint = hasher.finalize().to_hex().to_string();
     let tokenizer_fingerprint = loader.encoder_hash().to_hex().to_string();
     let (from_cache, warnings) = (!loader.missed.get(), loader.warnings.take());
@@ -235,18 +237,17 @@ impl Loader<'_> {
         let key = self.key(paths)?;
         let cached = self.cache_dir.as_ref().map(|dir| cache::path(dir, &key));
         let found = cached.as_ref().and_then(|path| cache::read(path, &key));
-        let (split, counts) = match found {
-            Some(found) => found,
-            None => {
-                self.missed.set(true);
-                let (split, counts) = self.encode_files(set, paths)?;
-                if let Some(path) = &cached
-                    && let Err(error) = cache::write(path, &key, &split, &counts)
-                {
-                    self.warn([format!("cannot keep tokenized data in {}: {error}", path.display())]);
-                }
-                (split, counts)
+        let (split, counts) = if let Some(found) = found {
+            found
+        } else {
+            self.missed.set(true);
+            let (split, counts) = self.encode_files(set, paths)?;
+            if let Some(path) = &cached
+                && let Err(error) = cache::write(path, &key, &split, &counts)
+            {
+                self.warn([format!("cannot keep tokenized data in {}: {error}", path.display())]);
             }
+            (split, counts)
         };
         self.warn(counts.warnings(set, self.config.model.max_seq_len));
         if split.is_empty() {

@@ -1,6 +1,7 @@
 //! From a row to ids and labels. Labels come from byte ranges of the text, never from searching ids: pad = eos and
 //! repeated tokens cannot confuse them.
 use std::ops::Range;
+use std::slice::from_ref;
 
 use super::batch::{Example, IGNORE};
 use super::mask;
@@ -55,6 +56,9 @@ pub struct Encoder {
 
 impl Encoder {
     /// Tokenizes a row, labels it, cuts it to length.
+    ///
+    /// # Errors
+    /// A conversation that the template refuses, plain text without EOS, an id beyond the vocabulary.
     pub fn encode(&self, row: Row) -> Result<Outcome> {
         let example = self.label(row)?;
         self.check_ids(&example)?;
@@ -77,14 +81,14 @@ impl Encoder {
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
-                let start = if loss_on_all { 0 } else { prompt.len() };
+                let learned = if loss_on_all { 0..text.len() } else { prompt.len()..text.len() };
                 let encoded = self.tokenizer.encode(&text, true)?;
-                self.with_eos(labeled(encoded, &[start..text.len()]))
+                self.with_eos(labeled(encoded, from_ref(&learned)))
             }
             Row::Text(text) => {
                 let encoded = self.tokenizer.encode(&text, true)?;
                 let whole = 0..text.len();
-                self.with_eos(labeled(encoded, &[whole]))
+                self.with_eos(labeled(encoded, from_ref(&whole)))
             }
             Row::Tokens { input_ids, labels } => Ok(Example { input_ids, labels }),
         }

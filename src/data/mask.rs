@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 
 /// Renders a conversation with the byte ranges that carry a loss: assistant text with its end-of-turn token.
 /// `special_texts` are the tokenizer's special tokens.
+///
+/// # Errors
+/// The template refuses the conversation, or the assistant's text cannot be told apart.
 pub fn render(
     template: &ChatTemplate,
     conversation: &Conversation,
@@ -23,7 +26,8 @@ pub fn render(
     let turns = Turns::new(conversation)?;
     let mut full = template.render_first(&turns, turns.len(), false)?;
     if loss_on == LossOn::All {
-        full.spans = vec![0..full.text.len()];
+        full.spans.clear();
+        full.spans.push(0..full.text.len());
         return Ok(full);
     }
     let assistants = conversation.messages.iter().enumerate();

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use minijinja::formatting::{FormatStyle, format};
-use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
+use minijinja::value::{DynObject, Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, Expression, State, Value, context};
 use minijinja_contrib::pycompat;
 
@@ -15,10 +15,27 @@ use super::jinja::{MULTIPLY, REMAINDER, failed, guard, measure};
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(failed(message)) });
     environment.add_function("strftime_now", |layout: &str| strftime(layout, SystemTime::now()));
-    environment.add_filter("tojson", to_json);
+    environment
+        .add_filter("tojson", |value: &Value, indent: Option<&Value>, kwargs: Kwargs| to_json(value, indent, &kwargs));
     environment.add_filter("replace", replace);
-    environment.add_filter("join", join);
-    environment.add_filter("indent", indent);
+    environment.add_filter(
+        "join",
+        |items: &Value, separator: Option<&str>, attribute: Option<&str>, kwargs: Kwargs| {
+            let (separator, attribute) = (separator.or(kwargs.get("d")?), attribute.or(kwargs.get("attribute")?));
+            kwargs.assert_all_used()?;
+            join(items, separator, attribute)
+        },
+    );
+    environment.add_filter(
+        "indent",
+        |text: &str, width: Option<&Value>, first: Option<bool>, blank: Option<bool>, kwargs: Kwargs| {
+            let width = width.cloned().or(kwargs.get("width")?);
+            let first = first.or(kwargs.get("first")?).unwrap_or(false);
+            let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
+            kwargs.assert_all_used()?;
+            indent(text, width.as_ref(), first, blank)
+        },
+    );
     environment
         .add_filter("format", |layout: &str, values: Rest<Value>| checked_format(FormatStyle::Printf, layout, &values));
     // These pad to any length, and no chat template needs them.
@@ -103,10 +120,8 @@ fn replace(text: &Value, old: &str, new: &str, count: Option<i64>) -> Result<Val
     Ok(Value::from(text.replacen(old, new, times)))
 }
 
-fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>, kwargs: Kwargs) -> Result<Value, Error> {
-    let separator = separator.or(kwargs.get("d")?).unwrap_or_default();
-    let attribute = attribute.or(kwargs.get("attribute")?);
-    kwargs.assert_all_used()?;
+fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>) -> Result<Value, Error> {
+    let separator = separator.unwrap_or_default();
     if items.is_undefined() {
         return Ok(Value::from(""));
     }
@@ -124,18 +139,8 @@ fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>, kwargs:
     Ok(Value::from(joined))
 }
 
-fn indent(
-    text: &str,
-    width: Option<&Value>,
-    first: Option<bool>,
-    blank: Option<bool>,
-    kwargs: Kwargs,
-) -> Result<Value, Error> {
-    let width = width.cloned().or(kwargs.get("width")?);
-    let first = first.or(kwargs.get("first")?).unwrap_or(false);
-    let blank = blank.or(kwargs.get("blank")?).unwrap_or(false);
-    kwargs.assert_all_used()?;
-    let indention = match &width {
+fn indent(text: &str, width: Option<&Value>, first: bool, blank: bool) -> Result<Value, Error> {
+    let indention = match width {
         None => "    ".to_owned(),
         Some(width) => match (width.as_str(), width.as_usize()) {
             (Some(text), _) => text.to_owned(),
@@ -178,7 +183,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
         "join" => {
             let (items,): (&Value,) = from_args(args)?;
-            join(items, Some(text), None, Kwargs::from_iter(std::iter::empty::<(&str, Value)>()))
+            join(items, Some(text), None)
         }
         "format" => checked_format(FormatStyle::StrFormat, text, args),
         "removeprefix" => {
@@ -218,7 +223,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
 
 /// `tojson` as Transformers defines it: `json.dumps(value, ensure_ascii=False, indent=…, separators=…, sort_keys=…)`,
 /// without escaping for HTML.
-fn to_json(value: &Value, indent: Option<&Value>, kwargs: Kwargs) -> Result<Value, Error> {
+fn to_json(value: &Value, indent: Option<&Value>, kwargs: &Kwargs) -> Result<Value, Error> {
     let ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
     let indent = indent.cloned().or(kwargs.get("indent")?).filter(|indent| !indent.is_none());
     let separators: Option<Vec<String>> = kwargs.get("separators")?;
@@ -274,7 +279,7 @@ impl Json {
                 self.text.push(']');
             }
             ValueKind::Map => {
-                let pairs = value.as_object().and_then(|object| object.try_iter_pairs()).into_iter().flatten();
+                let pairs = value.as_object().and_then(DynObject::try_iter_pairs).into_iter().flatten();
                 let mut pairs: Vec<_> = pairs.map(|(key, item)| (key.to_string(), item)).collect();
                 if self.sort_keys {
                     pairs.sort_by(|a, b| a.0.cmp(&b.0));
@@ -446,7 +451,7 @@ fn civil_date(days: u64) -> (u64, usize, u64) {
     while days_before(year + 1) <= days {
         year += 1;
     }
-    let leap = u64::from(year % 4 == 0 && (year % 100 != 0 || year % 400 == 0));
+    let leap = u64::from(year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400)));
     let mut day = days - days_before(year);
     for (month, length) in [31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31].into_iter().enumerate() {
         if day < length {

@@ -4,14 +4,14 @@
 //!
 //! | fields | form |
 //! |---|---|
-//! | `input_ids` (with or without `labels`) | tokenized |
-//! | `messages` | messages |
-//! | `conversations` | sharegpt |
-//! | `instruction`, an answer field; `input` may be there | alpaca |
-//! | `prompt`, `completion` | prompt_completion |
-//! | `user`, `assistant`; `system` may be there | chat_triple |
-//! | one of user, question, prompt, input, instruction, query and one of assistant, answer, response, target, output | instruction |
-//! | `text` | text |
+//! | `input_ids` (with or without `labels`) | `tokenized` |
+//! | `messages` | `messages` |
+//! | `conversations` | `sharegpt` |
+//! | `instruction`, an answer field; `input` may be there | `alpaca` |
+//! | `prompt`, `completion` | `prompt_completion` |
+//! | `user`, `assistant`; `system` may be there | `chat_triple` |
+//! | one of `user`, `question`, `prompt`, `input`, `instruction`, `query`, and one of `assistant`, `answer`, `response`, `target`, `output` | `instruction` |
+//! | `text` | `text` |
 //!
 //! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
 //! is an error. Other fields (ids, sources, scores) are not looked at. A field that is null counts as absent.
@@ -172,7 +172,10 @@ pub enum Row {
 }
 
 impl Row {
-    /// Reads a row of one of the given forms. The error says what was found; the caller adds where.
+    /// Reads a row of one of the given forms.
+    ///
+    /// # Errors
+    /// What was found and what is expected; the caller adds where.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
         let Value::Object(mut row) = value else {
             return Err(Error::data(format!("found {}, expected an object", kind(&value))));
@@ -205,16 +208,16 @@ impl Row {
                     }
                 }
                 let answer = text_of(&mut row, &ANSWER)?;
-                pair(question, answer, &mut row)
+                pair(&question, &answer, &mut row)
             }
             Form::PromptCompletion => prompt_completion(&mut row),
             Form::Instruction => {
                 let (question, answer) = (text_of(&mut row, &QUESTION)?, text_of(&mut row, &ANSWER)?);
-                pair(question, answer, &mut row)
+                pair(&question, &answer, &mut row)
             }
             Form::ChatTriple => {
                 let (question, answer) = (text(&mut row, "user")?, text(&mut row, "assistant")?);
-                pair(question, answer, &mut row)
+                pair(&question, &answer, &mut row)
             }
             Form::Text => Ok(Self::Text(text(&mut row, "text")?)),
         }
@@ -287,7 +290,7 @@ fn check_messages(messages: &[Value]) -> Result<()> {
     Ok(())
 }
 
-fn pair(question: String, answer: String, row: &mut Map<String, Value>) -> Result<Row> {
+fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Row> {
     chat(vec![json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})], row)
 }
 

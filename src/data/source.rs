@@ -69,7 +69,10 @@ impl RawRow {
         }
     }
 
-    /// Understands the row as one of `forms`; an error names file and line.
+    /// Understands the row as one of `forms`.
+    ///
+    /// # Errors
+    /// Malformed rows, with file and line, what was found and what is expected.
     pub fn parse(self, forms: &[Form]) -> Result<Row> {
         let place = self.place.clone();
         self.value().and_then(|value| Row::parse(value, forms)).map_err(|error| error.context(place))
@@ -86,6 +89,9 @@ impl RawRow {
 
 /// Reads at most `limit` rows of `path` and hands them to `take` in order, with the forms that the file may hold:
 /// `format` alone, or what its first rows show. `bytes` counts what was read.
+///
+/// # Errors
+/// Files that cannot be read, malformed documents, and whatever `take` returns.
 pub fn read(
     path: &Path,
     format: Option<Form>,
@@ -159,9 +165,8 @@ fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
     reader.consume(bom);
     let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
     match extension.as_deref() {
-        Some("jsonl" | "ndjson") => read_lines(path, reader, take),
         Some("json") if first == Some(b'[') || holds_data(&mut reader) => read_document(path, reader, take),
-        Some("json") => read_lines(path, reader, take),
+        Some("jsonl" | "ndjson" | "json") => read_lines(path, reader, take),
         Some("csv") => read_csv(path, reader, b',', take),
         Some("tsv") => read_csv(path, reader, b'\t', take),
         _ => Err(Error::data(format!(
@@ -290,7 +295,7 @@ impl<'de> DeserializeSeed<'de> for Document<'_, '_> {
 }
 
 /// BLAKE3 of a file's bytes and length, read in pieces.
-pub fn hash_files(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Result<()> {
+pub(super) fn hash_files(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Result<()> {
     for path in paths {
         let file = File::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
         let mut content = blake3::Hasher::new();

@@ -129,8 +129,8 @@ impl Split {
         taken
     }
 
-    /// BLAKE3 of the content.
-    pub fn hash(&self, hasher: &mut blake3::Hasher) {
+    /// Hashes the content.
+    pub(super) fn hash_into(&self, hasher: &mut blake3::Hasher) {
         hasher.update(&(self.len() as u64).to_le_bytes());
         for piece in self.ends.chunks(1 << 14) {
             hasher.update(&piece.iter().flat_map(|end| end.to_le_bytes()).collect::<Vec<u8>>());

@@ -39,17 +39,17 @@ pub struct Rendered {
 }
 
 /// A conversation made ready for rendering any number of its first messages.
-pub struct Turns {
+pub(super) struct Turns {
     messages: Vec<JinjaValue>,
     tools: JinjaValue,
     bytes: usize,
     /// Two characters that occur nowhere in the conversation.
-    pub marks: (char, char),
+    pub(super) marks: (char, char),
 }
 
 impl Turns {
     /// Converts the messages once.
-    pub fn new(conversation: &Conversation) -> Result<Self> {
+    pub(super) fn new(conversation: &Conversation) -> Result<Self> {
         let mut size = TextSize::default();
         conversation.messages.iter().chain(&conversation.tools).for_each(|value| size.add(value));
         let mut free = MARKS.filter(|mark| !size.marks.contains(mark));
@@ -65,14 +65,14 @@ impl Turns {
     }
 
     /// The same conversation with another message at `index`.
-    pub fn with_message(&self, index: usize, message: &Value) -> Self {
+    pub(super) fn with_message(&self, index: usize, message: &Value) -> Self {
         let mut messages = self.messages.clone();
         messages[index] = jinja_value(message);
         Self { messages, tools: self.tools.clone(), ..*self }
     }
 
     /// How many messages.
-    pub const fn len(&self) -> usize {
+    pub(super) const fn len(&self) -> usize {
         self.messages.len()
     }
 }
@@ -125,6 +125,9 @@ impl TextSize {
 impl ChatTemplate {
     /// Finds and compiles the template: `path` or `builtin` where given, else `chat_template.jinja` of the model
     /// folder, else `chat_template` of its `tokenizer_config.json`. None if there is none.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and those of [`Self::compile`].
     pub fn find(
         model_dir: &Path,
         tokenizer: &Tokenizer,
@@ -133,34 +136,31 @@ impl ChatTemplate {
     ) -> Result<Option<Self>> {
         let in_folder = model_dir.join("chat_template.jinja");
         let (origin, source) = match (path, builtin) {
-            (Some(_), Some(builtin)) => {
-                return Err(Error::config(format!(
-                    "data.template_path and data.chat_template ({builtin}) are both set"
-                ))
-                .hint("keep one of them"));
-            }
-            (Some(path), None) => {
+            (Some(path), _) => {
                 let source = read_template(path)?.ok_or_else(|| {
                     Error::data(format!("{}: no such file", path.display())).hint("check data.template_path")
                 })?;
                 (path.display().to_string(), source)
             }
             (None, Some(builtin)) => (format!("built-in {builtin}"), builtin_source(builtin).to_owned()),
-            (None, None) => match read_template(&in_folder)? {
-                Some(source) => (in_folder.display().to_string(), source),
-                None => {
+            (None, None) => {
+                if let Some(source) = read_template(&in_folder)? {
+                    (in_folder.display().to_string(), source)
+                } else {
                     let origin = model_dir.join("tokenizer_config.json").display().to_string();
-                    match configured(tokenizer.config().get("chat_template"), &origin)? {
-                        Some(source) => (origin, source),
-                        None => return Ok(None),
-                    }
+                    let source = configured(tokenizer.config().get("chat_template"), &origin)?;
+                    let Some(source) = source else { return Ok(None) };
+                    (origin, source)
                 }
-            },
+            }
         };
         Self::compile(&source, origin, tokenizer).map(Some)
     }
 
     /// Compiles a source; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`] with the line: it is not Jinja, or too large.
     pub fn compile(source: &str, origin: impl Into<String>, tokenizer: &Tokenizer) -> Result<Self> {
         let origin = origin.into();
         let program = isolated("compiling the chat template", || Program::compile(source))?.map_err(|error| {
@@ -188,18 +188,21 @@ impl ChatTemplate {
     }
 
     /// Renders a whole conversation.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`]: the template raises an error, or takes too much time or memory.
     pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered> {
         let turns = Turns::new(conversation)?;
         self.render_first(&turns, turns.len(), add_generation_prompt)
     }
 
     /// Renders the first `count` messages.
-    pub fn render_first(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<Rendered> {
+    pub(super) fn render_first(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<Rendered> {
         Ok(unmark(self.render_marked(turns, count, add_generation_prompt)?, turns.marks))
     }
 
     /// The same, with the marks left in.
-    pub fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
+    pub(super) fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
         let own = [
             ("messages", JinjaValue::from(turns.messages[..count].to_vec())),
             ("tools", turns.tools.clone()),

@@ -38,6 +38,9 @@ impl std::fmt::Debug for Tokenizer {
 impl Tokenizer {
     /// Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`, `special_tokens_map.json`,
     /// `config.json` and `generation_config.json` of a model folder.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`]: there is no `tokenizer.json`, or a file is not what its name says.
     pub fn load(model_dir: &Path) -> Result<Self> {
         let path = model_dir.join("tokenizer.json");
         let bytes = read_file(&path)?.ok_or_else(|| {
@@ -79,6 +82,9 @@ impl Tokenizer {
     }
 
     /// Ids and byte offsets; `add_special` lets the tokenizer's post-processor add its tokens (BOS).
+    ///
+    /// # Errors
+    /// The tokenizer cannot handle the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Encoded> {
         let encoding = isolated("tokenizing", || self.inner.encode(text, add_special))?
             .map_err(|error| Error::data(format!("cannot tokenize: {error}")))?;
@@ -86,6 +92,9 @@ impl Tokenizer {
     }
 
     /// The text of ids.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
     pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         isolated("decoding", || self.inner.decode(ids, skip_special))?
             .map_err(|error| Error::data(format!("cannot decode token ids: {error}")))
@@ -150,7 +159,7 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
 }
 
 /// The bytes of a file of the model folder, or none if it is not there.
-pub fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
+pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     let too_large =
         |bytes| Error::data(format!("{} has {bytes} bytes, expected at most {MAX_FILE_BYTES}", path.display()));
     match std::fs::metadata(path) {

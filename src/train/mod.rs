@@ -1,6 +1,7 @@
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
+pub mod bench;
 pub mod feed;
 mod finish;
 mod load;

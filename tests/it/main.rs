@@ -2,6 +2,7 @@
 mod arch;
 mod config;
 mod data;
+mod parity;
 mod run;
 mod targets;
 mod tidy;

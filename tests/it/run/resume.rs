@@ -56,7 +56,7 @@ pub fn timeless(output_dir: &Path) -> Vec<Value> {
 }
 
 /// Every file of the last checkpoint and of the final weights is the same, and so are the metrics.
-pub fn assert_same_ending(one: &Path, other: &Path, last: u64) {
+pub fn assert_same_ending(one: &Path, other: &Path, last: u64, stopped_at_the_end: bool) {
     assert_eq!(timeless(one), timeless(other));
     let checkpoint = format!("checkpoint-{last:06}");
     let weights = if one.join("adapter").is_dir() { "adapter" } else { "model" };
@@ -64,7 +64,9 @@ pub fn assert_same_ending(one: &Path, other: &Path, last: u64) {
         let mut compared = 0;
         for entry in std::fs::read_dir(one.join(folder)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
-            if name.ends_with(".safetensors") || name == "state.json" {
+            // A checkpoint written on a signal comes before its evaluation, which `state.json` then lacks.
+            let evaluated = !(name == "state.json" && stopped_at_the_end);
+            if evaluated && (name.ends_with(".safetensors") || name == "state.json") {
                 let read = |root: &Path| std::fs::read(root.join(folder).join(&name)).unwrap();
                 assert!(read(one) == read(other), "{folder}/{name} differs");
                 compared += 1;
@@ -86,7 +88,7 @@ fn straight_equals_stopped(extra: &[&str], stops: &[u64]) {
         assert!(!go(&config, &[&other, "train.resume_from_checkpoint=latest"], stop), "stopped after {stop}");
     }
     assert!(go(&config, &[&other, "train.resume_from_checkpoint=latest"], u64::MAX));
-    assert_same_ending(&fixture.path("out"), &fixture.path("stopped"), last);
+    assert_same_ending(&fixture.path("out"), &fixture.path("stopped"), last, stops.contains(&last));
 }
 
 #[test]
