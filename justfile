@@ -38,7 +38,7 @@ install *ARGS:
 # fine-tunes the embedded small model: answers before and after, adapter, report (about two minutes)
 [group('start here')]
 @quickstart *ARGS: _build
-    "{{ tunesmith }}" train examples/quickstart/quickstart.yaml "$@"
+    "{{ tunesmith }}" train examples/quickstart/quickstart.yaml --overwrite "$@"
 
 # fine-tunes: just train CONFIG=configs/run_lora.yaml
 [group('train')]

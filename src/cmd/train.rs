@@ -97,9 +97,8 @@ struct Console {
 struct State {
     /// The bar of the preparation (such as tokenization), then that of the training.
     bar: Option<ProgressBar>,
-    /// What the preparation's bar counts, and how far it is, for plain lines.
-    task: Option<(String, u64)>,
-    total_steps: u64,
+    /// What the preparation is doing, and since when, for plain lines.
+    task: Option<(String, Instant)>,
 }
 
 impl Console {
@@ -211,15 +210,13 @@ impl Observer for Console {
                 text += &(self.heading("batches") + &batches.to_string());
                 text += &(self.heading("learning rate") + &plan::rates::show(rates));
                 self.say(&text);
-                let mut state = self.state();
-                state.total_steps = batches.total_steps;
                 if self.terminal {
                     let bar = ProgressBar::new(batches.total_steps);
                     bar.set_style(style("{bar:24.cyan/blue} {pos}/{len}  {msg}"));
                     bar.set_position(*resumed_at);
                     bar.enable_steady_tick(std::time::Duration::from_millis(250));
                     bar.set_message("loading the model");
-                    state.bar = Some(bar);
+                    self.state().bar = Some(bar);
                 }
             }
             Event::Started => {
@@ -241,10 +238,10 @@ impl Observer for Console {
 impl data::Progress for Console {
     fn begin(&self, what: &str, total: u64) {
         let mut state = self.state();
-        state.task = Some((what.to_owned(), total));
+        state.task = Some((what.to_owned(), Instant::now()));
         if self.terminal {
             let bar = ProgressBar::new(total);
-            bar.set_style(style("{msg} {bar:24.cyan/blue} {pos}/{len} {per_sec}"));
+            bar.set_style(style("{msg} {bar:24.cyan/blue} {percent} %"));
             bar.set_message(what.to_owned());
             state.bar = Some(bar);
         }
@@ -259,8 +256,8 @@ impl data::Progress for Console {
     fn end(&self) {
         self.finish();
         let task = self.state().task.take();
-        if let Some((what, total)) = task {
-            self.say(&format!("{what}: {}\n", grouped(total)));
+        if let Some((what, since)) = task {
+            self.say(&format!("{what}: {}\n", human_seconds(since.elapsed().as_secs_f64())));
         }
     }
 }

@@ -147,7 +147,7 @@ section! {
         gradient_checkpointing: bool = false;
         /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory.
         max_tokens_per_pass: Option<usize> = None, range Range::at_least(1.0);
-        /// Steps between lines of metrics.
+        /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
         logging_steps: u64 = 1, range Range::at_least(1.0);
         /// When the validation loss is measured.
         eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];

@@ -25,8 +25,12 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
     let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
     if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
-        save::load_best(&mut session, step)?;
-        observer.event(&Event::Notice(&format!("back to the best weights: step {step}, eval_loss {loss:.4}")));
+        let text = if save::load_best(&mut session, step)? {
+            format!("back to the best weights: step {step}, eval_loss {loss:.4}")
+        } else {
+            format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
+        };
+        observer.event(&Event::Notice(&text));
     }
     let weights = save::final_weights(&mut session)?;
     observer.event(&Event::Saved(&weights));

@@ -115,16 +115,15 @@ impl<'a> Session<'a> {
             output::clear(output_dir)?;
         }
         checkpoint::clean_stale(output_dir)?;
-        let resumed_at = (self.state.step > 0).then_some(self.state.step);
         let path = output_dir.join(output::METRICS);
-        self.metrics = Some(match resumed_at {
-            Some(step) => Metrics::resume(&path, step, self.state.evaluated_step)?,
-            None => Metrics::create(&path)?,
+        self.metrics = Some(match self.state.step {
+            0 => Metrics::create(&path)?,
+            step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
         let resolved_yaml = record::resolved_yaml(self.resolved);
         atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
         if config.logging.tensorboard {
-            let mut events = EventWriter::create(&prepare::events_dir(config), resumed_at)?;
+            let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;
             events.text(self.state.step, "config", &record::settings_table(self.resolved))?;
             self.events = Some(events);
         }

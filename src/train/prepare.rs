@@ -56,6 +56,9 @@ pub struct Prepared {
 /// # Errors
 /// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint.
 pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
+    if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
+        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
+    }
     let model_dir = resolved.config.model.dir()?;
     let arch = Arch::from_dir(&model_dir)?;
     check_lengths(&resolved.config, &arch)?;

@@ -61,14 +61,20 @@ fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
     (train.load_best_model_at_end && dir.is_dir()).then_some(dir)
 }
 
-/// Takes back the trained values of the checkpoint after `step`.
+/// Takes back the trained values of the checkpoint after `step`; says whether there is one (a run that was resumed
+/// with other settings may not have kept it).
 ///
 /// # Errors
-/// It is gone or damaged.
-pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<()> {
-    let best = checkpoint::load(&store::checkpoint_dir(&session.prepared.config.train.output_dir, step))?;
+/// It is damaged.
+pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
+    let dir = store::checkpoint_dir(&session.prepared.config.train.output_dir, step);
+    if !dir.is_dir() {
+        return Ok(false);
+    }
+    let best = checkpoint::load(&dir)?;
     let specs = session.model.params.specs.clone();
-    best.restore_values(&specs, session.model.params.values_mut())
+    best.restore_values(&specs, session.model.params.values_mut())?;
+    Ok(true)
 }
 
 /// Writes the trained weights as Hugging Face's libraries load them, with the tokenizer: `adapter/` or `model/`; and

@@ -20,12 +20,12 @@ pub struct EventWriter {
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
 impl EventWriter {
-    /// Opens a new file `events.out.tfevents.SECONDS.HOST.PID.N` in `directory`. `resumed_at` is the step of the
-    /// checkpoint that the run goes on from: TensorBoard then forgets what earlier files say about later steps.
+    /// Opens a new file `events.out.tfevents.SECONDS.HOST.PID.N` in `directory`. `after` is the step that the run goes
+    /// on from, 0 for a new one: TensorBoard then forgets what earlier files say about later steps.
     ///
     /// # Errors
     /// The directory or the file cannot be created or written.
-    pub fn create(directory: &Path, resumed_at: Option<u64>) -> Result<Self> {
+    pub fn create(directory: &Path, after: u64) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(|source| Error::io("create", directory, &source))?;
         let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
@@ -33,12 +33,11 @@ impl EventWriter {
         let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", wall_time() as u64, std::process::id());
         let path = directory.join(name);
         let file = File::create(&path).map_err(|source| Error::io("create", &path, &source))?;
+        /// `SessionLog.START`.
+        const START: u64 = 1;
         let mut writer = Self { file, path };
         writer.event(0, |event| event.bytes(3, b"brain.Event:2"))?;
-        if let Some(step) = resumed_at {
-            const START: u64 = 1;
-            writer.event(step + 1, |event| event.message(7, |session| session.varint(1, START)))?;
-        }
+        writer.event(after + 1, |event| event.message(7, |session| session.varint(1, START)))?;
         Ok(writer)
     }
 
@@ -267,6 +266,6 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let file = root.path().join("file");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(EventWriter::create(&file.join("tb"), None).unwrap_err().kind(), crate::Kind::Io);
+        assert_eq!(EventWriter::create(&file.join("tb"), 0).unwrap_err().kind(), crate::Kind::Io);
     }
 }

@@ -13,6 +13,9 @@ use super::metrics::Line;
 /// No text of a sample is shown longer than this.
 const SAMPLE_CHARACTERS: usize = 4_000;
 
+/// Samples that are seen at once; the others unfold.
+const SAMPLES_OPEN: usize = 8;
+
 /// How the run ended, for the pill beside the title.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
@@ -207,7 +210,10 @@ fn samples(page: &mut String, samples: &[Sample]) {
         "" => "<div class=\"empty\">(nothing)</div>".to_owned(),
         text => format!("<pre>{}</pre>", escape(&clipped(text, SAMPLE_CHARACTERS))),
     };
-    for sample in samples {
+    for (index, sample) in samples.iter().enumerate() {
+        if index == SAMPLES_OPEN {
+            let _ = writeln!(page, "<details><summary>{} more rows</summary>", samples.len() - SAMPLES_OPEN);
+        }
         let mark = |answer: &str| {
             if sample.matches(answer) {
                 "<span class=\"yes\">✓ equal</span>"
@@ -226,6 +232,9 @@ fn samples(page: &mut String, samples: &[Sample]) {
             mark(&sample.after),
             text(&sample.after),
         );
+    }
+    if samples.len() > SAMPLES_OPEN {
+        page.push_str("</details>\n");
     }
 }
 

@@ -11,6 +11,9 @@ use tunesmith::train::signals::Stop;
 use super::ends::metrics;
 use super::fixture::Fixture;
 
+/// Stands for a stop when the final weights are saved and the sample answers begin.
+const AT_FINAL_WEIGHTS: u64 = u64::MAX - 1;
+
 /// Asks for a stop while step `at` is being reported.
 struct StopAt {
     stop: Stop,
@@ -25,7 +28,12 @@ impl Progress for StopAt {
 
 impl Observer for StopAt {
     fn event(&self, event: &Event<'_>) {
-        if matches!(event, Event::Step { line, .. } if line.step == self.at) {
+        let now = match event {
+            Event::Step { line, .. } => line.step == self.at,
+            Event::Saved(path) => self.at == AT_FINAL_WEIGHTS && path.ends_with("adapter"),
+            _ => false,
+        };
+        if now {
             self.stop.request("the test");
         }
     }
@@ -163,4 +171,17 @@ fn a_damaged_checkpoint_is_passed_over_and_a_changed_run_is_refused() {
     assert!(refused.message().contains("0.02") && refused.message().contains("0.01"), "both sides: {refused}");
     let allowed = Options { allow: vec!["train.learning_rate".to_owned()], overwrite: false };
     run(&resolved, &allowed, &Stop::default(), &observer).unwrap();
+}
+
+#[test]
+fn sample_answers_that_were_cut_off_are_made_on_resume() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["gen.num_samples: 4", "gen.max_new_tokens: 4"]);
+    assert!(!go(&config, &[], AT_FINAL_WEIGHTS));
+    let report = || std::fs::read_to_string(fixture.path("out/report.html")).unwrap();
+    assert!(!report().contains("Answers on held-out rows"));
+    let adapter = std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap();
+    assert!(go(&config, &["train.resume_from_checkpoint=latest"], u64::MAX));
+    assert!(report().contains("Answers on held-out rows"));
+    assert_eq!(std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap(), adapter);
 }
