@@ -169,7 +169,7 @@ impl Console {
         let mut lines = vec![Style::Bold.paint("greedy answers on held-out rows", self.colour)];
         for sample in samples.iter().take(SHOWN) {
             let [prompt, reference, before, after] =
-                [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 60));
+                [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 90));
             let style = if sample.after_matches() { Style::Green } else { Style::Red };
             let after = style.paint(&after, self.colour);
             lines.push(format!("  {prompt}\n    expected  {reference}\n    before    {before}\n    after     {after}"));

@@ -38,6 +38,9 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     let asking = Instant::now();
     let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
     let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation);
+    if !questions.is_empty() {
+        observer.event(&Event::Phase("answering held-out rows"));
+    }
     let after = questions.answer(&model, stop)?;
     // Two models at once would need twice the memory: the trained one goes before the base comes back.
     drop((model, optimizer));

@@ -86,6 +86,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         refuse_earlier_run(output_dir)?;
     }
 
+    observer.event(&Event::Phase("reading the data"));
     let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&config);
     let batches = batches(&config, &dataset, &sampler)?;
