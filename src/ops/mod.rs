@@ -14,5 +14,6 @@ pub mod par;
 pub mod peak;
 pub mod rope;
 pub mod simd;
+pub mod spans;
 #[cfg(test)]
 pub(crate) mod testing;
