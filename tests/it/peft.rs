@@ -239,3 +239,23 @@ fn a_regular_expression_stays_one() {
     let placements = place(&arch_of("llama/x"), &lora).unwrap();
     assert_eq!(AdapterConfig::new(&lora, &placements, None).to_json()["target_modules"], ".*q_proj");
 }
+
+#[test]
+fn mutated_configurations_never_panic() {
+    let arch = arch_of("llama/x");
+    let text = fs::read(golden("variants/patterns/adapter_final/adapter_config.json")).unwrap();
+    let mut read = 0;
+    for at in 0..text.len() {
+        for bit in 0..8 {
+            let mut bytes = text.clone();
+            bytes[at] ^= 1 << bit;
+            let Ok(mutated) = String::from_utf8(bytes) else { continue };
+            if let Ok(config) = AdapterConfig::from_json(&mutated, Path::new("x")) {
+                read += 1;
+                let _ = config.targets.place(&arch);
+                let _ = config.targets.saved_tensors(&arch);
+            }
+        }
+    }
+    assert!(read > 100, "{read}");
+}
