@@ -1,8 +1,71 @@
 //! Layer 7: one file a subcommand. Only this layer prints.
+//!
+//! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
+//! [`Command`] and a line in [`Command::run`].
+pub mod args;
+pub mod bench;
+pub mod config;
+pub mod data;
+pub mod doctor;
+pub mod terminal;
+
+use crate::error::Result;
+use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+/// Fine-tuning of large language models: one program, one YAML file, one command.
+#[derive(Debug, Parser)]
+#[command(name = "tunesmith", version, max_term_width = 100, arg_required_else_help = true, after_help = EXIT_CODES)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0 done, 2 configuration, 3 data, 4 model, 5 checkpoint, 6 files, 7 peer, 8 NaN or infinity,
+  9 memory, 75 stopped by a signal after saving: run again with --resume";
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show each effective setting and where it comes from
+    Config(config::Args),
+    /// Show what the data becomes: counts, lengths, and rows as the model sees them
+    Data(data::Args),
+    /// Measure training speed and memory of a model shape on this machine
+    Bench(bench::Args),
+    /// Say what this machine has and lacks for training
+    Doctor(doctor::Args),
+}
+
+impl Command {
+    fn run(&self) -> Result<()> {
+        match self {
+            Self::Config(args) => config::run(args),
+            Self::Data(args) => data::run(args),
+            Self::Bench(args) => bench::run(args),
+            Self::Doctor(args) => doctor::run(args),
+        }
+    }
+}
+
 /// Runs the program on its arguments (the first is the program's name).
-pub fn run(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    ExitCode::SUCCESS
+pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(usage) => {
+            // Help and version are asked for and go to stdout; a usage error goes to stderr. Nobody reads a failure to print.
+            let _ = usage.print();
+            return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
+        }
+    };
+    match cli.command.run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            terminal::print_error(&error);
+            ExitCode::from(error.kind().exit_code())
+        }
+    }
 }

@@ -63,7 +63,7 @@ fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
     let refusal = Refusal::new(node, one_of(words));
     let Node::Str(word) = node else { return refusal };
     if later.contains(&word.as_str()) {
-        return refusal.hint(format!("{word} is not yet part of this version"));
+        return refusal.hint(super::option::not_yet(word));
     }
     match super::option::nearest(word, words.iter().copied()) {
         Some(near) => refusal.hint(format!("did you mean {near}?")),

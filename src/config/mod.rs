@@ -2,14 +2,20 @@
 //! combinations are refused. Each setting is defined once, in [`schema`].
 pub mod arch;
 mod choice;
+pub mod docs;
 mod hf_json;
+mod later;
 mod option;
+pub mod resolve;
 pub mod schema;
+mod validate;
 mod value;
+mod yaml;
 
 pub use choice::{BuiltinTemplate, TargetModules, Truncation};
 pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
+pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{
     Config, DataConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig, TuningConfig,
 };

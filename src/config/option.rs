@@ -27,6 +27,8 @@ pub struct OptionDef {
     pub doc: &'static str,
     /// What a number must lie within.
     pub range: Range,
+    /// Words that a later version will accept.
+    pub later: &'static [&'static str],
     /// Set when only one value is legal in this version; the key then has no field in [`Config`].
     pub fixed: Option<&'static Fixed>,
     /// What is accepted, in words: `a number`, `one of no, steps, epoch`.
@@ -190,16 +192,27 @@ impl std::fmt::Display for Range {
 }
 
 /// Reads a value of the option's type and holds it against the range.
-pub(super) fn read<T: ConfigValue>(node: &Node, range: &Range) -> Result<T, Refusal> {
+pub(super) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
     let expected = || format!("{}{range}", T::expected());
-    let value = T::from_node(node).map_err(|refusal| {
-        if refusal.expected == T::expected() { Refusal { expected: expected(), ..refusal } } else { refusal }
+    let value = T::from_node(node).map_err(|mut refusal| {
+        if refusal.expected == T::expected() {
+            refusal.expected = expected();
+        }
+        match node {
+            Node::Str(word) if later.contains(&word.as_str()) => refusal.hint(not_yet(word)),
+            _ => refusal,
+        }
     })?;
     if value.numbers().iter().all(|&number| range.contains(number)) {
         Ok(value)
     } else {
         Err(Refusal::new(node, expected()))
     }
+}
+
+/// The hint for what a later version will do.
+pub(super) fn not_yet(what: &str) -> String {
+    format!("{what} is not yet part of this version")
 }
 
 /// The name that `word` was probably meant to be: at most a third of its letters differ, or it is part of it.
@@ -220,7 +233,7 @@ macro_rules! section {
         $name:ident, $constant:ident = $section:literal at $($path:ident).+ {
             $(
                 $(#[doc = $doc:literal])*
-                $field:ident: $type:ty = $default:expr $(, aliases $aliases:expr)? $(, range $range:expr)?;
+                $field:ident: $type:ty = $default:expr $(, aliases $aliases:expr)? $(, range $range:expr)? $(, later $later:expr)?;
             )*
         }
         $( nested { $( $(#[doc = $nested_doc:literal])* $nested:ident: $nested_type:ty; )* } )?
@@ -265,12 +278,14 @@ macro_rules! section {
                     aliases: section!(@or &[], $(&$aliases)?),
                     doc: concat!($($doc, "\n",)*),
                     range: section!(@or Range::ANY, $($range)?),
+                    later: section!(@or &[], $(&$later)?),
                     fixed: None,
                     expected: <$type as ConfigValue>::expected,
                     schema: <$type as ConfigValue>::schema,
                     set: |config, node| {
                         const RANGE: Range = section!(@or Range::ANY, $($range)?);
-                        AsMut::<$name>::as_mut(config).$field = option::read(node, &RANGE)?;
+                        const LATER: &[&str] = section!(@or &[], $(&$later)?);
+                        AsMut::<$name>::as_mut(config).$field = option::read(node, &RANGE, LATER)?;
                         Ok(())
                     },
                     get: |config| AsRef::<$name>::as_ref(config).$field.to_json(),
@@ -283,6 +298,7 @@ macro_rules! section {
                         aliases: &[],
                         doc: concat!($($fixed_doc, "\n",)*),
                         range: Range::ANY,
+                        later: &[],
                         fixed: Some(&FIXED),
                         expected: || FIXED.expected(),
                         schema: || FIXED.schema(),

@@ -48,7 +48,7 @@ section! {
     }
     fixed {
         /// The model's revision.
-        "revision" = [Scalar::Str("main")], because "models come from a local folder, which has no revisions";
+        "revision" = [Scalar::Str("main")], because "models come from a local folder; revisions of the hub are not yet part of this version";
         /// The kind of model.
         "type" = [Scalar::Str("causal")], because "other kinds of model are not yet part of this version";
         /// Code that comes with a model is never run.
@@ -118,9 +118,9 @@ section! {
         /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
         max_steps: i64 = -1, range Range::at_least(-1.0);
         /// Rows of a micro-batch.
-        batch_size: usize = 8, aliases ["per_device_train_batch_size"], range Range::at_least(1.0);
+        batch_size: usize = 8, aliases ["per_device_train_batch_size"], range Range::at_least(1.0), later ["auto"];
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows.
-        grad_accum: usize = 1, aliases ["gradient_accumulation_steps"], range Range::at_least(1.0);
+        grad_accum: usize = 1, aliases ["gradient_accumulation_steps"], range Range::at_least(1.0), later ["auto"];
         /// Rows of a validation batch.
         eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::at_least(1.0);
         /// The highest learning rate of the schedule.

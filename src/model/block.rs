@@ -29,7 +29,14 @@ impl Norm {
     }
 
     /// Adds the weight's gradient to `grads` if it is trained, and the input's to `dx` (replacing it unless `add`).
-    pub fn backward(&self, pass: &Pass<'_>, (x, rstd): (&Act, &Act), dh: &Act, dx: Option<(&mut Act, bool)>, grads: &mut [f32]) {
+    pub fn backward(
+        &self,
+        pass: &Pass<'_>,
+        (x, rstd): (&Act, &Act),
+        dh: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut [f32],
+    ) {
         if let Some(range) = self.weight.trained() {
             norm::backward_weight(x, rstd, dh, &mut grads[range.clone()]);
         }

@@ -47,15 +47,18 @@ pub(super) fn model(arch: &Arch, weights: Option<&WeightFiles>, config: &Config)
 
 impl Builder<'_> {
     fn build(&mut self) -> Result<Model> {
-        let trained = self.trained.iter().filter_map(|name| self.sizes.get(name)).map(|shape| shape.iter().product::<usize>());
+        let trained =
+            self.trained.iter().filter_map(|name| self.sizes.get(name)).map(|shape| shape.iter().product::<usize>());
         let adapters = self.placements.values().map(|(_, p)| p.r * (p.in_features + p.out_features));
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
         self.params.reserve(floats);
         let arch = self.arch;
         let embedding_name = "model.embed_tokens.weight";
         let embedding = self.weight(embedding_name)?;
-        let mut linears = arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
-        let blocks = (0..arch.num_hidden_layers).map(|layer| self.block(layer, &mut linears)).collect::<Result<Vec<_>>>()?;
+        let mut linears =
+            arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
+        let blocks =
+            (0..arch.num_hidden_layers).map(|layer| self.block(layer, &mut linears)).collect::<Result<Vec<_>>>()?;
         let norm = self.norm("model.norm.weight")?;
         let head = if !arch.tie_word_embeddings || self.trained.contains("lm_head.weight") {
             self.weight("lm_head.weight")?

@@ -89,7 +89,13 @@ impl Model {
     fn check(&self, batch: &Batch) -> Result<()> {
         let vocabulary = self.arch.vocab_size;
         let targets = batch.targets.iter().filter(|&&target| target != IGNORE).map(|&target| i64::from(target));
-        match batch.tokens.iter().map(|&token| i64::from(token)).chain(targets).find(|&id| id < 0 || id >= vocabulary as i64) {
+        match batch
+            .tokens
+            .iter()
+            .map(|&token| i64::from(token))
+            .chain(targets)
+            .find(|&id| id < 0 || id >= vocabulary as i64)
+        {
             Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))
                 .hint("the tokenizer belongs to another model")),
             None => Ok(()),

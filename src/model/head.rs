@@ -66,7 +66,14 @@ impl Head {
 
     /// The sum of the rows' losses, and the gradient of `scale` times it with respect to `x [rows, hidden]`. Adds the
     /// gradients of what is trained here to `grads`.
-    pub fn forward_backward(&self, pass: &Pass<'_>, x: &Act, targets: &[u32], scale: f32, grads: &mut [f32]) -> (f64, Act) {
+    pub fn forward_backward(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        targets: &[u32],
+        scale: f32,
+        grads: &mut [f32],
+    ) -> (f64, Act) {
         let hidden = x.features();
         let (h, rstd) = self.norm.forward(pass, x, 1);
         let weight = self.weight.view(pass.values);

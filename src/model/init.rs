@@ -58,7 +58,13 @@ pub fn base(seed: u64, name: &str, count: usize, deviation: f64) -> Vec<f32> {
 /// LoRA's A `[rank, in_features]` and B `[out_features, rank]`, as PEFT does it: A uniform within
 /// `1 / sqrt(in_features)` (Kaiming's rule with a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the
 /// adapter is to change the model from the start.
-pub fn lora(how: InitLora, seed: u64, (a, b): (&str, &str), rank: usize, (inputs, outputs): (usize, usize)) -> [Vec<f32>; 2] {
+pub fn lora(
+    how: InitLora,
+    seed: u64,
+    (a, b): (&str, &str),
+    rank: usize,
+    (inputs, outputs): (usize, usize),
+) -> [Vec<f32>; 2] {
     let stream = |name| Stream::new(seed, name);
     let uniform = |name, fan_in: usize, count| stream(name).uniforms(1.0 / (fan_in as f64).sqrt(), count);
     match how {

@@ -61,8 +61,7 @@ impl Layout {
     pub fn new(pool: &Arc<Pool>, cu_seqlens: &[usize], rows: &[usize], inv_freq: &[f32]) -> Self {
         let positions: Vec<usize> = cu_seqlens.windows(2).flat_map(|ends| 0..ends[1] - ends[0]).collect();
         let rope = Rope::new(pool, &positions, inv_freq);
-        let last =
-            Rows { rope: rope.gather(rows), spans: row_spans(cu_seqlens, rows), picked: Some(rows.to_vec()) };
+        let last = Rows { rope: rope.gather(rows), spans: row_spans(cu_seqlens, rows), picked: Some(rows.to_vec()) };
         Self { all: Rows { picked: None, spans: full_spans(cu_seqlens), rope }, last }
     }
 }

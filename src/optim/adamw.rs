@@ -41,14 +41,14 @@ impl AdamW {
     pub fn update(&mut self, values: &mut [f32], grads: &[f32], factor: f32, rate: f64, decayed: &[Range<usize>]) {
         self.step += 1;
         let parts = parts(values.len(), decayed);
-        let (values, m, v) =
-            (Shared(values.as_mut_ptr()), Shared(self.m.as_mut_ptr()), Shared(self.v.as_mut_ptr()));
+        let (values, m, v) = (Shared(values.as_mut_ptr()), Shared(self.m.as_mut_ptr()), Shared(self.v.as_mut_ptr()));
         let (betas, step) = (self.betas, self.step);
         par::run(parts.len(), |task| {
             let (range, decays) = &parts[task];
             // SAFETY: the parts are disjoint and inside all four buffers, which are equally long.
             let (values, m, v) = unsafe {
-                let slice = |from: Shared<f32>| std::slice::from_raw_parts_mut(from.get().add(range.start), range.len());
+                let slice =
+                    |from: Shared<f32>| std::slice::from_raw_parts_mut(from.get().add(range.start), range.len());
                 (slice(values), slice(m), slice(v))
             };
             let betas = Betas { weight_decay: if *decays { betas.weight_decay } else { 0.0 }, ..betas };

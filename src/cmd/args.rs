@@ -1,0 +1,77 @@
+//! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
+use crate::config::{self, Flag, Resolved};
+use crate::error::{Error, Result};
+use std::path::PathBuf;
+
+/// A configuration file and words that override it. Flatten it into a subcommand's arguments.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ConfigArgs {
+    /// The configuration file, and KEY=VALUE words that override it
+    ///
+    /// `train.batch_size=1` and `TRAIN_BATCH_SIZE=1` say the same, as a word or (the latter) as an environment variable.
+    /// The file may also be given as the word CONFIG=FILE or in the environment variable CONFIG.
+    #[arg(value_name = "CONFIG|KEY=VALUE")]
+    pub words: Vec<String>,
+}
+
+impl ConfigArgs {
+    /// Reads the configuration that the arguments and the environment describe; `flags` win over both.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: no file or two, or anything that [`config::load`] refuses.
+    pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
+        let (path, words) = self.split()?;
+        config::load(&path, &words, &environment()?, flags)
+    }
+
+    /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_partial(&self) -> Result<Resolved> {
+        let (path, words) = self.split()?;
+        config::load_partial(&path, &words, &environment()?, &[])
+    }
+
+    /// Tells the configuration file from the words.
+    fn split(&self) -> Result<(PathBuf, Vec<String>)> {
+        let mut files: Vec<&str> = Vec::new();
+        let mut words = Vec::new();
+        for word in &self.words {
+            match word.split_once('=') {
+                None => files.push(word),
+                Some(("CONFIG", file)) => files.push(file),
+                Some(_) => words.push(word.clone()),
+            }
+        }
+        let environment = std::env::var("CONFIG").unwrap_or_default();
+        if files.is_empty() && !environment.is_empty() {
+            files.push(&environment);
+        }
+        match files[..] {
+            [file] => Ok((PathBuf::from(file), words)),
+            [] => Err(Error::config("no configuration file is given")
+                .hint("name one: `tunesmith train FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG")),
+            [first, second, ..] => {
+                Err(Error::config(format!("two configuration files are given: {first} and {second}"))
+                    .hint("give one, with `include:` for what it shares; an override has the form KEY=VALUE"))
+            }
+        }
+    }
+}
+
+/// The environment as text. Variables that are not UTF-8 cannot be ours unless their name is.
+fn environment() -> Result<Vec<(String, String)>> {
+    let mut texts = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let Ok(name) = name.into_string() else { continue };
+        match value.into_string() {
+            Ok(value) => texts.push((name, value)),
+            Err(_) if config::schema::options().any(|def| def.env() == name) => {
+                return Err(Error::config(format!("env {name}: not valid UTF-8")));
+            }
+            Err(_) => {}
+        }
+    }
+    Ok(texts)
+}

@@ -1,0 +1,72 @@
+//! `tunesmith config`: each effective value and its source; the schema and the documentation of all keys.
+use super::args::ConfigArgs;
+use super::terminal::{self, Style};
+use crate::config::{Resolved, Setting, Source, docs};
+use crate::error::Result;
+use std::fmt::Write;
+
+/// Show each effective setting and where it comes from.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print JSON: a list of {key, value, source}
+    #[arg(long, conflicts_with_all = ["schema", "docs"])]
+    json: bool,
+    /// Print the JSON Schema of configuration files, for editors
+    #[arg(long, conflicts_with_all = ["words", "docs"])]
+    schema: bool,
+    /// Print the reference of all keys, as Markdown
+    #[arg(long, conflicts_with = "words")]
+    docs: bool,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of [`ConfigArgs::load`].
+pub fn run(args: &Args) -> Result<()> {
+    if args.schema {
+        return terminal::print(&docs::schema());
+    }
+    if args.docs {
+        return terminal::print(&docs::markdown());
+    }
+    let resolved = args.config.load_partial()?;
+    terminal::print(&if args.json { json(&resolved) } else { table(&resolved, terminal::stdout_colour()) })
+}
+
+fn json(resolved: &Resolved) -> String {
+    format!("{:#}\n", serde_json::json!(resolved.settings))
+}
+
+/// The settings by section, aligned; what is not a default stands out.
+fn table(resolved: &Resolved, colour: bool) -> String {
+    let value = |setting: &Setting| match &setting.value {
+        serde_json::Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    let width = |text: fn(&Setting) -> usize| resolved.settings.iter().map(text).max().unwrap_or(0);
+    let keys = width(|setting| setting.key.len());
+    let values = resolved.settings.iter().map(|setting| value(setting).chars().count()).max().unwrap_or(0).min(40);
+    let mut out = String::new();
+    let mut section = "";
+    for setting in &resolved.settings {
+        let (this, _) = setting.key.rsplit_once('.').unwrap_or(("", ""));
+        if this != section && !section.is_empty() {
+            out.push('\n');
+        }
+        section = this;
+        let default = setting.source == Source::Default;
+        let key = format!("{:keys$}", setting.key);
+        let shown = format!("{:values$}", value(setting));
+        let source = setting.source.to_string();
+        let line = if default {
+            Style::Dim.paint(&format!("{key}  {shown}  {source}"), colour)
+        } else {
+            format!("{key}  {}  {}", Style::Bold.paint(&shown, colour), Style::Green.paint(&source, colour))
+        };
+        let _ = writeln!(out, "{line}");
+    }
+    out
+}

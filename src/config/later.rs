@@ -1,0 +1,86 @@
+//! Keys that other toolkits have and a later version will read: refused by name, never accepted and ignored.
+
+const DDP: &str = "training on several devices is not yet part of this version; remove the key";
+const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
+const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
+const DAPT: &str = "domain-adaptive pretraining is not yet part of this version";
+const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
+const QUANT: &str = "quantized base weights are not yet part of this version";
+
+/// Full keys (or sections) and why they are refused.
+pub(super) const LATER: &[(&str, &str)] = &[
+    ("train.ddp_find_unused_parameters", DDP),
+    ("train.ddp_broadcast_buffers", DDP),
+    ("train.ddp_bucket_cap_mb", DDP),
+    ("train.ddp_timeout", DDP),
+    ("train.deepspeed", DDP),
+    ("train.fsdp", DDP),
+    ("train.fsdp_config", DDP),
+    ("train.local_rank", DDP),
+    ("train.dataloader_num_workers", LOADER),
+    ("train.dataloader_pin_memory", LOADER),
+    ("train.dataloader_drop_last", "the last, smaller batch of an epoch is always kept; remove the key"),
+    ("train.target_tokens_per_device_step", AUTO),
+    ("train.auto_find_batch_size", AUTO),
+    ("train.predict_with_generate", GENERATE),
+    ("train.generation_num_beams", GENERATE),
+    ("train.generation_max_new_tokens", "use gen.max_new_tokens, which the report's samples read"),
+    ("train.eval_do_concat_batches", GENERATE),
+    ("train.eval_accumulation_steps", "validation keeps no logits, so there is nothing to accumulate; remove the key"),
+    ("train.eval_on_start", "a validation before the first step is not yet part of this version"),
+    ("train.eval_delay", "a delayed first validation is not yet part of this version"),
+    ("train.label_smoothing_factor", "label smoothing is not yet part of this version"),
+    ("train.neftune_noise_alpha", "NEFTune is not yet part of this version"),
+    ("train.lr_scheduler_kwargs", "schedules with arguments are not yet part of this version"),
+    ("train.report_to", "set logging.tensorboard instead"),
+    ("train.logging_dir", "set logging.logging_dir instead"),
+    ("train.run_name", "set logging.run_name instead"),
+    ("train.tf32", "this version computes in float32 on the CPU; remove the key"),
+    ("train.torch_compile", "there is nothing to compile; remove the key"),
+    ("train.mode", DAPT),
+    ("train.block_size", DAPT),
+    ("train.pack_factor", DAPT),
+    ("data.block_size", DAPT),
+    ("data.pack_factor", DAPT),
+    ("data.datasets", "mixing data sets by weight is not yet part of this version; list the files in data.train_path"),
+    ("data.name", "data sets of the hub are not yet part of this version; set data.train_path"),
+    ("model.dtype", "this version computes in float32; remove the key"),
+    ("model.torch_dtype", "this version computes in float32; remove the key"),
+    ("model.attn_implementation", "there is one attention in this version; remove the key"),
+    ("model.load_in_4bit", QUANT),
+    ("model.load_in_8bit", QUANT),
+    ("model.quantization", QUANT),
+    ("tuning.freeze", "training by freeze flags is not yet part of this version"),
+    ("tuning.bnb", QUANT),
+    ("tuning.lora.layers_pattern", "layers are always counted along model.layers; use layers_to_transform"),
+    ("tuning.lora.exclude_modules", "not yet part of this version; use a regular expression in target_modules"),
+    ("tuning.lora.target_parameters", "adapters on bare parameters are not yet part of this version"),
+    ("tuning.lora.trainable_token_indices", "training single token embeddings is not yet part of this version"),
+    ("tuning.lora.loftq_config", QUANT),
+    ("tuning.lora.lora_bias", "training of biases is not yet part of this version"),
+    ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
+    ("gen.temperature", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
+    ("gen.top_p", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
+    ("gen.top_k", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
+    ("gen.do_sample", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
+    ("gen.num_beams", "beam search is not yet part of this version"),
+    ("gen.repetition_penalty", "samples are greedy, so that runs can be compared; remove the key"),
+    ("logging.wandb", "Weights & Biases is not yet part of this version"),
+    ("logging.mlflow", "MLflow is not yet part of this version"),
+    ("distributed", DDP),
+    ("deepspeed", DDP),
+    ("accelerate", DDP),
+    ("eval", GENERATE),
+    ("infer", GENERATE),
+    ("dapt", DAPT),
+    ("mode", DAPT),
+    ("block_size", DAPT),
+    ("pack_factor", DAPT),
+    ("datasets", DAPT),
+];
+
+/// Variables of the shell that other toolkits read, the value that asks for nothing, and why others are refused.
+pub(super) const LATER_VARIABLES: &[(&str, &str, &str)] = &[
+    ("NUM_GPUS", "1", "training on several devices is not yet part of this version; unset the variable"),
+    ("DEEPSPEED_CONFIG", "", "DeepSpeed configurations are not yet part of this version; unset the variable"),
+];

@@ -1,0 +1,422 @@
+//! From files, environment, words and flags to one [`Resolved`] configuration, where every value has a source.
+//!
+//! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
+//! Every value is checked where it stands, even one that a later source replaces.
+use super::later::{LATER, LATER_VARIABLES};
+use super::option::{OptionDef, env_name, nearest};
+use super::schema::{Config, SECTIONS, options};
+use super::validate;
+use super::value::{ConfigValue, Node, Refusal, quoted};
+use super::yaml::{self, Document};
+use crate::error::{Error, Result};
+use std::collections::{BTreeMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// The deepest chain of includes.
+const MAX_INCLUDE_DEPTH: usize = 16;
+/// The most files that one configuration may be made of.
+const MAX_FILES: usize = 64;
+
+/// A configuration in which nothing is open any more.
+#[derive(Debug, Clone)]
+pub struct Resolved {
+    /// The values.
+    pub config: Config,
+    /// Each value with its source, in the order of the documentation.
+    pub settings: Vec<Setting>,
+    /// The file that was named.
+    pub path: PathBuf,
+}
+
+impl Resolved {
+    /// Where the value of `key` comes from; [`Source::Default`] for a key that does not exist.
+    pub fn source(&self, key: &str) -> &Source {
+        self.settings.iter().find(|setting| setting.key == key).map_or(&Source::Default, |setting| &setting.source)
+    }
+}
+
+/// One effective value.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Setting {
+    /// The full key: `train.batch_size`.
+    pub key: String,
+    /// The value.
+    pub value: serde_json::Value,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Nothing sets it.
+    Default,
+    /// A line of a file.
+    File {
+        /// The file as it was named.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1.
+        column: usize,
+    },
+    /// This environment variable.
+    Env(String),
+    /// This `KEY=VALUE` word.
+    Word(String),
+    /// This flag.
+    Flag(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line, .. } => write!(f, "{}:{line}", path.display()),
+            Self::Env(name) => write!(f, "env {name}"),
+            Self::Word(_) => f.write_str("argument"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+impl Source {
+    /// The place as an error message begins with it: with the column, or the whole word.
+    pub(super) fn place(&self) -> String {
+        match self {
+            Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),
+            Self::Word(word) => format!("argument {}", quoted(word)),
+            other => other.to_string(),
+        }
+    }
+}
+
+impl serde::Serialize for Source {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A command-line flag that sets a key.
+#[derive(Debug, Clone)]
+pub struct Flag {
+    /// As the user knows it: `--resume`.
+    pub name: &'static str,
+    /// The full key that it sets.
+    pub key: &'static str,
+    /// The value.
+    pub value: String,
+}
+
+/// Reads a configuration that is to be run: all of [`load_partial`], and the keys that have no default are there.
+///
+/// # Errors
+/// [`crate::Kind::Config`], naming the file and line, variable or word, the key, what was found and what is expected.
+pub fn load(path: &Path, words: &[String], env: &[(String, String)], flags: &[Flag]) -> Result<Resolved> {
+    let resolved = load_partial(path, words, env, flags)?;
+    validate::required(&resolved)?;
+    Ok(resolved)
+}
+
+/// Reads a configuration that may lack the model or the data, to show it.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], flags: &[Flag]) -> Result<Resolved> {
+    let mut resolver = Resolver::default();
+    resolver.file(path, None, &mut Vec::new())?;
+    resolver.environment(env)?;
+    for word in words {
+        resolver.word(word)?;
+    }
+    for flag in flags {
+        let source = Source::Flag(flag.name.to_owned());
+        let def = find(flag.key).ok_or_else(|| unknown(&source, flag.key))?;
+        resolver.text(def, flag.key, &flag.value, source)?;
+    }
+    let resolved = resolver.finish(path)?;
+    validate::contradictions(&resolved)?;
+    Ok(resolved)
+}
+
+/// A value on its way, with where it was found.
+struct Found {
+    node: Node,
+    source: Source,
+}
+
+#[derive(Default)]
+struct Resolver {
+    /// By canonical key.
+    found: BTreeMap<String, Found>,
+    files: usize,
+}
+
+impl Resolver {
+    /// Takes over what a file says, its includes first. `includer` is the line that named it.
+    fn file(&mut self, path: &Path, includer: Option<&Source>, stack: &mut Vec<PathBuf>) -> Result<()> {
+        let blame = |error: Error| match includer {
+            Some(line) => error.context(format!("{}: include", line.place())),
+            None => error,
+        };
+        let identity = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if stack.contains(&identity) {
+            return Err(blame(Error::config(format!("{} includes itself", path.display())).hint("break the circle")));
+        }
+        self.files += 1;
+        if stack.len() >= MAX_INCLUDE_DEPTH || self.files > MAX_FILES {
+            let limits = format!("more than {MAX_INCLUDE_DEPTH} levels or {MAX_FILES} files");
+            return Err(blame(Error::config(limits)));
+        }
+        let document = Document::read(path).map_err(blame)?;
+        stack.push(identity);
+        for (index, (_, node)) in document.entries.iter().enumerate().filter(|(_, (key, _))| key == "include") {
+            let source = source_in(&document, &[index]);
+            let names = Vec::<PathBuf>::from_node(node).map_err(|refusal| refused(&source, "include", refusal))?;
+            for name in names {
+                self.file(&path.with_file_name(name), Some(&source), stack)?;
+            }
+        }
+        stack.pop();
+        self.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())
+    }
+
+    /// Takes over the keys of one section of a file. `steps` leads to the section, `seen` holds the file's keys.
+    fn section(
+        &mut self,
+        document: &Document,
+        section: &str,
+        entries: &[(String, Node)],
+        steps: &mut Vec<usize>,
+        seen: &mut BTreeMap<String, (String, Source)>,
+    ) -> Result<()> {
+        for (index, (key, node)) in entries.iter().enumerate() {
+            steps.push(index);
+            let spelled = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
+            let source = source_in(document, steps);
+            let def = find(&spelled);
+            let canonical = def.map_or_else(|| spelled.clone(), OptionDef::path);
+            if let Some((earlier, at)) = seen.get(&canonical) {
+                let what = if *earlier == spelled {
+                    format!("{spelled} is given twice")
+                } else {
+                    format!("{spelled} and {earlier} are the same setting")
+                };
+                return Err(Error::config(format!("{}: {what}; the first is at {at}", source.place())).hint("keep one"));
+            }
+            seen.insert(canonical, (spelled.clone(), source.clone()));
+            if is_section(&spelled) {
+                match node {
+                    Node::Map(entries) => self.section(document, &spelled, entries, steps, seen)?,
+                    Node::Null => {}
+                    other => return Err(refused(&source, &spelled, Refusal::new(other, "keys, indented below it"))),
+                }
+            } else if let Some(def) = def {
+                self.put(def, &spelled, node.clone(), source)?;
+            } else if spelled != "include" {
+                return Err(unknown(&source, &spelled));
+            }
+            steps.pop();
+        }
+        Ok(())
+    }
+
+    /// Takes over the environment. An empty variable counts as unset.
+    fn environment(&mut self, env: &[(String, String)]) -> Result<()> {
+        let env: BTreeMap<&str, &str> =
+            env.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (&**name, &**value)).collect();
+        let mut known = HashSet::new();
+        for def in options() {
+            let mut earlier: Option<String> = None;
+            for spelled in def.spellings() {
+                let name = env_name(&spelled);
+                if let Some(value) = env.get(&*name) {
+                    if let Some(earlier) = earlier {
+                        return Err(Error::config(format!("env {earlier} and env {name} are the same setting"))
+                            .hint("unset one of them"));
+                    }
+                    self.text(def, &spelled, value, Source::Env(name.clone()))?;
+                    earlier = Some(name.clone());
+                }
+                known.insert(name);
+            }
+        }
+        for (name, harmless, reason) in LATER_VARIABLES {
+            if env.get(name).is_some_and(|value| value != harmless) {
+                return Err(Error::config(format!("env {name}={}: not supported", env[name])).hint(*reason));
+            }
+        }
+        for name in env.keys().filter(|name| !known.contains(**name)) {
+            check_foreign(name, &known)?;
+        }
+        Ok(())
+    }
+
+    /// Takes over one `KEY=VALUE` word.
+    fn word(&mut self, word: &str) -> Result<()> {
+        let source = Source::Word(word.to_owned());
+        let Some((key, value)) = word.split_once('=') else {
+            return Err(Error::config(format!("{}: expected KEY=VALUE", source.place()))
+                .hint("one configuration file, then words such as train.batch_size=1 or TRAIN_BATCH_SIZE=1"));
+        };
+        if let Some((_, harmless, reason)) = LATER_VARIABLES.iter().find(|(name, ..)| *name == key) {
+            return if value == *harmless {
+                Ok(())
+            } else {
+                Err(Error::config(format!("{}: not supported", source.place())).hint(*reason))
+            };
+        }
+        match find_env(&env_name(key)) {
+            Some((def, spelled)) => self.text(def, &spelled, value, source),
+            None => Err(unknown(&source, &dotted(key))),
+        }
+    }
+
+    /// Takes over a value that is given as text: YAML, or where the key wants it so, the text itself.
+    fn text(&mut self, def: &'static OptionDef, spelled: &str, text: &str, source: Source) -> Result<()> {
+        let mut scratch = Config::default();
+        let node = yaml::parse_value(text);
+        let literal = Node::Str(text.to_owned());
+        if (def.set)(&mut scratch, &node).is_err() && (def.set)(&mut scratch, &literal).is_ok() {
+            return self.put(def, spelled, literal, source);
+        }
+        self.put(def, spelled, node, source)
+    }
+
+    /// Checks a value and puts it over an earlier one. Mappings of two files are merged, key by key.
+    fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
+        if let Node::Map(entries) = &node {
+            let mut names = HashSet::new();
+            if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
+                return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
+            }
+        }
+        (def.set)(&mut Config::default(), &node).map_err(|refusal| refused(&source, spelled, refusal))?;
+        let node = match (self.found.remove(&def.path()), node, &source) {
+            (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
+            (_, node, _) => node,
+        };
+        self.found.insert(def.path(), Found { node, source });
+        Ok(())
+    }
+
+    fn finish(mut self, path: &Path) -> Result<Resolved> {
+        let mut config = Config::default();
+        let mut settings = Vec::new();
+        for def in options() {
+            let key = def.path();
+            let source = match self.found.remove(&key) {
+                Some(Found { node, source }) => {
+                    (def.set)(&mut config, &node).map_err(|refusal| refused(&source, &key, refusal))?;
+                    source
+                }
+                None => Source::Default,
+            };
+            settings.push(Setting { value: (def.get)(&config), key, source });
+        }
+        Ok(Resolved { config, settings, path: path.to_owned() })
+    }
+}
+
+fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
+    for (key, node) in above {
+        match below.iter_mut().find(|(name, _)| *name == key) {
+            Some((_, old)) => *old = node,
+            None => below.push((key, node)),
+        }
+    }
+    Node::Map(below)
+}
+
+fn source_in(document: &Document, steps: &[usize]) -> Source {
+    let position = document.position(steps);
+    Source::File { path: document.path().to_owned(), line: position.line, column: position.column }
+}
+
+fn find(spelled: &str) -> Option<&'static OptionDef> {
+    options().find(|def| def.spellings().any(|spelling| spelling == spelled))
+}
+
+/// The setting of an environment name, and the spelling that gave it.
+fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
+    options()
+        .find_map(|def| def.spellings().find(|spelling| env_name(spelling) == name).map(|spelling| (def, spelling)))
+}
+
+fn is_section(path: &str) -> bool {
+    SECTIONS.iter().any(|section| section.name == path)
+}
+
+/// `TRAIN_BATCH_SIZE` as a full key, for messages: the longest section name that it begins with, then the rest.
+fn dotted(key: &str) -> String {
+    if key.contains('.') {
+        return key.to_owned();
+    }
+    let lower = key.to_lowercase();
+    let sections = SECTIONS.iter().filter_map(|section| {
+        let rest = lower.strip_prefix(&section.name.replace('.', "_"))?.strip_prefix('_')?;
+        Some((section.name.len(), format!("{}.{rest}", section.name)))
+    });
+    sections.max_by_key(|(length, _)| *length).map_or(lower.clone(), |(_, key)| key)
+}
+
+fn refused(source: &Source, key: &str, refusal: Refusal) -> Error {
+    let error =
+        Error::config(format!("{}: {key}: expected {}, found {}", source.place(), refusal.expected, refusal.found));
+    match refusal.hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+/// The error for a key that does not exist: not yet, or the nearest that does.
+fn unknown(source: &Source, key: &str) -> Error {
+    if let Some((_, reason)) = LATER.iter().find(|(name, _)| *name == key) {
+        return Error::config(format!("{}: {key} is not supported", source.place())).hint(*reason);
+    }
+    let error = Error::config(format!("{}: unknown key {key}", source.place()));
+    match suggestion(key) {
+        Some(near) => error.hint(format!("did you mean {near}?")),
+        None => error.hint("`tunesmith config --docs` lists every key"),
+    }
+}
+
+fn suggestion(key: &str) -> Option<String> {
+    let (section, leaf) = key.rsplit_once('.').unwrap_or(("", key));
+    // The right name in the wrong section.
+    let misplaced = options().find(|def| def.name == leaf || def.aliases.contains(&leaf));
+    if let Some(def) = misplaced {
+        return Some(format!("{}.{leaf}", def.section));
+    }
+    let within: Vec<String> = options().filter(|def| def.section == section).flat_map(OptionDef::spellings).collect();
+    let leaves = within.iter().filter_map(|path| path.rsplit_once('.').map(|(_, leaf)| leaf));
+    if let Some(near) = nearest(leaf, leaves) {
+        return Some(format!("{section}.{near}"));
+    }
+    let everything: Vec<String> = options().flat_map(OptionDef::spellings).collect();
+    let names = everything.iter().map(String::as_str).chain(SECTIONS.iter().map(|section| section.name));
+    nearest(key, names.chain(["include"])).map(str::to_owned)
+}
+
+/// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass.
+fn check_foreign(name: &str, known: &HashSet<String>) -> Result<()> {
+    let ours = SECTIONS.iter().any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
+    if !ours {
+        return Ok(());
+    }
+    if let Some((key, reason)) = LATER.iter().find(|(key, _)| key.contains('.') && env_name(key) == name) {
+        return Err(Error::config(format!("env {name}: {key} is not supported")).hint(*reason));
+    }
+    // Short names are near to everything: the allowed distance grows with the part after the section.
+    let near = known.iter().filter_map(|candidate| {
+        let leaf = candidate.split_once('_').map_or(0, |(_, rest)| rest.len());
+        let distance = strsim::osa_distance(name, candidate);
+        (distance <= 2.min(leaf / 3)).then_some((distance, candidate))
+    });
+    match near.min() {
+        Some((_, candidate)) => Err(Error::config(format!("env {name}: unknown setting"))
+            .hint(format!("did you mean {candidate}? (unset {name} if it is not meant for tunesmith)"))),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,168 @@
+//! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
+use super::resolve::{Resolved, Source};
+use super::{EvalStrategy, LrScheduler, Mode, ModelConfig, SaveStrategy};
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// Refuses keys that contradict each other, naming both with their sources.
+pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let (train, data, tuning) = (&config.train, &config.data, &config.tuning);
+    let evaluates = train.eval_strategy != EvalStrategy::No;
+    let validation = !data.val_path.is_empty() || data.split > 0.0;
+    let both = |refuse: bool, first: &str, second: &str, why: &str| {
+        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+    };
+    both(
+        train.warmup_ratio > 0.0 && train.warmup_steps > 0,
+        "train.warmup_ratio",
+        "train.warmup_steps",
+        "both say how long the warm-up is; keep one",
+    )?;
+    let warms = if train.warmup_steps > 0 { "train.warmup_steps" } else { "train.warmup_ratio" };
+    both(
+        train.lr_scheduler_type == LrScheduler::Constant && (train.warmup_ratio > 0.0 || train.warmup_steps > 0),
+        warms,
+        "train.lr_scheduler_type",
+        "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    both(
+        evaluates && !validation,
+        "train.eval_strategy",
+        "data.val_path",
+        "there are no validation rows; set data.val_path or data.split",
+    )?;
+    both(
+        train.eval_strategy == EvalStrategy::Steps && train.eval_steps.is_none(),
+        "train.eval_strategy",
+        "train.eval_steps",
+        "set train.eval_steps to the number of steps between validations",
+    )?;
+    both(
+        !data.val_path.is_empty() && data.split > 0.0,
+        "data.val_path",
+        "data.split",
+        "both say where validation rows come from; keep one",
+    )?;
+    both(
+        train.load_best_model_at_end && !evaluates,
+        "train.load_best_model_at_end",
+        "train.eval_strategy",
+        "the best checkpoint is known only by validation; set train.eval_strategy",
+    )?;
+    let same_moments = match (train.eval_strategy, train.save_strategy) {
+        (EvalStrategy::Steps, SaveStrategy::Steps) => {
+            train.eval_steps.is_none_or(|every| train.save_steps.is_multiple_of(every))
+        }
+        (EvalStrategy::Epoch, SaveStrategy::Epoch) => true,
+        _ => false,
+    };
+    let (save, eval) = if train.save_strategy == SaveStrategy::Steps && train.eval_strategy == EvalStrategy::Steps {
+        ("train.save_steps", "train.eval_steps")
+    } else {
+        ("train.save_strategy", "train.eval_strategy")
+    };
+    both(
+        train.load_best_model_at_end && !same_moments,
+        save,
+        eval,
+        "with train.load_best_model_at_end every checkpoint needs its validation: use the same strategy, and save_steps \
+         a multiple of eval_steps",
+    )?;
+    both(
+        train.early_stopping_patience > 0 && !evaluates,
+        "train.early_stopping_patience",
+        "train.eval_strategy",
+        "early stopping watches the validation loss; set train.eval_strategy",
+    )?;
+    both(
+        data.template_path.is_some() && data.chat_template.is_some(),
+        "data.template_path",
+        "data.chat_template",
+        "both say which chat template is used; keep one",
+    )?;
+    both(
+        train.group_by_length && !data.shuffle,
+        "train.group_by_length",
+        "data.shuffle",
+        "rows in file order cannot be grouped by length; keep one",
+    )?;
+    both(
+        train.group_by_length && data.packing,
+        "train.group_by_length",
+        "data.packing",
+        "packed rows are all of one length; keep one",
+    )?;
+    both(
+        tuning.mode == Mode::Full && tuning.adapter.is_some(),
+        "tuning.mode",
+        "tuning.adapter",
+        "full training has no adapter; use mode: lora, or remove the adapter",
+    )
+}
+
+fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
+    let show = |key: &str| {
+        let value =
+            resolved.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.to_string());
+        format!("{key}: {} ({})", value.unwrap_or_default(), resolved.source(key))
+    };
+    Error::config(format!("{} contradicts {}", show(first), show(second))).hint(why)
+}
+
+/// Refuses a configuration without a model or training rows.
+pub(super) fn required(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let missing =
+        |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", resolved.path.display())).hint(hint));
+    if config.model.name.is_none() && config.model.local_dir.is_none() {
+        return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
+    }
+    if config.data.train_path.is_empty() {
+        return missing("data.train_path is not set", "set it to a JSONL, JSON or CSV file");
+    }
+    if let (None, Some(name)) = (&config.model.local_dir, &config.model.name)
+        && is_hub_name(name)
+    {
+        let place = match resolved.source("model.name") {
+            Source::Default => resolved.path.display().to_string(),
+            source => source.place(),
+        };
+        return Err(Error::config(format!(
+            "{place}: model.name: no folder {name} here, and hub names are not supported"
+        ))
+        .hint("downloads are not yet part of this version; fetch the model and set model.local_dir to its folder"));
+    }
+    Ok(())
+}
+
+/// Whether a name looks like `owner/model` of the hub, and is no folder here.
+fn is_hub_name(name: &str) -> bool {
+    let part = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let looks = name.split_once('/').is_some_and(|(owner, model)| part(owner) && part(model));
+    looks && !Path::new(name).exists() && !name.split('/').next().is_some_and(|folder| Path::new(folder).is_dir())
+}
+
+impl ModelConfig {
+    /// The model folder: `local_dir`, or else `name`.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`] when neither is set, [`crate::Kind::Model`] when there is no such folder.
+    pub fn dir(&self) -> Result<PathBuf> {
+        let (key, dir) = match (&self.local_dir, &self.name) {
+            (Some(dir), _) => ("model.local_dir", dir.clone()),
+            (None, Some(name)) => ("model.name", PathBuf::from(name)),
+            (None, None) => return Err(Error::config("model.name is not set").hint("set it to a model folder")),
+        };
+        if dir.is_dir() {
+            return Ok(dir);
+        }
+        let what = if dir.exists() { "is no folder" } else { "does not exist" };
+        Err(Error::model(format!("{key}: {} {what}", dir.display()))
+            .hint("paths are relative to the current directory, not to the configuration file"))
+    }
+}

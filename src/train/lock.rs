@@ -1,0 +1,142 @@
+//! The output directory belongs to one live run: `output_dir/.lock` is held by an exclusive system lock, and names the
+//! process that holds it. The system drops the lock when the process dies, so a stale file never stands in the way.
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// Holds `output_dir` until dropped.
+#[derive(Debug)]
+pub struct DirLock {
+    file: File,
+    directory: PathBuf,
+    created: Vec<PathBuf>,
+    keep: bool,
+}
+
+impl DirLock {
+    /// Creates `directory` where needed and takes its lock.
+    ///
+    /// # Errors
+    /// It cannot be created or written to, or a live process holds it ([`crate::Kind::Io`], naming the process).
+    pub fn acquire(directory: &Path) -> Result<Self> {
+        let created = missing_ancestors(directory);
+        std::fs::create_dir_all(directory).map_err(|source| {
+            Error::io("create", directory, &source).hint("set train.output_dir to a directory that you may write to")
+        })?;
+        let path = directory.join(".lock");
+        let refuse = |source: std::io::Error| {
+            remove_empty(&created);
+            Error::io("write to", directory, &source).hint("set train.output_dir to a directory that you may write to")
+        };
+        let file = loop {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
+            let mut file = file.map_err(refuse)?;
+            match file.try_lock() {
+                Ok(()) if is_at(&file, &path) => break file,
+                Ok(()) => {} // the run that ended just now removed it: take a new one
+                Err(std::fs::TryLockError::WouldBlock) => return Err(in_use(directory, &mut file)),
+                Err(std::fs::TryLockError::Error(source)) => return Err(Error::io("lock", &path, &source)),
+            }
+        };
+        let lock = Self { file, directory: directory.to_owned(), created, keep: false };
+        lock.write_holder().map_err(|source| Error::io("write", &path, &source))?;
+        Ok(lock)
+    }
+
+    fn write_holder(&self) -> std::io::Result<()> {
+        let mut file = &self.file;
+        file.set_len(0)?;
+        file.rewind()?;
+        writeln!(file, "{}", std::process::id())
+    }
+
+    /// The run starts to write: from here on the directory stays when the lock goes.
+    pub fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// What a refused run takes back: the lock file and the directories that were made for it.
+    pub fn leftovers(&self) -> Leftovers {
+        Leftovers { lock: self.directory.join(".lock"), created: self.created.clone() }
+    }
+}
+
+/// See [`DirLock::leftovers`].
+#[derive(Debug, Clone)]
+pub struct Leftovers {
+    lock: PathBuf,
+    created: Vec<PathBuf>,
+}
+
+impl Leftovers {
+    /// Removes them; directories only while they are empty.
+    pub fn remove(&self) {
+        let _ = std::fs::remove_file(&self.lock);
+        remove_empty(&self.created);
+    }
+}
+
+impl Drop for DirLock {
+    fn drop(&mut self) {
+        if self.keep {
+            let _ = std::fs::remove_file(self.directory.join(".lock"));
+        } else {
+            self.leftovers().remove();
+        }
+    }
+}
+
+fn is_at(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    let identity = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
+    matches!((file.metadata(), path.metadata()), (Ok(held), Ok(named)) if identity(&held) == identity(&named))
+}
+
+fn in_use(directory: &Path, file: &mut File) -> Error {
+    let mut holder = String::new();
+    // Who holds it is only for the message; an unreadable file still means "held".
+    let _ = file.read_to_string(&mut holder);
+    let holder = holder.lines().next().unwrap_or("unknown");
+    let found = format!("output directory {} is in use by a live run (process {holder})", directory.display());
+    Error::new(crate::Kind::Io, found)
+        .hint("wait for it, stop it (it saves and exits), or set another train.output_dir")
+}
+
+/// The directories that `create_dir_all` would make, innermost first.
+fn missing_ancestors(directory: &Path) -> Vec<PathBuf> {
+    let named = directory.ancestors().filter(|path| !path.as_os_str().is_empty());
+    named.take_while(|path| !path.exists()).map(Path::to_owned).collect()
+}
+
+fn remove_empty(directories: &[PathBuf]) {
+    for directory in directories {
+        // Not empty, or already gone: then it is not ours to remove.
+        let _ = std::fs::remove_dir(directory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_held_directory_is_refused_by_process_and_freed_on_drop() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("runs/first");
+        let lock = DirLock::acquire(&directory).unwrap();
+        let refused = DirLock::acquire(&directory).unwrap_err();
+        assert!(refused.message().contains(&format!("process {}", std::process::id())), "{refused}");
+        assert_eq!(refused.kind(), crate::Kind::Io);
+        drop(lock);
+        assert!(!root.path().join("runs").exists(), "a refused run leaves nothing behind");
+
+        std::fs::create_dir_all(&directory).unwrap();
+        std::fs::write(directory.join(".lock"), "1\n").unwrap();
+        let mut lock = DirLock::acquire(&directory).expect("a file that no process locks is stale");
+        lock.keep();
+        drop(lock);
+        assert!(directory.exists() && !directory.join(".lock").exists());
+    }
+}

@@ -1,0 +1,75 @@
+//! What the run's machine is and how much of it the process uses, from `/proc` and the system.
+use std::path::Path;
+
+use serde::Serialize;
+
+/// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
+pub fn peak_bytes() -> u64 {
+    status_kib("VmHWM:").unwrap_or(0) * 1024
+}
+
+fn status_kib(key: &str) -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix(key))?.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
+pub fn free_disk(path: &Path) -> Option<u64> {
+    use std::os::unix::ffi::OsStrExt as _;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
+    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `path` is NUL-terminated and `stat` is a writable statvfs; it is read only after success.
+    let stat = unsafe {
+        if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
+            return None;
+        }
+        stat.assume_init()
+    };
+    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// What the report says about the machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// Processor model.
+    pub processor: String,
+    /// Logical processors that this process may use.
+    pub threads: usize,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Operating system and architecture.
+    pub system: String,
+}
+
+impl Machine {
+    /// Looks.
+    pub fn detect() -> Self {
+        let field = |file: &str, key: &str| {
+            let text = std::fs::read_to_string(file).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
+        };
+        let memory = field("/proc/meminfo", "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok());
+        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            memory: memory.unwrap_or(0) * 1024,
+            system: format!("{} {} {}", std::env::consts::OS, kernel.trim(), std::env::consts::ARCH),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_this_machine() {
+        let block = vec![1u8; 32 << 20];
+        assert!(peak_bytes() > std::hint::black_box(block).len() as u64);
+        assert!(free_disk(Path::new("/")).is_some() && free_disk(Path::new("/no/such/place")).is_none());
+        let machine = Machine::detect();
+        assert!(machine.threads > 0 && machine.memory > 0, "{machine:?}");
+    }
+}

@@ -1,0 +1,203 @@
+//! `metrics.jsonl`: one JSON object a line, one line an optimizer step, and a line an evaluation. For scripts and for
+//! the report; a resumed run cuts the file back to its checkpoint, so that no step stands in it twice.
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The line of an optimizer step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepLine {
+    /// Optimizer steps done, this one included.
+    pub step: u64,
+    /// Epochs done, as a fraction.
+    pub epoch: f64,
+    /// Mean loss over the step's label tokens; null where it was not finite.
+    pub loss: Option<f64>,
+    /// The rate that the step used.
+    pub learning_rate: f64,
+    /// Gradient norm before clipping; null where it was not finite.
+    pub grad_norm: Option<f64>,
+    /// Tokens of the step that carry a loss.
+    pub label_tokens: u64,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// Tokens of the step over its wall time.
+    pub tokens_per_second: f64,
+    /// The most memory the process has held so far.
+    pub peak_bytes: u64,
+}
+
+/// The line of an evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvalLine {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Epochs done, as a fraction.
+    pub epoch: f64,
+    /// Mean loss over the label tokens of the validation split; null where it was not finite.
+    pub eval_loss: Option<f64>,
+    /// Those label tokens.
+    pub eval_label_tokens: u64,
+    /// Rows of the split.
+    pub eval_rows: u64,
+    /// Wall time.
+    pub eval_seconds: f64,
+}
+
+/// A line of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// An optimizer step.
+    Step(StepLine),
+    /// An evaluation.
+    Eval(EvalLine),
+}
+
+impl Line {
+    /// The step that the line belongs to.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Step(line) => line.step,
+            Self::Eval(line) => line.step,
+        }
+    }
+}
+
+/// `value`, or nothing where it is NaN or infinite: JSON has no word for those.
+pub fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}
+
+/// Appends lines to the file; each is in the file when [`Metrics::write`] returns.
+#[derive(Debug)]
+pub struct Metrics {
+    file: File,
+    path: PathBuf,
+}
+
+impl Metrics {
+    /// An empty file, in place of what was there.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = File::create(path).map_err(|source| Error::io("create", path, &source))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Goes on with the file of an interrupted run: keeps the lines up to `step`, drops later ones and half a line.
+    /// A missing file starts empty.
+    ///
+    /// # Errors
+    /// The file cannot be read or rewritten.
+    pub fn resume(path: &Path, step: u64) -> Result<Self> {
+        let kept: Vec<Line> = read(path)?.into_iter().filter(|line| line.step() <= step).collect();
+        let staged = path.with_extension("jsonl.tmp");
+        let mut text = String::new();
+        for line in &kept {
+            text.push_str(&encode(line));
+        }
+        let write = || -> std::io::Result<()> {
+            let mut file = BufWriter::new(File::create(&staged)?);
+            file.write_all(text.as_bytes())?;
+            file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
+            std::fs::rename(&staged, path)
+        };
+        write().map_err(|source| Error::io("rewrite", path, &source))?;
+        let file =
+            OpenOptions::new().append(true).open(path).map_err(|source| Error::io("append to", path, &source))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Appends one line.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, line: &Line) -> Result<()> {
+        let written = self.file.write_all(encode(line).as_bytes());
+        written.map_err(|source| Error::io("append to", &self.path, &source))
+    }
+}
+
+fn encode(line: &Line) -> String {
+    let json = serde_json::to_string(line).expect("plain numbers encode as JSON");
+    json + "\n"
+}
+
+/// The lines of the file; those that do not parse (half a line after a crash) are left out. No file: no lines.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read(path: &Path) -> Result<Vec<Line>> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(Error::io("read", path, &source)),
+    };
+    let mut lines = Vec::new();
+    for text in BufReader::new(file).split(b'\n') {
+        let text = text.map_err(|source| Error::io("read", path, &source))?;
+        lines.extend(serde_json::from_slice::<Line>(&text));
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> Line {
+        Line::Step(StepLine {
+            step,
+            epoch: step as f64 / 4.0,
+            loss: finite(1.0 / step as f64),
+            learning_rate: 1e-3,
+            grad_norm: finite(f64::NAN),
+            label_tokens: 7,
+            tokens: 20,
+            tokens_per_second: 100.5,
+            peak_bytes: 1 << 20,
+        })
+    }
+
+    #[test]
+    fn a_step_line_has_exactly_the_promised_keys() {
+        assert_eq!(
+            encode(&step(2)),
+            "{\"step\":2,\"epoch\":0.5,\"loss\":0.5,\"learning_rate\":0.001,\"grad_norm\":null,\"label_tokens\":7,\
+             \"tokens\":20,\"tokens_per_second\":100.5,\"peak_bytes\":1048576}\n"
+        );
+    }
+
+    #[test]
+    fn resuming_cuts_back_to_the_checkpoint_and_drops_half_a_line() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("metrics.jsonl");
+        let eval = |step| {
+            Line::Eval(EvalLine {
+                step,
+                epoch: 0.5,
+                eval_loss: Some(0.25),
+                eval_label_tokens: 9,
+                eval_rows: 2,
+                eval_seconds: 0.1,
+            })
+        };
+        let mut metrics = Metrics::create(&path).unwrap();
+        for line in [step(1), step(2), eval(2), step(3)] {
+            metrics.write(&line).unwrap();
+        }
+        metrics.file.write_all(b"{\"step\":4,\"epo").unwrap();
+        let mut metrics = Metrics::resume(&path, 2).unwrap();
+        metrics.write(&step(3)).unwrap();
+        assert_eq!(read(&path).unwrap(), [step(1), step(2), eval(2), step(3)]);
+        assert!(!path.with_extension("jsonl.tmp").exists());
+    }
+}

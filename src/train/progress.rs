@@ -1,0 +1,127 @@
+//! What a run tells while it goes, and to whom: the loop sends an [`Event`] to an [`Observer`]; how it looks on a
+//! terminal, in plain lines or in a test is the observer's business.
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::metrics::{EvalLine, StepLine};
+use super::report::Sample;
+use crate::plan::batches::Batches;
+use crate::plan::rates::Rate;
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A phase of the preparation begins, such as "loading the model".
+    Phase(&'a str),
+    /// Something that the user should know.
+    Notice(&'a str),
+    /// What will be done, before step 1.
+    Plan {
+        /// Model, mode and sizes: label and value.
+        facts: &'a [(String, String)],
+        /// The batch maths.
+        batches: &'a Batches,
+        /// The learning rate at its turning points.
+        rates: &'a [Rate],
+        /// The step from which the run goes on; 0 for a new one.
+        resumed_at: u64,
+    },
+    /// An optimizer step is done.
+    Step {
+        /// The line in `metrics.jsonl`.
+        line: &'a StepLine,
+        /// Where the run stands.
+        pace: &'a Pace,
+        /// Loss or gradients were not finite: nothing was updated.
+        skipped: bool,
+    },
+    /// An evaluation begins.
+    Evaluating {
+        /// Rows of the validation split.
+        rows: u64,
+    },
+    /// An evaluation is done.
+    Eval {
+        /// The line in `metrics.jsonl`.
+        line: &'a EvalLine,
+        /// The lowest loss so far.
+        best: bool,
+    },
+    /// A checkpoint is durable.
+    Saved(&'a Path),
+    /// Held-out rows were answered before and after training.
+    Samples(&'a [Sample]),
+}
+
+/// Hears what happens in a run. Called from the loop's thread and from those that tokenize.
+pub trait Observer: crate::data::Progress + Sync {
+    /// `event` has happened.
+    fn event(&self, event: &Event<'_>);
+}
+
+/// How fast the run goes and how long it will take, from the steps done so far.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    /// Steps done, those before a resume included.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    /// Mean loss of the last steps.
+    pub smoothed_loss: Option<f64>,
+    /// Tokens per second, averaged over the last steps.
+    pub tokens_per_second: f64,
+    seconds_per_step: f64,
+    began: Instant,
+}
+
+impl Pace {
+    /// At `step` of `total_steps`.
+    pub fn new(step: u64, total_steps: u64) -> Self {
+        let (smoothed_loss, tokens_per_second, seconds_per_step) = (None, 0.0, 0.0);
+        Self { step, total_steps, smoothed_loss, tokens_per_second, seconds_per_step, began: Instant::now() }
+    }
+
+    /// One more step has been done, in `took`.
+    pub fn advance(&mut self, tokens: u64, loss: Option<f64>, took: Duration) {
+        /// The weight of the newest step: an average over about twenty.
+        const NEWEST: f64 = 0.1;
+        let seconds = took.as_secs_f64().max(1e-9);
+        let mix = |old: f64, new: f64| if old == 0.0 { new } else { old + NEWEST * (new - old) };
+        self.step += 1;
+        self.tokens_per_second = mix(self.tokens_per_second, tokens as f64 / seconds);
+        self.seconds_per_step = mix(self.seconds_per_step, seconds);
+        self.smoothed_loss = match (self.smoothed_loss, loss) {
+            (Some(old), Some(new)) => Some(old + NEWEST * (new - old)),
+            (old, new) => new.or(old),
+        };
+    }
+
+    /// Seconds that the remaining steps will take.
+    pub fn eta_seconds(&self) -> f64 {
+        self.seconds_per_step * self.total_steps.saturating_sub(self.step) as f64
+    }
+
+    /// Time since the loop began.
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remaining_time_follows_the_steps() {
+        let mut pace = Pace::new(10, 20);
+        assert_eq!(pace.eta_seconds(), 0.0);
+        pace.advance(100, Some(2.0), Duration::from_millis(500));
+        assert_eq!((pace.step, pace.tokens_per_second, pace.smoothed_loss), (11, 200.0, Some(2.0)));
+        assert!((pace.eta_seconds() - 4.5).abs() < 1e-9);
+        pace.advance(100, None, Duration::from_millis(500));
+        assert_eq!(pace.smoothed_loss, Some(2.0), "a step without a loss does not count");
+        pace.advance(100, Some(1.0), Duration::from_secs(1));
+        assert!((pace.smoothed_loss.unwrap() - 1.9).abs() < 1e-9);
+        assert!((pace.eta_seconds() - 0.55 * 7.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,120 @@
+//! SIGINT and SIGTERM at any time. While the run is being prepared nothing is worth keeping, so the process leaves at
+//! once; from step 1 on a request is a flag that the loop reads between steps, and saving cannot be interrupted.
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::lock::Leftovers;
+use crate::error::{Error, Result};
+
+/// How far the run is, for whoever asks it to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Preparing,
+    Looping,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    requested: Option<&'static str>,
+    leftovers: Option<Leftovers>,
+}
+
+/// A request to stop, shared between the signal handler and the loop.
+#[derive(Debug, Clone)]
+pub struct Stop(Arc<Mutex<State>>);
+
+impl Default for Stop {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(State { phase: Phase::Preparing, requested: None, leftovers: None })))
+    }
+}
+
+impl Stop {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the run to stop after the step it is in. `why` is a signal's name or another short reason.
+    pub fn request(&self, why: &'static str) {
+        self.state().requested.get_or_insert(why);
+    }
+
+    /// Why the run was asked to stop, if it was.
+    pub fn requested(&self) -> Option<&'static str> {
+        self.state().requested
+    }
+
+    /// What is to be taken back if the process leaves before the loop.
+    pub fn leaves_behind(&self, leftovers: Leftovers) {
+        self.state().leftovers = Some(leftovers);
+    }
+
+    /// From here on a request waits for the step to finish and for the checkpoint to be written.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Preempted`] if it was requested before: nothing has been written yet.
+    pub fn enter_loop(&self) -> Result<()> {
+        let mut state = self.state();
+        if let Some(why) = state.requested {
+            return Err(Error::preempted(format!("{why} before step 1: nothing was written")));
+        }
+        state.phase = Phase::Looping;
+        Ok(())
+    }
+
+    /// Listens for SIGINT and SIGTERM on a thread of its own for the rest of the process. A signal during preparation
+    /// calls `leave` (which should end the process; the loop cannot begin meanwhile); a later one becomes a request,
+    /// and `notice(signal, again)` is told so.
+    ///
+    /// # Errors
+    /// The system refuses the handlers.
+    pub fn listen(
+        &self,
+        leave: impl Fn(&'static str) + Send + 'static,
+        notice: impl Fn(&'static str, bool) + Send + 'static,
+    ) -> Result<()> {
+        let mut signals = Signals::new([SIGINT, SIGTERM])
+            .map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;
+        let stop = self.clone();
+        std::thread::spawn(move || {
+            for signal in signals.forever() {
+                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
+                let mut state = stop.state();
+                if state.phase == Phase::Preparing {
+                    // Under the lock: the loop cannot begin while the process is leaving.
+                    if let Some(leftovers) = state.leftovers.take() {
+                        leftovers.remove();
+                    }
+                    leave(name);
+                }
+                let again = state.requested.is_some();
+                state.requested.get_or_insert(name);
+                drop(state);
+                notice(name, again);
+            }
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_before_the_loop_ends_the_run_and_a_later_one_is_a_flag() {
+        let stop = Stop::default();
+        stop.enter_loop().unwrap();
+        assert_eq!(stop.requested(), None);
+        stop.request("SIGTERM");
+        stop.request("SIGINT");
+        assert_eq!(stop.requested(), Some("SIGTERM"));
+
+        let early = Stop::default();
+        early.request("SIGINT");
+        assert_eq!(early.enter_loop().unwrap_err().kind(), crate::Kind::Preempted);
+    }
+}
