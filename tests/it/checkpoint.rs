@@ -1,13 +1,13 @@
 //! Checkpoints: bit-exact round trips, every byte of damage found, a death or a full disk at every single operation.
-use std::collections::BTreeSet;
-use std::fs;
-use std::io::{self, Write};
-use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+mod faults;
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use faults::{Fault, FaultyDisk};
 use serde_json::json;
 use tempfile::TempDir;
-use tunesmith::checkpoint::disk::{Disk, DiskFile, RealDisk};
+use tunesmith::checkpoint::disk::{Disk, RealDisk};
 use tunesmith::checkpoint::stamp::Hashes;
 use tunesmith::checkpoint::{
     self, AdapterConfig, Snapshot, Stamp, TrainState, Weights, newest_complete, pointed, store, verify,
@@ -322,125 +322,6 @@ fn too_little_room_is_said_before_anything_is_written() {
     store::preflight(&root.path().join("not/yet/there"), 1).unwrap();
     let error = store::preflight(root.path(), u64::MAX).unwrap_err();
     assert_says(&error, Kind::Io, &["MiB free", "hint"]);
-}
-
-/// What happens at the fatal operation.
-#[derive(Clone, Copy, PartialEq)]
-enum Fault {
-    /// The process dies: no further operation has an effect, and files that were not synced are cut in half.
-    Death,
-    /// The disk is full from here on: nothing grows, but entries can be renamed and removed.
-    Full,
-}
-
-struct FaultyDisk {
-    fault: Fault,
-    inner: Mutex<Inner>,
-}
-
-struct Inner {
-    /// Operations until the fault.
-    left: usize,
-    unsynced: BTreeSet<PathBuf>,
-    /// What was done: operation and file name.
-    log: Vec<(&'static str, String)>,
-}
-
-impl FaultyDisk {
-    fn new(fault: Fault, left: usize) -> Self {
-        Self { fault, inner: Mutex::new(Inner { left, unsynced: BTreeSet::new(), log: Vec::new() }) }
-    }
-
-    /// Counts an operation; an error from the fatal one on.
-    fn count(&self, grows: bool) -> io::Result<()> {
-        let mut inner = self.inner.lock().unwrap();
-        if inner.left > 0 {
-            inner.left -= 1;
-            return Ok(());
-        }
-        if self.fault == Fault::Full && !grows {
-            return Ok(());
-        }
-        if self.fault == Fault::Death {
-            for path in std::mem::take(&mut inner.unsynced) {
-                let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
-                file.set_len(file.metadata().unwrap().len() / 2).unwrap();
-            }
-        }
-        Err(io::Error::from(io::ErrorKind::StorageFull))
-    }
-
-    fn log(&self, operation: &'static str, path: &Path) {
-        let name = path.file_name().unwrap().to_string_lossy().split(".tmp-").next().unwrap().to_owned();
-        self.inner.lock().unwrap().log.push((operation, name));
-    }
-
-    fn was_hit(&self) -> bool {
-        self.inner.lock().unwrap().left == 0
-    }
-}
-
-/// The trait hands out boxes without a lifetime; a test's disk lives as long as the tests do.
-struct FaultyFile(fs::File, PathBuf, &'static FaultyDisk);
-
-impl Write for FaultyFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.2.count(true) {
-            Ok(()) => self.0.write(bytes),
-            Err(error) => {
-                if self.2.fault == Fault::Full {
-                    self.0.write_all(&bytes[..bytes.len() / 2])?; // what still fitted
-                }
-                Err(error)
-            }
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
-impl DiskFile for FaultyFile {
-    fn sync(&mut self) -> io::Result<()> {
-        self.2.count(true)?;
-        self.2.inner.lock().unwrap().unsynced.remove(&self.1);
-        self.2.log("sync", &self.1);
-        Ok(())
-    }
-}
-
-impl Disk for &'static FaultyDisk {
-    fn create_dir(&self, path: &Path) -> io::Result<()> {
-        self.count(true)?;
-        RealDisk.create_dir(path)
-    }
-
-    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
-        self.count(true)?;
-        let file = fs::File::create_new(path)?;
-        self.inner.lock().unwrap().unsynced.insert(path.to_owned());
-        Ok(Box::new(FaultyFile(file, path.to_owned(), self)))
-    }
-
-    fn sync_dir(&self, path: &Path) -> io::Result<()> {
-        self.count(false)?;
-        self.log("sync_dir", path);
-        RealDisk.sync_dir(path)
-    }
-
-    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.count(false)?;
-        self.log("rename", to);
-        RealDisk.rename(from, to)
-    }
-
-    fn remove(&self, path: &Path) -> io::Result<()> {
-        self.count(false)?;
-        self.log("remove", path);
-        self.inner.lock().unwrap().unsynced.retain(|unsynced| !unsynced.starts_with(path));
-        RealDisk.remove(path)
-    }
 }
 
 /// Does `change` on a root with checkpoints of `steps`, with the fault at every operation in turn; `check` sees the
