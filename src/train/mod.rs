@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report.
 pub mod feed;
@@ -7,8 +6,5 @@ pub mod machine;
 pub mod metrics;
 pub mod report;
 pub mod signals;
-pub mod tensorboard;
-=======
-//! Layer 6: one optimizer step, and the run around it.
 pub mod step;
->>>>>>> main
+pub mod tensorboard;
