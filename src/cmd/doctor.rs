@@ -1,14 +1,263 @@
-//! `tunesmith doctor`.
+//! `tunesmith doctor`: what this machine has and lacks, with what to do about it. It leaves nothing behind.
+use super::terminal::{self, Style};
 use crate::error::Result;
+use crate::ops::simd::{self, Level};
+use crate::train::machine::{Machine, free_disk};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 
 /// Say what this machine has and lacks for training.
 #[derive(Debug, clap::Args)]
 pub struct Args {}
 
+/// How a finding bears on training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// As it should be.
+    Good,
+    /// Neither helps nor hinders.
+    Neutral,
+    /// Something is missing or short.
+    Lacking,
+}
+
+/// One line of the report.
+#[derive(Debug)]
+struct Finding {
+    subject: &'static str,
+    verdict: Verdict,
+    text: String,
+    hint: Option<String>,
+}
+
+impl Finding {
+    fn new(subject: &'static str, verdict: Verdict, text: impl Into<String>) -> Self {
+        Self { subject, verdict, text: text.into(), hint: None }
+    }
+
+    fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}
+
 /// Runs the subcommand.
 ///
 /// # Errors
-/// None yet.
+/// [`crate::Kind::Io`] when standard output cannot be written.
 pub fn run(_args: &Args) -> Result<()> {
-    Ok(())
+    let machine = Machine::detect();
+    let findings = [
+        processor(&machine),
+        vectors(simd::detect()),
+        memory(machine.memory, available_memory(), memory_limit()),
+        disk("disk here", Path::new(".")),
+        disk("disk for cache", &cache_dir()),
+        writable(),
+        program(
+            "just",
+            "recipes run with `just`",
+            "run `scripts/just` instead, which builds it once, or `cargo install just --locked`",
+        ),
+        program(
+            "tensorboard",
+            "shows the event files of runs",
+            "`python3 -m pip install tensorboard`; training writes its event files without it",
+        ),
+        gpu(find_library("libcuda.so.1")),
+        Finding::new("python", Verdict::Neutral, "not needed"),
+    ];
+    terminal::print(&report(&findings, terminal::stdout_colour()))
+}
+
+fn report(findings: &[Finding], colour: bool) -> String {
+    let mut out = format!("tunesmith {}\n\n", env!("CARGO_PKG_VERSION"));
+    let width = findings.iter().map(|finding| finding.subject.len()).max().unwrap_or(0);
+    for Finding { subject, verdict, text, hint } in findings {
+        let (word, style) = match verdict {
+            Verdict::Good => ("ok  ", Style::Green),
+            Verdict::Neutral => ("-   ", Style::Dim),
+            Verdict::Lacking => ("LACK", Style::Yellow),
+        };
+        let _ = writeln!(out, "{}  {subject:width$}  {text}", style.paint(word, colour));
+        if let Some(hint) = hint {
+            let _ = writeln!(out, "      {:width$}  {} {hint}", "", Style::Bold.paint("hint:", colour));
+        }
+    }
+    out
+}
+
+fn processor(machine: &Machine) -> Finding {
+    let cores = machine.threads;
+    let text = format!("{cores} usable core{}, {}", if cores == 1 { "" } else { "s" }, machine.processor);
+    Finding::new("processor", Verdict::Good, text)
+}
+
+fn vectors(level: Level) -> Finding {
+    match level {
+        Level::Avx512 => Finding::new("vectors", Verdict::Good, "AVX-512"),
+        Level::Avx2 => Finding::new("vectors", Verdict::Good, "AVX2 with FMA"),
+        Level::Portable => {
+            Finding::new("vectors", Verdict::Lacking, "no AVX2: the portable kernels are used, several times slower")
+                .hint("use a machine with AVX2 for larger models")
+        }
+    }
+}
+
+fn memory(total: u64, available: Option<u64>, limit: Option<u64>) -> Finding {
+    let usable = limit.unwrap_or(u64::MAX).min(available.unwrap_or(total));
+    let mut text = format!("{} in all", bytes(total));
+    if let Some(available) = available {
+        let _ = write!(text, ", {} free", bytes(available));
+    }
+    if let Some(limit) = limit.filter(|&limit| limit < total) {
+        let _ = write!(text, ", {} allowed by the cgroup", bytes(limit));
+    }
+    if usable >= 2 << 30 {
+        return Finding::new("memory", Verdict::Good, text);
+    }
+    Finding::new("memory", Verdict::Lacking, text)
+        .hint("set train.gradient_checkpointing: true and a small train.batch_size; weights take 4 bytes a parameter")
+}
+
+fn disk(subject: &'static str, wanted: &Path) -> Finding {
+    // A folder that is yet to be made will lie on the file system of the nearest one that exists.
+    let full = std::path::absolute(wanted).unwrap_or_else(|_| wanted.to_owned());
+    let Some(existing) = full.ancestors().find(|folder| folder.exists()) else {
+        return Finding::new(subject, Verdict::Neutral, format!("{}: unknown", full.display()));
+    };
+    match free_disk(existing) {
+        None => Finding::new(subject, Verdict::Neutral, format!("{}: unknown", full.display())),
+        Some(free) => {
+            let text = format!("{} free in {}", bytes(free), full.display());
+            if free >= 1 << 30 {
+                Finding::new(subject, Verdict::Good, text)
+            } else {
+                Finding::new(subject, Verdict::Lacking, text).hint(match subject {
+                    "disk here" => "free some space, or set train.output_dir to a folder elsewhere",
+                    _ => "free some space, or set data.cache_dir to a folder elsewhere",
+                })
+            }
+        }
+    }
+}
+
+fn writable() -> Finding {
+    // Permissions alone do not tell (root, read-only mounts): only making a file does; it is removed at once.
+    let probe = PathBuf::from(format!(".tunesmith-doctor-{}.tmp", std::process::id()));
+    let made = std::fs::OpenOptions::new().write(true).create_new(true).open(&probe);
+    match made {
+        Ok(_) => {
+            let _ = std::fs::remove_file(&probe);
+            Finding::new("output", Verdict::Good, "the current folder is writable")
+        }
+        Err(source) => {
+            Finding::new("output", Verdict::Lacking, format!("the current folder is not writable: {source}"))
+                .hint("set train.output_dir to a folder of yours")
+        }
+    }
+}
+
+fn program(name: &'static str, purpose: &str, how: &str) -> Finding {
+    match find_program(name) {
+        Some(path) => Finding::new(name, Verdict::Good, path.display().to_string()),
+        None => Finding::new(name, Verdict::Lacking, format!("not on PATH ({purpose})")).hint(how),
+    }
+}
+
+fn gpu(driver: Option<PathBuf>) -> Finding {
+    let text = match driver {
+        Some(path) => format!("CUDA driver found ({}), not used: this version trains on the CPU", path.display()),
+        None => "no CUDA driver found, none needed: this version trains on the CPU".to_owned(),
+    };
+    Finding::new("gpu", Verdict::Neutral, text)
+}
+
+fn find_program(name: &str) -> Option<PathBuf> {
+    use std::os::unix::fs::PermissionsExt;
+    let executable =
+        |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(executable)
+}
+
+/// Where the dynamic linker would find a library, as far as the usual folders tell.
+fn find_library(name: &str) -> Option<PathBuf> {
+    const USUAL: &[&str] = &[
+        "/usr/lib/x86_64-linux-gnu",
+        "/usr/lib/aarch64-linux-gnu",
+        "/lib/x86_64-linux-gnu",
+        "/usr/lib64",
+        "/usr/lib",
+        "/usr/local/cuda/compat",
+        "/usr/local/nvidia/lib64",
+        "/usr/lib/wsl/lib",
+    ];
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
+    folders.chain(USUAL.iter().map(PathBuf::from)).map(|folder| folder.join(name)).find(|path| path.exists())
+}
+
+fn cache_dir() -> PathBuf {
+    std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from).join(".cache/tunesmith")
+}
+
+fn available_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// The least memory limit of this process's control groups (version 2, then version 1).
+fn memory_limit() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let limit = |file: PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    let modern = Path::new("/sys/fs/cgroup").join(ours);
+    let unlimited = 1 << 60;
+    modern
+        .ancestors()
+        .take_while(|folder| folder.starts_with("/sys/fs/cgroup"))
+        .map(|folder| folder.join("memory.max"))
+        .chain([PathBuf::from("/sys/fs/cgroup/memory/memory.limit_in_bytes")])
+        .filter_map(limit)
+        .filter(|&bytes| bytes < unlimited)
+        .min()
+}
+
+fn bytes(count: u64) -> String {
+    if count >= 1 << 30 {
+        format!("{:.1} GiB", count as f64 / (1_u64 << 30) as f64)
+    } else {
+        format!("{:.0} MiB", count as f64 / (1_u64 << 20) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_cgroup_on_a_large_machine_is_lacking_memory() {
+        let finding = memory(64 << 30, Some(60 << 30), Some(1 << 30));
+        assert_eq!(finding.verdict, Verdict::Lacking);
+        assert!(finding.text.contains("1.0 GiB allowed by the cgroup"), "{}", finding.text);
+        assert_eq!(memory(64 << 30, Some(60 << 30), None).verdict, Verdict::Good);
+    }
+
+    #[test]
+    fn every_lack_says_what_to_do() {
+        let findings =
+            [vectors(Level::Portable), memory(1 << 29, None, None), program("no-such-program", "x", "get it")];
+        for finding in &findings {
+            assert!(finding.verdict == Verdict::Lacking && finding.hint.is_some(), "{finding:?}");
+        }
+        let text = report(&findings, false);
+        assert_eq!(text.matches("hint:").count(), 3, "{text}");
+        assert!(!text.contains('\x1b'));
+    }
+
+    #[test]
+    fn a_missing_folder_is_measured_where_it_would_be_made() {
+        let finding = disk("disk here", Path::new("/no/such/folder"));
+        assert!(finding.text.ends_with("free in /no/such/folder"), "{}", finding.text);
+    }
 }

@@ -3,7 +3,9 @@
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! [`Command`] and a line in [`Command::run`].
 pub mod args;
+pub mod bench;
 pub mod config;
+pub mod data;
 pub mod doctor;
 pub mod terminal;
 
@@ -30,6 +32,10 @@ Exit codes:
 enum Command {
     /// Show each effective setting and where it comes from
     Config(config::Args),
+    /// Show what the data becomes: counts, lengths, and rows as the model sees them
+    Data(data::Args),
+    /// Measure training speed and memory of a model shape on this machine
+    Bench(bench::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
 }
@@ -38,6 +44,8 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Self::Config(args) => config::run(args),
+            Self::Data(args) => data::run(args),
+            Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
         }
     }

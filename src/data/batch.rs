@@ -38,14 +38,19 @@ impl Batch {
     pub fn from_examples<'a>(examples: impl IntoIterator<Item = &'a Example>) -> Self {
         let mut batch = Self { cu_seqlens: vec![0], ..Self::default() };
         for example in examples {
-            batch.tokens.extend_from_slice(&example.input_ids);
-            batch.targets.extend(example.labels.iter().skip(1).copied());
-            if !example.input_ids.is_empty() {
-                batch.targets.push(IGNORE);
-                batch.cu_seqlens.push(batch.tokens.len());
-            }
+            batch.push(&example.input_ids, &example.labels);
         }
         batch
+    }
+
+    /// Appends one sequence and shifts its labels: position t predicts label t + 1, the last position nothing.
+    pub fn push(&mut self, ids: &[u32], labels: &[i32]) {
+        self.tokens.extend_from_slice(ids);
+        self.targets.extend(labels.iter().skip(1).copied());
+        if !ids.is_empty() {
+            self.targets.push(IGNORE);
+            self.cu_seqlens.push(self.tokens.len());
+        }
     }
 
     /// How many positions carry a loss.

@@ -1,5 +1,7 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod config;
+mod data;
 mod parity;
 mod run;
 mod targets;

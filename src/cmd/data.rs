@@ -1,0 +1,210 @@
+//! `tunesmith data`: what the rows become before any training: counts, lengths, rows with what carries a loss.
+use super::args::ConfigArgs;
+use super::terminal::{self, Style};
+use crate::config::arch::Arch;
+use crate::data::{self, Counts, Dataset, IGNORE, Progress, Split};
+use crate::error::{Error, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use std::cell::RefCell;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Bars of the length histogram.
+const BARS: usize = 16;
+/// Columns of the longest bar.
+const BAR_WIDTH: usize = 40;
+/// What encloses supervised text where there are no colours.
+const PLAIN_MARKS: (&str, &str) = ("⟦", "⟧");
+
+/// Show what the data becomes: counts, lengths, and rows as the model sees them.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    rows: usize,
+    /// Write `{text, input_ids, labels}` of every training row, then of every validation row
+    #[arg(long, value_name = "FILE.jsonl")]
+    dump: Option<PathBuf>,
+    /// Print the numbers as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of [`ConfigArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
+pub fn run(args: &Args) -> Result<()> {
+    let config = args.config.load(&[])?.config;
+    let model_dir = config.model.dir()?;
+    let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
+    let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
+    if let Some(path) = &args.dump {
+        dump(&data, path)?;
+    }
+    if args.json {
+        return terminal::print(&format!("{:#}\n", numbers(&data)));
+    }
+    let colour = terminal::stdout_colour();
+    let mut text = overview(&data, colour);
+    for index in 0..args.rows.min(data.train.len()) {
+        let example = data.train.ids(index);
+        let supervised = data.train.labels(index).iter().filter(|&&label| label != IGNORE).count();
+        let title = format!("row {} of train: {} tokens, {supervised} with loss", index + 1, example.len());
+        let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, index, colour)?);
+    }
+    terminal::print(&text)
+}
+
+/// The progress of tokenizing on standard error; nothing where that is no terminal.
+#[derive(Default)]
+struct Bar(RefCell<Option<ProgressBar>>);
+
+impl Progress for Bar {
+    fn begin(&self, what: &str, total: u64) {
+        let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {eta}");
+        let bar = ProgressBar::new(total).with_message(what.to_owned());
+        self.0.replace(Some(style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)));
+    }
+
+    fn advance(&self, by: u64) {
+        self.0.borrow().iter().for_each(|bar| bar.inc(by));
+    }
+
+    fn end(&self) {
+        self.0.take().iter().for_each(ProgressBar::finish_and_clear);
+    }
+}
+
+/// The splits that there are.
+fn splits(data: &Dataset) -> impl Iterator<Item = (&'static str, &Split, Option<&Counts>)> {
+    let report = &data.report;
+    let train = Some(("train", &data.train, Some(&report.train)));
+    let validation = data.validation.as_ref().map(|split| ("validation", split, report.validation.as_ref()));
+    let test = data.test.as_ref().map(|split| ("test", split, report.test.as_ref()));
+    train.into_iter().chain(validation).chain(test)
+}
+
+fn numbers(data: &Dataset) -> Value {
+    let split = |(name, split, counts): (&str, &Split, Option<&Counts>)| {
+        let lengths = split.lengths();
+        let value = json!({
+            "rows": split.len(),
+            "tokens": split.tokens(),
+            "label_tokens": split.label_tokens(),
+            "min_length": lengths.iter().min(),
+            "mean_length": split.tokens() as f64 / split.len().max(1) as f64,
+            "max_length": lengths.iter().max(),
+            "files": counts,
+        });
+        (name.to_owned(), value)
+    };
+    json!({
+        "splits": splits(data).map(split).collect::<serde_json::Map<_, _>>(),
+        "template": data.template.as_ref().map(data::ChatTemplate::origin),
+        "from_cache": data.report.from_cache,
+        "fingerprint": data.fingerprint,
+        "warnings": data.report.warnings,
+    })
+}
+
+/// Counts per split, the histogram of lengths, warnings.
+fn overview(data: &Dataset, colour: bool) -> String {
+    let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
+    let header = ["", "rows", "tokens", "with loss", "mean", "longest", "truncated", "left out"].map(String::from);
+    let mut table = vec![header];
+    for (name, split, counts) in splits(data) {
+        let (tokens, rows) = (split.tokens() as u64, split.len() as u64);
+        let of_files = |count: fn(&Counts) -> u64| {
+            counts.map_or("-".into(), |all| format!("{} ({:.1} %)", count(all), percent(count(all), all.rows)))
+        };
+        table.push([
+            name.into(),
+            rows.to_string(),
+            tokens.to_string(),
+            format!("{:.1} %", percent(split.label_tokens() as u64, tokens)),
+            format!("{:.1}", tokens as f64 / rows.max(1) as f64),
+            split.lengths().into_iter().max().unwrap_or(0).to_string(),
+            of_files(|counts| counts.truncated),
+            of_files(|counts| counts.too_long + counts.unlabeled),
+        ]);
+    }
+    let mut text = String::new();
+    for (index, row) in table.iter().enumerate() {
+        let mut line = String::new();
+        for (column, cell) in row.iter().enumerate() {
+            let width = table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+            let _ = if column == 0 { write!(line, "{cell:width$}") } else { write!(line, "  {cell:>width$}") };
+        }
+        let _ = writeln!(text, "{}", if index == 0 { Style::Dim.paint(&line, colour) } else { line });
+    }
+    let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
+    let source = if data.report.from_cache { ", tokens from the cache" } else { "" };
+    let _ = writeln!(text, "chat template: {template}{source}");
+    text.push_str(&histogram(&data.train.lengths()));
+    for warning in &data.report.warnings {
+        let _ = writeln!(text, "{} {warning}", Style::Yellow.paint("warning:", colour));
+    }
+    text
+}
+
+/// Lengths in bars of equal width, a line each.
+fn histogram(lengths: &[usize]) -> String {
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let width = (longest + 1).div_ceil(BARS);
+    let mut counts = vec![0_usize; longest / width + 1];
+    for length in lengths {
+        counts[length / width] += 1;
+    }
+    let most = counts.iter().copied().max().unwrap_or(1).max(1);
+    let digits = longest.to_string().len();
+    let mut text = String::from("lengths of training rows, in tokens\n");
+    for (bar, &count) in counts.iter().enumerate() {
+        let (from, to) = (bar * width, (bar + 1) * width - 1);
+        // A bar that is not empty shows at least one block.
+        let blocks = (count * BAR_WIDTH).div_ceil(most);
+        let _ = writeln!(text, "  {from:>digits$}-{to:<digits$}  {:BAR_WIDTH$}  {count}", "█".repeat(blocks));
+    }
+    text
+}
+
+/// The text of a training row, special tokens and all; what carries a loss stands out.
+fn marked(data: &Dataset, index: usize, colour: bool) -> Result<String> {
+    let (ids, labels) = (data.train.ids(index), data.train.labels(index));
+    let whole = data.tokenizer.decode(ids, false)?;
+    let mut text = String::new();
+    let (mut begin, mut shown) = (0, 0);
+    for run in labels.chunk_by(|a, b| (*a == IGNORE) == (*b == IGNORE)) {
+        let end = begin + run.len();
+        // A decoder may treat the first token of a text differently: pieces are cut from the whole.
+        let through = if end == ids.len() { whole.len() } else { data.tokenizer.decode(&ids[..end], false)?.len() };
+        let through = (shown..=through.min(whole.len())).rev().find(|&at| whole.is_char_boundary(at)).unwrap_or(shown);
+        let piece = &whole[shown..through];
+        match (run[0] == IGNORE, colour) {
+            (true, _) => text.push_str(piece),
+            (false, true) => text.push_str(&Style::Green.paint(piece, true)),
+            (false, false) => text.extend([PLAIN_MARKS.0, piece, PLAIN_MARKS.1]),
+        }
+        (begin, shown) = (end, through);
+    }
+    Ok(text)
+}
+
+/// Writes every row of train and validation, a line each.
+fn dump(data: &Dataset, path: &Path) -> Result<()> {
+    let failed = |error: std::io::Error| Error::io("write", path, &error);
+    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    for split in [Some(&data.train), data.validation.as_ref()].into_iter().flatten() {
+        for index in 0..split.len() {
+            let (ids, labels) = (split.ids(index), split.labels(index));
+            let row = json!({ "text": data.tokenizer.decode(ids, false)?, "input_ids": ids, "labels": labels });
+            writeln!(file, "{row}").map_err(failed)?;
+        }
+    }
+    file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)
+}

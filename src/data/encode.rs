@@ -1,0 +1,168 @@
+//! From a row to ids and labels. Labels come from byte ranges of the text, never from searching ids: pad = eos and
+//! repeated tokens cannot confuse them.
+use std::ops::Range;
+use std::slice::from_ref;
+
+use super::batch::{Example, IGNORE};
+use super::mask;
+use super::row::Row;
+use super::template::ChatTemplate;
+use super::tokenizer::{Encoded, Tokenizer};
+use crate::config::{LossOn, Truncation};
+use crate::error::{Error, Result};
+
+/// What decides how rows become tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EncodeOptions {
+    /// The longest row in tokens.
+    pub max_seq_len: usize,
+    /// What happens to longer ones.
+    pub truncation: Truncation,
+    /// Which tokens carry the loss.
+    pub loss_on: LossOn,
+    /// Ids must be below this.
+    pub vocab_size: usize,
+}
+
+/// What became of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It can be trained on.
+    Kept {
+        /// Ids and labels.
+        example: Example,
+        /// Whether its end or beginning was cut off.
+        truncated: bool,
+    },
+    /// Left out: longer than the limit, and `truncation: drop`.
+    TooLong,
+    /// Left out: no token carries a loss.
+    Unlabeled {
+        /// Whether truncation may have cut the labels off.
+        truncated: bool,
+    },
+}
+
+/// Turns rows into examples.
+#[derive(Debug)]
+pub struct Encoder {
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if there is one.
+    pub template: Option<ChatTemplate>,
+    /// The options.
+    pub options: EncodeOptions,
+}
+
+impl Encoder {
+    /// Tokenizes a row, labels it, cuts it to length.
+    ///
+    /// # Errors
+    /// A conversation that the template refuses, plain text without EOS, an id beyond the vocabulary.
+    pub fn encode(&self, row: Row) -> Result<Outcome> {
+        let example = self.label(row)?;
+        self.check_ids(&example)?;
+        Ok(self.cut(example))
+    }
+
+    fn label(&self, row: Row) -> Result<Example> {
+        let loss_on_all = self.options.loss_on == LossOn::All;
+        match row {
+            Row::Chat(conversation) => {
+                let template = self.template.as_ref().ok_or_else(|| {
+                    Error::data("the row is a conversation, but the model folder has no chat template")
+                        .hint("set data.chat_template: chatml, or data.template_path")
+                })?;
+                let special_texts = self.tokenizer.special_texts();
+                let rendered = mask::render(template, &conversation, self.options.loss_on, special_texts)?;
+                // The template wrote BOS itself, if the model wants one.
+                let encoded = self.tokenizer.encode(&rendered.text, false)?;
+                Ok(labeled(encoded, &rendered.spans))
+            }
+            Row::Completion { prompt, completion } => {
+                let text = prompt.clone() + &completion;
+                let learned = if loss_on_all { 0..text.len() } else { prompt.len()..text.len() };
+                let encoded = self.tokenizer.encode(&text, true)?;
+                self.with_eos(labeled(encoded, from_ref(&learned)))
+            }
+            Row::Text(text) => {
+                let encoded = self.tokenizer.encode(&text, true)?;
+                let whole = 0..text.len();
+                self.with_eos(labeled(encoded, from_ref(&whole)))
+            }
+            Row::Tokens { input_ids, labels } => Ok(Example { input_ids, labels }),
+        }
+    }
+
+    /// Plain text ends with EOS, which is learned.
+    fn with_eos(&self, mut example: Example) -> Result<Example> {
+        let eos = self.tokenizer.eos_id().ok_or_else(|| {
+            Error::data("plain text must end with EOS, but the tokenizer names no eos_token")
+                .hint("add \"eos_token\" to tokenizer_config.json")
+        })?;
+        if example.input_ids.last() == Some(&eos) {
+            example.labels.pop();
+        } else {
+            example.input_ids.push(eos);
+        }
+        example.labels.push(eos as i32);
+        Ok(example)
+    }
+
+    fn check_ids(&self, example: &Example) -> Result<()> {
+        let vocabulary = self.options.vocab_size;
+        let labels = example.labels.iter().filter(|&&label| label != IGNORE).map(|&label| label as u32);
+        match example.input_ids.iter().copied().chain(labels).max() {
+            Some(id) if id as usize >= vocabulary => {
+                let token = self.tokenizer.token(id).map_or(String::new(), |token| format!(" ({token:?})"));
+                Err(Error::data(format!(
+                    "vocabulary mismatch: found token id {id}{token}, but the model's vocabulary has {vocabulary} entries"
+                ))
+                .hint("use the tokenizer that belongs to the model"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn cut(&self, mut example: Example) -> Outcome {
+        let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
+        let truncated = length > limit;
+        if truncated {
+            let kept = match self.options.truncation {
+                Truncation::Right => 0..limit,
+                Truncation::Left => length - limit..length,
+                Truncation::Drop => return Outcome::TooLong,
+            };
+            example =
+                Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() };
+        }
+        if example.label_tokens() == 0 {
+            Outcome::Unlabeled { truncated }
+        } else {
+            Outcome::Kept { example, truncated }
+        }
+    }
+}
+
+/// Labels every token from the first to the last that touches a span; so does Transformers, and a token that
+/// straddles the start of a span counts as a whole. Spans come in the order of the text.
+pub fn labeled(encoded: Encoded, spans: &[Range<usize>]) -> Example {
+    let Encoded { ids, offsets } = encoded;
+    let mut labels = vec![IGNORE; ids.len()];
+    let mut cursor = 0;
+    for span in spans {
+        let touches = |&index: &usize| {
+            let (start, end) = offsets[index];
+            start < end && start < span.end && end > span.start
+        };
+        let beyond = |&index: &usize| offsets[index].0 >= span.end && offsets[index].1 > offsets[index].0;
+        let Some(first) = (cursor..ids.len()).find(touches) else { continue };
+        let past = (first..ids.len()).find(beyond).unwrap_or(ids.len());
+        let last = (first..past).rev().find(touches).unwrap_or(first);
+        for index in first..=last {
+            labels[index] = ids[index] as i32;
+        }
+        cursor = last;
+    }
+    Example { input_ids: ids, labels }
+}

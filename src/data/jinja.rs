@@ -1,0 +1,341 @@
+//! Jinja with limits. A chat template is a program from somebody's model folder: minijinja's fuel bounds its steps,
+//! but not what one step may build (a string doubled 36 times aborts the process). So the compiled instructions are
+//! rewritten: after each one that makes a value comes a check of its size, and the few that can explode in one step
+//! (`*`, `replace`, `join`, formatting) are replaced by guarded ones. A template too greedy ends in an error.
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use minijinja::machinery::{self, CodeGenerator, Instruction, Instructions, Token};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::ValueKind;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
+
+use super::python;
+
+/// The largest template that is read.
+pub const MAX_SOURCE: usize = 1 << 20;
+/// How deep lists and maps may nest.
+const MAX_DEPTH: usize = 64;
+/// Instructions one rendering may take (a long chat needs some thousands).
+const FUEL: u64 = 20_000_000;
+/// Wall-clock limit of one rendering.
+const TIME_LIMIT: Duration = Duration::from_secs(20);
+
+/// What a running template may still build. One rendering stays on one thread, so this is thread-local.
+#[derive(Clone, Copy)]
+struct Budget {
+    /// The largest single value, in bytes of text plus items.
+    value: usize,
+    /// What all values and the output together may still take.
+    total: usize,
+    deadline: Instant,
+    /// The two characters that enclose the text of a `{% generation %}` block in the output.
+    marks: (char, char),
+}
+
+thread_local! {
+    static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
+}
+
+/// An error raised by a limit or by a helper function.
+pub fn failed(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidOperation, message.into())
+}
+
+/// Fails if a value of `bytes` may not be built; called before the operations that multiply.
+pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
+    let limit = BUDGET.get().map_or(usize::MAX, |budget| budget.value);
+    match bytes {
+        Some(bytes) if bytes <= limit => Ok(()),
+        _ => Err(failed(format!("the template builds a value larger than {limit} bytes"))),
+    }
+}
+
+/// Takes `bytes` from what the rendering may still build, and looks at the clock.
+fn charge(bytes: usize) -> Result<(), Error> {
+    let Some(mut budget) = BUDGET.get() else { return Ok(()) };
+    if Instant::now() > budget.deadline {
+        return Err(failed(format!("the template ran for more than {} s", TIME_LIMIT.as_secs())));
+    }
+    budget.total = budget.total.checked_sub(bytes).ok_or_else(|| failed("the template builds too much text in all"))?;
+    BUDGET.set(Some(budget));
+    Ok(())
+}
+
+/// The size of a value written out as a tree; an error if it nests too deeply or is over the limit.
+pub fn measure(value: &Value) -> Result<usize, Error> {
+    let limit = BUDGET.get().map_or(usize::MAX, |budget| budget.value);
+    let mut size = 0;
+    walk(value, 0, limit, &mut size)?;
+    Ok(size)
+}
+
+fn walk(value: &Value, depth: usize, limit: usize, size: &mut usize) -> Result<(), Error> {
+    *size += 1 + value.as_str().map_or(0, str::len);
+    guard(Some(*size).filter(|&size| size <= limit))?;
+    if depth > MAX_DEPTH {
+        return Err(failed(format!("the template nests values more than {MAX_DEPTH} deep")));
+    }
+    let Some(object) = value.as_object() else { return Ok(()) };
+    if depth > 0 && is_namespace(value) {
+        return Err(failed("a namespace cannot be an item of another value"));
+    }
+    match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => {
+            for item in value.try_iter()?.checked() {
+                walk(&item?, depth + 1, limit, size)?;
+            }
+        }
+        ValueKind::Map if depth > 0 || !is_namespace(value) => {
+            for (key, item) in object.try_iter_pairs().into_iter().flatten() {
+                walk(&key, depth + 1, limit, size)?;
+                walk(&item, depth + 1, limit, size)?;
+            }
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+fn is_namespace(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
+}
+
+/// Follows every instruction that makes a value: a lazy sequence becomes a list (as in Python), the size is held
+/// against the limits.
+fn check(value: Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        guard(Some(text.len()))?;
+        charge(text.len())?;
+        return Ok(value);
+    }
+    if value.as_object().is_none() {
+        charge(1)?;
+        return Ok(value);
+    }
+    measure(&value)?;
+    charge(32 * value.len().unwrap_or(1))?;
+    if value.kind() == ValueKind::Iterable {
+        return Ok(Value::from(value.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?));
+    }
+    Ok(value)
+}
+
+/// Precedes `{% set namespace.name = value %}`: namespaces inside namespaces could form a ring.
+fn storable(value: Value) -> Result<Value, Error> {
+    if is_namespace(&value) {
+        return Err(failed("a namespace cannot be stored in a namespace"));
+    }
+    Ok(value)
+}
+
+/// What `{% generation %}` blocks become: the text between two marks.
+fn generation(text: &str) -> String {
+    match BUDGET.get() {
+        Some(Budget { marks: (open, close), .. }) => format!("{open}{text}{close}"),
+        None => text.to_owned(),
+    }
+}
+
+/// A compiled template.
+pub struct Program {
+    environment: Environment<'static>,
+    instructions: Instructions<'static>,
+    blocks: BTreeMap<&'static str, Instructions<'static>>,
+    marks_generation: bool,
+}
+
+impl Program {
+    /// Parses and compiles with Hugging Face's settings (`trim_blocks`, `lstrip_blocks`, loop controls, `generation`).
+    pub fn compile(source: &str) -> Result<Self, Error> {
+        if source.len() > MAX_SOURCE {
+            return Err(failed(format!("the template has {} bytes, the limit is {MAX_SOURCE}", source.len())));
+        }
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
+        let (source, marks_generation) = prepare(source, &syntax)?;
+        // A process compiles a handful of templates, which live as long as it does.
+        let source: &'static str = Box::leak(source.into_boxed_str());
+        let tree = machinery::parse(source, "chat_template", syntax)?;
+        let mut generator = CodeGenerator::new("chat_template", source);
+        generator.compile_stmt(&tree);
+        let (instructions, blocks) = generator.finish();
+        Ok(Self {
+            environment: environment(),
+            instructions: bounded(&instructions),
+            blocks: blocks.iter().map(|(name, code)| (*name, bounded(code))).collect(),
+            marks_generation,
+        })
+    }
+
+    /// Whether the source has `{% generation %}` blocks.
+    pub const fn marks_generation(&self) -> bool {
+        self.marks_generation
+    }
+
+    /// Renders. `input_bytes` is the size of the variables: the limits grow with it. The text of each generation
+    /// block comes enclosed in `marks`.
+    pub fn render(&self, variables: Value, input_bytes: usize, marks: (char, char)) -> Result<String, Error> {
+        struct Reset;
+        impl Drop for Reset {
+            fn drop(&mut self) {
+                BUDGET.set(None);
+            }
+        }
+        let _reset = Reset;
+        BUDGET.set(Some(Budget {
+            value: input_bytes.saturating_mul(8).saturating_add(4 << 20),
+            total: input_bytes.saturating_mul(64).saturating_add(64 << 20),
+            deadline: Instant::now() + TIME_LIMIT,
+            marks,
+        }));
+        let mut text = String::new();
+        let mut output = machinery::make_string_output(&mut text);
+        machinery::eval(&self.environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
+        drop(output);
+        Ok(text)
+    }
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_debug(false);
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(200);
+    environment.set_formatter(|output, state, value| {
+        charge(measure(value)?)?;
+        minijinja::escape_formatter(output, state, value)
+    });
+    environment.add_filter(CHECK, check);
+    environment.add_filter(STORABLE, storable);
+    environment.add_filter(GENERATION, generation);
+    python::install(&mut environment);
+    environment
+}
+
+const CHECK: &str = "_check";
+const STORABLE: &str = "_storable";
+const GENERATION: &str = "_generation";
+/// The filter that stands in for the operator `*`.
+pub const MULTIPLY: &str = "_multiply";
+/// The filter that stands in for the operator `%`.
+pub const REMAINDER: &str = "_remainder";
+
+/// Two changes of the source that need only its tokens: `generation` blocks become filter blocks, and `a * b` becomes
+/// `a * _one * b`, which keeps the compiler from folding products of constants (it would build them unbounded).
+fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error> {
+    let mut changed = String::with_capacity(source.len() + 64);
+    let (mut copied, mut marks_generation) = (0, false);
+    let (mut opens_block, mut ends_operand) = (false, false);
+    for token in machinery::tokenize(source, false, syntax.clone()) {
+        let (token, span) = token?;
+        let range = span.start_offset as usize..span.end_offset as usize;
+        let replacement = match token {
+            Token::Ident("generation") if opens_block => Some(format!("filter {GENERATION}")),
+            Token::Ident("endgeneration") if opens_block => Some("endfilter".into()),
+            Token::Mul if ends_operand => Some("* _one *".into()),
+            _ => None,
+        };
+        if let Some(replacement) = replacement {
+            marks_generation |= opens_block;
+            changed.push_str(&source[copied..range.start]);
+            changed.push_str(&replacement);
+            copied = range.end;
+        }
+        opens_block = matches!(token, Token::BlockStart);
+        ends_operand = matches!(
+            token,
+            Token::Ident(_)
+                | Token::Str(_)
+                | Token::String(_)
+                | Token::Int(_)
+                | Token::Int128(_)
+                | Token::Float(_)
+                | Token::ParenClose
+                | Token::BracketClose
+                | Token::BraceClose
+        );
+    }
+    changed.push_str(&source[copied..]);
+    Ok((changed, marks_generation))
+}
+
+/// Puts the checks between the instructions and moves the jump targets accordingly.
+fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
+    /// No slot in the VM's small cache of filters.
+    const UNCACHED: u8 = u8::MAX;
+    let filter = |name, arguments| Instruction::ApplyFilter(name, Some(arguments), UNCACHED);
+    let mut rewritten = Instructions::new(code.name(), code.source());
+    let mut moved_to = Vec::new();
+    let mut next = 0;
+    for index in 0.. {
+        moved_to.push(next);
+        let Some(instruction) = code.get(index) else { break };
+        let line = code.get_line(index).unwrap_or(0) as u16;
+        let mut add = |instruction| next = rewritten.add_with_line(instruction, line) + 1;
+        match instruction {
+            // Raw text goes through the formatter, which counts it.
+            Instruction::EmitRaw(text) => {
+                add(Instruction::LoadConst(Value::from(*text)));
+                add(Instruction::Emit);
+            }
+            Instruction::SetAttr(_) => {
+                add(Instruction::Swap);
+                add(filter(STORABLE, 1));
+                add(Instruction::Swap);
+                add(instruction.clone());
+            }
+            Instruction::Mul => {
+                add(filter(MULTIPLY, 2));
+                add(filter(CHECK, 1));
+            }
+            Instruction::Rem => {
+                add(filter(REMAINDER, 2));
+                add(filter(CHECK, 1));
+            }
+            Instruction::Slice
+            | Instruction::BuildMap(_)
+            | Instruction::BuildList(_)
+            | Instruction::BuildTuple(_)
+            | Instruction::Add
+            | Instruction::Sub
+            | Instruction::Div
+            | Instruction::IntDiv
+            | Instruction::Pow
+            | Instruction::Eq
+            | Instruction::Ne
+            | Instruction::Gt
+            | Instruction::Gte
+            | Instruction::Lt
+            | Instruction::Lte
+            | Instruction::In
+            | Instruction::CompareAndPreserve(_)
+            | Instruction::StringConcat
+            | Instruction::EndCapture
+            | Instruction::ApplyFilter(..)
+            | Instruction::PerformTest(..)
+            | Instruction::CallFunction(..)
+            | Instruction::CallMethod(..)
+            | Instruction::CallObject(_) => {
+                add(instruction.clone());
+                add(filter(CHECK, 1));
+            }
+            _ => add(instruction.clone()),
+        }
+    }
+    for index in 0..next {
+        if let Some(
+            Instruction::Jump(target)
+            | Instruction::JumpIfFalse(target)
+            | Instruction::JumpIfFalseOrPop(target)
+            | Instruction::JumpIfTrueOrPop(target)
+            | Instruction::Iterate(target)
+            | Instruction::BuildMacro(_, target, _),
+        ) = rewritten.get_mut(index)
+        {
+            *target = moved_to[*target as usize];
+        }
+    }
+    rewritten
+}

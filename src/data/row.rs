@@ -1,0 +1,421 @@
+//! Every form that a row of training data may have, brought to one of four kinds.
+//!
+//! With `format: auto` the form of a row follows from its fields, in this order:
+//!
+//! | fields | form |
+//! |---|---|
+//! | `input_ids` (with or without `labels`) | `tokenized` |
+//! | `messages` | `messages` |
+//! | `conversations` | `sharegpt` |
+//! | `instruction`, an answer field; `input` may be there | `alpaca` |
+//! | `prompt`, `completion` | `prompt_completion` |
+//! | `user`, `assistant`; `system` may be there | `chat_triple` |
+//! | one of `user`, `question`, `prompt`, `input`, `instruction`, `query`, and one of `assistant`, `answer`, `response`, `target`, `output` | `instruction` |
+//! | `text` | `text` |
+//!
+//! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
+//! is an error. Other fields (ids, sources, scores) are not looked at. A field that is null counts as absent.
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::batch::IGNORE;
+use crate::config::Format;
+use crate::error::{Error, Result};
+
+/// How many rows at the start of a file decide which forms it holds.
+pub const PROBE_ROWS: usize = 64;
+
+const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
+const ANSWER: [&str; 5] = ["assistant", "answer", "response", "target", "output"];
+
+/// The form of a row (`data.format`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Form {
+    /// `{messages: [{role, content, …}, …]}`
+    Messages,
+    /// `{conversations: [{from, value}, …]}`
+    ShareGpt,
+    /// `{instruction, input, output}`; `input` may be absent or empty
+    Alpaca,
+    /// `{prompt, completion}`: plain text, or two lists of messages
+    PromptCompletion,
+    /// a question field and an answer field, `system` may be there
+    Instruction,
+    /// `{system, user, assistant}`
+    ChatTriple,
+    /// `{text}`
+    Text,
+    /// `{input_ids, labels}`
+    Tokenized,
+}
+
+impl Form {
+    /// All forms, in the order in which `auto` tries them.
+    pub const ALL: [Self; 8] = [
+        Self::Tokenized,
+        Self::Messages,
+        Self::ShareGpt,
+        Self::Alpaca,
+        Self::PromptCompletion,
+        Self::ChatTriple,
+        Self::Instruction,
+        Self::Text,
+    ];
+
+    /// The form that `data.format` names; none for `auto`.
+    pub const fn of(format: Format) -> Option<Self> {
+        Some(match format {
+            Format::Auto => return None,
+            Format::Messages => Self::Messages,
+            Format::Sharegpt => Self::ShareGpt,
+            Format::Alpaca => Self::Alpaca,
+            Format::PromptCompletion => Self::PromptCompletion,
+            Format::Instruction => Self::Instruction,
+            Format::ChatTriple => Self::ChatTriple,
+            Format::Text => Self::Text,
+            Format::Tokenized => Self::Tokenized,
+        })
+    }
+
+    /// The name that `data.format` uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Messages => Format::Messages.as_str(),
+            Self::ShareGpt => Format::Sharegpt.as_str(),
+            Self::Alpaca => Format::Alpaca.as_str(),
+            Self::PromptCompletion => Format::PromptCompletion.as_str(),
+            Self::Instruction => Format::Instruction.as_str(),
+            Self::ChatTriple => Format::ChatTriple.as_str(),
+            Self::Text => Format::Text.as_str(),
+            Self::Tokenized => Format::Tokenized.as_str(),
+        }
+    }
+
+    const fn fields(self) -> &'static str {
+        match self {
+            Self::Messages => "messages",
+            Self::ShareGpt => "conversations",
+            Self::Alpaca => "instruction, output",
+            Self::PromptCompletion => "prompt, completion",
+            Self::Instruction => {
+                "one of user/question/prompt/input/instruction/query, one of assistant/answer/response/target/output"
+            }
+            Self::ChatTriple => "user, assistant",
+            Self::Text => "text",
+            Self::Tokenized => "input_ids",
+        }
+    }
+
+    /// Whether an object has this form's fields.
+    fn fits(self, row: &Map<String, Value>) -> bool {
+        let has = |name: &str| row.get(name).is_some_and(|value| !value.is_null());
+        let count = |names: &[&str]| names.iter().filter(|name| has(name)).count();
+        match self {
+            Self::Messages => has("messages"),
+            Self::ShareGpt => has("conversations"),
+            Self::Alpaca => {
+                has("instruction") && count(&QUESTION) == 1 + usize::from(has("input")) && count(&ANSWER) == 1
+            }
+            Self::PromptCompletion => has("prompt") && has("completion"),
+            Self::Instruction => count(&QUESTION) == 1 && count(&ANSWER) == 1,
+            Self::ChatTriple => has("user") && has("assistant") && count(&QUESTION) == 1 && count(&ANSWER) == 1,
+            Self::Text => has("text"),
+            Self::Tokenized => has("input_ids"),
+        }
+    }
+
+    /// The form that `auto` sees in an object.
+    pub fn detect(row: &Map<String, Value>) -> Option<Self> {
+        Self::ALL.into_iter().find(|form| form.fits(row))
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.fields())
+    }
+}
+
+/// A chat: its messages are objects with a `role`, kept whole because templates may read any field.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Conversation {
+    /// At least one message.
+    pub messages: Vec<Value>,
+    /// The row's `tools`, handed to the template.
+    pub tools: Option<Value>,
+    /// Messages before this one never carry a loss (the prompt of a prompt/completion row).
+    pub first_supervised: usize,
+}
+
+/// A row of any form.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Row {
+    /// Turns, to be rendered by the chat template.
+    Chat(Conversation),
+    /// Plain text in two parts; the first carries no loss.
+    Completion {
+        /// What is given.
+        prompt: String,
+        /// What is learned.
+        completion: String,
+    },
+    /// Plain text, all of it learned.
+    Text(String),
+    /// Taken as it is.
+    Tokens {
+        /// Token ids.
+        input_ids: Vec<u32>,
+        /// As many labels.
+        labels: Vec<i32>,
+    },
+}
+
+impl Row {
+    /// Reads a row of one of the given forms.
+    ///
+    /// # Errors
+    /// What was found and what is expected; the caller adds where.
+    pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
+        let Value::Object(mut row) = value else {
+            return Err(Error::data(format!("found {}, expected an object", kind(&value))));
+        };
+        let form = if forms.len() == 1 { forms[0] } else { Form::detect(&row).unwrap_or(forms[0]) };
+        if !forms.contains(&form) || !form.fits(&row) {
+            let found: Vec<&str> =
+                row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
+            let expected: Vec<String> = forms.iter().map(Form::to_string).collect();
+            return Err(Error::data(format!(
+                "found the fields [{}], expected {}",
+                found.join(", "),
+                expected.join(" or ")
+            ))
+            .hint("set data.format, or rename the fields"));
+        }
+        match form {
+            Form::Tokenized => tokens(&row),
+            Form::Messages => chat(list(&mut row, "messages")?, &mut row),
+            Form::ShareGpt => {
+                let turns = list(&mut row, "conversations")?;
+                chat(turns.into_iter().map(share_gpt_turn).collect::<Result<_>>()?, &mut row)
+            }
+            Form::Alpaca => {
+                let mut question = text(&mut row, "instruction")?;
+                if row.get("input").is_some_and(|input| !input.is_null()) {
+                    let input = text(&mut row, "input")?;
+                    if !input.is_empty() {
+                        question = format!("{question}\n\n{input}");
+                    }
+                }
+                let answer = text_of(&mut row, &ANSWER)?;
+                pair(&question, &answer, &mut row)
+            }
+            Form::PromptCompletion => prompt_completion(&mut row),
+            Form::Instruction => {
+                let (question, answer) = (text_of(&mut row, &QUESTION)?, text_of(&mut row, &ANSWER)?);
+                pair(&question, &answer, &mut row)
+            }
+            Form::ChatTriple => {
+                let (question, answer) = (text(&mut row, "user")?, text(&mut row, "assistant")?);
+                pair(&question, &answer, &mut row)
+            }
+            Form::Text => Ok(Self::Text(text(&mut row, "text")?)),
+        }
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn text(row: &mut Map<String, Value>, field: &str) -> Result<String> {
+    match row.get_mut(field).map(Value::take) {
+        Some(Value::String(text)) => Ok(text),
+        other => {
+            Err(Error::data(format!("field {field:?} is {}, expected a string", kind(&other.unwrap_or_default()))))
+        }
+    }
+}
+
+fn text_of(row: &mut Map<String, Value>, fields: &[&str]) -> Result<String> {
+    let field = fields.iter().find(|field| row.get(**field).is_some_and(|value| !value.is_null()));
+    text(row, field.unwrap_or(&fields[0]))
+}
+
+fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
+    match row.get_mut(field).map(Value::take) {
+        Some(Value::Array(items)) => Ok(items),
+        other => Err(Error::data(format!("field {field:?} is {}, expected a list", kind(&other.unwrap_or_default())))),
+    }
+}
+
+/// A conversation of checked messages; a `system` field of the row goes before them.
+fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
+    if row.get("system").is_some_and(|system| !system.is_null()) {
+        let system = text(row, "system")?;
+        if !system.is_empty() {
+            messages.insert(0, json!({"role": "system", "content": system}));
+        }
+    }
+    check_messages(&messages)?;
+    let tools = row.get_mut("tools").map(Value::take).filter(|tools| !tools.is_null());
+    Ok(Row::Chat(Conversation { messages, tools, first_supervised: 0 }))
+}
+
+fn check_messages(messages: &[Value]) -> Result<()> {
+    if messages.is_empty() {
+        return Err(Error::data("the conversation has no messages"));
+    }
+    for (index, message) in messages.iter().enumerate() {
+        let place = |what: String| Error::data(format!("message {}: {what}", index + 1));
+        if !message.is_object() {
+            return Err(place(format!("found {}, expected an object", kind(message))));
+        }
+        match &message["role"] {
+            Value::String(_) => {}
+            role => return Err(place(format!("\"role\" is {}, expected a string", kind(role)))),
+        }
+        match &message["content"] {
+            Value::String(_) | Value::Array(_) | Value::Null => {}
+            content => return Err(place(format!("\"content\" is {}, expected a string or a list", kind(content)))),
+        }
+    }
+    Ok(())
+}
+
+fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Row> {
+    chat(vec![json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})], row)
+}
+
+fn share_gpt_turn(turn: Value) -> Result<Value> {
+    // Some files carry OpenAI's names under ShareGPT's key.
+    if turn.get("role").is_some() {
+        return Ok(turn);
+    }
+    let Value::Object(mut turn) = turn else {
+        return Err(Error::data(format!("a turn is {}, expected {{from, value}}", kind(&turn))));
+    };
+    let from = text(&mut turn, "from")?;
+    let role = match from.as_str() {
+        "human" | "user" => "user",
+        "gpt" | "chatgpt" | "assistant" | "model" | "bing" | "bard" => "assistant",
+        "system" => "system",
+        "tool" | "function_response" | "observation" => "tool",
+        other => {
+            return Err(Error::data(format!(
+                "a turn is from {other:?}, expected human, gpt, system or tool (or user, assistant)"
+            )));
+        }
+    };
+    Ok(json!({"role": role, "content": text(&mut turn, "value")?}))
+}
+
+fn prompt_completion(row: &mut Map<String, Value>) -> Result<Row> {
+    if row["prompt"].is_array() || row["completion"].is_array() {
+        let mut messages = list(row, "prompt")?;
+        let first_supervised = messages.len();
+        messages.extend(list(row, "completion")?);
+        let Row::Chat(conversation) = chat(messages, &mut Map::new())? else { unreachable!("chat gives a chat") };
+        return Ok(Row::Chat(Conversation { first_supervised, ..conversation }));
+    }
+    Ok(Row::Completion { prompt: text(row, "prompt")?, completion: text(row, "completion")? })
+}
+
+fn tokens(row: &Map<String, Value>) -> Result<Row> {
+    let numbers = |field: &str| -> Result<Vec<i64>> {
+        let wrong = |found: &Value| Error::data(format!("field {field:?} holds {found}, expected token ids"));
+        let items = row[field].as_array().ok_or_else(|| {
+            Error::data(format!("field {field:?} is {}, expected a list of token ids", kind(&row[field])))
+        })?;
+        items.iter().map(|item| item.as_i64().ok_or_else(|| wrong(item))).collect()
+    };
+    let id = |field: &str, value: i64| {
+        u32::try_from(value)
+            .ok()
+            .filter(|&id| i32::try_from(id).is_ok())
+            .ok_or_else(|| Error::data(format!("field {field:?} holds {value}, which is no token id")))
+    };
+    let input_ids: Vec<u32> =
+        numbers("input_ids")?.into_iter().map(|value| id("input_ids", value)).collect::<Result<_>>()?;
+    let labels = if row.get("labels").is_some_and(|labels| !labels.is_null()) {
+        let label =
+            |value| if value == i64::from(IGNORE) { Ok(IGNORE) } else { id("labels", value).map(|id| id as i32) };
+        numbers("labels")?.into_iter().map(label).collect::<Result<Vec<i32>>>()?
+    } else {
+        input_ids.iter().map(|&id| id as i32).collect()
+    };
+    if labels.len() != input_ids.len() {
+        return Err(Error::data(format!("{} input_ids but {} labels", input_ids.len(), labels.len())));
+    }
+    Ok(Row::Tokens { input_ids, labels })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(row: Value) -> Result<Row> {
+        Row::parse(row, &Form::ALL)
+    }
+
+    fn contents(row: Row) -> Vec<(String, String)> {
+        let Row::Chat(chat) = row else { panic!("not a chat") };
+        let part = |value: &Value| value.as_str().unwrap().to_owned();
+        chat.messages.iter().map(|message| (part(&message["role"]), part(&message["content"]))).collect()
+    }
+
+    #[test]
+    fn alpaca_keeps_instruction_and_input() {
+        let row = parse(json!({"instruction": "Sort.", "input": "b a", "output": "a b"})).unwrap();
+        assert_eq!(contents(row)[0].1, "Sort.\n\nb a");
+        let row = parse(json!({"instruction": "Sort.", "input": "", "output": "a b"})).unwrap();
+        assert_eq!(contents(row)[0].1, "Sort.");
+    }
+
+    #[test]
+    fn every_question_and_answer_name_makes_a_pair() {
+        for question in QUESTION {
+            for answer in ANSWER {
+                let row = parse(json!({question: "q", answer: "a", "id": 7})).unwrap();
+                assert_eq!(contents(row), [("user".into(), "q".into()), ("assistant".into(), "a".into())]);
+            }
+        }
+    }
+
+    #[test]
+    fn all_turns_are_kept() {
+        let turns = [("system", "s"), ("human", "1"), ("gpt", "2"), ("human", "3"), ("gpt", "4")];
+        let turns: Vec<Value> = turns.iter().map(|(from, value)| json!({"from": from, "value": value})).collect();
+        let roles: Vec<String> =
+            contents(parse(json!({"conversations": turns})).unwrap()).into_iter().map(|(role, _)| role).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    }
+
+    #[test]
+    fn malformed_rows_say_what_was_found() {
+        let cases = [
+            (json!([1]), "a list"),
+            (json!({"question": "q"}), "[question]"),
+            (json!({"text": 7}), "a number"),
+            (json!({"messages": []}), "no messages"),
+            (json!({"messages": [{"role": "user", "content": 1}]}), "message 1"),
+            (json!({"messages": [{"content": "x"}]}), "\"role\""),
+            (json!({"conversations": [{"from": "narrator", "value": "x"}]}), "narrator"),
+            (json!({"input_ids": [1, 2], "labels": [1]}), "2 input_ids but 1 labels"),
+            (json!({"input_ids": [1, -5]}), "-5"),
+            (json!({"input_ids": [1], "labels": [-1]}), "-1"),
+            (json!({"question": "q", "answer": "a", "response": "b"}), "answer, response"),
+        ];
+        for (row, part) in cases {
+            let error = parse(row).unwrap_err();
+            assert!(error.message().contains(part), "{error} lacks {part}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! The order of training rows: seeded, new each epoch, and resumable at any step from three numbers.
+use serde::{Deserialize, Serialize};
+
+use super::pack::pack;
+use super::rng::shuffle;
+
+/// Rows that `group_by_length` sorts together, in micro-batches (as Transformers).
+const GROUP: usize = 50;
+/// The stream of the seed that packing draws from; epochs use their number.
+const PACKING_STREAM: u64 = u64::MAX;
+
+/// What decides the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SamplerOptions {
+    /// Rows of a micro-batch.
+    pub batch_size: usize,
+    /// Micro-batches of a step.
+    pub grad_accum: usize,
+    /// `train.data_seed`.
+    pub seed: u64,
+    /// Draw a new order each epoch; else the files' order.
+    pub shuffle: bool,
+    /// Let rows of like length come together.
+    pub group_by_length: bool,
+    /// Pack examples into rows of at most so many tokens.
+    pub packing: Option<usize>,
+}
+
+/// A position in the order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SamplerState {
+    /// The seed the order was drawn with.
+    pub seed: u64,
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// Steps of that epoch that have been handed out.
+    pub step: usize,
+}
+
+/// Micro-batches of rows of example indices: `step[micro_batch][row][part]`. Without packing a row is one example.
+pub type Step = Vec<Vec<Vec<usize>>>;
+
+/// Hands out the examples of each optimizer step, epoch after epoch.
+#[derive(Debug, Clone)]
+pub struct Sampler {
+    options: SamplerOptions,
+    /// Rows in the files' order; with packing, in the order of packing.
+    rows: Vec<Vec<usize>>,
+    /// Tokens of each row.
+    row_lengths: Vec<usize>,
+    state: SamplerState,
+    /// The rows in the order of `state.epoch`.
+    order: Vec<usize>,
+}
+
+impl Sampler {
+    /// A sampler over examples of these lengths, at the start of the first epoch.
+    pub fn new(lengths: &[usize], options: SamplerOptions) -> Self {
+        let mut examples: Vec<usize> = (0..lengths.len()).collect();
+        let rows = match options.packing {
+            Some(capacity) => {
+                if options.shuffle {
+                    shuffle(&mut examples, options.seed, PACKING_STREAM);
+                }
+                pack(lengths, &examples, capacity)
+            }
+            None => examples.into_iter().map(|example| vec![example]).collect(),
+        };
+        let row_lengths = rows.iter().map(|row| row.iter().map(|&example| lengths[example]).sum()).collect();
+        let state = SamplerState { seed: options.seed, epoch: 0, step: 0 };
+        let mut sampler = Self { options, rows, row_lengths, state, order: Vec::new() };
+        sampler.order = sampler.epoch_order(0);
+        sampler
+    }
+
+    /// Optimizer steps of an epoch; the last one may have fewer rows.
+    pub fn steps_per_epoch(&self) -> usize {
+        self.rows.len().div_ceil(self.rows_per_step())
+    }
+
+    /// Rows of an epoch: packs, or examples.
+    pub fn rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn rows_per_step(&self) -> usize {
+        (self.options.batch_size * self.options.grad_accum).max(1)
+    }
+
+    /// The next step's examples. At the end of an epoch the next one begins. Empty only if there are no examples.
+    pub fn next_step(&mut self) -> Step {
+        let rows_per_step = self.rows_per_step();
+        if self.state.step == self.steps_per_epoch() && !self.rows.is_empty() {
+            self.state = SamplerState { epoch: self.state.epoch + 1, step: 0, ..self.state };
+            self.order = self.epoch_order(self.state.epoch);
+        }
+        let begin = (self.state.step * rows_per_step).min(self.order.len());
+        let rows = &self.order[begin..(begin + rows_per_step).min(self.order.len())];
+        self.state.step += 1;
+        rows.chunks(self.options.batch_size.max(1))
+            .map(|micro_batch| micro_batch.iter().map(|&row| self.rows[row].clone()).collect())
+            .collect()
+    }
+
+    /// Epochs done, with the part of the current one.
+    pub fn epoch(&self) -> f64 {
+        self.state.epoch as f64 + self.state.step as f64 / self.steps_per_epoch().max(1) as f64
+    }
+
+    /// Where the sampler stands: all that a checkpoint must keep.
+    pub const fn state(&self) -> SamplerState {
+        self.state
+    }
+
+    /// Goes to a position; the order of its epoch is drawn again. False if the position is not one of this sampler
+    /// (another seed, or fewer steps an epoch).
+    #[must_use]
+    pub fn restore(&mut self, state: SamplerState) -> bool {
+        if state.seed != self.options.seed || state.step > self.steps_per_epoch() {
+            return false;
+        }
+        self.state = state;
+        self.order = self.epoch_order(state.epoch);
+        true
+    }
+
+    fn epoch_order(&self, epoch: u64) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.rows.len()).collect();
+        if self.options.shuffle {
+            shuffle(&mut order, self.options.seed, epoch);
+        }
+        if self.options.group_by_length {
+            self.group(&mut order);
+        }
+        order
+    }
+
+    /// Sorts groups of some micro-batches by length, longest first, and brings the longest row of all to the front,
+    /// so that a lack of memory shows at once.
+    fn group(&self, order: &mut [usize]) {
+        let batch = self.options.batch_size.max(1);
+        let size = batch * (order.len() / (batch * 4)).clamp(1, GROUP);
+        for group in order.chunks_mut(size) {
+            group.sort_by_key(|&row| std::cmp::Reverse(self.row_lengths[row]));
+        }
+        let longest =
+            (0..order.len()).step_by(size).max_by_key(|&at| (self.row_lengths[order[at]], std::cmp::Reverse(at)));
+        if let Some(longest) = longest {
+            order.swap(0, longest);
+        }
+    }
+}

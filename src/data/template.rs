@@ -1,0 +1,297 @@
+//! Chat templates: from the model folder, a file, or one of the built-in ones; and conversations rendered by them.
+use std::ops::Range;
+use std::path::Path;
+
+use minijinja::Value as JinjaValue;
+use serde_json::Value;
+
+use super::isolate::isolated;
+use super::jinja::{MAX_SOURCE, Program};
+use super::row::Conversation;
+use super::tokenizer::{Tokenizer, read_file};
+use crate::config::BuiltinTemplate;
+use crate::error::{Error, Result};
+
+/// The characters that may mark generation blocks: Unicode reserves them for such internal use.
+const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// A compiled chat template with the special tokens that it reads.
+pub struct ChatTemplate {
+    program: Program,
+    source: String,
+    origin: String,
+    special_tokens: Vec<(String, JinjaValue)>,
+}
+
+impl std::fmt::Debug for ChatTemplate {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChatTemplate").field("origin", &self.origin).finish_non_exhaustive()
+    }
+}
+
+/// A conversation as text.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rendered {
+    /// The text.
+    pub text: String,
+    /// Byte ranges: what generation blocks enclose, or what is to carry a loss.
+    pub spans: Vec<Range<usize>>,
+}
+
+/// A conversation made ready for rendering any number of its first messages.
+pub(super) struct Turns {
+    messages: Vec<JinjaValue>,
+    tools: JinjaValue,
+    bytes: usize,
+    /// Two characters that occur nowhere in the conversation.
+    pub(super) marks: (char, char),
+}
+
+impl Turns {
+    /// Converts the messages once.
+    pub(super) fn new(conversation: &Conversation) -> Result<Self> {
+        let mut size = TextSize::default();
+        conversation.messages.iter().chain(&conversation.tools).for_each(|value| size.add(value));
+        let mut free = MARKS.filter(|mark| !size.marks.contains(mark));
+        let (Some(open), Some(close)) = (free.next(), free.next()) else {
+            return Err(Error::data("the conversation uses all noncharacters U+FDD0 to U+FDEF"));
+        };
+        Ok(Self {
+            messages: conversation.messages.iter().map(jinja_value).collect(),
+            tools: conversation.tools.as_ref().map_or(JinjaValue::from(()), jinja_value),
+            bytes: size.bytes,
+            marks: (open, close),
+        })
+    }
+
+    /// The same conversation with another message at `index`.
+    pub(super) fn with_message(&self, index: usize, message: &Value) -> Self {
+        let mut messages = self.messages.clone();
+        messages[index] = jinja_value(message);
+        Self { messages, tools: self.tools.clone(), ..*self }
+    }
+
+    /// How many messages.
+    pub(super) const fn len(&self) -> usize {
+        self.messages.len()
+    }
+}
+
+fn jinja_value(value: &Value) -> JinjaValue {
+    match value {
+        Value::Null => JinjaValue::from(()),
+        Value::Bool(flag) => JinjaValue::from(*flag),
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => JinjaValue::from(number),
+            (None, Some(number)) => JinjaValue::from(number),
+            (None, None) => JinjaValue::from(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Value::String(text) => JinjaValue::from(text.as_str()),
+        Value::Array(items) => JinjaValue::from(items.iter().map(jinja_value).collect::<Vec<_>>()),
+        Value::Object(fields) => {
+            JinjaValue::from_pairs(fields.iter().map(|(name, field)| (name.as_str(), jinja_value(field))))
+        }
+    }
+}
+
+#[derive(Default)]
+struct TextSize {
+    bytes: usize,
+    marks: Vec<char>,
+}
+
+impl TextSize {
+    fn add(&mut self, value: &Value) {
+        match value {
+            Value::String(text) => {
+                self.bytes += text.len();
+                // Only a text that holds the marks' first two bytes can hold one.
+                if text.as_bytes().windows(2).any(|pair| pair == [0xef, 0xb7]) {
+                    self.marks.extend(text.chars().filter(|letter| MARKS.contains(letter)));
+                }
+            }
+            Value::Array(items) => items.iter().for_each(|item| self.add(item)),
+            Value::Object(fields) => {
+                for (name, item) in fields {
+                    self.bytes += name.len();
+                    self.add(item);
+                }
+            }
+            _ => self.bytes += 8,
+        }
+    }
+}
+
+impl ChatTemplate {
+    /// Finds and compiles the template: `path` or `builtin` where given, else `chat_template.jinja` of the model
+    /// folder, else `chat_template` of its `tokenizer_config.json`. None if there is none.
+    ///
+    /// # Errors
+    /// Files that cannot be read, and those of [`Self::compile`].
+    pub fn find(
+        model_dir: &Path,
+        tokenizer: &Tokenizer,
+        path: Option<&Path>,
+        builtin: Option<BuiltinTemplate>,
+    ) -> Result<Option<Self>> {
+        let in_folder = model_dir.join("chat_template.jinja");
+        let (origin, source) = match (path, builtin) {
+            (Some(path), _) => {
+                let source = read_template(path)?.ok_or_else(|| {
+                    Error::data(format!("{}: no such file", path.display())).hint("check data.template_path")
+                })?;
+                (path.display().to_string(), source)
+            }
+            (None, Some(builtin)) => (format!("built-in {builtin}"), builtin_source(builtin).to_owned()),
+            (None, None) => {
+                if let Some(source) = read_template(&in_folder)? {
+                    (in_folder.display().to_string(), source)
+                } else {
+                    let origin = model_dir.join("tokenizer_config.json").display().to_string();
+                    let source = configured(tokenizer.config().get("chat_template"), &origin)?;
+                    let Some(source) = source else { return Ok(None) };
+                    (origin, source)
+                }
+            }
+        };
+        Self::compile(&source, origin, tokenizer).map(Some)
+    }
+
+    /// Compiles a source; `origin` names it in errors.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`] with the line: it is not Jinja, or too large.
+    pub fn compile(source: &str, origin: impl Into<String>, tokenizer: &Tokenizer) -> Result<Self> {
+        let origin = origin.into();
+        let program = isolated("compiling the chat template", || Program::compile(source))?.map_err(|error| {
+            Error::data(format!("{origin}:{}: {}", error.line().unwrap_or(1), describe(&error)))
+                .hint("the file is not a Jinja template that Transformers would accept")
+        })?;
+        let special_tokens = tokenizer.special_tokens();
+        let special_tokens = special_tokens.iter().map(|(name, token)| (name.clone(), jinja_value(token))).collect();
+        Ok(Self { program, source: source.to_owned(), origin, special_tokens })
+    }
+
+    /// Whether the template marks the assistant's text by `{% generation %}`.
+    pub const fn marks_generation(&self) -> bool {
+        self.program.marks_generation()
+    }
+
+    /// Where the template came from.
+    pub fn origin(&self) -> &str {
+        &self.origin
+    }
+
+    /// The template's source.
+    pub fn source(&self) -> &str {
+        &self.source
+    }
+
+    /// Renders a whole conversation.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`]: the template raises an error, or takes too much time or memory.
+    pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered> {
+        let turns = Turns::new(conversation)?;
+        self.render_first(&turns, turns.len(), add_generation_prompt)
+    }
+
+    /// Renders the first `count` messages.
+    pub(super) fn render_first(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<Rendered> {
+        Ok(unmark(self.render_marked(turns, count, add_generation_prompt)?, turns.marks))
+    }
+
+    /// The same, with the marks left in.
+    pub(super) fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
+        let own = [
+            ("messages", JinjaValue::from(turns.messages[..count].to_vec())),
+            ("tools", turns.tools.clone()),
+            ("documents", JinjaValue::from(())),
+            ("add_generation_prompt", JinjaValue::from(add_generation_prompt)),
+        ];
+        let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
+        let variables = JinjaValue::from_pairs(self.special_tokens.iter().cloned().chain(own));
+        let rendering = || self.program.render(variables, turns.bytes + self.source.len(), turns.marks);
+        isolated("rendering the chat template", rendering)?.map_err(|error| {
+            let line = error.line().map_or(String::new(), |line| format!(" line {line}"));
+            Error::data(format!("chat template ({}{line}): {}", self.origin, describe(&error)))
+        })
+    }
+}
+
+/// Takes the marks out and notes what they enclosed.
+fn unmark(marked: String, (open, close): (char, char)) -> Rendered {
+    if !marked.contains([open, close]) {
+        return Rendered { text: marked, spans: Vec::new() };
+    }
+    let mut rendered = Rendered { text: String::with_capacity(marked.len()), spans: Vec::new() };
+    let mut starts = Vec::new();
+    for letter in marked.chars() {
+        if letter == open {
+            starts.push(rendered.text.len());
+        } else if letter == close {
+            if let Some(start) = starts.pop() {
+                rendered.spans.push(start..rendered.text.len());
+            }
+        } else {
+            rendered.text.push(letter);
+        }
+    }
+    rendered
+}
+
+fn describe(error: &minijinja::Error) -> String {
+    match error.kind() {
+        minijinja::ErrorKind::OutOfFuel => "the template takes too many steps (an endless loop?)".into(),
+        kind => error.detail().map_or_else(|| kind.to_string(), str::to_owned),
+    }
+}
+
+fn read_template(path: &Path) -> Result<Option<String>> {
+    let Some(bytes) = read_file(path)? else { return Ok(None) };
+    if bytes.len() > MAX_SOURCE {
+        return Err(Error::data(format!(
+            "{} has {} bytes, expected at most {MAX_SOURCE}",
+            path.display(),
+            bytes.len()
+        )));
+    }
+    String::from_utf8(bytes)
+        .map(Some)
+        .map_err(|error| Error::data(format!("{}: invalid UTF-8: {error}", path.display())))
+}
+
+/// The template of a `tokenizer_config.json`: a string, or a list of named ones.
+fn configured(value: Option<&Value>, origin: &str) -> Result<Option<String>> {
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(source)) => Ok(Some(source.clone())),
+        Some(Value::Array(named)) => {
+            let default = named.iter().find(|entry| entry["name"] == "default").or(match named.as_slice() {
+                [only] => Some(only),
+                _ => None,
+            });
+            default.and_then(|entry| entry["template"].as_str()).map(|source| Some(source.to_owned())).ok_or_else(
+                || {
+                    let names: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
+                    Error::data(format!(
+                        "{origin}: found the chat templates [{}], expected one named default",
+                        names.join(", ")
+                    ))
+                    .hint("set data.template_path or data.chat_template")
+                },
+            )
+        }
+        Some(_) => Err(Error::data(format!("{origin}: chat_template is neither a string nor a list"))),
+    }
+}
+
+const fn builtin_source(builtin: BuiltinTemplate) -> &'static str {
+    match builtin {
+        BuiltinTemplate::Chatml => include_str!("templates/chatml.jinja"),
+        BuiltinTemplate::Llama3 => include_str!("templates/llama3.jinja"),
+        BuiltinTemplate::Gemma => include_str!("templates/gemma.jinja"),
+        BuiltinTemplate::Mistral => include_str!("templates/mistral.jinja"),
+        BuiltinTemplate::Phi => include_str!("templates/phi.jinja"),
+    }
+}
