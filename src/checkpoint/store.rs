@@ -162,7 +162,10 @@ pub fn preflight(path: &Path, bytes: u64) -> Result<()> {
 }
 
 /// Bytes that a user without privileges may still write where `path` lies.
-fn free_bytes(path: &Path) -> std::io::Result<u64> {
+///
+/// # Errors
+/// The system's: no such path.
+pub fn free_bytes(path: &Path) -> std::io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();

@@ -8,6 +8,7 @@ pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod terminal;
+pub mod train;
 
 use crate::error::Result;
 use clap::{Parser, Subcommand};
@@ -32,6 +33,8 @@ Exit codes:
 enum Command {
     /// Show each effective setting and where it comes from
     Config(config::Args),
+    /// Fine-tune a model
+    Train(train::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
     /// Measure training speed and memory of a model shape on this machine
@@ -44,6 +47,7 @@ impl Command {
     fn run(&self) -> Result<()> {
         match self {
             Self::Config(args) => config::run(args),
+            Self::Train(args) => train::run(args),
             Self::Data(args) => data::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),

@@ -123,7 +123,8 @@ impl Model {
         let mut params = std::mem::take(&mut self.params);
         let (values, grads) = params.split();
         self.pool.reserve(batch.tokens.len());
-        let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row: batch.first_row };
+        let first_row = batch.first_row;
+        let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let pass = Pass { values, pool: &self.pool, dropout: (self.dropout > 0.0).then_some(drops) };
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.inv_freq);
         let last = self.blocks.len() - 1;

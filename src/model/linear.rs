@@ -86,7 +86,7 @@ impl Linear {
         };
         let low = self.lora.as_ref().map(|lora| {
             let mut low = x.pool().act(x.tokens(), lora.rank);
-            let dropped = pass.dropout.map(|drops| drops.of(lora.module).apply(x));
+            let dropped = pass.dropout.map(|drops| drops.of(lora.module, x.tokens()).apply(x));
             let a = Matrix::rows(&pass.values[lora.a.clone()], self.in_features);
             matmul(&mut low, Init::Zero, &[Term { matrix: a, x: dropped.as_ref().unwrap_or(x) }]);
             scale(&mut low, lora.scale);
@@ -117,7 +117,7 @@ impl Linear {
         grads: &mut [f32],
     ) {
         let adapter = self.lora.as_ref().zip(low).map(|(lora, low)| {
-            let dropped = pass.dropout.map(|drops| drops.of(lora.module).apply(input.x));
+            let dropped = pass.dropout.map(|drops| drops.of(lora.module, input.x.tokens()).apply(input.x));
             let mut d_low = dy.pool().act(dy.tokens(), lora.rank);
             let b = Matrix::transposed(&pass.values[lora.b.clone()], lora.rank);
             matmul(&mut d_low, Init::Zero, &[Term { matrix: b, x: dy }]);
@@ -143,7 +143,7 @@ impl Linear {
         let mut through = dx.pool().act(dx.tokens(), self.in_features);
         matmul(&mut through, Init::Zero, &[a]);
         matmul(dx, init, &[base]);
-        let through = drops.of(lora.module).apply(&through);
+        let through = drops.of(lora.module, through.tokens()).apply(&through);
         dx.data_mut().iter_mut().zip(through.data()).for_each(|(sum, value)| *sum += value);
     }
 }

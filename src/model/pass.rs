@@ -13,12 +13,12 @@ pub struct Pass<'a> {
     /// Where activations come from.
     pub pool: &'a Arc<Pool>,
     /// Adapter dropout; none in evaluation.
-    pub dropout: Option<Drops>,
+    pub dropout: Option<Drops<'a>>,
 }
 
 /// Which dropout masks hold in this pass.
 #[derive(Debug, Clone, Copy)]
-pub struct Drops {
+pub struct Drops<'a> {
     /// Probability that a value is dropped.
     pub rate: f32,
     /// The run's seed.
@@ -27,12 +27,16 @@ pub struct Drops {
     pub step: u64,
     /// Row number of the first token within the step.
     pub first_row: u64,
+    /// The tokens that the last block's rows are.
+    pub picked: &'a [usize],
 }
 
-impl Drops {
-    /// The mask of one module.
-    pub const fn of(&self, module: u64) -> Dropout {
-        Dropout { rate: self.rate, key: key(self.seed, self.step, module), first_row: self.first_row }
+impl<'a> Drops<'a> {
+    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, since no
+    /// sequence's last token is.
+    pub fn of(&self, module: u64, rows: usize) -> Dropout<'a> {
+        let rows = (rows == self.picked.len()).then_some(self.picked);
+        Dropout { rate: self.rate, key: key(self.seed, self.step, module), first_row: self.first_row, rows }
     }
 }
 

@@ -5,13 +5,15 @@ use super::par;
 
 /// The mask of one module in one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Dropout {
+pub struct Dropout<'a> {
     /// Probability that a value is dropped, in 0..1.
     pub rate: f32,
     /// Mixed from seed, step and module by [`key`].
     pub key: u64,
     /// Row number of the first token within the step.
     pub first_row: u64,
+    /// Which tokens the rows are; none means all, in order.
+    pub rows: Option<&'a [usize]>,
 }
 
 /// `SplitMix64`'s finalizer (Steele, Lea and Flood, 2014).
@@ -26,7 +28,7 @@ pub const fn key(seed: u64, step: u64, module: u64) -> u64 {
     mix(mix(mix(seed).wrapping_add(step)).wrapping_add(module))
 }
 
-impl Dropout {
+impl Dropout<'_> {
     /// `x / (1 - rate)` where kept, 0 where dropped. Applied to a gradient it is its own backward pass.
     #[must_use]
     pub fn apply(&self, x: &Act) -> Act {
@@ -37,7 +39,10 @@ impl Dropout {
         par::run(x.panels(), |panel| {
             let from = x.panel(panel);
             for lane in 0..LANES {
-                let row = mix(self.key.wrapping_add(self.first_row + (panel * LANES + lane) as u64));
+                let at = panel * LANES + lane;
+                // Lanes past the last row are padding: any mask will do.
+                let token = self.rows.map_or(at, |rows| rows.get(at).copied().unwrap_or(at));
+                let row = mix(self.key.wrapping_add(self.first_row + token as u64));
                 for feature in 0..x.features() {
                     let dropped = mix(row.wrapping_add(feature as u64)) >> 32 < threshold;
                     let at = feature * LANES + lane;
@@ -59,13 +64,15 @@ mod tests {
     fn a_mask_follows_its_row_and_keeps_the_mean() {
         let pool = Pool::new();
         let ones = Act::from_rows(&pool, &vec![1.0; 100 * 50], 50);
-        let whole = Dropout { rate: 0.3, key: key(1, 2, 3), first_row: 0 };
+        let whole = Dropout { rate: 0.3, key: key(1, 2, 3), first_row: 0, rows: None };
         let mask = whole.apply(&ones).to_rows();
         let kept = mask.iter().filter(|&&value| value > 0.0).count();
         assert!((3400..3600).contains(&kept), "{kept} of 5000 kept");
         assert!(mask.iter().all(|&value| value == 0.0 || (value - 1.0 / 0.7).abs() < 1e-6));
         let tail = Dropout { first_row: 37, ..whole }.apply(&Act::from_rows(&pool, &vec![1.0; 63 * 50], 50));
         assert_eq!(tail.to_rows(), mask[37 * 50..]);
+        let picked = Dropout { rows: Some(&[3, 98]), ..whole }.apply(&Act::from_rows(&pool, &vec![1.0; 2 * 50], 50));
+        assert_eq!(picked.to_rows(), [&mask[3 * 50..4 * 50], &mask[98 * 50..99 * 50]].concat());
         let other = Dropout { key: key(1, 3, 3), ..whole }.apply(&ones).to_rows();
         assert_ne!(other, mask);
     }

@@ -81,11 +81,6 @@ impl Batches {
         self.total_steps as f64 / self.steps_per_epoch as f64
     }
 
-    /// The epoch reached after `step` optimizer steps, as a fraction.
-    pub fn epoch_at(&self, step: u64) -> f64 {
-        step as f64 / self.steps_per_epoch as f64
-    }
-
     /// Is `step` the last of an epoch?
     pub fn ends_epoch(&self, step: u64) -> bool {
         step.is_multiple_of(self.steps_per_epoch)
@@ -157,7 +152,7 @@ mod tests {
         assert_eq!((batches.micro_batches_per_epoch, batches.steps_per_epoch), (26, 4));
         assert_eq!((batches.total_steps, batches.effective_batch), (12, 32));
         assert!(batches.ends_epoch(8) && !batches.ends_epoch(9));
-        assert!((batches.epoch_at(6) - 1.5).abs() < 1e-12);
+        assert_eq!(batches.epochs(), 3.0);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use super::step::step;
 use crate::comm::single::Single;
 use crate::config::arch::Arch;
 use crate::config::{Config, Mode};
-use crate::data::batch::{Batch, Example, IGNORE};
+use crate::data::{Batch, Example, IGNORE, Split};
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::ops::gemm::{Init, Matrix, Term, matmul};
@@ -185,13 +185,15 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let arch = shape(&request.shape)?;
     let config = &request.config;
     let mut model = Model::load(&arch, None, config)?;
-    let rows = request.rows.clone().unwrap_or_else(|| synthetic(request, arch.vocab_size));
+    let mut split = Split::default();
+    let synthetic = || synthetic(request, arch.vocab_size);
+    request.rows.clone().unwrap_or_else(synthetic).iter().for_each(|row| split.push(row));
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = AdamW::new(betas, model.params.len());
     let batches_of = |index: usize| {
         let chosen: Vec<Vec<usize>> =
-            (0..request.batch).map(|row| vec![(index * request.batch + row) % rows.len()]).collect();
-        feed::batches(&[chosen], |row| &rows[row], config.train.max_tokens_per_pass)
+            (0..request.batch).map(|row| vec![(index * request.batch + row) % split.len()]).collect();
+        feed::batches(&split, &vec![chosen], config.train.max_tokens_per_pass)
     };
     let warm = step(&mut model, &mut optimizer, &Single, &batches_of(0), 1e-4, 1.0)?;
     let peak_before = peak::flops(0.3);

@@ -1,7 +1,9 @@
-//! What the run's machine is and how much of it the process uses, from `/proc` and the system.
+//! What the run's machine is and how much memory the process uses, from `/proc`.
 use std::path::Path;
 
 use serde::Serialize;
+
+use crate::checkpoint::store;
 
 /// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
 pub fn peak_bytes() -> u64 {
@@ -15,17 +17,7 @@ fn status_kib(key: &str) -> Option<u64> {
 
 /// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
 pub fn free_disk(path: &Path) -> Option<u64> {
-    use std::os::unix::ffi::OsStrExt as _;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).ok()?;
-    let mut stat = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` is NUL-terminated and `stat` is a writable statvfs; it is read only after success.
-    let stat = unsafe {
-        if libc::statvfs(path.as_ptr(), stat.as_mut_ptr()) != 0 {
-            return None;
-        }
-        stat.assume_init()
-    };
-    Some(stat.f_bavail.saturating_mul(stat.f_frsize))
+    store::free_bytes(path).ok()
 }
 
 /// What the report says about the machine.
@@ -68,7 +60,6 @@ mod tests {
     fn sees_this_machine() {
         let block = vec![1u8; 32 << 20];
         assert!(peak_bytes() > std::hint::black_box(block).len() as u64);
-        assert!(free_disk(Path::new("/")).is_some() && free_disk(Path::new("/no/such/place")).is_none());
         let machine = Machine::detect();
         assert!(machine.threads > 0 && machine.memory > 0, "{machine:?}");
     }

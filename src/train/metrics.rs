@@ -60,16 +60,6 @@ pub enum Line {
     Eval(EvalLine),
 }
 
-impl Line {
-    /// The step that the line belongs to.
-    pub fn step(&self) -> u64 {
-        match self {
-            Self::Step(line) => line.step,
-            Self::Eval(line) => line.step,
-        }
-    }
-}
-
 /// `value`, or nothing where it is NaN or infinite: JSON has no word for those.
 pub fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
@@ -92,13 +82,17 @@ impl Metrics {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Goes on with the file of an interrupted run: keeps the lines up to `step`, drops later ones and half a line.
-    /// A missing file starts empty.
+    /// Goes on with the file of an interrupted run: keeps the steps up to `step` and the evaluations up to that after
+    /// step `evaluated`, drops later lines and half a line. A missing file starts empty.
     ///
     /// # Errors
     /// The file cannot be read or rewritten.
-    pub fn resume(path: &Path, step: u64) -> Result<Self> {
-        let kept: Vec<Line> = read(path)?.into_iter().filter(|line| line.step() <= step).collect();
+    pub fn resume(path: &Path, step: u64, evaluated: u64) -> Result<Self> {
+        let known = |line: &Line| match line {
+            Line::Step(line) => line.step <= step,
+            Line::Eval(line) => line.step <= evaluated,
+        };
+        let kept: Vec<Line> = read(path)?.into_iter().filter(known).collect();
         let staged = path.with_extension("jsonl.tmp");
         let mut text = String::new();
         for line in &kept {
@@ -195,9 +189,11 @@ mod tests {
             metrics.write(&line).unwrap();
         }
         metrics.file.write_all(b"{\"step\":4,\"epo").unwrap();
-        let mut metrics = Metrics::resume(&path, 2).unwrap();
+        let mut metrics = Metrics::resume(&path, 2, 2).unwrap();
         metrics.write(&step(3)).unwrap();
         assert_eq!(read(&path).unwrap(), [step(1), step(2), eval(2), step(3)]);
+        Metrics::resume(&path, 2, 0).unwrap();
+        assert_eq!(read(&path).unwrap(), [step(1), step(2)], "an evaluation that will be made again");
         assert!(!path.with_extension("jsonl.tmp").exists());
     }
 }

@@ -26,6 +26,8 @@ pub enum Event<'a> {
         /// The step from which the run goes on; 0 for a new one.
         resumed_at: u64,
     },
+    /// Everything is loaded and open: step 1, or the first after a resume, begins.
+    Started,
     /// An optimizer step is done.
     Step {
         /// The line in `metrics.jsonl`.

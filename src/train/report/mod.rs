@@ -20,16 +20,14 @@ pub enum Outcome {
     Completed,
     /// Early stopping ended it.
     StoppedEarly,
-    /// A signal ended it; `--resume` goes on.
-    Interrupted,
 }
 
 impl Outcome {
-    const fn pill(self) -> (&'static str, &'static str) {
+    /// In words.
+    pub const fn as_str(self) -> &'static str {
         match self {
-            Self::Completed => ("good", "completed"),
-            Self::StoppedEarly => ("good", "stopped early: the evaluation loss no longer fell"),
-            Self::Interrupted => ("bad", "interrupted"),
+            Self::Completed => "completed",
+            Self::StoppedEarly => "stopped early: the evaluation loss no longer fell",
         }
     }
 }
@@ -48,6 +46,11 @@ pub struct Sample {
 }
 
 impl Sample {
+    /// Whether the answer after training is the reference, surrounding white space aside.
+    pub fn after_matches(&self) -> bool {
+        self.matches(&self.after)
+    }
+
     fn matches(&self, answer: &str) -> bool {
         answer.trim() == self.reference.trim()
     }
@@ -103,14 +106,14 @@ pub struct Report {
 
 /// The whole page.
 pub fn render(report: &Report) -> String {
-    let (class, status) = report.outcome.pill();
+    let status = report.outcome.as_str();
     let title = escape(&report.title);
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
          <meta name=\"generator\" content=\"tunesmith {version}\"><title>{title} · tunesmith</title>\n\
          <style>{style}</style></head>\n<body><main>\n\
-         <header><h1>{title}</h1><span class=\"pill {class}\">{status}</span></header>\n<p class=\"lead\">{subtitle}</p>\n",
+         <header><h1>{title}</h1><span class=\"pill\">{status}</span></header>\n<p class=\"lead\">{subtitle}</p>\n",
         version = env!("CARGO_PKG_VERSION"),
         style = include_str!("style.css"),
         subtitle = escape(&report.subtitle),

@@ -1,0 +1,328 @@
+//! `tunesmith train`: fine-tunes a model as a configuration says; shows a progress bar on a terminal and plain lines
+//! elsewhere.
+use std::io::{IsTerminal as _, Write as _};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::args::ConfigArgs;
+use super::terminal::{Style, print, stdout_colour};
+use crate::config::Flag;
+use crate::data;
+use crate::error::Result;
+use crate::plan::{self, grouped, human_bytes, human_seconds};
+use crate::train::metrics::{EvalLine, StepLine};
+use crate::train::progress::{Event, Observer, Pace};
+use crate::train::report::{Sample, exact_matches};
+use crate::train::run::{self, Options, Summary};
+use crate::train::signals::Stop;
+
+/// The arguments of `tunesmith train`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Go on from a checkpoint: the newest one of train.output_dir, or the folder DIR
+    #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
+    resume: Option<String>,
+    /// Resume although this part of the checkpoint's stamp differs (may be given more than once)
+    #[arg(long, value_name = "KEY")]
+    allow: Vec<String>,
+    /// Start over in an output directory that holds an earlier run: its files are removed before step 1
+    #[arg(long, conflicts_with = "resume")]
+    overwrite: bool,
+}
+
+/// Trains.
+///
+/// # Errors
+/// Everything that a run can fail with; [`crate::Kind::Preempted`] after a signal, when everything is saved.
+pub fn run(args: &Args) -> Result<()> {
+    let (config, resume) = claim_word(&args.config, args.resume.as_deref());
+    let flag = |value: String| Flag { name: "--resume", key: "train.resume_from_checkpoint", value };
+    let flags: Vec<Flag> = resume.map(flag).into_iter().collect();
+    let resolved = config.load(&flags)?;
+    let stop = Stop::default();
+    stop.listen(
+        |signal| {
+            notice(&format!("{signal} before step 1: nothing was written"));
+            std::process::exit(i32::from(crate::Kind::Preempted.exit_code()));
+        },
+        |signal, again| {
+            let what =
+                if again { "again: still finishing, nothing is lost" } else { "finishing this step, then saving" };
+            notice(&format!("{signal}: {what}"));
+        },
+    )?;
+    let console = Console::new(resolved.config.train.logging_steps);
+    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite };
+    let summary = run::run(&resolved, &options, &stop, &console)?;
+    console.finish();
+    print(&show_summary(&summary))
+}
+
+/// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
+/// a word that is plainly not a checkpoint folder is given back.
+fn claim_word(config: &ConfigArgs, resume: Option<&str>) -> (ConfigArgs, Option<String>) {
+    let mut config = config.clone();
+    let is_file = |word: &str| Path::new(word).is_file();
+    let resume = resume.map(|word| {
+        if word.contains('=') || is_file(word) {
+            config.words.push(word.to_owned());
+            "latest".to_owned()
+        } else {
+            word.to_owned()
+        }
+    });
+    (config, resume)
+}
+
+fn notice(text: &str) {
+    // Nowhere to complain if standard error is closed.
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// Shows a run: on a terminal a bar that is redrawn in place, elsewhere a line for each thing that happens.
+struct Console {
+    terminal: bool,
+    colour: bool,
+    every: u64,
+    began: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The bar of the preparation (such as tokenization), then that of the training.
+    bar: Option<ProgressBar>,
+    /// What the preparation's bar counts, and how far it is, for plain lines.
+    task: Option<(String, u64)>,
+    total_steps: u64,
+}
+
+impl Console {
+    fn new(every: u64) -> Self {
+        let terminal = std::io::stdout().is_terminal() && std::io::stderr().is_terminal();
+        let (colour, began) = (stdout_colour(), Instant::now());
+        Self { terminal, colour, every, began, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Prints above the bar. A full disk behind standard output must not end a training run.
+    fn say(&self, text: &str) {
+        let bar = self.state().bar.clone();
+        match bar {
+            Some(bar) => bar.suspend(|| drop(print(text))),
+            None => drop(print(text)),
+        }
+    }
+
+    fn heading(&self, text: &str) -> String {
+        format!("{}\n", Style::Bold.paint(text, self.colour))
+    }
+
+    fn step(&self, line: &StepLine, pace: &Pace, skipped: bool) {
+        let figure = |value: Option<f64>| value.map_or_else(|| "not finite".to_owned(), |value| format!("{value:.4}"));
+        let (rate, memory) = (grouped(pace.tokens_per_second.round() as u64), human_bytes(line.peak_bytes));
+        let eta = human_seconds(pace.eta_seconds());
+        if let Some(bar) = &self.state().bar {
+            let loss = figure(pace.smoothed_loss.or(line.loss));
+            let norm = line.grad_norm.map_or_else(|| "-".to_owned(), |norm| format!("{norm:.2}"));
+            bar.set_position(line.step);
+            bar.set_message(format!(
+                "loss {loss}  lr {:.2e}  norm {norm}  {rate} tok/s  eta {eta}  {memory}",
+                line.learning_rate
+            ));
+        } else if line.step.is_multiple_of(self.every) || line.step == pace.total_steps {
+            let width = pace.total_steps.to_string().len();
+            self.say(&format!(
+                "step {:>width$}/{}  epoch {:.2}  loss {}  lr {:.3e}  norm {}  {rate} tok/s  eta {eta}  mem {memory}\n",
+                line.step,
+                pace.total_steps,
+                line.epoch,
+                figure(line.loss),
+                line.learning_rate,
+                figure(line.grad_norm),
+            ));
+        }
+        if skipped {
+            self.say(&format!("step {}: loss or gradients are not finite; the step was skipped\n", line.step));
+        }
+    }
+
+    fn eval(&self, line: &EvalLine, best: bool) {
+        let loss = line.eval_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
+        let best = if best { "  (best so far)" } else { "" };
+        let seconds = human_seconds(line.eval_seconds);
+        self.say(&format!(
+            "evaluation after step {}: loss {loss} over {} rows in {seconds}{best}\n",
+            line.step, line.eval_rows
+        ));
+    }
+
+    fn samples(&self, samples: &[Sample]) {
+        const SHOWN: usize = 8;
+        let mut text = self.heading("greedy answers on held-out rows");
+        for sample in samples.iter().take(SHOWN) {
+            let [prompt, reference, before, after] =
+                [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 60));
+            let style = if sample.after_matches() { Style::Green } else { Style::Red };
+            text += &format!("  {prompt}\n    expected  {reference}\n    before    {before}\n");
+            text += &format!("    after     {}\n", style.paint(&after, self.colour));
+        }
+        if samples.len() > SHOWN {
+            text += &format!("  … and {} more rows\n", samples.len() - SHOWN);
+        }
+        let (before, after) = exact_matches(samples);
+        let share = |count: usize| 100.0 * count as f64 / samples.len() as f64;
+        text += &format!(
+            "  exact match: {before}/{of} ({:.0} %) before, {after}/{of} ({:.0} %) after\n",
+            share(before),
+            share(after),
+            of = samples.len(),
+        );
+        self.say(&text);
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = self.state().bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Observer for Console {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Phase(what) => {
+                if self.terminal {
+                    self.state().bar.get_or_insert_with(spinner).set_message((*what).to_owned());
+                }
+            }
+            Event::Notice(text) => self.say(&format!("{text}\n")),
+            Event::Plan { facts, batches, rates, resumed_at } => {
+                self.finish();
+                let mut text = self.heading("run") + &plan::table(facts);
+                text += &(self.heading("batches") + &batches.to_string());
+                text += &(self.heading("learning rate") + &plan::rates::show(rates));
+                self.say(&text);
+                let mut state = self.state();
+                state.total_steps = batches.total_steps;
+                if self.terminal {
+                    let bar = ProgressBar::new(batches.total_steps);
+                    bar.set_style(style("{bar:24.cyan/blue} {pos}/{len}  {msg}"));
+                    bar.set_position(*resumed_at);
+                    bar.enable_steady_tick(std::time::Duration::from_millis(250));
+                    bar.set_message("loading the model");
+                    state.bar = Some(bar);
+                }
+            }
+            Event::Started => {
+                self.say(&format!("ready after {}\n", human_seconds(self.began.elapsed().as_secs_f64())));
+            }
+            Event::Step { line, pace, skipped } => self.step(line, pace, *skipped),
+            Event::Evaluating { rows } => {
+                if let Some(bar) = &self.state().bar {
+                    bar.set_message(format!("evaluating {rows} rows"));
+                }
+            }
+            Event::Eval { line, best } => self.eval(line, *best),
+            Event::Saved(path) => self.say(&format!("saved {}\n", path.display())),
+            Event::Samples(samples) => self.samples(samples),
+        }
+    }
+}
+
+impl data::Progress for Console {
+    fn begin(&self, what: &str, total: u64) {
+        let mut state = self.state();
+        state.task = Some((what.to_owned(), total));
+        if self.terminal {
+            let bar = ProgressBar::new(total);
+            bar.set_style(style("{msg} {bar:24.cyan/blue} {pos}/{len} {per_sec}"));
+            bar.set_message(what.to_owned());
+            state.bar = Some(bar);
+        }
+    }
+
+    fn advance(&self, by: u64) {
+        if let Some(bar) = &self.state().bar {
+            bar.inc(by);
+        }
+    }
+
+    fn end(&self) {
+        self.finish();
+        let task = self.state().task.take();
+        if let Some((what, total)) = task {
+            self.say(&format!("{what}: {}\n", grouped(total)));
+        }
+    }
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
+
+fn spinner() -> ProgressBar {
+    let bar = ProgressBar::new_spinner();
+    bar.enable_steady_tick(std::time::Duration::from_millis(100));
+    bar
+}
+
+/// The text on one line of at most `limit` characters, or a word for nothing.
+fn one_line(text: &str, limit: usize) -> String {
+    let shown: String = text.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
+    match shown.char_indices().nth(limit) {
+        Some((end, _)) => format!("{}…", &shown[..end]),
+        None if shown.is_empty() => "(nothing)".to_owned(),
+        None => shown,
+    }
+}
+
+fn show_summary(summary: &Summary) -> String {
+    let mut text = format!(
+        "{} in {}: {} steps, {} tokens at {} tokens/s, peak memory {}\n",
+        summary.outcome.as_str(),
+        human_seconds(summary.seconds),
+        grouped(summary.steps),
+        grouped(summary.tokens),
+        grouped(summary.tokens_per_second.round() as u64),
+        human_bytes(summary.peak_bytes),
+    );
+    text += &plan::table(&summary.facts);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(resume: &str) -> (Vec<String>, Option<String>) {
+        let config = ConfigArgs { words: vec!["a.yaml".to_owned()] };
+        let (config, resume) = claim_word(&config, Some(resume));
+        (config.words, resume)
+    }
+
+    #[test]
+    fn resume_gives_back_a_word_that_is_no_checkpoint() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let name = file.path().to_str().unwrap();
+        let words = |more: &str| vec!["a.yaml".to_owned(), more.to_owned()];
+        assert_eq!(claim("TRAIN_SEED=1"), (words("TRAIN_SEED=1"), Some("latest".to_owned())));
+        assert_eq!(claim(name), (words(name), Some("latest".to_owned())));
+        assert_eq!(claim("runs/a/checkpoint-000010").1.as_deref(), Some("runs/a/checkpoint-000010"));
+    }
+
+    #[test]
+    fn texts_are_shown_on_one_line() {
+        assert_eq!(one_line(" a\nb\u{1b}[31m ", 60), "a b [31m");
+        assert_eq!(one_line("äöü", 2), "äö…");
+        assert_eq!(one_line(" \n", 9), "(nothing)");
+    }
+}

@@ -1,0 +1,185 @@
+//! After the last step: the best weights if asked for, the final files, sample answers before and after, the report.
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::machine::{Machine, peak_bytes};
+use super::prepare::{self, Prepared};
+use super::progress::Event;
+use super::report::{self, Outcome, Report, Sample, SettingRow, exact_matches};
+use super::run::Summary;
+use super::samples::Questions;
+use super::session::{Done, Session};
+use super::{load, metrics, output, save};
+use crate::checkpoint::disk::RealDisk;
+use crate::checkpoint::{TrainState, atomic};
+use crate::config::resolve::Source;
+use crate::config::{Mode, Resolved};
+use crate::error::{Error, Result};
+use crate::plan::{grouped, human_bytes, human_seconds};
+
+/// Writes what a run leaves behind.
+///
+/// # Errors
+/// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
+pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+    let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
+    let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
+    if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
+        save::load_best(&mut session, step)?;
+        observer.event(&Event::Notice(&format!("back to the best weights: step {step}, eval_loss {loss:.4}")));
+    }
+    let weights = save::final_weights(&mut session)?;
+    observer.event(&Event::Saved(&weights));
+
+    let asking = Instant::now();
+    let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
+    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation);
+    let after = questions.answer(&model, stop)?;
+    // Two models at once would need twice the memory: the trained one goes before the base comes back.
+    drop((model, optimizer));
+    let before = match &after {
+        Some(_) if !questions.is_empty() => questions.answer(&load::model(&prepared)?, stop)?,
+        _ => after.clone(),
+    };
+    let cut_off = before.is_none();
+    let samples = questions.samples(before.unwrap_or_default(), after.unwrap_or_default())?;
+    if !samples.is_empty() {
+        observer.event(&Event::Samples(&samples));
+    }
+
+    let asking = asking.elapsed();
+    let ending = Ending { resolved, prepared: &prepared, state, done, outcome, weights, asking, began };
+    let summary = ending.summary(&samples);
+    if config.logging.report {
+        let page = report::render(&ending.report(&summary, samples)?);
+        atomic::replace_file(&RealDisk, &config.train.output_dir.join(output::REPORT), &page)?;
+    }
+    if cut_off {
+        let why = stop.requested().unwrap_or("a request to stop");
+        return Err(Error::preempted(format!("{why}: the training is done and saved, its sample answers are not"))
+            .hint(format!("`tunesmith train {} --resume` makes them", resolved.path.display())));
+    }
+    Ok(summary)
+}
+
+fn best_of(state: &TrainState) -> Option<(f64, u64)> {
+    state.best_loss.zip(state.best_step)
+}
+
+/// A run that is over.
+struct Ending<'a> {
+    resolved: &'a Resolved,
+    prepared: &'a Prepared,
+    state: TrainState,
+    done: Done,
+    outcome: Outcome,
+    weights: PathBuf,
+    asking: Duration,
+    began: Instant,
+}
+
+impl Ending<'_> {
+    fn summary(&self, samples: &[Sample]) -> Summary {
+        let config = &self.resolved.config;
+        let output_dir = &config.train.output_dir;
+        let mut facts: Vec<(String, String)> = Vec::new();
+        let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
+        if let Some((first, last)) = self.done.losses {
+            fact("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
+        }
+        if let Some((loss, step)) = best_of(&self.state) {
+            fact("best eval loss", format!("{loss:.4} after step {step}"));
+        }
+        if !samples.is_empty() {
+            let (before, after) = exact_matches(samples);
+            fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
+        }
+        match config.tuning.mode {
+            Mode::Lora => {
+                fact("adapter", self.weights.display().to_string());
+                fact("use it", format!("PEFT: PeftModel.from_pretrained(base, \"{}\")", self.weights.display()));
+                fact("train on", format!("tuning.adapter={}", self.weights.display()));
+            }
+            Mode::Full => {
+                fact("model", self.weights.display().to_string());
+                let dir = self.weights.display();
+                fact("use it", format!("Transformers: AutoModelForCausalLM.from_pretrained(\"{dir}\")"));
+            }
+        }
+        if config.logging.report {
+            fact("report", output_dir.join(output::REPORT).display().to_string());
+        }
+        if config.logging.tensorboard {
+            fact("curves", format!("tensorboard --logdir {}", prepare::events_dir(config).display()));
+        }
+        let Done { steps, tokens, stepping, .. } = self.done;
+        Summary {
+            outcome: self.outcome,
+            seconds: self.began.elapsed().as_secs_f64(),
+            steps,
+            tokens,
+            tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
+            peak_bytes: peak_bytes(),
+            final_loss: self.done.losses.map(|(_, last)| last),
+            best: best_of(&self.state),
+            facts,
+        }
+    }
+
+    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Result<Report> {
+        let config = &self.resolved.config;
+        let output_dir = &config.train.output_dir;
+        let name =
+            || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
+        let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
+        let mut facts = vec![
+            timing("before step 1", self.done.preparing),
+            timing("steps", self.done.stepping),
+            timing("evaluations", self.done.evaluating),
+            timing("checkpoints", self.done.saving),
+            timing("sample answers", self.asking),
+            ("whole run".to_owned(), human_seconds(summary.seconds)),
+        ];
+        facts.push(("weights".to_owned(), self.weights.display().to_string()));
+        let mut plan = self.prepared.batches.rows();
+        plan.extend(prepare::rate_table(self.prepared).into_iter().map(|rate| {
+            (format!("learning rate, {} (step {})", rate.label, rate.step), format!("{:.3e}", rate.learning_rate))
+        }));
+        let setting = |setting: &crate::config::Setting| SettingRow {
+            key: setting.key.clone(),
+            value: setting.value.to_string(),
+            source: setting.source.to_string(),
+            default: setting.source == Source::Default,
+        };
+        let lengths = self.prepared.dataset.train.lengths();
+        Ok(Report {
+            title: config.logging.run_name.clone().unwrap_or_else(name),
+            subtitle: prepare::describe(self.prepared),
+            outcome: self.outcome,
+            cards: self.cards(summary),
+            lines: metrics::read(&output_dir.join(output::METRICS))?,
+            data: prepare::data_facts(&self.prepared.dataset),
+            lengths,
+            samples,
+            plan,
+            settings: self.resolved.settings.iter().map(setting).collect(),
+            machine: Machine::detect(),
+            facts,
+        })
+    }
+
+    fn cards(&self, summary: &Summary) -> Vec<(String, String, String)> {
+        let mut cards = Vec::new();
+        let mut card = |name: &str, value: String, remark: String| cards.push((name.to_owned(), value, remark));
+        if let Some((first, last)) = self.done.losses {
+            card("final loss", report::figure(last), format!("first {}", report::figure(first)));
+        }
+        if let Some((loss, step)) = best_of(&self.state) {
+            card("best evaluation loss", report::figure(loss), format!("after step {step}"));
+        }
+        card("speed", grouped(summary.tokens_per_second.round() as u64), "tokens per second".to_owned());
+        let remark = format!("peak memory {}", human_bytes(summary.peak_bytes));
+        card("time", human_seconds(summary.seconds), remark);
+        cards
+    }
+}

@@ -1,0 +1,134 @@
+//! Loading the model, and a run's state with it: fresh, from an adapter, or from a checkpoint.
+use std::time::Instant;
+
+use super::metrics::Metrics;
+use super::output;
+use super::prepare::{self, Prepared};
+use super::progress::{Event, Observer, Pace};
+use super::record;
+use super::run::Options;
+use super::session::{Done, Session};
+use super::signals::Stop;
+use super::tensorboard::EventWriter;
+use crate::checkpoint::{self, TrainState, atomic, disk::RealDisk};
+use crate::config::Resolved;
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::optim::{AdamW, Betas};
+
+/// The model as it is before step 1 of a new run.
+///
+/// # Errors
+/// The weights cannot be read.
+pub fn model(prepared: &Prepared) -> Result<Model> {
+    let mut model = Model::load(&prepared.arch, prepared.weights.as_ref(), &prepared.config)?;
+    if let Some(adapter) = &prepared.adapter {
+        let specs = model.params.specs.clone();
+        for spec in specs {
+            // The names and shapes were compared when the adapter was opened.
+            if let Some((_, values)) = adapter.get(&spec.name) {
+                model.params.values_mut()[spec.range()].copy_from_slice(values);
+            }
+        }
+    }
+    Ok(model)
+}
+
+impl<'a> Session<'a> {
+    /// Loads the model and, where the run goes on, the checkpoint. Writes nothing.
+    ///
+    /// # Errors
+    /// The weights, or a checkpoint that is damaged or belongs to another run.
+    pub fn load(
+        resolved: &'a Resolved,
+        options: &Options,
+        stop: &'a Stop,
+        observer: &'a dyn Observer,
+        mut prepared: Prepared,
+    ) -> Result<Self> {
+        let saved = prepared.resume.take();
+        let stamp = match &saved {
+            None => None,
+            Some(saved) => {
+                let now = prepared.stamp()?;
+                for note in saved.stamp.compare(&now, &options.allow, &saved.dir)? {
+                    observer.event(&Event::Notice(&note));
+                }
+                Some(now)
+            }
+        };
+        observer.event(&Event::Phase("loading the model"));
+        let mut model = model(&prepared)?;
+        let train = &prepared.config.train;
+        let betas = Betas {
+            beta1: train.adam_beta1,
+            beta2: train.adam_beta2,
+            epsilon: train.adam_epsilon,
+            weight_decay: train.weight_decay,
+        };
+        let mut optimizer = AdamW::new(betas, model.params.len());
+        let mut state =
+            TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
+        if let Some(saved) = &saved {
+            let specs = model.params.specs.clone();
+            saved.restore(&specs, model.params.values_mut(), &mut optimizer.m, &mut optimizer.v)?;
+            optimizer.step = saved.state.adam_step;
+            state = saved.state.clone();
+            let position = serde_json::from_value(state.sampler.clone()).ok();
+            if !position.is_some_and(|position| prepared.sampler.restore(position)) {
+                return Err(Error::checkpoint(format!(
+                    "{}: its position in the data is not one of this run",
+                    saved.dir.display()
+                ))
+                .hint(
+                    "the data, the batch size or the seed have changed; start a new run in another train.output_dir",
+                ));
+            }
+        }
+        let pace = Pace::new(state.step, prepared.batches.total_steps);
+        Ok(Self {
+            resolved,
+            stop,
+            observer,
+            model,
+            optimizer,
+            saved: state.step,
+            state,
+            metrics: None,
+            events: None,
+            pace,
+            done: Done::default(),
+            stamp,
+            prepared,
+        })
+    }
+
+    /// Starts to write: the output directory is this run's from here on.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn open(&mut self, options: &Options, began: Instant) -> Result<()> {
+        let config = &self.resolved.config;
+        let output_dir = &config.train.output_dir;
+        self.prepared.lock.keep();
+        if options.overwrite {
+            output::clear(output_dir)?;
+        }
+        checkpoint::clean_stale(output_dir)?;
+        let resumed_at = (self.state.step > 0).then_some(self.state.step);
+        let path = output_dir.join(output::METRICS);
+        self.metrics = Some(match resumed_at {
+            Some(step) => Metrics::resume(&path, step, self.state.evaluated_step)?,
+            None => Metrics::create(&path)?,
+        });
+        let resolved_yaml = record::resolved_yaml(self.resolved);
+        atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
+        if config.logging.tensorboard {
+            let mut events = EventWriter::create(&prepare::events_dir(config), resumed_at)?;
+            events.text(self.state.step, "config", &record::settings_table(self.resolved))?;
+            self.events = Some(events);
+        }
+        self.done.preparing = began.elapsed();
+        Ok(())
+    }
+}

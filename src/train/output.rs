@@ -1,0 +1,100 @@
+//! The output directory: which files a run leaves there, and how they come and go.
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// A line a step.
+pub const METRICS: &str = "metrics.jsonl";
+/// The report.
+pub const REPORT: &str = "report.html";
+/// Every setting with its source.
+pub const CONFIG: &str = "config.resolved.yaml";
+/// What the weights belong to.
+pub const STAMP: &str = "backend.json";
+/// The trained adapter.
+pub const ADAPTER: &str = "adapter";
+/// The trained model, when every weight was trained.
+pub const MODEL: &str = "model";
+/// The default folder of event files.
+pub const EVENTS: &str = "tb";
+
+/// What a model folder says about text; copied beside the trained weights.
+const TOKENIZER_FILES: [&str; 9] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+];
+
+/// The files of `model_dir` that belong to its tokenizer.
+pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
+    TOKENIZER_FILES.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
+}
+
+/// Bytes of `files` on disk.
+pub fn size_of(files: &[PathBuf]) -> u64 {
+    files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
+/// What an earlier run left in `directory` that is worth keeping: checkpoints and trained weights.
+pub fn earlier_run(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_worth_keeping(path)).collect();
+    found.sort();
+    found
+}
+
+fn is_worth_keeping(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    path.is_dir() && (name == ADAPTER || name == MODEL || (name.starts_with("checkpoint-") && !name.contains(".tmp")))
+}
+
+/// Removes what runs leave in `directory`: only files and folders that have our names.
+///
+/// # Errors
+/// One cannot be removed.
+pub fn clear(directory: &Path) -> Result<()> {
+    let fail = |path: &Path, source: &std::io::Error| Error::io("remove", path, source);
+    let entries = std::fs::read_dir(directory).map_err(|source| fail(directory, &source))?;
+    for entry in entries {
+        let path = entry.map_err(|source| fail(directory, &source))?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let folder = name.starts_with("checkpoint-") || [ADAPTER, MODEL, EVENTS].contains(&name);
+        if folder && path.is_dir() {
+            std::fs::remove_dir_all(&path).map_err(|source| fail(&path, &source))?;
+        } else if [METRICS, REPORT, CONFIG, STAMP, "latest", "best"].contains(&name) {
+            std::fs::remove_file(&path).map_err(|source| fail(&path, &source))?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clearing_removes_our_files_only() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "notes"] {
+            std::fs::create_dir(root.path().join(folder)).unwrap();
+        }
+        for file in ["metrics.jsonl", "report.html", "README.md", "latest"] {
+            std::fs::write(root.path().join(file), "x").unwrap();
+        }
+        let names = |paths: Vec<PathBuf>| -> Vec<String> {
+            paths.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(names(earlier_run(root.path())), ["adapter", "checkpoint-000010"]);
+        clear(root.path()).unwrap();
+        let mut left = names(std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().path()).collect());
+        left.sort();
+        assert_eq!(left, ["README.md", "notes"]);
+        assert!(earlier_run(&root.path().join("no such")).is_empty());
+    }
+}

@@ -1,0 +1,307 @@
+//! Everything before the weights: the model's shape, the output directory, the data, the schedule, the disk, the
+//! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
+use std::path::{Path, PathBuf};
+
+use super::lock::DirLock;
+use super::progress::{Event, Observer};
+use super::run::Options;
+use super::signals::Stop;
+use super::{adapter, output};
+use crate::checkpoint::peft::Tensors;
+use crate::checkpoint::stamp::{Hashes, Stamp};
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::arch::Arch;
+use crate::config::{Config, Init, LrScheduler, Mode, Resolved, Resume, SaveStrategy};
+use crate::data::{self, Dataset, Sampler};
+use crate::error::{Error, Result};
+use crate::model::targets::{self, Placement};
+use crate::model::weights::WeightFiles;
+use crate::optim::schedule::Schedule;
+use crate::plan::batches::{Batches, Request};
+use crate::plan::rates::{Rate, rates};
+use crate::plan::{bytes, grouped};
+
+/// A run that has been found possible.
+pub struct Prepared {
+    /// The base model's folder.
+    pub model_dir: PathBuf,
+    /// Its shape.
+    pub arch: Arch,
+    /// Its weights, opened and checked; nothing when they are drawn at random.
+    pub weights: Option<WeightFiles>,
+    /// The configuration, with the settings of `tuning.adapter` where there is one.
+    pub config: Config,
+    /// The tensors of `tuning.adapter`.
+    pub adapter: Option<Tensors>,
+    /// Where adapters go; empty when every weight is trained.
+    pub placements: Vec<Placement>,
+    /// How many values are trained.
+    pub trainable: u64,
+    /// Holds the output directory.
+    pub lock: DirLock,
+    /// The rows.
+    pub dataset: Dataset,
+    /// Their order.
+    pub sampler: Sampler,
+    /// Steps and epochs.
+    pub batches: Batches,
+    /// The learning rate of each step.
+    pub schedule: Schedule,
+    /// The checkpoint to go on from.
+    pub resume: Option<Checkpoint>,
+}
+
+/// Checks all that can be checked without loading weights.
+///
+/// # Errors
+/// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint.
+pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
+    let model_dir = resolved.config.model.dir()?;
+    let arch = Arch::from_dir(&model_dir)?;
+    check_lengths(&resolved.config, &arch)?;
+    let mut config = resolved.config.clone();
+    let mut adapter = None;
+    if let Some(dir) = &resolved.config.tuning.adapter {
+        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+        (config.tuning.lora, adapter) = (lora, Some(tensors));
+    }
+    let placements = match config.tuning.mode {
+        Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
+        Mode::Full => Vec::new(),
+    };
+    let trainable = trainable(&config, &arch, &placements)?;
+    let weights = match config.model.init {
+        Init::Pretrained => Some(WeightFiles::open(&model_dir, &arch.tensors())?),
+        Init::Random => None,
+    };
+
+    let output_dir = &config.train.output_dir;
+    let lock = DirLock::acquire(output_dir)?;
+    stop.leaves_behind(lock.leftovers());
+    let resume = find_checkpoint(&config, observer)?;
+    if resume.is_none() && !options.overwrite {
+        refuse_earlier_run(output_dir)?;
+    }
+
+    let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
+    let sampler = dataset.sampler(&config);
+    let batches = batches(&config, &dataset, &sampler)?;
+    let schedule = schedule(&config, &batches);
+    check_disk(&config, &model_dir, trainable, &batches)?;
+    Ok(Prepared {
+        model_dir,
+        arch,
+        weights,
+        config,
+        adapter,
+        placements,
+        trainable,
+        lock,
+        dataset,
+        sampler,
+        batches,
+        schedule,
+        resume,
+    })
+}
+
+fn check_lengths(config: &Config, arch: &Arch) -> Result<()> {
+    let (asked, limit) = (config.model.max_seq_len, arch.max_position_embeddings);
+    if asked > limit {
+        return Err(Error::config(format!(
+            "model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
+        ))
+        .hint(format!("set model.max_seq_len to at most {limit}")));
+    }
+    Ok(())
+}
+
+fn trainable(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {
+    let count = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
+    let tensors = arch.tensors();
+    if config.tuning.mode == Mode::Full {
+        return Ok(tensors.iter().map(|spec| count(&spec.shape)).sum());
+    }
+    let saved = targets::saved_tensors(arch, &config.tuning.lora)?;
+    let in_full = saved.iter().map(|name| count(&adapter::shape_of(arch, name)));
+    let adapters = placements.iter().flat_map(Placement::tensors).map(|(_, shape)| count(&shape));
+    Ok(in_full.chain(adapters).sum())
+}
+
+/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
+fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
+    let output_dir = &config.train.output_dir;
+    match &config.train.resume_from_checkpoint {
+        None => Ok(None),
+        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
+        Some(Resume::Latest) => {
+            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
+            for (path, error) in &damaged {
+                observer.event(&Event::Notice(&format!(
+                    "{} is damaged and left out: {}",
+                    path.display(),
+                    error.message()
+                )));
+            }
+            if newest.is_none() {
+                if let Some((path, error)) = damaged.into_iter().next() {
+                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
+                }
+                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
+                observer.event(&Event::Notice(&text));
+            }
+            newest.map(|newest| checkpoint::load(&newest)).transpose()
+        }
+    }
+}
+
+fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
+    let earlier = output::earlier_run(output_dir);
+    let Some(first) = earlier.first() else { return Ok(()) };
+    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
+    Err(Error::config(format!(
+        "train.output_dir = {} holds an earlier run ({}{more})",
+        output_dir.display(),
+        first.file_name().unwrap_or_default().to_string_lossy(),
+    ))
+    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
+}
+
+fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batches> {
+    let train = &config.train;
+    let batches = Batches::new(Request {
+        rows: sampler.rows() as u64,
+        tokens: dataset.train.tokens() as u64,
+        label_tokens: dataset.train.label_tokens() as u64,
+        batch_size: train.batch_size as u64,
+        grad_accum: train.grad_accum as u64,
+        world: 1,
+        epochs: train.num_train_epochs,
+        max_steps: train.max_steps,
+        warmup_steps: train.warmup_steps,
+        warmup_ratio: train.warmup_ratio,
+    })?;
+    debug_assert_eq!(batches.steps_per_epoch, sampler.steps_per_epoch() as u64);
+    Ok(batches)
+}
+
+/// A disk that cannot hold the run is refused now and not after hours.
+fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batches) -> Result<()> {
+    let train = &config.train;
+    let saves = match train.save_strategy {
+        SaveStrategy::No => 1,
+        SaveStrategy::Steps => batches.total_steps.div_ceil(train.save_steps),
+        SaveStrategy::Epoch => batches.epochs().ceil() as u64,
+    };
+    let best = u64::from(train.load_best_model_at_end);
+    let keep = train.save_total_limit.map(|limit| limit as u64 + best);
+    let tokenizer = output::size_of(&output::tokenizer_files(model_dir));
+    let needed = bytes::run(trainable, tokenizer, saves, keep);
+    checkpoint::preflight(&train.output_dir, needed)
+}
+
+impl Prepared {
+    /// Tells what will be done, and what should be known of the data.
+    pub fn announce(&self, observer: &dyn Observer) {
+        let train = &self.config.train;
+        let mut facts =
+            vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        if let Some(validation) = &self.dataset.validation {
+            facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
+        }
+        if let Some(resume) = &self.resume {
+            facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
+        }
+        let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
+        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        for warning in &self.dataset.report.warnings {
+            observer.event(&Event::Notice(&format!("note: {warning}")));
+        }
+    }
+
+    /// What the run's checkpoints belong to. Reads all base weights once, to hash them.
+    ///
+    /// # Errors
+    /// The weights cannot be read.
+    pub fn stamp(&self) -> Result<Stamp> {
+        let base_model = match &self.weights {
+            Some(weights) => weights.fingerprint()?,
+            None => format!("random, seed {}", self.config.train.seed),
+        };
+        let template = self.dataset.template.as_ref().map_or("", |template| template.source());
+        let hashes = Hashes {
+            base_model: &base_model,
+            tokenizer: &self.dataset.tokenizer.hash().to_hex(),
+            chat_template: &blake3::hash(template.as_bytes()).to_hex(),
+            data: &self.dataset.fingerprint,
+        };
+        let saved = match self.config.tuning.mode {
+            Mode::Lora => targets::saved_tensors(&self.arch, &self.config.tuning.lora)?,
+            Mode::Full => Vec::new(),
+        };
+        Ok(Stamp::new(&self.config, &self.placements, &saved, hashes))
+    }
+}
+
+/// The schedule's turning points.
+pub fn rate_table(prepared: &Prepared) -> Vec<Rate> {
+    let Batches { total_steps, warmup_steps, .. } = prepared.batches;
+    rates(total_steps, warmup_steps, |step| prepared.schedule.lr(step))
+}
+
+fn schedule(config: &Config, batches: &Batches) -> Schedule {
+    let warmup = if config.train.lr_scheduler_type == LrScheduler::Constant { 0 } else { batches.warmup_steps };
+    Schedule {
+        form: config.train.lr_scheduler_type,
+        peak: config.train.learning_rate,
+        warmup,
+        total: batches.total_steps,
+    }
+}
+
+/// The model in a line: where it is, what it is, how much of it is trained.
+pub fn describe(prepared: &Prepared) -> String {
+    let what = match prepared.config.tuning.mode {
+        Mode::Lora => format!("LoRA on {} modules", prepared.placements.len()),
+        Mode::Full => "every weight".to_owned(),
+    };
+    let family = format!("{:?}", prepared.arch.family);
+    format!("{} · {family} · {what} · {} values trained", prepared.model_dir.display(), grouped(prepared.trainable))
+}
+
+/// What the data came to: label and value.
+pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
+    let Dataset { train, validation, test, report, .. } = dataset;
+    let mut facts = Vec::new();
+    let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
+    let count = |number: usize| grouped(number as u64);
+    fact("training rows", count(train.len()));
+    for (label, split) in [("validation rows", validation), ("test rows", test)] {
+        if let Some(split) = split {
+            fact(label, count(split.len()));
+        }
+    }
+    let lengths = train.lengths();
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
+    fact("training tokens", count(train.tokens()));
+    fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
+    fact(
+        "tokens a row",
+        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
+    );
+    for (label, number) in [
+        ("rows read", report.train.rows),
+        ("rows cut", report.train.truncated),
+        ("rows left out as too long", report.train.too_long),
+        ("rows left out without labels", report.train.unlabeled),
+    ] {
+        fact(label, grouped(number));
+    }
+    facts
+}
+
+/// Where event files go.
+pub fn events_dir(config: &Config) -> PathBuf {
+    config.logging.logging_dir.clone().unwrap_or_else(|| config.train.output_dir.join(output::EVENTS))
+}

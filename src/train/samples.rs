@@ -1,0 +1,66 @@
+//! Held-out rows answered greedily, before and after training, for the report's side-by-side view and the exact match.
+use super::report::Sample;
+use super::signals::Stop;
+use crate::config::GenerationConfig;
+use crate::data::Dataset;
+use crate::error::Result;
+use crate::model::Model;
+
+/// Rows cut into what the model is given and what it should say.
+pub struct Questions<'a> {
+    dataset: &'a Dataset,
+    max_new_tokens: usize,
+    stop_ids: Vec<u32>,
+    rows: Vec<(&'a [u32], &'a [u32])>,
+}
+
+impl<'a> Questions<'a> {
+    /// The first rows held out from training that have a prompt and an answer: of the validation split, else of the
+    /// test split.
+    pub fn new(dataset: &'a Dataset, eos_ids: &[u32], config: &GenerationConfig) -> Self {
+        let held_out = dataset.validation.as_ref().or(dataset.test.as_ref());
+        let rows = held_out.into_iter().flat_map(|split| (0..split.len()).map(|index| split.prompt(index)));
+        let rows = rows.filter(|(prompt, answer)| !prompt.is_empty() && !answer.is_empty());
+        let rows = rows.take(config.num_samples).collect();
+        let stop_ids = [eos_ids, &dataset.stop_ids()].concat();
+        Self { dataset, max_new_tokens: config.max_new_tokens, stop_ids, rows }
+    }
+
+    /// Whether there is nothing to ask.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The model's greedy answers, a few at a time; nothing if the run is asked to stop meanwhile.
+    ///
+    /// # Errors
+    /// The engine or the tokenizer.
+    pub fn answer(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
+        const AT_ONCE: usize = 8;
+        let mut answers = Vec::with_capacity(self.rows.len());
+        for chunk in self.rows.chunks(AT_ONCE) {
+            if stop.requested().is_some() {
+                return Ok(None);
+            }
+            let prompts: Vec<Vec<u32>> = chunk.iter().map(|(prompt, _)| prompt.to_vec()).collect();
+            for tokens in model.greedy(&prompts, self.max_new_tokens, &self.stop_ids)? {
+                answers.push(self.dataset.tokenizer.decode(&tokens, true)?);
+            }
+        }
+        Ok(Some(answers))
+    }
+
+    /// Questions and answers side by side.
+    ///
+    /// # Errors
+    /// The tokenizer.
+    pub fn samples(&self, before: Vec<String>, after: Vec<String>) -> Result<Vec<Sample>> {
+        let tokenizer = &self.dataset.tokenizer;
+        let answers = before.into_iter().zip(after);
+        let sample = |((prompt, answer), (before, after)): (&(&[u32], &[u32]), (String, String))| {
+            let (prompt, reference) = (tokenizer.decode(prompt, false)?, tokenizer.decode(answer, true)?);
+            Ok(Sample { prompt, reference, before, after })
+        };
+        self.rows.iter().zip(answers).map(sample).collect()
+    }
+}

@@ -1,0 +1,264 @@
+//! A run with its model loaded: the state between two optimizer steps, and how it steps, evaluates, records and saves.
+use std::time::{Duration, Instant};
+
+use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
+use super::prepare::Prepared;
+use super::progress::{Event, Observer, Pace};
+use super::signals::Stop;
+use super::step::{StepStats, step};
+use super::tensorboard::EventWriter;
+use super::{feed, machine, norms};
+use crate::checkpoint::{Stamp, TrainState};
+use crate::comm::single::Single;
+use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::optim::AdamW;
+
+/// What a run holds while it goes.
+pub struct Session<'a> {
+    /// The configuration and its sources.
+    pub resolved: &'a Resolved,
+    /// Whether to stop.
+    pub stop: &'a Stop,
+    /// Who is told.
+    pub observer: &'a dyn Observer,
+    /// Data, order, schedule.
+    pub prepared: Prepared,
+    /// The model with its trained values.
+    pub model: Model,
+    /// The optimizer's moments.
+    pub optimizer: AdamW,
+    /// Where the run stands between two steps.
+    pub state: TrainState,
+    /// The step of the last checkpoint.
+    pub saved: u64,
+    /// `metrics.jsonl`, once writing has begun.
+    pub metrics: Option<Metrics>,
+    /// The event file.
+    pub events: Option<EventWriter>,
+    /// Speed and remaining time.
+    pub pace: Pace,
+    /// What this process has done.
+    pub done: Done,
+    /// The stamp of the checkpoints, once it is known.
+    pub stamp: Option<Stamp>,
+}
+
+/// Work of this process, steps before a resume not counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Done {
+    /// Optimizer steps.
+    pub steps: u64,
+    /// Their tokens.
+    pub tokens: u64,
+    /// Wall time before step 1.
+    pub preparing: Duration,
+    /// Wall time of the steps.
+    pub stepping: Duration,
+    /// Wall time of evaluations.
+    pub evaluating: Duration,
+    /// Wall time of checkpoints.
+    pub saving: Duration,
+    /// Mean loss of the first and the last step.
+    pub losses: Option<(f64, f64)>,
+}
+
+impl Session<'_> {
+    fn config(&self) -> &Config {
+        &self.resolved.config
+    }
+
+    /// One optimizer step: data, update, the line in the metrics.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite; the disk.
+    pub fn step(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let train = &self.resolved.config.train;
+        let rows = self.prepared.sampler.next_step();
+        let batches = feed::batches(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass);
+        let rate = self.prepared.schedule.lr(self.state.step);
+        let stats = step(&mut self.model, &mut self.optimizer, &Single, &batches, rate, train.max_grad_norm)?;
+        self.state.step += 1;
+        self.state.epoch = self.prepared.sampler.epoch();
+        self.state.tokens += stats.tokens;
+        self.state.label_tokens += stats.label_tokens;
+        self.state.nonfinite_total += u64::from(stats.skipped);
+        self.state.nonfinite_in_a_row = if stats.skipped { self.state.nonfinite_in_a_row + 1 } else { 0 };
+        self.record(&stats, rate, began.elapsed())?;
+        if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
+            return Err(self.diverged());
+        }
+        Ok(())
+    }
+
+    fn diverged(&self) -> Error {
+        let (count, step) = (self.state.nonfinite_in_a_row, self.state.step);
+        let saved = match self.saved {
+            0 => "no checkpoint was written".to_owned(),
+            saved => format!("the last checkpoint is that of step {saved}"),
+        };
+        Error::numeric(format!(
+            "loss or gradients were NaN or infinite in {count} steps in a row, up to step {step}; {saved}"
+        ))
+        .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`")
+    }
+
+    fn write(&mut self, line: &Line) -> Result<()> {
+        self.metrics.as_mut().map_or(Ok(()), |metrics| metrics.write(line))
+    }
+
+    fn record(&mut self, stats: &StepStats, learning_rate: f64, took: Duration) -> Result<()> {
+        let step = self.state.step;
+        let loss = finite(stats.loss);
+        self.pace.advance(stats.tokens, loss, took);
+        self.done.steps += 1;
+        self.done.tokens += stats.tokens;
+        self.done.stepping += took;
+        if let Some(loss) = loss {
+            self.done.losses = Some((self.done.losses.map_or(loss, |(first, _)| first), loss));
+        }
+        let line = StepLine {
+            step,
+            epoch: self.state.epoch,
+            loss,
+            learning_rate,
+            grad_norm: finite(stats.grad_norm),
+            label_tokens: stats.label_tokens,
+            tokens: stats.tokens,
+            tokens_per_second: stats.tokens as f64 / took.as_secs_f64().max(1e-9),
+            peak_bytes: machine::peak_bytes(),
+        };
+        self.write(&Line::Step(line.clone()))?;
+        let total = self.prepared.batches.total_steps;
+        let shown = step.is_multiple_of(self.config().train.logging_steps) || step == total;
+        if let Some(events) = self.events.as_mut().filter(|_| shown) {
+            events.scalars(
+                step,
+                &[
+                    ("train/loss", stats.loss),
+                    ("train/learning_rate", learning_rate),
+                    ("train/grad_norm", stats.grad_norm),
+                    ("train/tokens_per_second", line.tokens_per_second),
+                    ("train/epoch", line.epoch),
+                    ("train/peak_bytes", line.peak_bytes as f64),
+                ],
+            )?;
+        }
+        if let Some(events) = &mut self.events
+            && (step == 1 || step == total || step.is_multiple_of((total / 50).max(1)))
+        {
+            for (tag, norms) in norms::by_kind(&self.model.params) {
+                events.histogram(step, &tag, &norms)?;
+            }
+        }
+        self.observer.event(&Event::Step { line: &line, pace: &self.pace, skipped: stats.skipped });
+        Ok(())
+    }
+
+    /// Whether an evaluation belongs after the step that was done last, and has not been made.
+    pub fn evaluation_is_due(&self) -> bool {
+        let (step, batches) = (self.state.step, &self.prepared.batches);
+        if step == 0 || self.state.evaluated_step == step || self.prepared.dataset.validation.is_none() {
+            return false;
+        }
+        let train = &self.config().train;
+        match train.eval_strategy {
+            EvalStrategy::No => false,
+            _ if step == batches.total_steps => true,
+            EvalStrategy::Steps => train.eval_steps.is_some_and(|every| step.is_multiple_of(every)),
+            EvalStrategy::Epoch => batches.ends_epoch(step),
+        }
+    }
+
+    /// The loss on the validation split, batch by batch, and what follows from it. Gives up without a result when the
+    /// run is asked to stop: the evaluation is then made after the resume.
+    ///
+    /// # Errors
+    /// The engine or the disk.
+    pub fn evaluate(&mut self) -> Result<()> {
+        let Some(validation) = &self.prepared.dataset.validation else { return Ok(()) };
+        let began = Instant::now();
+        self.observer.event(&Event::Evaluating { rows: validation.len() as u64 });
+        let train = &self.resolved.config.train;
+        let (mut sum, mut label_tokens) = (0.0, 0u64);
+        for start in (0..validation.len()).step_by(train.eval_batch_size) {
+            if self.stop.requested().is_some() {
+                return Ok(());
+            }
+            let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
+            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass) {
+                label_tokens += batch.label_tokens() as u64;
+                sum += self.model.loss(&batch)?;
+            }
+        }
+        let step = self.state.step;
+        let loss = sum / label_tokens.max(1) as f64;
+        let best = judge(&mut self.state, loss, train.early_stopping_threshold);
+        let line = EvalLine {
+            step,
+            epoch: self.state.epoch,
+            eval_loss: finite(loss),
+            eval_label_tokens: label_tokens,
+            eval_rows: validation.len() as u64,
+            eval_seconds: began.elapsed().as_secs_f64(),
+        };
+        self.done.evaluating += began.elapsed();
+        self.write(&Line::Eval(line.clone()))?;
+        if let Some(events) = &mut self.events {
+            events.scalars(step, &[("eval/loss", loss), ("eval/seconds", line.eval_seconds)])?;
+        }
+        self.observer.event(&Event::Eval { line: &line, best });
+        Ok(())
+    }
+
+    /// Whether early stopping ends the run here.
+    pub fn is_stale(&self) -> bool {
+        let patience = self.config().train.early_stopping_patience as u64;
+        patience > 0 && self.state.evaluations_without_improvement >= patience
+    }
+
+    /// Whether a checkpoint belongs after the step that was done last.
+    pub fn save_is_due(&self) -> bool {
+        let (step, train) = (self.state.step, &self.config().train);
+        let best = train.load_best_model_at_end && self.state.best_step == Some(step);
+        best || match train.save_strategy {
+            SaveStrategy::No => false,
+            SaveStrategy::Steps => step.is_multiple_of(train.save_steps),
+            SaveStrategy::Epoch => self.prepared.batches.ends_epoch(step),
+        }
+    }
+}
+
+/// Takes an evaluation's loss into account; says whether it is the lowest so far.
+fn judge(state: &mut TrainState, loss: f64, threshold: f64) -> bool {
+    state.evaluated_step = state.step;
+    let below = |margin: f64| loss.is_finite() && state.best_loss.is_none_or(|best| loss < best - margin);
+    let (improved, best) = (below(threshold), below(0.0));
+    state.evaluations_without_improvement = if improved { 0 } else { state.evaluations_without_improvement + 1 };
+    if best {
+        (state.best_loss, state.best_step) = (Some(loss), Some(state.step));
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patience_counts_evaluations_without_enough_improvement() {
+        let mut state = TrainState::default();
+        let mut judge = |step, loss| {
+            state.step = step;
+            let best = judge(&mut state, loss, 0.1);
+            (best, state.evaluations_without_improvement, state.best_step)
+        };
+        assert_eq!(judge(10, 1.0), (true, 0, Some(10)));
+        assert_eq!(judge(20, 0.95), (true, 1, Some(20)), "lower, but not by the threshold");
+        assert_eq!(judge(30, 0.97), (false, 2, Some(20)));
+        assert_eq!(judge(40, f64::NAN), (false, 3, Some(20)));
+        assert_eq!(judge(50, 0.5), (true, 0, Some(50)));
+    }
+}

@@ -1,0 +1,284 @@
+//! Whole runs: what they leave behind, how they learn, and the ways in which they end.
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::events;
+use super::fixture::{Fixture, said, train};
+use tunesmith::config;
+
+/// The lines of `metrics.jsonl`, steps and evaluations apart.
+pub fn metrics(output_dir: &Path) -> (Vec<Value>, Vec<Value>) {
+    let text = std::fs::read_to_string(output_dir.join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    lines.partition(|line| line.get("eval_loss").is_none())
+}
+
+fn names(directory: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+fn text(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+#[test]
+fn a_lora_run_learns_and_leaves_adapter_metrics_events_and_report() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &[
+            "train.max_steps: 30",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 10",
+            "gen.num_samples: 3",
+            "gen.max_new_tokens: 6",
+        ],
+    );
+    let output = train(&config, &["TRAIN_SEED=7"]);
+    assert!(output.status.success(), "{}", said(&output));
+    let out = fixture.path("out");
+
+    let (steps, evaluations) = metrics(&out);
+    assert_eq!(steps.len(), 30);
+    let keys: Vec<_> = steps[0].as_object().unwrap().keys().map(String::as_str).collect();
+    assert_eq!(
+        keys,
+        [
+            "step",
+            "epoch",
+            "loss",
+            "learning_rate",
+            "grad_norm",
+            "label_tokens",
+            "tokens",
+            "tokens_per_second",
+            "peak_bytes"
+        ]
+    );
+    assert_eq!(evaluations.iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [10, 20, 30]);
+    let loss = |line: &Value| line["loss"].as_f64().unwrap();
+    let mean = |lines: &[Value]| lines.iter().map(loss).sum::<f64>() / lines.len() as f64;
+    assert!(mean(&steps[25..]) < 0.9 * mean(&steps[..5]), "{} -> {}", mean(&steps[..5]), mean(&steps[25..]));
+    assert_eq!(steps[0]["learning_rate"], 0.0, "warm-up begins at 0");
+    assert!((steps[5]["epoch"].as_f64().unwrap() - 1.0).abs() < 1e-9, "24 rows in steps of 4");
+
+    for file in ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+        assert!(out.join("adapter").join(file).is_file(), "{file}: {:?}", names(&out.join("adapter")));
+    }
+    assert!(out.join("checkpoint-000030").is_dir(), "the end is a checkpoint: {:?}", names(&out));
+    assert!(!out.join(".lock").exists());
+    assert!(text(&out.join("backend.json")).contains("\"backend\""));
+
+    // The recorded configuration is one, and says the same.
+    let recorded = config::load(&out.join("config.resolved.yaml"), &[], &[], &[]).unwrap();
+    let original = config::load(&config, &["TRAIN_SEED=7".to_owned()], &[], &[]).unwrap();
+    assert_eq!(recorded.config, original.config);
+    assert!(text(&out.join("config.resolved.yaml")).contains("seed: 7  # argument"));
+
+    let events = events::read(&out.join("tb"));
+    assert_eq!(events.scalars["train/loss"].len(), 30);
+    for tag in ["train/learning_rate", "train/grad_norm", "train/tokens_per_second", "train/epoch", "eval/loss"] {
+        assert!(events.scalars.contains_key(tag), "{tag}: {:?}", events.scalars.keys());
+    }
+    assert!(events.texts["config/text_summary"].contains("train.learning_rate"));
+    assert_eq!(events.histograms["adapter_norm/lora_B"][0], (1, 14.0), "seven projections in two layers");
+    if let Some(seen) = events::accumulate(&out.join("tb")) {
+        assert_eq!(seen[0]["train/loss"].as_array().unwrap().len(), 30);
+        assert_eq!(seen[0]["eval/loss"].as_array().unwrap().len(), 3);
+    }
+
+    let report = text(&out.join("report.html"));
+    for wanted in [
+        "<svg",
+        "TRAIN_SEED=7".split('=').next_back().unwrap(),
+        "train.learning_rate",
+        "argument",
+        "exact match",
+        "reference",
+    ] {
+        assert!(report.contains(wanted), "{wanted}");
+    }
+    assert!(!report.contains("http"), "self-contained");
+
+    let said = said(&output);
+    for wanted in [
+        "steps in all",
+        "30 (5.00 epochs)",
+        "= 4",
+        "warm-up done",
+        "step  1/30",
+        "step 30/30",
+        "exact match",
+        "adapter",
+    ] {
+        assert!(said.contains(wanted), "{wanted}:\n{said}");
+    }
+}
+
+#[test]
+fn a_full_run_leaves_a_model_that_can_be_trained_again() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["tuning.mode: full", "train.learning_rate: 0.003"]);
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let model = fixture.path("out/model");
+    assert!(
+        names(&model).is_superset(&["config.json", "model.safetensors", "tokenizer.json"].map(str::to_owned).into())
+    );
+    let before = std::fs::read(fixture.path("model/model.safetensors")).unwrap();
+    assert_ne!(std::fs::read(model.join("model.safetensors")).unwrap(), before);
+
+    let name = format!("model.name={}", model.display());
+    let out = format!("train.output_dir={}", fixture.path("again").display());
+    let again = train(&config, &[&name, &out]);
+    assert!(again.status.success(), "{}", said(&again));
+    let (first, second) = (metrics(&fixture.path("out")).0, metrics(&fixture.path("again")).0);
+    assert!(
+        second[0]["loss"].as_f64().unwrap() < first[0]["loss"].as_f64().unwrap(),
+        "it goes on from what was learned"
+    );
+}
+
+#[test]
+fn pretraining_from_random_weights_needs_no_weights_file() {
+    let fixture = Fixture::new();
+    std::fs::remove_file(fixture.path("model/model.safetensors")).unwrap();
+    let config = fixture.config("run", &["tuning.mode: full", "model.init: random", "train.max_steps: 20"]);
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let steps = metrics(&fixture.path("out")).0;
+    let uniform = 260f64.ln();
+    assert!((steps[0]["loss"].as_f64().unwrap() - uniform).abs() < 0.3, "{}", steps[0]);
+    assert!(steps[19]["loss"].as_f64().unwrap() < uniform - 1.0, "{}", steps[19]);
+}
+
+#[test]
+fn an_adapter_is_the_start_of_another_run() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 20", "tuning.lora.lora_dropout: 0"]);
+    assert!(train(&config, &[]).status.success());
+    let adapter = format!("tuning.adapter={}", fixture.path("out/adapter").display());
+    let out = format!("train.output_dir={}", fixture.path("again").display());
+    let again = train(&config, &[&adapter, &out]);
+    assert!(again.status.success(), "{}", said(&again));
+    let (first, second) = (metrics(&fixture.path("out")).0, metrics(&fixture.path("again")).0);
+    assert!(second[0]["loss"].as_f64().unwrap() < 0.9 * first[0]["loss"].as_f64().unwrap());
+    let other = train(&config, &[&adapter, &out, "tuning.lora.r=2", "--overwrite"]);
+    assert_ne!(other.status.code(), Some(0), "another rank does not fit");
+}
+
+#[test]
+fn splitting_a_micro_batch_changes_memory_and_not_the_result() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.batch_size: 6", "train.grad_accum: 1"]);
+    assert!(train(&config, &[]).status.success());
+    let out = format!("train.output_dir={}", fixture.path("parts").display());
+    assert!(train(&config, &["train.max_tokens_per_pass=20", &out]).status.success());
+    let (whole, parts) = (metrics(&fixture.path("out")).0, metrics(&fixture.path("parts")).0);
+    for (whole, parts) in whole.iter().zip(&parts) {
+        assert_eq!(whole["label_tokens"], parts["label_tokens"]);
+        let difference = whole["loss"].as_f64().unwrap() - parts["loss"].as_f64().unwrap();
+        assert!(difference.abs() < 1e-4, "{whole} {parts}");
+    }
+}
+
+#[test]
+fn early_stopping_ends_a_run_that_no_longer_improves() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &[
+            "train.learning_rate: 0",
+            "train.max_steps: 50",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 2",
+            "train.early_stopping_patience: 2",
+        ],
+    );
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let (steps, evaluations) = metrics(&fixture.path("out"));
+    assert_eq!((steps.len(), evaluations.len()), (6, 3), "the first evaluation is the best, two more do not improve");
+    assert!(said(&output).contains("stopped early"), "{}", said(&output));
+    assert!(fixture.path("out/checkpoint-000006").is_dir() && fixture.path("out/adapter").is_dir());
+}
+
+#[test]
+fn the_best_weights_come_back_at_the_end() {
+    let fixture = Fixture::new();
+    // The rate soon rises far too high: the loss falls and then climbs.
+    let config = fixture.config(
+        "run",
+        &[
+            "train.learning_rate: 5",
+            "train.lr_scheduler_type: linear",
+            "train.warmup_steps: 40",
+            "train.max_steps: 16",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 2",
+            "train.save_strategy: steps",
+            "train.save_steps: 2",
+            "train.save_total_limit: 1",
+            "train.load_best_model_at_end: true",
+        ],
+    );
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let (_, evaluations) = metrics(&fixture.path("out"));
+    let loss = |line: &Value| line["eval_loss"].as_f64().unwrap_or(f64::INFINITY);
+    let best = evaluations.iter().min_by(|a, b| loss(a).total_cmp(&loss(b))).unwrap()["step"].as_u64().unwrap();
+    assert!((2..16).contains(&best), "the test needs a best in the middle: {evaluations:?}");
+    let out = fixture.path("out");
+    let checkpoints: Vec<_> = names(&out).into_iter().filter(|name| name.starts_with("checkpoint-")).collect();
+    assert_eq!(
+        checkpoints,
+        [format!("checkpoint-{best:06}"), "checkpoint-000016".to_owned()],
+        "the last one and the best"
+    );
+    let adapter = |folder: &str| std::fs::read(out.join(folder).join("adapter_model.safetensors")).unwrap();
+    assert_eq!(adapter("adapter"), adapter(&checkpoints[0]));
+    assert_ne!(adapter("adapter"), adapter("checkpoint-000016"));
+}
+
+#[test]
+fn steps_that_are_not_finite_are_skipped_and_end_the_run_with_code_8() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &[
+            "train.learning_rate: 1e30",
+            "train.warmup_steps: 0",
+            "train.max_nonfinite_steps: 3",
+            "train.max_steps: 50",
+            "train.lr_scheduler_type: constant",
+        ],
+    );
+    let output = train(&config, &[]);
+    assert_eq!(output.status.code(), Some(8), "{}", said(&output));
+    let said = said(&output);
+    assert!(said.contains("3 steps in a row") && said.contains("hint: lower train.learning_rate"), "{said}");
+    let (steps, _) = metrics(&fixture.path("out"));
+    assert!(steps.len() < 10, "{} steps", steps.len());
+    assert!(steps.iter().rev().take(3).all(|line| line["grad_norm"].is_null() || line["loss"].is_null()), "{steps:?}");
+    assert!(!fixture.path("out/adapter").exists(), "nothing worthless is saved");
+}
+
+#[test]
+fn an_earlier_run_is_not_overwritten_unasked() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &[]);
+    assert!(train(&config, &[]).status.success());
+    let adapter = std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap();
+    let again = train(&config, &["train.seed=1"]);
+    assert_eq!(again.status.code(), Some(2));
+    assert!(said(&again).contains("--resume") && said(&again).contains("--overwrite"), "{}", said(&again));
+    assert_eq!(std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap(), adapter);
+    std::fs::write(fixture.path("out/notes.txt"), "mine").unwrap();
+    let over = train(&config, &["train.seed=1", "--overwrite"]);
+    assert!(over.status.success(), "{}", said(&over));
+    assert_ne!(std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap(), adapter);
+    assert_eq!(text(&fixture.path("out/notes.txt")), "mine");
+}

@@ -1,0 +1,254 @@
+//! Bad input: each refused with its exit code, a message that names the place, and nothing written.
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::{Value, json};
+
+use super::fixture::{Fixture, model_config, said, train};
+
+/// Runs the configuration; it must end with `code`, say each of `wanted`, and leave no output directory.
+fn refused(fixture: &Fixture, config: &Path, words: &[&str], code: i32, wanted: &[&str]) {
+    let output = train(config, words);
+    let said = said(&output);
+    assert_eq!(output.status.code(), Some(code), "{said}");
+    for text in wanted.iter().chain(&["error:"]) {
+        assert!(said.contains(text), "{text:?} is missing in:\n{said}");
+    }
+    assert!(!said.contains("panicked"), "{said}");
+    assert!(!fixture.path("out").exists(), "something was written");
+}
+
+fn refused_config(text: &str, wanted: &[&str]) {
+    let fixture = Fixture::new();
+    let path = fixture.path("bad.yaml");
+    fs::write(&path, text).unwrap();
+    refused(&fixture, &path, &[], 2, wanted);
+}
+
+#[test]
+fn broken_yaml() {
+    refused_config("train:\n  batch_size: [1\n", &["bad.yaml"]);
+}
+
+#[test]
+fn an_unknown_key_names_its_neighbour_and_line() {
+    refused_config("train:\n  learning_rte: 1e-3\n", &["bad.yaml:2", "learning_rte", "learning_rate"]);
+}
+
+#[test]
+fn missing_files() {
+    let fixture = Fixture::new();
+    refused(&fixture, &fixture.path("none.yaml"), &[], 2, &["none.yaml"]);
+    let config = fixture.config("run", &["data.train_path: /no/such/rows.jsonl"]);
+    refused(&fixture, &config, &[], 3, &["/no/such/rows.jsonl"]);
+    let config = fixture.config("run", &["model.name: /no/such/model"]);
+    refused(&fixture, &config, &[], 4, &["/no/such/model"]);
+}
+
+fn refused_data(rows: &[u8], wanted: &[&str]) {
+    let fixture = Fixture::new();
+    fs::write(fixture.path("train.jsonl"), rows).unwrap();
+    refused(&fixture, &fixture.config("run", &[]), &[], 3, &[&["train.jsonl"], wanted].concat());
+}
+
+const GOOD_ROW: &str = r#"{"messages":[{"role":"user","content":"ab"},{"role":"assistant","content":"ba"}]}"#;
+
+#[test]
+fn data_that_is_empty_malformed_or_not_utf8() {
+    refused_data(b"", &["no rows"]);
+    refused_data(b"\n\n", &["no rows"]);
+    refused_data(format!("{GOOD_ROW}\n{GOOD_ROW}\n{{\"messages\": [\n").as_bytes(), &["train.jsonl:3"]);
+    refused_data(&[GOOD_ROW.as_bytes(), b"\n{\"text\":\"\xff\xfe\"}\n"].concat(), &["train.jsonl:2", "UTF-8"]);
+}
+
+#[test]
+fn data_without_any_label() {
+    let row = json!({ "messages": [{ "role": "user", "content": "a question, never answered" }] });
+    refused_data(format!("{row}\n{row}\n").as_bytes(), &["loss"]);
+    let row = json!({ "input_ids": [1, 2, 3], "labels": [-100, -100, -100] });
+    refused_data(format!("{row}\n").as_bytes(), &["loss"]);
+}
+
+#[test]
+fn a_model_folder_without_its_tokenizer() {
+    let fixture = Fixture::new();
+    fs::remove_file(fixture.path("model/tokenizer.json")).unwrap();
+    refused(&fixture, &fixture.config("run", &[]), &[], 3, &["tokenizer.json"]);
+}
+
+#[test]
+fn truncated_weights() {
+    let fixture = Fixture::new();
+    let path = fixture.path("model/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    for length in [0, 7, 100, bytes.len() - 1] {
+        fs::write(&path, &bytes[..length]).unwrap();
+        refused(&fixture, &fixture.config("run", &[]), &[], 4, &["model.safetensors"]);
+    }
+}
+
+#[test]
+fn weights_whose_header_lies() {
+    let fixture = Fixture::new();
+    let path = fixture.path("model/model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let lie = |change: &dyn Fn(&mut Value), wanted: &[&str]| {
+        let mut header = header.clone();
+        change(&mut header);
+        let header = header.to_string().into_bytes();
+        let lying = [&(header.len() as u64).to_le_bytes(), header.as_slice(), &bytes[8 + length..]].concat();
+        fs::write(&path, lying).unwrap();
+        refused(&fixture, &fixture.config("run", &[]), &[], 4, wanted);
+    };
+    let norm = "model.norm.weight";
+    lie(&|header| header[norm]["shape"] = json!([33]), &[norm]);
+    lie(&|header| header[norm]["data_offsets"] = json!([0, 1u64 << 60]), &[norm]);
+    lie(&|header| header[norm]["dtype"] = json!("I32"), &[norm]);
+    lie(&|header| drop(header.as_object_mut().unwrap().remove(norm)), &[]);
+    fs::write(&path, [&u64::MAX.to_le_bytes(), &bytes[8..]].concat()).unwrap();
+    refused(&fixture, &fixture.config("run", &[]), &[], 4, &["model.safetensors"]);
+}
+
+#[test]
+fn a_weights_index_that_leaves_its_folder() {
+    for target in ["../model/model.safetensors", "/etc/passwd"] {
+        let fixture = Fixture::new();
+        let index = json!({ "weight_map": { "model.norm.weight": target } });
+        fs::rename(fixture.path("model/model.safetensors"), fixture.path("model/other.safetensors")).unwrap();
+        fs::write(fixture.path("model/model.safetensors.index.json"), index.to_string()).unwrap();
+        refused(&fixture, &fixture.config("run", &[]), &[], 4, &[target]);
+    }
+}
+
+fn refused_model(change: impl Fn(&mut Value), code: i32, wanted: &[&str]) {
+    let fixture = Fixture::new();
+    let mut config = model_config();
+    change(&mut config);
+    fs::write(fixture.path("model/config.json"), config.to_string()).unwrap();
+    refused(&fixture, &fixture.config("run", &[]), &[], code, wanted);
+}
+
+#[test]
+fn a_model_that_is_not_supported_or_not_this_one() {
+    refused_model(|config| config["model_type"] = json!("mamba"), 4, &["mamba", "llama"]);
+    refused_model(|config| config["hidden_act"] = json!("gelu"), 4, &["gelu"]);
+    refused_model(|config| config["num_attention_heads"] = json!(0), 4, &["num_attention_heads"]);
+    refused_model(|config| config["vocab_size"] = json!(300), 4, &["embed_tokens", "300", "260"]);
+}
+
+#[test]
+fn a_tokenizer_of_another_vocabulary() {
+    // The tokenizer has 260 tokens, and the chat template uses the 259th.
+    let fixture = Fixture::new();
+    let mut model = model_config();
+    model["vocab_size"] = json!(258);
+    model["eos_token_id"] = json!(0);
+    model["pad_token_id"] = Value::Null;
+    fs::write(fixture.path("model/config.json"), model.to_string()).unwrap();
+    let config = fixture.config("run", &["model.init: random", "tuning.mode: full"]);
+    refused(&fixture, &config, &[], 3, &["258"]);
+
+    let fixture = Fixture::new();
+    let row = json!({ "input_ids": [1, 260, 3], "labels": [-100, 260, 3] });
+    fs::write(fixture.path("train.jsonl"), format!("{row}\n")).unwrap();
+    refused(&fixture, &fixture.config("run", &[]), &[], 3, &["260"]);
+}
+
+#[test]
+fn rows_longer_than_the_model_can_see() {
+    let fixture = Fixture::new();
+    refused(&fixture, &fixture.config("run", &["model.max_seq_len: 129"]), &[], 2, &["model.max_seq_len", "128"]);
+}
+
+#[test]
+fn an_output_directory_that_cannot_be_made() {
+    let fixture = Fixture::new();
+    let file = fixture.path("file");
+    fs::write(&file, "not a directory").unwrap();
+    let word = format!("train.output_dir={}", file.join("out").display());
+    refused(&fixture, &fixture.config("run", &[]), &[&word], 6, &["file/out"]);
+    let word = "train.output_dir=/proc/tunesmith";
+    refused(&fixture, &fixture.config("run", &[]), &[word], 6, &["/proc/tunesmith"]);
+}
+
+#[test]
+fn a_resume_from_nothing_usable() {
+    let fixture = Fixture::new();
+    fs::create_dir(fixture.path("empty")).unwrap();
+    let word = format!("--resume={}", fixture.path("empty").display());
+    refused(&fixture, &fixture.config("run", &[]), &[&word], 5, &["empty"]);
+}
+
+/// A small tmpfs, unmounted on drop; nothing where mounting is not permitted.
+struct Tmpfs(std::path::PathBuf);
+
+impl Tmpfs {
+    fn mount(path: &Path, size: &str) -> Option<Self> {
+        fs::create_dir_all(path).unwrap();
+        let status =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]).arg(path).status();
+        if !status.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: mounting a tmpfs is not permitted here");
+            return None;
+        }
+        Some(Self(path.to_owned()))
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        drop(Command::new("umount").arg(&self.0).status());
+    }
+}
+
+#[test]
+fn a_disk_that_cannot_hold_the_checkpoints_is_refused_before_the_first_step() {
+    let fixture = Fixture::new();
+    let Some(disk) = Tmpfs::mount(&fixture.path("small"), "256k") else { return };
+    let word = format!("train.output_dir={}", disk.0.join("out").display());
+    refused(&fixture, &fixture.config("run", &[]), &[&word], 6, &["free", "hint:"]);
+    assert_eq!(fs::read_dir(&disk.0).unwrap().count(), 0);
+}
+
+#[test]
+fn a_disk_that_fills_up_during_the_run_keeps_the_last_good_checkpoint() {
+    let fixture = Fixture::new();
+    let Some(disk) = Tmpfs::mount(&fixture.path("small"), "24m") else { return };
+    let out = disk.0.join("out");
+    let word = format!("train.output_dir={}", out.display());
+    let words = [
+        word.as_str(),
+        "train.save_strategy=steps",
+        "train.save_steps=2",
+        "train.max_steps=100000",
+        "train.save_total_limit=1",
+    ];
+    let config = fixture.config("run", &[]);
+    let run = {
+        let mut args = vec!["train", config.to_str().unwrap()];
+        args.extend(words);
+        super::fixture::tunesmith(&args)
+            .stderr(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::null())
+            .spawn()
+            .unwrap()
+    };
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    while !out.join("checkpoint-000004").exists() && !out.join("checkpoint-000006").exists() {
+        assert!(std::time::Instant::now() < deadline, "no checkpoint");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+    }
+    // Something else takes the rest of the disk.
+    let _ = fs::write(disk.0.join("other"), vec![1u8; 24 << 20]);
+    let output = run.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(6), "{}", said(&output));
+    assert!(said(&output).contains("space"), "{}", said(&output));
+    let (newest, _) = tunesmith::checkpoint::newest_complete(&out).unwrap();
+    assert!(newest.is_some(), "a whole checkpoint is left");
+    fs::remove_file(disk.0.join("other")).unwrap();
+    let again = train(&config, &[word.as_str(), "--resume", "train.max_steps=3"]);
+    assert!(again.status.success(), "{}", said(&again));
+}

@@ -1,0 +1,166 @@
+//! Resume is bit-exact: a run that is stopped and goes on ends with the same bytes as one that was not.
+use std::path::Path;
+
+use serde_json::Value;
+use tunesmith::config;
+use tunesmith::data::Progress;
+use tunesmith::train::progress::{Event, Observer};
+use tunesmith::train::run::{Options, run};
+use tunesmith::train::signals::Stop;
+
+use super::ends::metrics;
+use super::fixture::Fixture;
+
+/// Asks for a stop while step `at` is being reported.
+struct StopAt {
+    stop: Stop,
+    at: u64,
+}
+
+impl Progress for StopAt {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+impl Observer for StopAt {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::Step { line, .. } if line.step == self.at) {
+            self.stop.request("the test");
+        }
+    }
+}
+
+/// Runs in this process until the end or until after step `stop_at`; says whether it came to the end.
+fn go(config: &Path, words: &[&str], stop_at: u64) -> bool {
+    let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+    let resolved = config::load(config, &words, &[], &[]).unwrap();
+    let observer = StopAt { stop: Stop::default(), at: stop_at };
+    match run(&resolved, &Options::default(), &observer.stop, &observer) {
+        Ok(_) => true,
+        Err(error) if error.kind() == tunesmith::Kind::Preempted => false,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Metrics without what depends on the clock and the process.
+pub fn timeless(output_dir: &Path) -> Vec<Value> {
+    let (steps, evaluations) = metrics(output_dir);
+    let strip = |mut line: Value| {
+        for key in ["tokens_per_second", "peak_bytes", "eval_seconds"] {
+            line.as_object_mut().unwrap().remove(key);
+        }
+        line
+    };
+    steps.into_iter().chain(evaluations).map(strip).collect()
+}
+
+/// Every file of the last checkpoint and of the final weights is the same, and so are the metrics.
+pub fn assert_same_ending(one: &Path, other: &Path, last: u64, stopped_at_the_end: bool) {
+    assert_eq!(timeless(one), timeless(other));
+    let checkpoint = format!("checkpoint-{last:06}");
+    let weights = if one.join("adapter").is_dir() { "adapter" } else { "model" };
+    for folder in [checkpoint.as_str(), weights] {
+        let mut compared = 0;
+        for entry in std::fs::read_dir(one.join(folder)).unwrap() {
+            let name = entry.unwrap().file_name().into_string().unwrap();
+            // A checkpoint written on a signal comes before its evaluation, which `state.json` then lacks.
+            let evaluated = !(name == "state.json" && stopped_at_the_end);
+            if evaluated && (name.ends_with(".safetensors") || name == "state.json") {
+                let read = |root: &Path| std::fs::read(root.join(folder).join(&name)).unwrap();
+                assert!(read(one) == read(other), "{folder}/{name} differs");
+                compared += 1;
+            }
+        }
+        assert!(compared > 0, "{folder} has nothing to compare");
+    }
+}
+
+fn straight_equals_stopped(extra: &[&str], stops: &[u64]) {
+    let fixture = Fixture::new();
+    let last = 14; // steps of 24 rows / 4: six an epoch
+    let mut lines = vec!["train.max_steps: 14", "train.eval_strategy: steps", "train.eval_steps: 4"];
+    lines.extend(extra);
+    let config = fixture.config("run", &lines);
+    assert!(go(&config, &[], u64::MAX));
+    let other = format!("train.output_dir={}", fixture.path("stopped").display());
+    for &stop in stops {
+        assert!(!go(&config, &[&other, "train.resume_from_checkpoint=latest"], stop), "stopped after {stop}");
+    }
+    assert!(go(&config, &[&other, "train.resume_from_checkpoint=latest"], u64::MAX));
+    assert_same_ending(&fixture.path("out"), &fixture.path("stopped"), last, stops.contains(&last));
+}
+
+#[test]
+fn lora_with_dropout_and_shuffling() {
+    straight_equals_stopped(&[], &[1, 4, 6, 7, 13]);
+}
+
+#[test]
+fn lora_with_packing_and_recompute() {
+    straight_equals_stopped(
+        &["data.packing: true", "model.max_seq_len: 32", "train.gradient_checkpointing: true", "train.batch_size: 1"],
+        &[2, 5, 11],
+    );
+}
+
+#[test]
+fn full_mode_grouped_by_length() {
+    straight_equals_stopped(
+        &["tuning.mode: full", "train.learning_rate: 0.002", "train.group_by_length: true"],
+        &[3, 8],
+    );
+}
+
+#[test]
+fn stopping_after_the_last_step_leaves_only_the_ending_to_do() {
+    straight_equals_stopped(&[], &[14]);
+}
+
+#[test]
+fn a_checkpoint_by_name_forgets_later_steps() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &[
+            "train.save_strategy: steps",
+            "train.save_steps: 2",
+            "train.save_total_limit: null",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 2",
+        ],
+    );
+    assert!(go(&config, &[], u64::MAX));
+    let before = timeless(&fixture.path("out"));
+    let bytes =
+        |folder: &str| std::fs::read(fixture.path("out").join(folder).join("adapter_model.safetensors")).unwrap();
+    let (adapter, last) = (bytes("adapter"), bytes("checkpoint-000006"));
+    let from = format!("train.resume_from_checkpoint={}", fixture.path("out/checkpoint-000002").display());
+    assert!(go(&config, &[&from], u64::MAX));
+    assert_eq!(timeless(&fixture.path("out")), before, "no line stands twice");
+    assert!(bytes("adapter") == adapter && bytes("checkpoint-000006") == last);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_a_changed_run_is_refused() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.save_strategy: steps", "train.save_steps: 2"]);
+    assert!(go(&config, &[], u64::MAX));
+    let damaged = fixture.path("out/checkpoint-000006/adapter_model.safetensors");
+    let mut bytes = std::fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, bytes).unwrap();
+    let adapter = std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap();
+    assert!(go(&config, &["train.resume_from_checkpoint=latest"], u64::MAX), "from step 4");
+    assert_eq!(std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap(), adapter);
+
+    let words = ["train.resume_from_checkpoint=latest".to_owned(), "train.learning_rate=0.02".to_owned()];
+    let resolved = config::load(&config, &words, &[], &[]).unwrap();
+    let observer = StopAt { stop: Stop::default(), at: u64::MAX };
+    let refused = run(&resolved, &Options::default(), &observer.stop, &observer).unwrap_err();
+    assert_eq!(refused.kind(), tunesmith::Kind::Checkpoint, "{refused}");
+    assert!(refused.message().contains("0.02") && refused.message().contains("0.01"), "both sides: {refused}");
+    let allowed = Options { allow: vec!["train.learning_rate".to_owned()], overwrite: false };
+    run(&resolved, &allowed, &Stop::default(), &observer).unwrap();
+}
