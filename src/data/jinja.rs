@@ -153,7 +153,8 @@ impl Program {
             return Err(failed(format!("the template has {} bytes, the limit is {MAX_SOURCE}", source.len())));
         }
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
-        let (source, marks_generation) = prepare(source, &syntax)?;
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (source, marks_generation) = prepare(&source, &syntax)?;
         // A process compiles a handful of templates, which live as long as it does.
         let source: &'static str = Box::leak(source.into_boxed_str());
         let tree = machinery::parse(source, "chat_template", syntax)?;
