@@ -18,7 +18,7 @@ pub const MAX_SOURCE: usize = 1 << 20;
 /// How deep lists and maps may nest.
 const MAX_DEPTH: usize = 64;
 /// Instructions one rendering may take (a long chat needs some thousands).
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 5_000_000;
 /// Wall-clock limit of one rendering.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
