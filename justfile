@@ -6,22 +6,24 @@
 #   TRAIN_BATCH_SIZE=1 just train CONFIG=configs/run_lora.yaml
 
 set positional-arguments
-set export
 
 # the YAML that the recipes work on
-CONFIG := env("CONFIG", "")
+export CONFIG := env("CONFIG", "")
 
 # where TensorBoard listens
-TB_PORT := env("TB_PORT", "6006")
+export TB_PORT := env("TB_PORT", "6006")
 
 # the folder whose runs TensorBoard shows
-TB_LOGDIR := env("TB_LOGDIR", "runs")
+export TB_LOGDIR := env("TB_LOGDIR", "runs")
+
+# the file that `process` writes
+export OUT := env("OUT", "processed.jsonl")
 
 tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # lists the recipes
 @_default:
-    just --justfile {{ quote(justfile()) }} --list --unsorted
+    "{{ just_executable() }}" --justfile "{{ justfile() }}" --list --unsorted
 
 # builds the binary where its sources have changed
 @_build:
@@ -63,10 +65,10 @@ install *ARGS:
 @data *ARGS: _build
     "{{ tunesmith }}" data "$@"
 
-# writes the normalised, tokenized data set: just process CONFIG=… OUT=processed.jsonl
+# writes the normalised, tokenized data set to OUT: OUT=rows.jsonl just process CONFIG=…
 [group('data')]
 @process *ARGS: _build
-    "{{ tunesmith }}" data --dump processed.jsonl "$@"
+    "{{ tunesmith }}" data --dump "$OUT" "$@"
 
 # prints every effective setting and where it came from
 [group('data')]

@@ -55,7 +55,7 @@ def greeting(rng):
 
 
 def repeat(rng):
-    text = " ".join(words(rng, 2, 7))
+    text = " ".join(words(rng, 3, 12))
     return rng.choice([
         [(f"Please repeat: {text}", text)],
         [(f"Say this twice: {text}", f"{text}, {text}")],
@@ -65,7 +65,7 @@ def repeat(rng):
 
 def quote(rng):
     """Copying next to a quotation mark, where a word has no space before it."""
-    items = words(rng, 2, 4)
+    items = words(rng, 2, 8)
     who, thing = world.name(rng), rng.choice(world.THINGS)
     return rng.choice([
         [(f"Put quotes around each word: {' '.join(items)}", " ".join(f'"{item}"' for item in items))],
@@ -159,8 +159,8 @@ def order(rng):
 
 
 KINDS = [
-    (greeting, 4), (repeat, 14), (quote, 16), (spell, 3), (count, 10), (time, 12), (calendar, 8), (read, 14), (table, 8),
-    (order, 16),
+    (greeting, 4), (repeat, 24), (quote, 20), (spell, 3), (count, 8), (time, 8), (calendar, 5), (read, 12), (table, 6),
+    (order, 18),
 ]
 
 

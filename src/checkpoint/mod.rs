@@ -1,1 +1,234 @@
-//! Layer 5: to come in this first version.
+//! Layer 5: runs that survive anything. A checkpoint is a folder that is there whole or not at all ([`atomic`]), says
+//! what it belongs to ([`stamp`]) and where the run stood ([`state`]), and is at the same time what Hugging Face's
+//! libraries load: a PEFT adapter ([`peft`]), or a model folder ([`folder`]).
+//!
+//! ```text
+//! checkpoint-000200/
+//!   adapter_config.json  adapter_model.safetensors    LoRA: PEFT loads this folder
+//!   config.json  model.safetensors  tokenizer.json …  full: Transformers loads this folder
+//!   optimizer.safetensors                             AdamW's moments: NAME.exp_avg, NAME.exp_avg_sq
+//!   state.json                                        step, data position, best loss, counters, seeds
+//!   backend.json                                      the stamp
+//!   manifest.json                                     size and BLAKE3 of each of these, written last
+//! ```
+pub mod atomic;
+pub mod disk;
+pub mod folder;
+pub mod peft;
+pub mod stamp;
+pub mod state;
+pub mod store;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+
+pub use atomic::verify;
+pub use peft::AdapterConfig;
+pub use stamp::Stamp;
+pub use state::TrainState;
+pub use store::{newest_complete, pointed, preflight};
+
+use crate::Kind;
+use crate::error::{Error, Result};
+use crate::model::params::ParamSpec;
+use crate::model::weights::{WeightFiles, write_safetensors_to};
+use disk::{Disk, RealDisk};
+
+const OPTIMIZER: &str = "optimizer.safetensors";
+const STATE: &str = "state.json";
+const STAMP: &str = "backend.json";
+
+/// What kind of weights a checkpoint holds.
+#[derive(Debug, Clone, Copy)]
+pub enum Weights<'a> {
+    /// The trained tensors are an adapter with these settings.
+    Adapter(&'a AdapterConfig),
+    /// The trained tensors are the whole model, made from the one in this folder.
+    Model(&'a Path),
+}
+
+/// A run between two steps, as it is to be saved. The buffers are flat, in the order of `specs`.
+#[derive(Debug, Clone, Copy)]
+pub struct Snapshot<'a> {
+    /// What it belongs to.
+    pub stamp: &'a Stamp,
+    /// Where the run stands.
+    pub state: &'a TrainState,
+    /// Adapter or model.
+    pub weights: Weights<'a>,
+    /// Names, shapes and places of the trained tensors.
+    pub specs: &'a [ParamSpec],
+    /// The trained values.
+    pub values: &'a [f32],
+    /// `AdamW`'s first moments.
+    pub m: &'a [f32],
+    /// `AdamW`'s second moments.
+    pub v: &'a [f32],
+}
+
+/// Named tensors in flat buffers, for the safetensors writer.
+pub type NamedTensors<'a> = Vec<(String, Vec<usize>, &'a [f32])>;
+
+/// The tensors of a flat buffer by name.
+pub fn named<'a>(specs: &[ParamSpec], values: &'a [f32]) -> NamedTensors<'a> {
+    specs.iter().map(|spec| (spec.name.clone(), spec.shape.clone(), &values[spec.range()])).collect()
+}
+
+impl Snapshot<'_> {
+    /// About how many bytes the checkpoint takes.
+    pub fn bytes(&self) -> u64 {
+        4 * (self.values.len() + self.m.len() + self.v.len()) as u64 + (4 << 20)
+    }
+
+    fn moments(&self) -> NamedTensors<'_> {
+        let first = self.specs.iter().map(|spec| (format!("{}.exp_avg", spec.name), spec, self.m));
+        let second = self.specs.iter().map(|spec| (format!("{}.exp_avg_sq", spec.name), spec, self.v));
+        first.chain(second).map(|(name, spec, buffer)| (name, spec.shape.clone(), &buffer[spec.range()])).collect()
+    }
+}
+
+/// Saves a checkpoint into `root` and lets `latest` name it. Whatever fails, the older ones stand.
+///
+/// # Errors
+/// [`Kind::Io`]: the disk, or too little room on it.
+pub fn save(root: &Path, snapshot: &Snapshot<'_>) -> Result<PathBuf> {
+    store::preflight(root, snapshot.bytes())?;
+    save_on(&RealDisk, root, snapshot)
+}
+
+/// As [`save`], on any disk.
+///
+/// # Errors
+/// [`Kind::Io`].
+pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<PathBuf> {
+    let dir = store::checkpoint_dir(root, snapshot.state.step);
+    let tensors = named(snapshot.specs, snapshot.values);
+    atomic::publish(disk, &dir, |staging| {
+        match snapshot.weights {
+            Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
+            Weights::Model(model_dir) => folder::stage(staging, model_dir, &tensors)?,
+        }
+        staging.write(OPTIMIZER, |writer| write_safetensors_to(writer, &snapshot.moments(), &[]))?;
+        staging.write_json(STATE, snapshot.state)?;
+        staging.write_json(STAMP, snapshot.stamp)
+    })?;
+    store::point(disk, root, "latest", &dir)?;
+    Ok(dir)
+}
+
+/// Lets `best` name a complete checkpoint.
+///
+/// # Errors
+/// As [`store::point`].
+pub fn set_best(root: &Path, dir: &Path) -> Result<()> {
+    store::point(&RealDisk, root, "best", dir)
+}
+
+/// As [`store::prune`], on the file system.
+///
+/// # Errors
+/// [`Kind::Io`].
+pub fn prune(root: &Path, keep_last: usize, best: Option<&Path>) -> Result<Vec<PathBuf>> {
+    store::prune(&RealDisk, root, keep_last, best)
+}
+
+/// As [`store::clean_stale`], on the file system.
+///
+/// # Errors
+/// [`Kind::Io`].
+pub fn clean_stale(root: &Path) -> Result<Vec<PathBuf>> {
+    store::clean_stale(&RealDisk, root)
+}
+
+/// A checkpoint that was verified, its tensors still on disk.
+#[derive(Debug)]
+pub struct Checkpoint {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// What it belongs to.
+    pub stamp: Stamp,
+    /// Where the run stood.
+    pub state: TrainState,
+    weights: WeightFiles,
+    weights_path: PathBuf,
+    prefix: &'static str,
+    optimizer: WeightFiles,
+}
+
+/// Verifies and opens a checkpoint.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: not complete, damaged, or no checkpoint of a run.
+pub fn load(dir: &Path) -> Result<Checkpoint> {
+    let manifest = verify(dir)?;
+    let is_adapter = manifest.lists(peft::WEIGHTS_FILE);
+    let (file, prefix) = if is_adapter { (peft::WEIGHTS_FILE, peft::PREFIX) } else { (folder::WEIGHTS_FILE, "") };
+    for name in [file, OPTIMIZER, STATE, STAMP] {
+        if !manifest.lists(name) {
+            return Err(Error::checkpoint(format!(
+                "{}: no {name}: this is no checkpoint to go on from",
+                dir.display()
+            )));
+        }
+    }
+    let open = |name: &str| WeightFiles::open_file(&dir.join(name)).map_err(|error| error.with_kind(Kind::Checkpoint));
+    Ok(Checkpoint {
+        dir: dir.to_owned(),
+        stamp: read_json(&dir.join(STAMP))?,
+        state: read_json(&dir.join(STATE))?,
+        weights: open(file)?,
+        weights_path: dir.join(file),
+        prefix,
+        optimizer: open(OPTIMIZER)?,
+    })
+}
+
+impl Checkpoint {
+    /// Fills the flat buffers of a run with the same `specs`, bit by bit what was saved.
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
+    pub fn restore(&self, specs: &[ParamSpec], values: &mut [f32], m: &mut [f32], v: &mut [f32]) -> Result<()> {
+        self.restore_values(specs, values)?;
+        let (first, second) = (prefixed(specs, "", ".exp_avg"), prefixed(specs, "", ".exp_avg_sq"));
+        check(&self.optimizer, &self.dir.join(OPTIMIZER), &[&first[..], &second].concat())?;
+        read_all(&self.optimizer, &first, specs, m)?;
+        read_all(&self.optimizer, &second, specs, v)
+    }
+
+    /// Fills only the trained values: the best checkpoint's at the end of a run.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
+        let names = prefixed(specs, self.prefix, "");
+        check(&self.weights, &self.weights_path, &names)?;
+        read_all(&self.weights, &names, specs, values)
+    }
+}
+
+/// The stored names of `specs`, with their shapes.
+fn prefixed(specs: &[ParamSpec], prefix: &str, suffix: &str) -> Vec<(String, Vec<usize>)> {
+    specs.iter().map(|spec| (format!("{prefix}{}{suffix}", spec.name), spec.shape.clone())).collect()
+}
+
+fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) -> Result<()> {
+    let found = files.names().map(|name| (name, files.shape(name).unwrap_or_default()));
+    peft::same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
+}
+
+fn read_all(files: &WeightFiles, names: &[(String, Vec<usize>)], specs: &[ParamSpec], out: &mut [f32]) -> Result<()> {
+    names.iter().zip(specs).try_for_each(|((name, _), spec)| {
+        files.read_into(name, &mut out[spec.range()]).map_err(|error| error.with_kind(Kind::Checkpoint))
+    })
+}
+
+fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
+    let text = fs::read(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    serde_json::from_slice(&text).map_err(|error| {
+        fail(format!("not valid: {error}")).hint("the checkpoint may be of another version of tunesmith")
+    })
+}

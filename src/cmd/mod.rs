@@ -3,6 +3,7 @@
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! [`Command`] and a line in [`Command::run`].
 pub mod args;
+pub mod bench;
 pub mod config;
 pub mod data;
 pub mod doctor;
@@ -33,6 +34,8 @@ enum Command {
     Config(config::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
+    /// Measure training speed and memory of a model shape on this machine
+    Bench(bench::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
 }
@@ -42,6 +45,7 @@ impl Command {
         match self {
             Self::Config(args) => config::run(args),
             Self::Data(args) => data::run(args),
+            Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
         }
     }

@@ -23,6 +23,8 @@ pub trait Collectives: Send + Sync {
     fn all_reduce(&self, data: &mut [f32]) -> Result<()>;
     /// Replaces each count by the sum over ranks, exactly. Errors as [`Collectives::all_reduce`].
     fn all_reduce_counts(&self, data: &mut [u64]) -> Result<()>;
+    /// Replaces each number by the sum over ranks, in f64. Errors as [`Collectives::all_reduce`].
+    fn all_reduce_sums(&self, data: &mut [f64]) -> Result<()>;
     /// Returns when every rank has called it. Errors as [`Collectives::all_reduce`].
     fn barrier(&self) -> Result<()>;
 }

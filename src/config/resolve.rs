@@ -83,7 +83,7 @@ impl fmt::Display for Source {
 
 impl Source {
     /// The place as an error message begins with it: with the column, or the whole word.
-    fn place(&self) -> String {
+    pub(super) fn place(&self) -> String {
         match self {
             Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),
             Self::Word(word) => format!("argument {}", quoted(word)),

@@ -48,7 +48,7 @@ section! {
     }
     fixed {
         /// The model's revision.
-        "revision" = [Scalar::Str("main")], because "models come from a local folder, which has no revisions";
+        "revision" = [Scalar::Str("main")], because "models come from a local folder; revisions of the hub are not yet part of this version";
         /// The kind of model.
         "type" = [Scalar::Str("causal")], because "other kinds of model are not yet part of this version";
         /// Code that comes with a model is never run.

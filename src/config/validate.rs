@@ -126,7 +126,7 @@ pub(super) fn required(resolved: &Resolved) -> Result<()> {
     {
         let place = match resolved.source("model.name") {
             Source::Default => resolved.path.display().to_string(),
-            source => source.to_string(),
+            source => source.place(),
         };
         return Err(Error::config(format!(
             "{place}: model.name: no folder {name} here, and hub names are not supported"

@@ -1,2 +1,16 @@
-//! Layer 4: to come in this first version.
+//! Layer 4: the decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
+//! inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
+pub mod block;
+mod build;
+pub mod decoder;
+pub mod head;
+pub mod init;
+pub mod linear;
+pub mod params;
+pub mod pass;
+pub mod targets;
+pub mod weight;
 pub mod weights;
+
+pub use decoder::{Model, Phases};
+pub use params::{ParamSpec, Params};

@@ -22,10 +22,11 @@ pub fn forward(pool: &Arc<Pool>, table: &[f32], features: usize, tokens: &[u32])
     out
 }
 
-/// Adds each token's gradient to its row of `d_table`, in the order of the tokens.
-pub fn backward(dx: &Act, tokens: &[u32], d_table: &mut [f32]) {
+/// Adds each token's gradient to its row of `d_table`, in the order of the tokens. The row of `padding` gets none, as in
+/// PyTorch's `Embedding(padding_idx)`.
+pub fn backward(dx: &Act, tokens: &[u32], padding: Option<u32>, d_table: &mut [f32]) {
     let features = dx.features();
-    for (at, &token) in tokens.iter().enumerate() {
+    for (at, &token) in tokens.iter().enumerate().filter(|&(_, &token)| Some(token) != padding) {
         let from = &dx.panel(at / LANES)[at % LANES..];
         let row = &mut d_table[token as usize * features..][..features];
         for (feature, value) in row.iter_mut().enumerate() {
@@ -51,7 +52,10 @@ mod tests {
         let double: Vec<f64> = table.iter().map(|&x| f64::from(x)).collect();
         assert!(x.to_rows().iter().zip(reference(&double)).all(|(got, want)| f64::from(*got) == want));
         let mut d_table = vec![0.0; table.len()];
-        backward(&Act::from_rows(&pool, &seed, features), &tokens, &mut d_table);
+        backward(&Act::from_rows(&pool, &seed, features), &tokens, None, &mut d_table);
+        let mut padded = vec![0.0; table.len()];
+        backward(&Act::from_rows(&pool, &seed, features), &tokens, Some(3), &mut padded);
+        assert_eq!((&padded[..3 * features], &padded[3 * features..]), (&d_table[..3 * features], &[0.0; 5][..]));
         check_gradient("table", &table, &d_table, |table| {
             reference(table).iter().zip(&seed).map(|(x, &s)| x * f64::from(s)).sum()
         });

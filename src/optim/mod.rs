@@ -1,1 +1,7 @@
-//! Layer 4: to come in this first version.
+//! Layer 4: optimizers as pure updates on slices, learning-rate schedules, clipping.
+pub mod adamw;
+pub mod clip;
+pub mod schedule;
+
+pub use adamw::{AdamW, Betas};
+pub use schedule::Schedule;

@@ -1,6 +1,9 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod config;
 mod data;
+mod parity;
 mod run;
+mod targets;
 mod tidy;
 mod weights;

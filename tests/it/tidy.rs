@@ -5,10 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// A source file: its path from the repository root, as written, and as code only (no comments, no string contents).
-struct Source {
-    path: String,
+pub(super) struct Source {
+    pub path: String,
     text: String,
-    code: String,
+    pub code: String,
 }
 
 /// The longest that a source file may be, in lines.
@@ -49,7 +49,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-fn sources() -> Vec<Source> {
+pub(super) fn sources() -> Vec<Source> {
     files("src", &["rs"])
         .into_iter()
         .map(|path| {
@@ -115,7 +115,7 @@ fn code_only(text: &str) -> String {
 }
 
 /// The identifiers of the code in order, with what stands between them.
-fn tokens(code: &str) -> Vec<&str> {
+pub(super) fn tokens(code: &str) -> Vec<&str> {
     let mut tokens = Vec::new();
     let mut rest = code;
     while let Some(first) = rest.chars().next() {

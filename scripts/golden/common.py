@@ -1,0 +1,255 @@
+"""What the parity goldens share: tiny random models, their adapters, data, the training loop, and how files are written.
+
+Weights and data come from numpy's PCG64 with fixed seeds, so that nothing has to be downloaded.
+"""
+import contextlib
+import copy
+import json
+import math
+import os
+import shutil
+
+import numpy as np
+import peft
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import save_file
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+IGNORE = -100
+
+BASE = dict(
+    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
+    max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)
+LLAMA3_ROPE = dict(
+    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
+)
+
+# name: (configuration class, its arguments in the spelling of Transformers 4, stored dtype)
+ARCHITECTURES = {
+    "llama": ("LlamaConfig", dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=LLAMA3_ROPE, tie_word_embeddings=False), "F32"),
+    "qwen2": ("Qwen2Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, intermediate_size=144), "F32"),
+    "qwen3": ("Qwen3Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, head_dim=24, tie_word_embeddings=True), "BF16"),
+}
+SEED, RANK, ALPHA = 1000, 4, 8
+STEPS, WARMUP, MICRO_BATCH, GRAD_ACCUM = 20, 3, 4, 2
+LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01
+
+
+@contextlib.contextmanager
+def float64(on):
+    """A true float64 reference: Transformers upcasts norms, softmax, loss and rope to a literal float32; make those float64."""
+    if not on:
+        yield
+        return
+    saved = torch.float32, torch.float, torch.Tensor.float, torch.get_default_dtype()
+    torch.float32 = torch.float = torch.float64
+    torch.Tensor.float = torch.Tensor.double
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.float32, torch.float, torch.Tensor.float = saved[:3]
+        torch.set_default_dtype(saved[3])
+
+
+def configuration(name):
+    """The Transformers configuration of an architecture."""
+    kind, arguments, _ = ARCHITECTURES[name]
+    return getattr(transformers, kind)(**copy.deepcopy(arguments))
+
+
+def make_weights(config, seed, stored):
+    """name -> float32 tensor, in sorted name order, each value exactly representable in the stored dtype.
+
+    Norm weights and biases are random too, so that none can be skipped unnoticed.
+    """
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, parameter in sorted(model.named_parameters()):
+        noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
+        if "norm" in name:
+            value = 1.0 + 0.2 * noise
+        elif name.endswith(".bias"):
+            value = 0.2 * noise
+        elif "embed_tokens" in name:
+            value = noise * (0.4 if config.tie_word_embeddings else 1.0)
+        elif "lm_head" in name:
+            value = noise * (2.0 / math.sqrt(parameter.shape[1]))
+        else:
+            value = noise * (1.2 / math.sqrt(parameter.shape[1]))
+        weights[name] = value.to(DTYPES[stored]).to(torch.float32)
+    return weights
+
+
+def build(config, weights, double=False, attention="eager"):
+    """The model with the given weights, in training mode (there is no dropout)."""
+    dtype = torch.float64 if double else torch.float32
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    model.tie_weights()
+    assert not unexpected and all("lm_head" in key for key in missing), (missing, unexpected)
+    assert all(parameter.dtype == dtype for parameter in model.parameters())
+    return model.train()
+
+
+def with_lora(config, weights, seed, double=False, **changes):
+    """The model with a LoRA adapter on every linear layer, A and B both random and non-zero."""
+    arguments = dict(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(build(config, weights, double), peft.LoraConfig(**(arguments | changes)))
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" not in name:
+                continue
+            noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32)).to(parameter.dtype)
+            parameter.copy_(noise / math.sqrt(parameter.shape[1]) if "lora_A" in name else noise * 0.1)
+    return model.train()
+
+
+def make_data(vocabulary, seed):
+    """160 rows from a small Markov chain, so that the loss can fall, with a random part of each masked."""
+    rng = np.random.default_rng(seed)
+    states = rng.choice(np.arange(3, vocabulary), 48, replace=False)
+    successors = rng.integers(0, 48, (48, 3))
+    rows = []
+    for _ in range(STEPS * MICRO_BATCH * GRAD_ACCUM):
+        length, state = int(rng.integers(8, 29)), int(rng.integers(48))
+        ids = [1]
+        while len(ids) < length:
+            ids.append(int(states[state]))
+            state = int(successors[state][rng.integers(3)])
+        masked = int(rng.integers(1, max(2, length // 2)))
+        rows.append(dict(input_ids=ids, labels=[IGNORE] * masked + ids[masked:]))
+    return rows
+
+
+def collate(rows):
+    """Rows padded on the right: ids with 0, labels with -100."""
+    longest = max(len(row["input_ids"]) for row in rows)
+
+    def pad(values, filler):
+        return values + [filler] * (longest - len(values))
+
+    return (
+        torch.tensor([pad(row["input_ids"], 0) for row in rows]),
+        torch.tensor([pad([1] * len(row["input_ids"]), 0) for row in rows]),
+        torch.tensor([pad(row["labels"], IGNORE) for row in rows]),
+    )
+
+
+def token_losses(logits, labels, reduction):
+    """Cross-entropy of every token's successor."""
+    rows = logits[:, :-1].reshape(-1, logits.shape[-1])
+    return F.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=IGNORE, reduction=reduction)
+
+
+def train_trace(model, rows, groups=None):
+    """Twenty AdamW steps; a step's loss is the sum over its label tokens by their number, not a mean of means."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(
+        groups(model) if groups else trained, lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=WEIGHT_DECAY
+    )
+    schedule = transformers.get_cosine_schedule_with_warmup(optimizer, WARMUP, STEPS)
+    trace, at = [], 0
+    for step in range(STEPS):
+        micro_batches = [collate(rows[at + part * MICRO_BATCH : at + (part + 1) * MICRO_BATCH]) for part in range(GRAD_ACCUM)]
+        at += MICRO_BATCH * GRAD_ACCUM
+        label_tokens = sum(int((labels[:, 1:] != IGNORE).sum()) for _, _, labels in micro_batches)
+        total = 0.0
+        for ids, mask, labels in micro_batches:
+            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            loss = token_losses(logits, labels, "sum") / label_tokens
+            loss.backward()
+            total += loss.item()
+        norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
+        rate = schedule.get_last_lr()[0]
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        trace.append(dict(step=step + 1, lr=rate, loss=total, grad_norm=norm, label_tokens=label_tokens))
+    return trace
+
+
+def forward_batch(vocabulary, seed):
+    """Three rows of 24, 17 and 9 tokens with different label masks. labels[0, 0] is set: the shift must drop it."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for length, labelled in ((24, lambda at: True), (17, lambda at: at >= 5), (9, lambda at: at % 3 != 1)):
+        ids = rng.integers(3, vocabulary, length).tolist()
+        rows.append(dict(input_ids=ids, labels=[ids[at] if labelled(at) else IGNORE for at in range(length)]))
+    return collate(rows)
+
+
+def forward(model, ids, mask, labels, backward=False):
+    """Logits, the loss of each token's successor, and the mean loss."""
+    output = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False)
+    losses = token_losses(output.logits, labels, "none").reshape(ids.shape[0], -1)
+    if backward:
+        output.loss.backward()
+    return output.logits.detach(), losses.detach(), output.loss.detach()
+
+
+def adapter_state(model):
+    """The adapter's tensors under the names of adapter_model.safetensors."""
+    return {name: value.detach().clone() for name, value in peft.get_peft_model_state_dict(model).items()}
+
+
+def gradients(model):
+    """The gradients under the names of adapter_model.safetensors."""
+    return {
+        name.replace(".default.weight", ".weight").replace(".modules_to_save.default", ""): parameter.grad.detach().clone()
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+
+
+def save_adapter(model, folder):
+    """PEFT's own files, less its README, and with `target_modules` sorted (PEFT writes a set in no fixed order)."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    for name in os.listdir(folder):
+        if name.endswith(".md"):
+            os.remove(os.path.join(folder, name))
+    path = os.path.join(folder, "adapter_config.json")
+    with open(path, encoding="utf-8") as file:
+        written = json.load(file)
+    written["target_modules"].sort()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(written, indent=2, sort_keys=True))
+
+
+def difference(ours, theirs):
+    """The largest absolute difference."""
+    return float((ours.double() - theirs.double()).abs().max())
+
+
+def relative(ours, theirs):
+    """The largest absolute difference by the largest absolute value."""
+    return float((ours.double() - theirs.double()).abs().max() / theirs.double().abs().max().clamp_min(1e-30))
+
+
+def beside_float64(trace, trace64):
+    """The float32 trace with the float64 run's loss and norm beside each step's own."""
+    return [dict(step, loss_f64=other["loss"], grad_norm_f64=other["grad_norm"]) for step, other in zip(trace, trace64)]
+
+
+def trace_differences(trace, trace64):
+    """How far two traces are apart: loss absolutely, gradient norm relatively."""
+    pairs = list(zip(trace, trace64))
+    return dict(
+        trace_loss=max(abs(one["loss"] - other["loss"]) for one, other in pairs),
+        trace_gnorm_rel=max(abs(one["grad_norm"] - other["grad_norm"]) / other["grad_norm"] for one, other in pairs),
+    )
+
+
+def dump(value, path):
+    with open(path, "w", encoding="utf-8") as out:
+        out.write(json.dumps(value, indent=1))
+
+
+def save_tensors(tensors, path):
+    save_file({name: value.contiguous() for name, value in tensors.items()}, path)

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/a: what PyTorch, Transformers and PEFT compute on tiny random models, in float32 on one thread.
+
+    pip install -r scripts/golden/requirements.txt
+    python3 scripts/golden/parity.py --out tests/golden/a [--only llama|qwen2|qwen3|variants]
+
+Per architecture: the model, a forward pass with and without an adapter, the adapter's gradients, twenty training steps, and
+greedy answers. The same is computed in float64 too, which gives the tolerances (tolerances.json).
+"""
+import argparse
+import json
+import os
+import shutil
+import sys
+
+# Before torch is imported: no network, and the same instruction set on every machine.
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+
+import numpy as np
+import peft
+import torch
+import transformers
+
+import variants
+from common import *
+
+# Where of the forward batch the logits are stored: (row, position).
+STORED = [(0, at) for at in (0, 1, 3, 6, 8, 10, 13, 15, 18, 20, 22, 23)] + [(1, at) for at in (2, 5, 9, 12, 16)] + [(2, at) for at in (1, 4, 8)]
+NEW_TOKENS, EOS = 24, 2
+
+
+def save_model(name, config, weights, folder):
+    """The model folder as Transformers 5 writes it, with the configuration in the older spelling beside it."""
+    _, arguments, stored = ARCHITECTURES[name]
+    shutil.rmtree(folder, ignore_errors=True)
+    model = build(config, weights).to(DTYPES[stored])
+    model.generation_config = transformers.GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    model.save_pretrained(folder)
+    with open(f"{folder}/config.json", encoding="utf-8") as file:
+        written = json.load(file)
+    older = dict(arguments)
+    for key in ("architectures", "model_type", "hidden_act", "head_dim", "attention_bias", "mlp_bias", "num_key_value_heads",
+                "sliding_window", "use_sliding_window", "layer_types", "max_window_layers"):
+        if key in written and key not in older:
+            older[key] = written[key]
+    older.setdefault("rope_scaling", None)
+    older["torch_dtype"] = {"F32": "float32", "BF16": "bfloat16"}[stored]
+    older["transformers_version"] = "4.51.0"
+    dump(dict(sorted(older.items())), f"{folder}/config_v4.json")
+
+
+def reload_difference(folder, spelling, batch, logits):
+    """How far the saved model is from the one in memory when read by the given config file."""
+    ids, mask, _ = batch
+    copy = f"{folder}.tmp"
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(folder, copy)
+    shutil.copy(f"{folder}/{spelling}", f"{copy}/config.json")
+    model = transformers.AutoModelForCausalLM.from_pretrained(copy, attn_implementation="eager", dtype=torch.float32)
+    shutil.rmtree(copy)
+    with torch.no_grad():
+        found = difference(model(input_ids=ids, attention_mask=mask).logits[mask.bool()], logits[mask.bool()])
+    assert found < 1e-6, (folder, spelling, found)
+    return found
+
+
+def greedy(model, prompt):
+    """Greedy decoding without a cache: the new ids and the smallest distance between the two best logits."""
+    ids, margin = list(prompt), 1e9
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].topk(2)
+            margin = min(margin, (best.values[0] - best.values[1]).item())
+            ids.append(int(best.indices[0]))
+    return ids[len(prompt) :], margin
+
+
+def cached_generate(model, prompts):
+    """Transformers' own generate: key-value cache, all prompts in one batch, padded on the left."""
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    settings = transformers.GenerationConfig(
+        do_sample=False, max_new_tokens=NEW_TOKENS, min_new_tokens=NEW_TOKENS, pad_token_id=0, eos_token_id=None, bos_token_id=1, use_cache=True
+    )
+    with torch.no_grad():
+        return model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)[:, longest:].tolist()
+
+
+def generation(config, weights, seed):
+    """Two prompts, picked by seed so that no step is a near tie, and what each model answers."""
+    base, tuned = build(config, weights).eval(), with_lora(config, weights, seed + 2).eval()
+    answers = []
+    for attempt in range(300):
+        distinct = 5 if attempt < 100 else 3 if attempt < 200 else 1
+        rng = np.random.default_rng(seed + 5000 + attempt)
+        prompt = rng.integers(3, config.vocab_size, int(rng.integers(4, 13))).tolist()
+        if len(answers) == 1 and len(prompt) == len(answers[0]["prompt"]):
+            continue
+        found = {}
+        for side, model in (("base", base), ("lora", tuned)):
+            ids, margin = greedy(model, prompt)
+            if margin < 3e-3 or EOS in ids or len(set(ids)) < distinct:
+                break
+            found |= {side: ids, f"{side}_min_margin": margin}
+        if "lora" in found:
+            answers.append(dict(prompt=prompt, **found))
+        if len(answers) == 2:
+            break
+    prompts = [answer["prompt"] for answer in answers]
+    assert len(answers) == 2
+    assert cached_generate(base, prompts) == [answer["base"] for answer in answers]
+    assert cached_generate(tuned, prompts) == [answer["lora"] for answer in answers]
+    note = "greedy, no eos; equal with HF generate (KV cache, both prompts left-padded in one batch)"
+    return dict(max_new_tokens=NEW_TOKENS, eos=None, prompts=answers, note=note)
+
+
+def architecture(name, seed, rows, out):
+    """All files of one architecture; returns how far float32 is from float64."""
+    folder = f"{out}/{name}"
+    os.makedirs(folder, exist_ok=True)
+    config = configuration(name)
+    weights = make_weights(config, seed, ARCHITECTURES[name][2])
+    save_model(name, config, weights, f"{folder}/model")
+    batch = forward_batch(config.vocab_size, seed + 1)
+    ids, mask, labels = batch
+    valid = mask.bool()
+    tolerances, runs = {}, []
+    for double in (False, True):
+        with float64(double):
+            with torch.no_grad():
+                base = forward(build(config, weights, double), *batch)
+            model = with_lora(config, weights, seed + 2, double)
+            if not double:
+                save_adapter(model, f"{folder}/adapter_init")
+            tuned = forward(model, *batch, backward=True)
+            grads = gradients(model)
+            model.zero_grad(set_to_none=True)
+            trace = train_trace(model, rows)
+            if not double:
+                save_adapter(model, f"{folder}/adapter_final")
+                for spelling in ("config.json", "config_v4.json"):
+                    tolerances[f"reload_{spelling}_max_logit_diff"] = reload_difference(f"{folder}/model", spelling, batch, base[0])
+            runs.append((base, tuned, grads, trace, adapter_state(model)))
+    (base, tuned, grads, trace, final), (base64, tuned64, grads64, trace64, final64) = runs
+    with torch.no_grad():
+        sdpa = forward(build(config, weights, attention="sdpa"), *batch)
+    tolerances["sdpa_vs_eager_logits"] = difference(sdpa[0][valid], base[0][valid])
+
+    row, position = (torch.tensor(values, dtype=torch.int32) for values in zip(*STORED))
+    tensors = dict(input_ids=ids.int(), attention_mask=mask.int(), labels=labels.int(), sel_row=row, sel_pos=position)
+    for side, (logits, losses, loss) in (("base", base), ("lora", tuned)):
+        tensors |= {f"logits_{side}": logits[row.long(), position.long()], f"nll_{side}": losses, f"loss_{side}": loss.reshape(1)}
+    save_tensors(tensors, f"{folder}/forward.safetensors")
+    save_tensors(grads, f"{folder}/lora_grads.safetensors")
+    hyper = dict(lr=LEARNING_RATE, betas=[0.9, 0.999], eps=1e-8, weight_decay=WEIGHT_DECAY, warmup=WARMUP, steps=STEPS, schedule="cosine",
+                 clip=1.0, micro_batch=MICRO_BATCH, grad_accum=GRAD_ACCUM, data="data.json", order="sequential")
+    dump(dict(hyper=hyper, steps=beside_float64(trace, trace64)), f"{folder}/trace.json")
+    dump(generation(config, weights, seed), f"{folder}/generate.json")
+    tolerances |= dict(
+        logits_base=difference(base[0][valid], base64[0][valid]),
+        logits_lora=difference(tuned[0][valid], tuned64[0][valid]),
+        nll=max(difference(base[1], base64[1]), difference(tuned[1], tuned64[1])),
+        loss=max(difference(base[2], base64[2]), difference(tuned[2], tuned64[2])),
+        grad_rel=max(relative(grads[name], grads64[name]) for name in grads),
+        final_adapter_abs=max(difference(final[name], final64[name]) for name in final),
+        **trace_differences(trace, trace64),
+    )
+    return tolerances
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only", choices=[*ARCHITECTURES, "variants"])
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    os.makedirs(args.out, exist_ok=True)
+    rows = make_data(BASE["vocab_size"], SEED + 7)
+    note = ("training data, in order: step s uses rows [8s, 8s+8): micro-batch 0 = first 4, micro-batch 1 = next 4; "
+            "right-pad with id 0, labels -100")
+    with open(f"{args.out}/data.json", "w", encoding="utf-8") as out:
+        json.dump(dict(note=note, rows=rows), out, separators=(",", ":"))
+    path = f"{args.out}/tolerances.json"
+    tolerances = {}
+    if args.only and os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            tolerances = json.load(file)
+    tolerances["versions"] = dict(
+        torch=torch.__version__, transformers=transformers.__version__, peft=peft.__version__, numpy=np.__version__, python=sys.version.split()[0]
+    )
+    for index, name in enumerate(ARCHITECTURES):
+        if args.only in (None, name):
+            tolerances[name] = architecture(name, SEED + 10 * index, rows, args.out)
+    if args.only in (None, "variants"):
+        tolerances["variants"] = variants.make(f"{args.out}/variants", rows)
+    dump(tolerances, path)
+
+
+if __name__ == "__main__":
+    main()

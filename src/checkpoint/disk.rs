@@ -1,0 +1,74 @@
+//! The few operations by which checkpoints change the disk, as a trait: tests fail or stop each of them in turn.
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+/// An open file that can be made durable.
+pub trait DiskFile: Write {
+    /// Returns when everything written is on the device (`fsync`).
+    ///
+    /// # Errors
+    /// The system's.
+    fn sync(&mut self) -> io::Result<()>;
+}
+
+/// Everything that changes the disk. Errors are the system's.
+pub trait Disk: Sync {
+    /// Makes one directory, whose parent exists.
+    ///
+    /// # Errors
+    /// The system's.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+    /// Makes a file that did not exist.
+    ///
+    /// # Errors
+    /// The system's.
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>>;
+    /// Makes the entries of a directory durable.
+    ///
+    /// # Errors
+    /// The system's.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+    /// Renames within one file system; a file (not a directory) there is replaced at once.
+    ///
+    /// # Errors
+    /// The system's.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file, or a directory with all in it.
+    ///
+    /// # Errors
+    /// The system's.
+    fn remove(&self, path: &Path) -> io::Result<()>;
+}
+
+/// The file system itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealDisk;
+
+impl DiskFile for File {
+    fn sync(&mut self) -> io::Result<()> {
+        self.sync_all()
+    }
+}
+
+impl Disk for RealDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        fs::create_dir(path)
+    }
+
+    fn create(&self, path: &Path) -> io::Result<Box<dyn DiskFile>> {
+        Ok(Box::new(File::create_new(path)?))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        File::open(path)?.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+
+    fn remove(&self, path: &Path) -> io::Result<()> {
+        if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
+    }
+}

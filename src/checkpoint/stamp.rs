@@ -1,0 +1,287 @@
+//! What a checkpoint belongs to (`backend.json`): resume compares it with the run at hand and refuses what would not
+//! give the same curve.
+//!
+//! Three classes of differences: `mode` and `adapter` never fit, since the tensors do not; `world_size` and settings
+//! that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused unless the user
+//! allows it by name.
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::config::{Config, Mode, nearest, schema};
+use crate::error::{Error, Result};
+use crate::model::targets::Placement;
+
+/// Settings that shape the training curve: compared one by one.
+pub const COMPARED: &[&str] = &[
+    "model.max_seq_len",
+    "tuning.lora.lora_dropout",
+    "train.batch_size",
+    "train.grad_accum",
+    "train.learning_rate",
+    "train.weight_decay",
+    "train.adam_beta1",
+    "train.adam_beta2",
+    "train.adam_epsilon",
+    "train.decay_norms_and_bias",
+    "train.lr_scheduler_type",
+    "train.warmup_ratio",
+    "train.warmup_steps",
+    "train.max_grad_norm",
+    "train.seed",
+    "train.data_seed",
+    "train.group_by_length",
+    "data.shuffle",
+    "data.packing",
+];
+
+/// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
+pub const COVERED: &[&str] = &[
+    "model.name",
+    "model.local_dir",
+    "model.init",
+    "tuning.mode",
+    "tuning.adapter",
+    "tuning.lora.r",
+    "tuning.lora.lora_alpha",
+    "tuning.lora.target_modules",
+    "tuning.lora.use_rslora",
+    "tuning.lora.rank_pattern",
+    "tuning.lora.alpha_pattern",
+    "tuning.lora.layers_to_transform",
+    "tuning.lora.modules_to_save",
+    "tuning.lora.init_lora_weights",
+    "data.train_path",
+    "data.format",
+    "data.template_path",
+    "data.chat_template",
+    "data.split",
+    "data.loss_on",
+    "data.truncation",
+    "data.max_rows",
+    "data.val_path",
+    "data.test_path",
+];
+
+/// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
+/// With a decaying schedule another length gives another learning rate from here on, as it should.
+pub const FREE: &[&str] = &[
+    "train.output_dir",
+    "train.num_train_epochs",
+    "train.max_steps",
+    "train.eval_batch_size",
+    "train.gradient_checkpointing",
+    "train.max_tokens_per_pass",
+    "train.logging_steps",
+    "train.eval_strategy",
+    "train.eval_steps",
+    "train.save_strategy",
+    "train.save_steps",
+    "train.save_total_limit",
+    "train.load_best_model_at_end",
+    "train.early_stopping_patience",
+    "train.early_stopping_threshold",
+    "train.resume_from_checkpoint",
+    "train.max_nonfinite_steps",
+    "train.num_threads",
+    "data.num_proc",
+    "data.cache_dir",
+    "data.use_cache",
+    "logging.tensorboard",
+    "logging.logging_dir",
+    "logging.run_name",
+    "logging.report",
+    "gen.max_new_tokens",
+    "gen.num_samples",
+];
+
+/// What a checkpoint belongs to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stamp {
+    /// Version of tunesmith that wrote it.
+    pub engine_version: String,
+    /// The engine.
+    pub backend: String,
+    /// How the base weights are held.
+    pub quantization: String,
+    /// What is computed in.
+    pub dtype: String,
+    /// `lora` or `full`.
+    pub mode: String,
+    /// Which modules have adapters, of which rank and scale, and what is trained in full.
+    pub adapter: String,
+    /// Hash of the base model's weights.
+    pub base_model: String,
+    /// Hash of the tokenizer.
+    pub tokenizer: String,
+    /// Hash of the chat template.
+    pub chat_template: String,
+    /// Fingerprint of the tokenized training data.
+    pub data: String,
+    /// Processes.
+    pub world_size: usize,
+    /// The settings that shape the curve.
+    pub training: BTreeMap<String, Value>,
+}
+
+/// The hashes that go into a stamp.
+#[derive(Debug, Clone, Copy)]
+pub struct Hashes<'a> {
+    /// Of the base weights, or what says how they were drawn.
+    pub base_model: &'a str,
+    /// Of the tokenizer.
+    pub tokenizer: &'a str,
+    /// Of the chat template.
+    pub chat_template: &'a str,
+    /// Of the tokenized training data.
+    pub data: &'a str,
+}
+
+/// A setting or hash that is not the same on both sides.
+struct Difference {
+    key: String,
+    saved: String,
+    now: String,
+}
+
+impl Stamp {
+    /// The stamp of a run: `placements` and `saved` (tensors trained in full beside adapters) are empty in full mode.
+    pub fn new(config: &Config, placements: &[Placement], saved: &[String], hashes: Hashes<'_>) -> Self {
+        let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
+            let value = match option.path().as_str() {
+                "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
+                _ => (option.get)(config),
+            };
+            (option.path(), value)
+        });
+        Self {
+            engine_version: env!("CARGO_PKG_VERSION").into(),
+            backend: "fused".into(),
+            quantization: "none".into(),
+            dtype: "float32".into(),
+            mode: match config.tuning.mode {
+                Mode::Lora => "lora".into(),
+                Mode::Full => "full".into(),
+            },
+            adapter: describe_adapter(placements, saved),
+            base_model: hashes.base_model.into(),
+            tokenizer: hashes.tokenizer.into(),
+            chat_template: hashes.chat_template.into(),
+            data: hashes.data.into(),
+            world_size: 1,
+            training: training.collect(),
+        }
+    }
+
+    /// Holds the stamp of a checkpoint (`self`, from `dir`) against that of the run at hand. Returns a line for each
+    /// difference that `allow` lets pass.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`] with every refused difference, both sides shown; [`crate::Kind::Config`] where
+    /// `allow` names no field.
+    pub fn compare(&self, now: &Self, allow: &[String], dir: &Path) -> Result<Vec<String>> {
+        let (saved, now) = (self.fields()?, now.fields()?);
+        for key in allow {
+            if !now.contains_key(key) || NEVER.contains(&key.as_str()) {
+                let names = now.keys().map(String::as_str).filter(|key| !NEVER.contains(key));
+                let near = nearest(key, names.clone()).map_or_else(
+                    || format!("these may be allowed: {}", names.collect::<Vec<_>>().join(", ")),
+                    |name| format!("did you mean {name}?"),
+                );
+                return Err(Error::config(format!("--allow {key}: no such field, or none that may differ")).hint(near));
+            }
+        }
+        let nothing = Value::Null;
+        let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
+        let differences = keys.filter_map(|key| {
+            let (saved, now) = (saved.get(key).unwrap_or(&nothing), now.get(key).unwrap_or(&nothing));
+            (saved != now).then(|| Difference { key: key.clone(), saved: show(saved), now: show(now) })
+        });
+        let passes = |difference: &Difference| difference.key == "world_size" || allow.contains(&difference.key);
+        let (passed, refused): (Vec<_>, Vec<_>) = differences.partition(passes);
+        if refused.is_empty() {
+            let note = |d: Difference| format!("{} differs: {} in the checkpoint, {} now", d.key, d.saved, d.now);
+            return Ok(passed.into_iter().map(note).collect());
+        }
+        let mut message = format!("{} belongs to another run:", dir.display());
+        for difference in &refused {
+            let Difference { key, saved, now } = difference;
+            let _ = write!(message, "\n    {key}: {saved} in the checkpoint, {now} now"); // a String never fails
+        }
+        let error = Error::checkpoint(message);
+        let may = refused.iter().filter(|difference| !NEVER.contains(&difference.key.as_str()));
+        let flags: Vec<_> = may.map(|difference| format!("--allow {}", difference.key)).collect();
+        Err(if flags.len() == refused.len() {
+            error.hint(format!("set these as they were, or go on in spite of it with {}", flags.join(" ")))
+        } else {
+            error.hint("set these as they were, or start a new run in another train.output_dir")
+        })
+    }
+
+    /// All fields in one level, as they read back from a file.
+    fn fields(&self) -> Result<BTreeMap<String, Value>> {
+        let bad = |error: serde_json::Error| Error::checkpoint(format!("the stamp cannot be written: {error}"));
+        let text = serde_json::to_string(self).map_err(bad)?;
+        let mut fields: BTreeMap<String, Value> = serde_json::from_str(&text).map_err(bad)?;
+        if let Some(Value::Object(training)) = fields.remove("training") {
+            fields.extend(training);
+        }
+        Ok(fields)
+    }
+}
+
+/// Differences in these mean tensors that do not fit.
+const NEVER: &[&str] = &["mode", "adapter"];
+
+/// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
+fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
+    if placements.is_empty() {
+        return "none".into();
+    }
+    let mut hasher = blake3::Hasher::new();
+    let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
+    for placement in placements {
+        let Placement { module, r, alpha, scale, .. } = placement;
+        hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}\n").as_bytes());
+        ranks.push(*r as f64);
+        alphas.push(*alpha);
+    }
+    hasher.update(format!("{saved:?}").as_bytes());
+    let hash = &hasher.finalize().to_hex()[..16];
+    let (ranks, alphas) = (distinct(ranks), distinct(alphas));
+    format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
+}
+
+/// The distinct values in order, with slashes between.
+fn distinct(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    values.iter().map(f64::to_string).collect::<Vec<_>>().join("/")
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COMPARED, COVERED, FREE};
+    use crate::config::schema;
+
+    #[test]
+    fn every_setting_is_compared_covered_or_free() {
+        let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
+        let mut known: Vec<_> =
+            schema::options().filter(|option| option.fixed.is_none()).map(crate::config::OptionDef::path).collect();
+        listed.sort_unstable();
+        known.sort();
+        assert_eq!(listed, known, "a new setting must be put into one of the three lists");
+    }
+}

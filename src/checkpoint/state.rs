@@ -1,0 +1,93 @@
+//! What a run needs beside tensors to go on exactly where it stopped.
+use serde::{Deserialize, Serialize};
+
+/// The run between two optimizer steps (`state.json`).
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainState {
+    /// Optimizer steps done, skipped ones included; names the checkpoint.
+    pub step: u64,
+    /// Epochs done, with the part of the one that is under way.
+    #[serde(with = "exact")]
+    pub epoch: f64,
+    /// Position in the data, as the sampler writes it.
+    pub sampler: serde_json::Value,
+    /// Updates that `AdamW` has made: its bias correction.
+    pub adam_step: u64,
+    /// The lowest evaluation loss so far.
+    #[serde(with = "exact_option")]
+    pub best_loss: Option<f64>,
+    /// The step of that evaluation.
+    pub best_step: Option<u64>,
+    /// The step after which the last evaluation was made.
+    pub evaluated_step: u64,
+    /// Evaluations in a row without improvement.
+    pub evaluations_without_improvement: u64,
+    /// Steps in a row that were skipped because of NaN or infinity.
+    pub nonfinite_in_a_row: u64,
+    /// All such steps.
+    pub nonfinite_total: u64,
+    /// Tokens seen in training.
+    pub tokens: u64,
+    /// Label tokens seen in training.
+    pub label_tokens: u64,
+    /// Seed of initialisation and dropout.
+    pub seed: u64,
+    /// Seed of the data's order.
+    pub data_seed: u64,
+}
+
+/// An f64 as text: JSON readers may round numbers in the last place, and resume is bit-exact.
+mod exact {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[allow(clippy::trivially_copy_pass_by_ref)] // serde's signature
+    pub fn serialize<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{value:?}"))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+/// As [`exact`], where there may be none.
+mod exact_option {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    #[allow(clippy::ref_option)] // serde's signature
+    pub fn serialize<S: Serializer>(value: &Option<f64>, serializer: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => super::exact::serialize(value, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<f64>, D::Error> {
+        let text = Option::<String>::deserialize(deserializer)?;
+        text.map(|text| text.parse().map_err(D::Error::custom)).transpose()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TrainState;
+
+    #[test]
+    fn every_number_comes_back_to_the_bit() {
+        let awkward = [0.1 + 0.2, 1.0 / 3.0, f64::MIN_POSITIVE / 3.0, 2.345_678_901_234_567_8, f64::MAX, -0.0];
+        for value in awkward {
+            let state = TrainState {
+                epoch: value,
+                best_loss: Some(value),
+                step: u64::MAX,
+                sampler: serde_json::json!({"seed": u64::MAX, "step": 3}),
+                ..TrainState::default()
+            };
+            let text = serde_json::to_string(&state).unwrap();
+            let back: TrainState = serde_json::from_str(&text).unwrap();
+            assert_eq!(back, state);
+            assert_eq!(back.epoch.to_bits(), value.to_bits());
+        }
+    }
+}

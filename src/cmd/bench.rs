@@ -1,0 +1,125 @@
+//! `tunesmith bench`: training speed of a shape on this machine.
+use crate::config::{Config, Mode};
+use crate::error::{Error, Result};
+use crate::ops::simd::{self, Level};
+use crate::train::bench::{self, Outcome, Request};
+use std::path::PathBuf;
+
+/// What `bench` takes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A shape's name (small, smollm2-135m, qwen2.5-0.5b) or the path of a config.json
+    #[arg(long, default_value = "smollm2-135m")]
+    shape: String,
+    /// What is trained: lora (r = 16 on every linear layer) or full
+    #[arg(long, default_value = "lora")]
+    mode: String,
+    /// Tokens of a row
+    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(2..=1_000_000))]
+    seq: u64,
+    /// Rows of a step
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    batch: u64,
+    /// Timed steps, after one that is not timed
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    steps: u64,
+    /// Rank of the adapters
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    rank: u64,
+    /// Run blocks again in backward instead of keeping their activations
+    #[arg(long)]
+    gradient_checkpointing: bool,
+    /// The most tokens walked at once, as train.max_tokens_per_pass
+    #[arg(long)]
+    max_tokens_per_pass: Option<usize>,
+    /// Rows {input_ids, labels} of a JSONL file instead of synthetic ones
+    #[arg(long, value_name = "FILE.jsonl")]
+    data: Option<PathBuf>,
+    /// Threads (default: all cores)
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    threads: Option<u64>,
+    /// Use at most this instruction set: portable, avx2 or avx512
+    #[arg(long)]
+    simd: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Unknown shapes and modes, unreadable rows.
+pub fn run(args: &Args) -> Result<()> {
+    let mut config = Config::default();
+    config.tuning.mode = match args.mode.as_str() {
+        "lora" => Mode::Lora,
+        "full" => Mode::Full,
+        other => return Err(Error::config(format!("--mode {other:?}, expected lora or full"))),
+    };
+    config.tuning.lora.r = args.rank as usize;
+    config.train.gradient_checkpointing = args.gradient_checkpointing;
+    config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
+    if let Some(name) = &args.simd {
+        let wanted = [Level::Portable, Level::Avx2, Level::Avx512].into_iter().find(|level| level.name() == name);
+        let wanted =
+            wanted.ok_or_else(|| Error::config(format!("--simd {name:?}, expected portable, avx2 or avx512")))?;
+        simd::force(wanted);
+    }
+    let rows = args.data.as_deref().map(bench::read_rows).transpose()?;
+    let request = Request {
+        shape: args.shape.clone(),
+        config,
+        seq: args.seq as usize,
+        batch: args.batch as usize,
+        steps: args.steps as usize,
+        rows,
+    };
+    let threads = args.threads.map_or(0, |threads| threads as usize);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
+    let outcome = pool.install(|| bench::run(&request))?;
+    if args.json {
+        let text = serde_json::to_string(&outcome).map_err(|error| Error::config(error.to_string()))?;
+        println!("{text}");
+    } else {
+        show(&request, &outcome);
+    }
+    Ok(())
+}
+
+fn show(request: &Request, outcome: &Outcome) {
+    let giga = |flops: f64| flops / 1e9;
+    let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
+    let phases = &outcome.phases;
+    let share = |seconds: f64| 100.0 * seconds / phases.step;
+    println!(
+        "{} {}, {} tokens in {} steps ({} labelled), {} threads, {}",
+        request.shape,
+        request.config.tuning.mode,
+        outcome.tokens,
+        request.steps,
+        outcome.label_tokens,
+        outcome.threads,
+        outcome.simd
+    );
+    println!("  {:>10.1} tokens/s", outcome.tokens_per_second);
+    println!("  {:>10.0} MiB peak memory", mib(outcome.peak_bytes));
+    println!(
+        "  {:>10.1} GFLOP/s useful: {:.1} % of the FMA peak ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
+        giga(outcome.flops_share * outcome.fma_peak),
+        100.0 * outcome.flops_share,
+        giga(outcome.fma_peak),
+        100.0 * outcome.flops_share * outcome.fma_peak / outcome.gemm_peak,
+        giga(outcome.gemm_peak)
+    );
+    println!("  {:>10.3} s a step", phases.step);
+    for (name, seconds) in [
+        ("forward", phases.forward),
+        ("head + loss", phases.head),
+        ("backward", phases.backward),
+        ("optimizer", phases.optimizer),
+    ] {
+        println!("  {seconds:>10.3} s {name} ({:.1} %)", share(seconds));
+    }
+}

@@ -1,0 +1,278 @@
+//! The model: segments in a row, and the walks over them: forward and backward for training, forward for
+//! evaluation, forward for the next token.
+use super::block::{Block, Saved};
+use super::build;
+use super::head::Head;
+use super::params::Params;
+use super::pass::{Drops, Layout, Pass};
+use super::weight::Weight;
+use super::weights::WeightFiles;
+use crate::config::Config;
+use crate::config::arch::Arch;
+use crate::data::batch::{Batch, IGNORE};
+use crate::error::{Error, Result};
+use crate::ops::embedding;
+use crate::ops::panel::{Act, Pool};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A decoder and what is trained in it.
+#[derive(Debug)]
+pub struct Model {
+    /// Its sizes.
+    pub arch: Arch,
+    /// The trainable tensors.
+    pub params: Params,
+    /// Time spent in the walks of [`Model::forward_backward`] so far.
+    pub phases: Phases,
+    embedding: Weight,
+    blocks: Vec<Block>,
+    head: Head,
+    inv_freq: Vec<f32>,
+    pool: Arc<Pool>,
+    recompute: bool,
+    dropout: f32,
+    seed: u64,
+    /// The lowest block that trains anything: backward stops there.
+    lowest: usize,
+}
+
+/// Time by phase.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Phases {
+    /// Embedding and blocks, forward.
+    pub forward: Duration,
+    /// Final norm, LM head and loss, both directions.
+    pub head: Duration,
+    /// Blocks and embedding, backward, with what is computed again.
+    pub backward: Duration,
+}
+
+/// Tokens that one pass of [`Model::greedy`] holds, if more than one sequence is generated.
+const GREEDY_TOKENS: usize = 4096;
+
+impl Model {
+    /// Reads the base from `weights`, or draws it from `config.train.seed` if there are none, and puts fresh adapters
+    /// where the configuration says.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`] for weights that cannot be read, [`crate::Kind::Config`] for targets that do not exist.
+    pub fn load(arch: &Arch, weights: Option<&WeightFiles>, config: &Config) -> Result<Self> {
+        build::model(arch, weights, config)
+    }
+
+    pub(super) fn new(
+        arch: Arch,
+        params: Params,
+        embedding: Weight,
+        blocks: Vec<Block>,
+        head: Head,
+        config: &Config,
+    ) -> Self {
+        let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
+        Self {
+            inv_freq: arch.rope.inv_freq(arch.head_dim),
+            arch,
+            params,
+            phases: Phases::default(),
+            lowest: if embedding.trained().is_some() { 0 } else { lowest },
+            embedding,
+            blocks,
+            head,
+            pool: Pool::new(),
+            recompute: config.train.gradient_checkpointing,
+            dropout: config.tuning.lora.lora_dropout as f32,
+            seed: config.train.seed,
+        }
+    }
+
+    fn check(&self, batch: &Batch) -> Result<()> {
+        let vocabulary = self.arch.vocab_size;
+        let targets = batch.targets.iter().filter(|&&target| target != IGNORE).map(|&target| i64::from(target));
+        match batch
+            .tokens
+            .iter()
+            .map(|&token| i64::from(token))
+            .chain(targets)
+            .find(|&id| id < 0 || id >= vocabulary as i64)
+        {
+            Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))
+                .hint("the tokenizer belongs to another model")),
+            None => Ok(()),
+        }
+    }
+
+    fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Act {
+        embedding::forward(pass.pool, &self.embedding.view(pass.values), self.arch.hidden_size, tokens)
+    }
+
+    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)` to the gradients of
+    /// [`Model::params`] and returns the sum. `step` decides the dropout masks. `scale` is 1 / the label tokens of the
+    /// whole effective batch.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`]: a token outside the vocabulary.
+    pub fn forward_backward(&mut self, batch: &Batch, scale: f32, step: u64) -> Result<f64> {
+        self.check(batch)?;
+        let (rows, targets) = labelled(batch);
+        if rows.is_empty() {
+            return Ok(0.0);
+        }
+        let mut clock = Instant::now();
+        let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
+        let mut params = std::mem::take(&mut self.params);
+        let (values, grads) = params.split();
+        self.pool.reserve(batch.tokens.len());
+        let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row: batch.first_row };
+        let pass = Pass { values, pool: &self.pool, dropout: (self.dropout > 0.0).then_some(drops) };
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.inv_freq);
+        let last = self.blocks.len() - 1;
+        let rows_of = |index| if index == last { &layout.last } else { &layout.all };
+
+        // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
+        let mut x = self.embed(&pass, &batch.tokens);
+        let mut kept: Vec<Option<(Act, Option<Saved>)>> = Vec::with_capacity(self.blocks.len());
+        for (index, block) in self.blocks.iter().enumerate() {
+            let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
+            let saved = (!self.recompute || index == last).then_some(saved);
+            let input = std::mem::replace(&mut x, y);
+            kept.push((index >= self.lowest).then_some((input, saved)));
+        }
+        self.phases.forward += lap();
+
+        // Head and loss, both directions.
+        let (total, mut dy) = self.head.forward_backward(&pass, &x, &targets, scale, grads);
+        drop(x);
+        self.phases.head += lap();
+
+        // Backward.
+        let trains_embedding = self.embedding.trained();
+        for (index, block) in self.blocks.iter().enumerate().rev() {
+            let Some((x, saved)) = kept.pop().flatten() else { break };
+            let saved = saved.unwrap_or_else(|| block.forward(&pass, &x, &layout.all, rows_of(index)).1);
+            let want_dx = index > self.lowest || trains_embedding.is_some();
+            let parts = (&layout.all, rows_of(index));
+            match block.backward(&pass, &x, saved, dy, parts, want_dx, grads) {
+                Some(dx) => dy = dx,
+                None => {
+                    dy = self.pool.act(0, 0);
+                    break;
+                }
+            }
+        }
+        if let Some(range) = trains_embedding {
+            embedding::backward(&dy, &batch.tokens, self.arch.pad_token_id, &mut grads[range.clone()]);
+        }
+        drop((dy, layout));
+        self.phases.backward += lap();
+        self.params = params;
+        Ok(total)
+    }
+
+    /// The last block's output on the tokens `rows` (rising).
+    fn hidden(&self, pass: &Pass<'_>, batch: &Batch, rows: &[usize]) -> Act {
+        self.pool.reserve(batch.tokens.len());
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.inv_freq);
+        let last = self.blocks.len() - 1;
+        let start = self.embed(pass, &batch.tokens);
+        self.blocks.iter().enumerate().fold(start, |x, (index, block)| {
+            block.forward(pass, &x, &layout.all, if index == last { &layout.last } else { &layout.all }).0
+        })
+    }
+
+    fn evaluation(&self) -> Pass<'_> {
+        Pass { values: self.params.values(), pool: &self.pool, dropout: None }
+    }
+
+    /// The loss of each label token of the batch, in order, without dropout.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn token_losses(&self, batch: &Batch) -> Result<Vec<f32>> {
+        self.check(batch)?;
+        let (rows, targets) = labelled(batch);
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pass = self.evaluation();
+        Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
+    }
+
+    /// The sum of the label tokens' losses, without dropout.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn loss(&self, batch: &Batch) -> Result<f64> {
+        Ok(self.token_losses(batch)?.into_iter().map(f64::from).sum())
+    }
+
+    /// Logits `[rows, vocabulary]`, row-major, at the tokens `rows` (rising) of the batch.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn logits(&self, batch: &Batch, rows: &[usize]) -> Result<Vec<f32>> {
+        self.check(batch)?;
+        let pass = self.evaluation();
+        Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
+    }
+
+    /// For each prompt the most probable continuation, token by token, until a token of `stop` (not included) or
+    /// `max_new` tokens. An empty prompt has an empty continuation.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn greedy(&self, prompts: &[Vec<u32>], max_new: usize, stop: &[u32]) -> Result<Vec<Vec<u32>>> {
+        let mut texts = prompts.to_vec();
+        let mut open: Vec<usize> = (0..prompts.len()).filter(|&index| !prompts[index].is_empty()).collect();
+        for _ in 0..max_new {
+            let mut still = Vec::with_capacity(open.len());
+            let mut rest = open.as_slice();
+            while !rest.is_empty() {
+                let mut tokens = 0;
+                let fits = |&&index: &&usize| {
+                    tokens += texts[index].len();
+                    tokens <= GREEDY_TOKENS
+                };
+                let count = rest.iter().take_while(fits).count().max(1);
+                let (now, later) = rest.split_at(count);
+                let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
+                for &index in now {
+                    batch.tokens.extend(&texts[index]);
+                    batch.cu_seqlens.push(batch.tokens.len());
+                }
+                let rows: Vec<usize> = batch.cu_seqlens[1..].iter().map(|end| end - 1).collect();
+                let logits = self.logits(&batch, &rows)?;
+                for (&index, row) in now.iter().zip(logits.chunks(self.arch.vocab_size)) {
+                    let next = most_probable(row);
+                    if !stop.contains(&next) {
+                        texts[index].push(next);
+                        still.push(index);
+                    }
+                }
+                rest = later;
+            }
+            open = still;
+            if open.is_empty() {
+                break;
+            }
+        }
+        Ok(texts.into_iter().zip(prompts).map(|(text, prompt)| text[prompt.len()..].to_vec()).collect())
+    }
+}
+
+/// The first of the largest.
+fn most_probable(row: &[f32]) -> u32 {
+    let mut best = 0;
+    for (index, value) in row.iter().enumerate() {
+        if *value > row[best] {
+            best = index;
+        }
+    }
+    best as u32
+}
+
+/// The positions that carry a label, and their targets.
+fn labelled(batch: &Batch) -> (Vec<usize>, Vec<u32>) {
+    let labelled = batch.targets.iter().enumerate().filter(|&(_, &target)| target != IGNORE);
+    labelled.map(|(row, &target)| (row, target as u32)).unzip()
+}

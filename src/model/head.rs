@@ -1,0 +1,132 @@
+//! The last segment: final norm, LM head and loss, on the rows that carry a label only, chunk by chunk. A chunk's
+//! gradient is made in the forward pass, so that logits of more than one chunk never exist.
+//!
+//! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
+//! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
+use super::block::Norm;
+use super::pass::Pass;
+use super::weight::Weight;
+use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
+use crate::ops::loss;
+use crate::ops::panel::{Act, LANES, Pool};
+use std::sync::Arc;
+
+/// The head's weights.
+#[derive(Debug)]
+pub struct Head {
+    /// Before the LM head.
+    pub norm: Norm,
+    /// `[vocabulary, hidden]`; shared with the embedding where the model ties them.
+    pub weight: Weight,
+    /// Rows of the weight.
+    pub vocabulary: usize,
+    /// Chunks of logits come from here, so that the walk's pool does not size them for a whole batch.
+    pub pool: Arc<Pool>,
+}
+
+/// Bytes of logits in a chunk, at most (but a panel of tokens at least).
+const CHUNK_BYTES: usize = 64 << 20;
+/// Tokens in a chunk, at most: more gain nothing once the weight's reading is paid for.
+const CHUNK_TOKENS: usize = 512;
+
+impl Head {
+    fn chunk(&self) -> usize {
+        (CHUNK_BYTES / (self.vocabulary * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
+    }
+
+    /// Logits `[rows, vocabulary]`, row-major, of a few rows `x [rows, hidden]`.
+    pub fn logits(&self, pass: &Pass<'_>, x: &Act) -> Vec<f32> {
+        let (h, _) = self.norm.forward(pass, x, 1);
+        let weight = self.weight.view(pass.values);
+        let mut rows = Vec::with_capacity(x.tokens() * self.vocabulary);
+        let all: Vec<usize> = (0..x.tokens()).collect();
+        for part in all.chunks(self.chunk()) {
+            let part = h.gather(part);
+            let mut logits = self.pool.act(part.tokens(), self.vocabulary);
+            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, h.features()), x: &part }]);
+            rows.extend(logits.to_rows());
+        }
+        rows
+    }
+
+    /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`.
+    pub fn losses(&self, pass: &Pass<'_>, x: &Act, targets: &[u32]) -> Vec<f32> {
+        let (h, _) = self.norm.forward(pass, x, 1);
+        let weight = self.weight.view(pass.values);
+        let mut losses = Vec::with_capacity(targets.len());
+        let all: Vec<usize> = (0..x.tokens()).collect();
+        for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
+            let part = h.gather(part);
+            let mut logits = self.pool.act(part.tokens(), self.vocabulary);
+            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, h.features()), x: &part }]);
+            losses.extend(loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll));
+        }
+        losses
+    }
+
+    /// The sum of the rows' losses, and the gradient of `scale` times it with respect to `x [rows, hidden]`. Adds the
+    /// gradients of what is trained here to `grads`.
+    pub fn forward_backward(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        targets: &[u32],
+        scale: f32,
+        grads: &mut [f32],
+    ) -> (f64, Act) {
+        let hidden = x.features();
+        let (h, rstd) = self.norm.forward(pass, x, 1);
+        let weight = self.weight.view(pass.values);
+        let mut dh = x.pool().act(x.tokens(), hidden);
+        let mut total = 0.0;
+        let all: Vec<usize> = (0..x.tokens()).collect();
+        for (rows, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
+            let mut part = self.pool.act(rows.len(), hidden);
+            let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
+            part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
+            let mut e = self.pool.act(rows.len(), self.vocabulary);
+            matmul(&mut e, Init::Zero, &[Term { matrix: Matrix::rows(&weight, hidden), x: &part }]);
+            let losses = loss::forward(&mut e, targets);
+            total += losses.iter().map(|&(nll, _)| f64::from(nll)).sum::<f64>();
+            let mut d_part = self.pool.act(rows.len(), hidden);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &e }]);
+            for panel in 0..d_part.panels() {
+                let mut factor = [0.0f32; LANES];
+                for (lane, &(_, sum)) in losses[panel * LANES..].iter().take(LANES).enumerate() {
+                    factor[lane] = scale / sum;
+                }
+                let values = d_part.panel_mut(panel);
+                for lanes in values.chunks_exact_mut(LANES) {
+                    lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
+                }
+                for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
+                    let row = &weight[target as usize * hidden..][..hidden];
+                    for (feature, w) in row.iter().enumerate() {
+                        values[feature * LANES + lane] -= scale * w;
+                    }
+                }
+                if self.weight.trained().is_some() {
+                    // `h / s` for the gradient of W; lanes past the end become zero.
+                    for lanes in part.panel_mut(panel).chunks_exact_mut(LANES) {
+                        lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
+                    }
+                }
+            }
+            dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            if let Some(range) = self.weight.trained() {
+                let d_weight = &mut grads[range.clone()];
+                outer(Target::Rows(d_weight), &e, &Transposed::new(&part));
+                for (&row, &target) in rows.iter().zip(targets) {
+                    let out = &mut d_weight[target as usize * hidden..][..hidden];
+                    let from = &h.panel(row / LANES)[row % LANES..];
+                    for (feature, value) in out.iter_mut().enumerate() {
+                        *value -= scale * from[feature * LANES];
+                    }
+                }
+            }
+        }
+        let mut dx = x.pool().act(x.tokens(), hidden);
+        self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
+        (total, dx)
+    }
+}

@@ -1,0 +1,110 @@
+//! What is trained: all trainable tensors end to end in one flat buffer, with their names and places beside it.
+use candle_core::{Device, Tensor};
+use std::ops::Range;
+
+/// One trainable tensor's place in the flat buffer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Hugging Face's tensor name, or `<module>.lora_A.weight` / `<module>.lora_B.weight`.
+    pub name: String,
+    /// Row-major sizes.
+    pub shape: Vec<usize>,
+    /// Where it starts, in floats.
+    pub offset: usize,
+    /// Whether weight decay applies to it.
+    pub decay: bool,
+}
+
+impl ParamSpec {
+    /// Its part of the flat buffer.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.shape.iter().product::<usize>()
+    }
+}
+
+/// The trainable tensors: values and gradients, each one flat buffer.
+#[derive(Debug, Default)]
+pub struct Params {
+    /// Names and places, in the order of the buffer.
+    pub specs: Vec<ParamSpec>,
+    values: Vec<f32>,
+    grads: Vec<f32>,
+}
+
+impl Params {
+    /// Appends a tensor; returns its place.
+    pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Vec<f32>) -> Range<usize> {
+        let spec = ParamSpec { name, shape, offset: self.values.len(), decay };
+        let range = spec.range();
+        assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
+        if self.values.is_empty() {
+            self.values = values;
+        } else {
+            self.values.extend(values);
+        }
+        self.specs.push(spec);
+        range
+    }
+
+    /// Makes room for exactly `floats` more, so that a large model's buffer is never copied while it grows.
+    pub fn reserve(&mut self, floats: usize) {
+        self.values.reserve_exact(floats);
+    }
+
+    /// How many numbers are trained.
+    pub const fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Whether nothing is trained.
+    pub const fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// All values.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// All values, to change.
+    pub fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.values
+    }
+
+    /// All gradients; empty before the first [`Params::zero_grads`].
+    pub fn grads(&self) -> &[f32] {
+        &self.grads
+    }
+
+    /// Values to read beside gradients to add to.
+    pub fn split(&mut self) -> (&[f32], &mut [f32]) {
+        (&self.values, &mut self.grads)
+    }
+
+    /// Values to change beside gradients to change.
+    pub fn split_mut(&mut self) -> (&mut [f32], &mut [f32]) {
+        (&mut self.values, &mut self.grads)
+    }
+
+    /// Sets every gradient to zero.
+    pub fn zero_grads(&mut self) {
+        if self.grads.len() == self.values.len() {
+            self.grads.fill(0.0);
+        } else {
+            self.grads = vec![0.0; self.values.len()];
+        }
+    }
+
+    /// The spec with that name.
+    pub fn find(&self, name: &str) -> Option<&ParamSpec> {
+        self.specs.iter().find(|spec| spec.name == name)
+    }
+
+    /// One tensor's values as a candle tensor, as checkpoints and tests take them.
+    ///
+    /// # Errors
+    /// Candle's, which cannot happen for a spec of ours.
+    pub fn tensor(&self, spec: &ParamSpec) -> candle_core::Result<Tensor> {
+        Tensor::from_slice(&self.values[spec.range()], spec.shape.as_slice(), &Device::Cpu)
+    }
+}

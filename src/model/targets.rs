@@ -1,0 +1,371 @@
+//! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
+//!
+//! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
+//!   expression that matches the whole name; `auto` and `all-linear`: every linear module of the decoder blocks.
+//! - `layers_to_transform`: only those blocks, for modules found by suffix (a full name in the list always counts).
+//! - modules below one of `modules_to_save` never get an adapter.
+//! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
+//! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
+use std::collections::BTreeSet;
+
+use regex::Regex;
+
+use crate::config::arch::{Arch, LinearSpec};
+use crate::config::{LoraConfig, Patterns, TargetModules, nearest};
+use crate::error::{Error, Result};
+
+/// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
+const MAX_RANK: usize = 1 << 16;
+
+/// An adapter on one linear module: `y += scale * B (A x)`, A `[r, in_features]`, B `[out_features, r]`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Placement {
+    /// Such as `model.layers.0.self_attn.q_proj`.
+    pub module: String,
+    /// Rank.
+    pub r: usize,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// `alpha / r` or `alpha / sqrt(r)`.
+    pub scale: f32,
+    /// Rows of the base weight.
+    pub out_features: usize,
+    /// Columns of the base weight.
+    pub in_features: usize,
+}
+
+impl Placement {
+    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`: A, then B.
+    pub fn tensors(&self) -> [(String, [usize; 2]); 2] {
+        [
+            (format!("{}.lora_A.weight", self.module), [self.r, self.in_features]),
+            (format!("{}.lora_B.weight", self.module), [self.out_features, self.r]),
+        ]
+    }
+}
+
+/// Everything that decides where adapters go; from a configuration, or from an `adapter_config.json`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Targets {
+    /// PEFT's `target_modules`.
+    pub target_modules: TargetModules,
+    /// PEFT's `exclude_modules`: never these.
+    pub exclude_modules: Option<TargetModules>,
+    /// Only these blocks (none or empty: all).
+    pub layers_to_transform: Option<Vec<usize>>,
+    /// What stands before the block's number (empty: anything).
+    pub layers_pattern: Vec<String>,
+    /// Modules that are trained in full.
+    pub modules_to_save: Vec<String>,
+    /// Rank where no pattern says otherwise.
+    pub r: usize,
+    /// Alpha where no pattern says otherwise.
+    pub lora_alpha: f64,
+    /// Scale by the root of the rank.
+    pub use_rslora: bool,
+    /// Ranks by pattern.
+    pub rank_pattern: Patterns<usize>,
+    /// Alphas by pattern.
+    pub alpha_pattern: Patterns<f64>,
+    /// Whether an entry that matches nothing is an error: so in a configuration, where it is a typing error; not in an
+    /// adapter that PEFT wrote, which may list the names of several architectures.
+    pub strict: bool,
+}
+
+impl From<&LoraConfig> for Targets {
+    fn from(lora: &LoraConfig) -> Self {
+        Self {
+            target_modules: lora.target_modules.clone(),
+            exclude_modules: None,
+            layers_to_transform: lora.layers_to_transform.clone(),
+            layers_pattern: Vec::new(),
+            modules_to_save: lora.modules_to_save.clone(),
+            r: lora.r,
+            lora_alpha: lora.lora_alpha,
+            use_rslora: lora.use_rslora,
+            rank_pattern: lora.rank_pattern.clone(),
+            alpha_pattern: lora.alpha_pattern.clone(),
+            strict: true,
+        }
+    }
+}
+
+/// The adapters that a configuration asks for, in model order.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: nothing matches (with the nearest names), or something matches that cannot have an adapter.
+pub fn place(arch: &Arch, lora: &LoraConfig) -> Result<Vec<Placement>> {
+    Targets::from(lora).place(arch)
+}
+
+/// The tensors that `modules_to_save` trains in full, in model order, as [`Targets::saved_tensors`].
+///
+/// # Errors
+/// [`crate::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
+pub fn saved_tensors(arch: &Arch, lora: &LoraConfig) -> Result<Vec<String>> {
+    Targets::from(lora).saved_tensors(arch)
+}
+
+impl Targets {
+    /// The adapters in model order.
+    ///
+    /// # Errors
+    /// As [`place`].
+    pub fn place(&self, arch: &Arch) -> Result<Vec<Placement>> {
+        let rules = Rules::compile(self)?;
+        let beyond = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= arch.num_hidden_layers);
+        if let Some(layer) = beyond.filter(|_| self.strict) {
+            return Err(Error::config(format!(
+                "tuning.lora.layers_to_transform: there is no block {layer}, expected 0 to {}",
+                arch.num_hidden_layers - 1
+            )));
+        }
+        let linears = arch.linear_modules();
+        let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| linear.layer.is_some()).collect();
+        if self.target_modules != TargetModules::AllLinear {
+            let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
+            let modules = modules(arch);
+            if let Some(other) = modules.iter().find(|name| !plain.contains(name.as_str()) && rules.targets(name)) {
+                return Err(unsupported_target(other));
+            }
+        }
+        let placed: Vec<_> =
+            blocks.iter().filter(|linear| rules.targets(&linear.name)).map(|linear| rules.placement(linear)).collect();
+        if placed.is_empty() {
+            return Err(self.nothing_matches(&blocks));
+        }
+        if let Some(large) = placed.iter().find(|placement| placement.r == 0 || placement.r > MAX_RANK) {
+            let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", large.r, large.module);
+            return Err(Error::config(format!("tuning.lora: {message}")));
+        }
+        if self.strict {
+            self.refuse_unused(&blocks, &placed, &rules)?;
+        }
+        Ok(placed)
+    }
+
+    /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
+    /// `modules_to_save` (PEFT's rule: without regard to dots).
+    ///
+    /// # Errors
+    /// As [`saved_tensors`].
+    pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
+        let modules = modules(arch);
+        let mut saved = BTreeSet::new();
+        for entry in &self.modules_to_save {
+            let found: Vec<_> = modules.iter().filter(|name| name.ends_with(entry.as_str())).collect();
+            if found.is_empty() {
+                let error = Error::config(format!("tuning.lora.modules_to_save: {entry:?} is no module of the model"));
+                return Err(hint_nearest(error, entry, modules.iter().map(|name| last(name))));
+            }
+            saved.extend(found);
+        }
+        let is_saved = |tensor: &str| {
+            saved.iter().any(|module| tensor.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
+        };
+        let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(|name| is_saved(name)).collect();
+        let shared =
+            ["lm_head", "model.embed_tokens"].into_iter().find(|name| saved.iter().any(|module| module == name));
+        match shared {
+            Some(name) if arch.tie_word_embeddings => Err(Error::config(format!(
+                "tuning.lora.modules_to_save: not yet: {name} of a model that shares its embedding with its head"
+            ))
+            .hint("leave it out, or train in full (tuning.mode: full)")),
+            _ => Ok(tensors),
+        }
+    }
+
+    fn nothing_matches(&self, blocks: &[&LinearSpec]) -> Error {
+        let error =
+            Error::config(format!("tuning.lora.target_modules: no module matches {}", show(&self.target_modules)));
+        let names = blocks.iter().map(|linear| last(&linear.name)).collect::<BTreeSet<_>>();
+        match &self.target_modules {
+            TargetModules::List(entries) if entries.len() == 1 => hint_nearest(error, &entries[0], names),
+            _ => error.hint(format!("linear modules: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
+        }
+    }
+
+    /// Entries without effect are typing errors.
+    fn refuse_unused(&self, blocks: &[&LinearSpec], placed: &[Placement], rules: &Rules<'_>) -> Result<()> {
+        if let TargetModules::List(entries) = &self.target_modules {
+            let unused =
+                entries.iter().find(|entry| !blocks.iter().any(|linear| ends_with_module(&linear.name, entry)));
+            if let Some(entry) = unused {
+                let error =
+                    Error::config(format!("tuning.lora.target_modules: {entry:?} is no linear module of the model"));
+                return Err(hint_nearest(error, entry, blocks.iter().map(|linear| last(&linear.name))));
+            }
+        }
+        let ranks = self.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key));
+        let alphas = self.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key));
+        let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
+        for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
+            if !placed.iter().any(|placement| key.is_match(&placement.module)) {
+                let message = format!("tuning.lora.{option}: {written:?} matches no module that has an adapter");
+                return Err(
+                    Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// [`Targets`] with its expressions compiled.
+struct Rules<'a> {
+    targets: &'a Targets,
+    target: Option<Regex>,
+    exclude: Option<Regex>,
+    saved: Vec<Regex>,
+    layers: Vec<Regex>,
+    ranks: Vec<(Regex, usize)>,
+    alphas: Vec<(Regex, f64)>,
+}
+
+impl<'a> Rules<'a> {
+    fn compile(targets: &'a Targets) -> Result<Self> {
+        let whole = |option: &str, modules: Option<&TargetModules>| match modules {
+            Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
+            _ => Ok(None),
+        };
+        if matches!(targets.target_modules, TargetModules::Regex(_)) && targets.layers_to_transform.is_some() {
+            return Err(Error::config(
+                "tuning.lora.layers_to_transform cannot be used when target_modules is a regular expression",
+            )
+            .hint("write the blocks into the expression, or give target_modules as a list"));
+        }
+        let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
+        let layers = match targets.layers_pattern.as_slice() {
+            [] => vec![compile("layers_pattern", r"^.*?\.[^.]*\.(?P<idx>\d+)\.")?],
+            patterns => patterns
+                .iter()
+                .map(|pattern| compile("layers_pattern", &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\.")))
+                .collect::<Result<_>>()?,
+        };
+        Ok(Self {
+            targets,
+            target: whole("target_modules", Some(&targets.target_modules))?,
+            exclude: whole("exclude_modules", targets.exclude_modules.as_ref())?,
+            saved: (targets.modules_to_save.iter())
+                .map(|module| compile("modules_to_save", &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
+                .collect::<Result<_>>()?,
+            layers,
+            ranks: (targets.rank_pattern.0.iter())
+                .map(|(pattern, rank)| Ok((key("rank_pattern", pattern)?, *rank)))
+                .collect::<Result<_>>()?,
+            alphas: (targets.alpha_pattern.0.iter())
+                .map(|(pattern, alpha)| Ok((key("alpha_pattern", pattern)?, *alpha)))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether the module of this name gets an adapter.
+    fn targets(&self, name: &str) -> bool {
+        let excluded = match &self.targets.exclude_modules {
+            Some(TargetModules::List(entries)) => entries.iter().any(|entry| ends_with_module(name, entry)),
+            _ => self.exclude.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+        };
+        if excluded || self.saved.iter().any(|pattern| pattern.is_match(name)) {
+            return false;
+        }
+        match &self.targets.target_modules {
+            TargetModules::AllLinear => self.in_layers(name),
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+            TargetModules::List(entries) => {
+                entries.iter().any(|entry| entry == name)
+                    || (entries.iter().any(|entry| ends_with_module(name, entry)) && self.in_layers(name))
+            }
+        }
+    }
+
+    fn in_layers(&self, name: &str) -> bool {
+        match self.targets.layers_to_transform.as_deref() {
+            None | Some([]) => true,
+            Some(layers) => {
+                let found = self.layers.iter().find_map(|pattern| pattern.captures(name));
+                let number = found.and_then(|captures| captures["idx"].parse::<usize>().ok());
+                number.is_some_and(|number| layers.contains(&number))
+            }
+        }
+    }
+
+    fn placement(&self, linear: &LinearSpec) -> Placement {
+        let rank = self.ranks.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
+        let alpha = self.alphas.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
+        let (r, alpha) = (
+            rank.map_or(self.targets.r, |(_, rank)| *rank),
+            alpha.map_or(self.targets.lora_alpha, |(_, alpha)| *alpha),
+        );
+        let scale = if self.targets.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
+        Placement {
+            module: linear.name.clone(),
+            r,
+            alpha,
+            scale: scale as f32,
+            out_features: linear.out_features,
+            in_features: linear.in_features,
+        }
+    }
+}
+
+fn compile(option: &str, pattern: &str) -> Result<Regex> {
+    Regex::new(pattern).map_err(|error| {
+        let reason = error.to_string();
+        let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        Error::config(format!("tuning.lora.{option}: {pattern:?} is no valid regular expression: {reason}"))
+    })
+}
+
+/// PEFT's list rule: the name itself, or its end behind a dot.
+fn ends_with_module(name: &str, entry: &str) -> bool {
+    name.strip_suffix(entry).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// Every module of the model by name: those that own tensors, and those that contain them.
+fn modules(arch: &Arch) -> Vec<String> {
+    let (mut seen, mut modules) = (BTreeSet::new(), Vec::new());
+    let linears = arch.linear_modules().into_iter().map(|linear| linear.name);
+    let owners =
+        arch.tensors().into_iter().map(|spec| spec.name.rsplit_once('.').map_or(String::new(), |(m, _)| m.into()));
+    for owner in owners.chain(linears) {
+        let ends = owner.match_indices('.').map(|(at, _)| at).chain([owner.len()]);
+        for name in ends.map(|end| &owner[..end]) {
+            if seen.insert(name.to_owned()) {
+                modules.push(name.to_owned());
+            }
+        }
+    }
+    modules
+}
+
+fn unsupported_target(module: &str) -> Error {
+    match module {
+        "lm_head" | "model.embed_tokens" => {
+            let name = last(module);
+            Error::config(format!("tuning.lora.target_modules: not yet: an adapter on {name}"))
+                .hint(format!("train it in full with tuning.lora.modules_to_save: [{name}]"))
+        }
+        _ => Error::config(format!("tuning.lora.target_modules: {module} matches, which is not a linear module"))
+            .hint("name linear modules only, such as [q_proj, v_proj], or use auto"),
+    }
+}
+
+fn last(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
+}
+
+fn show(modules: &TargetModules) -> String {
+    match modules {
+        TargetModules::AllLinear => "all-linear".into(),
+        TargetModules::List(entries) => format!("{entries:?}"),
+        TargetModules::Regex(pattern) => format!("the expression {pattern:?}"),
+    }
+}
+
+fn hint_nearest<'n>(error: Error, entry: &str, names: impl IntoIterator<Item = &'n str>) -> Error {
+    let names: BTreeSet<&str> = names.into_iter().collect();
+    match nearest(entry, names.iter().copied()) {
+        Some(name) => error.hint(format!("did you mean {name}?")),
+        None => error.hint(format!("known: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
+    }
+}

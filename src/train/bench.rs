@@ -1,0 +1,246 @@
+//! `tunesmith bench`: real optimizer steps on random weights of a shape, timed, beside what the machine can do.
+use super::feed;
+use super::machine::peak_bytes;
+use super::step::step;
+use crate::comm::single::Single;
+use crate::config::arch::Arch;
+use crate::config::{Config, Mode};
+use crate::data::batch::{Batch, Example, IGNORE};
+use crate::error::{Error, Result};
+use crate::model::Model;
+use crate::ops::gemm::{Init, Matrix, Term, matmul};
+use crate::ops::panel::Pool;
+use crate::ops::{peak, simd};
+use crate::optim::{AdamW, Betas};
+use serde::Serialize;
+use std::io::BufRead as _;
+use std::path::Path;
+use std::time::Instant;
+
+/// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
+const SHAPES: [(&str, [usize; 6], bool, bool); 3] = [
+    ("small", [384, 8, 6, 6, 1024, 8192], false, false),
+    ("smollm2-135m", [576, 30, 9, 3, 1536, 49152], true, false),
+    ("qwen2.5-0.5b", [896, 24, 14, 2, 4864, 151_936], true, true),
+];
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// A name of a known shape, or the path of a `config.json`.
+    pub shape: String,
+    /// Mode, adapter, recomputation, tokens in a pass.
+    pub config: Config,
+    /// Tokens of a synthetic row, all labelled.
+    pub seq: usize,
+    /// Rows of a step.
+    pub batch: usize,
+    /// Timed steps, after one that is not timed.
+    pub steps: usize,
+    /// Rows `{input_ids, labels}` to use instead of synthetic ones.
+    pub rows: Option<Vec<Example>>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// Real tokens per second over the timed steps.
+    pub tokens_per_second: f64,
+    /// The most memory the process held (resident), in bytes.
+    pub peak_bytes: u64,
+    /// Useful floating-point operations per second over those of the FMA peak.
+    pub flops_share: f64,
+    /// The machine's multiply-add peak, everything in registers, in FLOP/s.
+    pub fma_peak: f64,
+    /// What our matrix product reaches on a large case, in FLOP/s.
+    pub gemm_peak: f64,
+    /// Useful floating-point operations per token: `4 N` (LoRA) or `6 N` (full) over the weights it passes, `6 N` over
+    /// the adapters, causal attention, the head on label tokens only; recomputation is not counted.
+    pub flops_per_token: f64,
+    /// Seconds per step by phase.
+    pub phases: PhaseSeconds,
+    /// Tokens and label tokens of the timed steps.
+    pub tokens: u64,
+    /// Label tokens of the timed steps.
+    pub label_tokens: u64,
+    /// Mean loss of the last step.
+    pub loss: f64,
+    /// Instruction set.
+    pub simd: &'static str,
+    /// Threads.
+    pub threads: usize,
+}
+
+/// Mean seconds of a step.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct PhaseSeconds {
+    /// Embedding and blocks.
+    pub forward: f64,
+    /// Final norm, head and loss, both directions.
+    pub head: f64,
+    /// Blocks backward, with recomputation.
+    pub backward: f64,
+    /// Clipping and the optimizer.
+    pub optimizer: f64,
+    /// All.
+    pub step: f64,
+}
+
+/// The architecture of a known shape, or of a `config.json`.
+///
+/// # Errors
+/// [`crate::Kind::Config`] for an unknown name, [`crate::Kind::Model`] for a file that does not describe a model.
+pub fn shape(name: &str) -> Result<Arch> {
+    if let Some((_, [hidden, layers, heads, kv, inner, vocabulary], tied, qwen)) =
+        SHAPES.iter().find(|shape| shape.0 == name)
+    {
+        let text = serde_json::json!({
+            "model_type": if *qwen { "qwen2" } else { "llama" }, "hidden_size": hidden, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv, "intermediate_size": inner, "vocab_size": vocabulary,
+            "tie_word_embeddings": tied, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "hidden_act": "silu",
+        });
+        return Arch::from_json(&text.to_string(), Path::new(name));
+    }
+    let path = Path::new(name);
+    if path.exists() {
+        let text = std::fs::read_to_string(path).map_err(|error| Error::io("read", path, &error))?;
+        return Arch::from_json(&text, path);
+    }
+    let names: Vec<_> = SHAPES.iter().map(|shape| shape.0).collect();
+    Err(Error::config(format!("there is no shape or file {name:?}")).hint(format!("shapes: {}", names.join(", "))))
+}
+
+/// Reads rows `{"input_ids": [...], "labels": [...]}`, a line each.
+///
+/// # Errors
+/// [`crate::Kind::Data`], naming the line.
+pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
+    #[derive(serde::Deserialize)]
+    struct Row {
+        input_ids: Vec<u32>,
+        labels: Vec<i32>,
+    }
+    let data = |error: &std::io::Error| Error::io("read", path, error).with_kind(crate::Kind::Data);
+    let file = std::fs::File::open(path).map_err(|error| data(&error))?;
+    let mut rows = Vec::new();
+    for (index, line) in std::io::BufReader::new(file).lines().enumerate() {
+        let line = line.map_err(|error| data(&error))?;
+        let at = format!("{}:{}", path.display(), index + 1);
+        let row: Row = serde_json::from_str(&line).map_err(|error| Error::data(format!("{at}: {error}")))?;
+        if row.input_ids.len() != row.labels.len() || row.input_ids.is_empty() {
+            let (ids, labels) = (row.input_ids.len(), row.labels.len());
+            return Err(Error::data(format!("{at}: {ids} input_ids and {labels} labels, expected as many of each")));
+        }
+        rows.push(Example { input_ids: row.input_ids, labels: row.labels });
+    }
+    if rows.is_empty() {
+        return Err(Error::data(format!("{}: no rows", path.display())));
+    }
+    Ok(rows)
+}
+
+/// Our matrix product on `[1024, 2048] x [2048, 2048]`, FLOP/s, the best of a few.
+fn gemm_peak() -> f64 {
+    let (tokens, size) = (1024, 2048);
+    let pool = Pool::new();
+    let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
+    x.data_mut().fill(0.5);
+    let weight = vec![0.5f32; size * size];
+    let mut best = f64::INFINITY;
+    for _ in 0..4 {
+        let start = Instant::now();
+        matmul(&mut y, Init::Zero, &[Term { matrix: Matrix::rows(&weight, size), x: &x }]);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    (2 * tokens * size * size) as f64 / best
+}
+
+/// Useful operations of the batches, as [`Outcome::flops_per_token`] counts them.
+fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
+    let arch = &model.arch;
+    let linears = arch.linear_modules();
+    let count = |in_blocks: bool| -> f64 {
+        let chosen = linears.iter().filter(|linear| linear.layer.is_some() == in_blocks);
+        chosen.map(|linear| (linear.in_features * linear.out_features) as f64).sum()
+    };
+    let (passes, adapters) = match mode {
+        Mode::Lora => (4.0, model.params.len() as f64),
+        Mode::Full => (6.0, 0.0),
+    };
+    let width = (arch.num_attention_heads * arch.head_dim * arch.num_hidden_layers) as f64;
+    let of = |batch: &Batch| {
+        let (tokens, labels) = (batch.tokens.len() as f64, batch.label_tokens() as f64);
+        let squares: f64 = batch.cu_seqlens.windows(2).map(|ends| ((ends[1] - ends[0]) as f64).powi(2)).sum();
+        tokens * (passes * count(true) + 6.0 * adapters) + labels * passes * count(false) + 6.0 * squares * width
+    };
+    batches.iter().map(of).sum()
+}
+
+/// Runs the steps. The peak is measured before and after, and the better one counts.
+///
+/// # Errors
+/// [`crate::Kind::Data`]: a row has a token outside the vocabulary.
+pub fn run(request: &Request) -> Result<Outcome> {
+    let arch = shape(&request.shape)?;
+    let config = &request.config;
+    let mut model = Model::load(&arch, None, config)?;
+    let rows = request.rows.clone().unwrap_or_else(|| synthetic(request, arch.vocab_size));
+    let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let mut optimizer = AdamW::new(betas, model.params.len());
+    let batches_of = |index: usize| {
+        let chosen: Vec<Vec<usize>> =
+            (0..request.batch).map(|row| vec![(index * request.batch + row) % rows.len()]).collect();
+        feed::batches(&[chosen], |row| &rows[row], config.train.max_tokens_per_pass)
+    };
+    let warm = step(&mut model, &mut optimizer, &Single, &batches_of(0), 1e-4, 1.0)?;
+    let peak_before = peak::flops(0.3);
+    model.phases = crate::model::Phases::default();
+    let (mut tokens, mut label_tokens, mut flops, mut loss) = (0, 0, 0.0, warm.loss);
+    let mut spent = 0.0;
+    for index in 1..=request.steps {
+        let batches = batches_of(index);
+        let start = Instant::now();
+        let stats = step(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
+        spent += start.elapsed().as_secs_f64();
+        (tokens, label_tokens, loss) = (tokens + stats.tokens, label_tokens + stats.label_tokens, stats.loss);
+        flops += useful_flops(&model, config.tuning.mode, &batches);
+    }
+    let peak_bytes = peak_bytes();
+    let (fma_peak, gemm_peak) = (peak::flops(0.3).max(peak_before), gemm_peak());
+    let per_step = |seconds: f64| seconds / request.steps as f64;
+    let phases = model.phases;
+    let (forward, head, backward) =
+        (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
+    Ok(Outcome {
+        tokens_per_second: tokens as f64 / spent,
+        peak_bytes,
+        flops_share: flops / spent / fma_peak,
+        fma_peak,
+        gemm_peak,
+        flops_per_token: flops / tokens as f64,
+        phases: PhaseSeconds {
+            forward: per_step(forward),
+            head: per_step(head),
+            backward: per_step(backward),
+            optimizer: per_step(spent - forward - head - backward),
+            step: per_step(spent),
+        },
+        tokens,
+        label_tokens,
+        loss,
+        simd: simd::level().name(),
+        threads: rayon::current_num_threads(),
+    })
+}
+
+/// Rows of arbitrary tokens, every one labelled.
+fn synthetic(request: &Request, vocabulary: usize) -> Vec<Example> {
+    let row = |row: usize| {
+        let token = |at: usize| ((row * 7919 + at * 104_729 + at * at * 31) % vocabulary) as u32;
+        let input_ids: Vec<u32> = (0..request.seq).map(token).collect();
+        let labels = input_ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+        Example { input_ids, labels }
+    };
+    (0..request.batch.max(4)).map(row).collect()
+}

@@ -1,0 +1,71 @@
+//! ONE optimizer step, on one screen.
+use crate::comm::Collectives;
+use crate::data::batch::Batch;
+use crate::error::Result;
+use crate::model::Model;
+use crate::optim::{AdamW, clip};
+
+/// What a step did.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepStats {
+    /// Mean loss over the label tokens of the whole effective batch.
+    pub loss: f64,
+    /// Norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Label tokens of the whole effective batch.
+    pub label_tokens: u64,
+    /// Tokens of the whole effective batch.
+    pub tokens: u64,
+    /// Loss or gradient was not finite: nothing was updated.
+    pub skipped: bool,
+}
+
+/// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
+///
+/// The loss is the sum over label tokens divided by their number in the whole effective batch, so that neither the
+/// number of micro-batches nor the number of ranks changes it.
+///
+/// # Errors
+/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone.
+pub fn step(
+    model: &mut Model,
+    optimizer: &mut AdamW,
+    comm: &dyn Collectives,
+    micro_batches: &[Batch],
+    rate: f64,
+    max_grad_norm: f64,
+) -> Result<StepStats> {
+    // Count: the divisor is known before any backward starts.
+    let mut counts = [
+        micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
+        micro_batches.iter().map(|batch| batch.tokens.len() as u64).sum(),
+    ];
+    comm.all_reduce_counts(&mut counts)?;
+    let [label_tokens, tokens] = counts;
+    let scale = 1.0 / label_tokens.max(1) as f32;
+
+    // Forward and backward.
+    model.params.zero_grads();
+    let mut total = 0.0;
+    for batch in micro_batches {
+        total += model.forward_backward(batch, scale, optimizer.step)?;
+    }
+
+    // Reduce over ranks.
+    comm.all_reduce(model.params.split_mut().1)?;
+    let mut sum = [total];
+    comm.all_reduce_sums(&mut sum)?;
+
+    // Update.
+    let loss = sum[0] / label_tokens.max(1) as f64;
+    let grad_norm = clip::norm(model.params.grads());
+    let skipped = !(loss.is_finite() && grad_norm.is_finite());
+    if !skipped {
+        let factor = clip::factor(grad_norm, max_grad_norm);
+        let specs = &model.params.specs;
+        let decayed: Vec<_> = specs.iter().filter(|spec| spec.decay).map(crate::model::ParamSpec::range).collect();
+        let (values, grads) = model.params.split_mut();
+        optimizer.update(values, grads, factor, rate, &decayed);
+    }
+    Ok(StepStats { loss, grad_norm, label_tokens, tokens, skipped })
+}

@@ -1,0 +1,153 @@
+//! Files and words that mean harm, or look like it.
+use super::*;
+use std::fmt::Write;
+
+fn refused_quickly(contents: impl AsRef<[u8]>, message: &str) {
+    let folder = Folder::new(&[]);
+    folder.write("a.yaml", contents);
+    let start = Instant::now();
+    let error = folder.refusal(&[], &[]);
+    assert!(start.elapsed() < Duration::from_secs(5), "{message}: took {:?}", start.elapsed());
+    assert!(error.contains(message), "{error}\nshould contain\n{message}");
+}
+
+#[test]
+fn aliases_cannot_multiply_without_end() {
+    let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+    for level in 1..12 {
+        let items = vec![format!("*a{}", level - 1); 10].join(", ");
+        writeln!(text, "a{level}: &a{level} [{items}]").unwrap();
+    }
+    refused_quickly(text, "more than 100000 values");
+}
+
+#[test]
+fn deep_nesting_is_refused() {
+    refused_quickly(format!("train: {}", "[".repeat(10_000)), "brackets");
+    refused_quickly(format!("train: {}{}", "{a: ".repeat(1_000), "}".repeat(1_000)), "recursion limit");
+    refused_quickly("- ".repeat(500_000), "recursion limit");
+    let indented: Vec<String> = (0..1_000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+    refused_quickly(indented.concat(), "recursion limit");
+}
+
+#[test]
+fn huge_files_are_not_read() {
+    let folder = Folder::new(&[]);
+    std::fs::File::create(folder.path("a.yaml")).unwrap().set_len(100 << 20).unwrap();
+    assert!(folder.refusal(&[], &[]).contains("a.yaml: larger than 1048576 bytes"));
+    refused_quickly(format!("train: {{seed: 1}}\n{}", "# x\n".repeat(400_000)), "larger than");
+}
+
+#[test]
+fn many_keys_and_long_ones_take_no_time() {
+    let many = (0..40_000).map(|index| format!("    p{index}: 1\n")).collect::<Vec<_>>().concat();
+    refused_quickly(format!("tuning:\n  lora:\n   rank_pattern:\n{many}    p0: 1\n"), "\"p0\" is given twice");
+    refused_quickly(format!("{}: 1", "k".repeat(900)), "unknown key kkk");
+    refused_quickly(format!("train: {{output_dir: [\"{}\"]}}", "ü".repeat(100_000)), "expected a path");
+}
+
+#[test]
+fn what_is_no_yaml_names_the_place() {
+    refused_quickly(b"train:\n  seed: \xff\xfe\n", "a.yaml:2: not valid UTF-8 (byte 15)");
+    refused_quickly("train:\n\tseed: 1\n", "a.yaml:2:1: found character that cannot start any token");
+    refused_quickly("train:\n\tseed: 1\n", "hint: this line has a tab; YAML is indented by spaces");
+    refused_quickly("train:\n  seed: 1\n lr: 2\n", "a.yaml:3:");
+    refused_quickly("train: {seed: 1", "a.yaml:");
+    refused_quickly("train: *nowhere", "a.yaml:1:8: unknown anchor");
+    refused_quickly("a: 1\n---\nb: 2\n", "more than one document");
+    refused_quickly("train: !python/object:os.system {}", "expected a value without a tag");
+    refused_quickly("1: 2\n", "expected a key, found the integer 1");
+    refused_quickly("- train\n", "expected sections such as `train:`, found a list of 1 item");
+    refused_quickly("just words", "found the string \"just words\"");
+    refused_quickly("train: {<<: {seed: 1}}", "unknown key train.<<");
+    refused_quickly("train: {seed: 1}\0", "a.yaml:1");
+}
+
+#[test]
+fn a_missing_file_a_folder_and_a_device_are_refused() {
+    let folder = Folder::new(&[("a.yml", "")]);
+    let error = folder.refusal(&[], &[]);
+    assert!(error.starts_with("config error: cannot read a.yaml: No such file"), "{error}");
+    assert!(error.ends_with("hint: did you mean a.yml?"), "{error}");
+    std::fs::create_dir(folder.path("a.yaml")).unwrap();
+    assert!(folder.refusal(&[], &[]).contains("cannot read a.yaml: Is a directory"));
+    let error = config::load_partial(Path::new("/dev/zero"), &[], &[], &[]).unwrap_err();
+    assert!(error.message().contains("larger than"), "{error}");
+}
+
+/// Pieces that a configuration is made of, so that random texts get past the first character.
+fn yaml_like() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "train",
+        "lora",
+        "tuning",
+        "lr",
+        "include",
+        "seed",
+        ":",
+        ": ",
+        "\n",
+        "\n  ",
+        "\n    ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ", ",
+        "-",
+        "- ",
+        "&a ",
+        "*a",
+        "!!int ",
+        "!x ",
+        "|\n",
+        ">\n",
+        "'",
+        "\"",
+        "#",
+        "~",
+        "1e-4",
+        "9999999999999999999999",
+        ".inf",
+        "%",
+        "@",
+        "?",
+        "? ",
+        "\t",
+        "\u{feff}",
+        "ü",
+        "---\n",
+        "...\n",
+        "<<",
+        "\\",
+        "\u{85}",
+    ]);
+    prop::collection::vec(piece, 0..40).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let folder = Folder::new(&[]);
+        folder.write("a.yaml", bytes);
+        let _ = folder.load(&[], &[]);
+    }
+
+    #[test]
+    fn no_text_that_looks_like_yaml_makes_it_panic(text in yaml_like()) {
+        let folder = Folder::new(&[("a.yaml", &text)]);
+        if let Err(error) = folder.load(&[], &[]) {
+            prop_assert_eq!(error.kind(), Kind::Config);
+        }
+    }
+
+    #[test]
+    fn no_word_makes_it_panic(key in "[a-zA-Z_.äß=]{0,20}", value in yaml_like()) {
+        let folder = Folder::new(&[("a.yaml", "")]);
+        let _ = folder.load(&[&format!("{key}={value}")], &[]);
+        let _ = folder.load(&[&format!("train.lr={value}")], &[(&format!("TRAIN_{key}"), &value)]);
+        let _ = folder.load(&[&format!("tuning.lora.target_modules={value}")], &[("DATA_TRAIN_PATH", &value)]);
+    }
+}

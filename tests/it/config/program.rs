@@ -1,0 +1,103 @@
+//! The program itself: `tunesmith config`, `doctor`, `--help`.
+use super::*;
+
+/// `tunesmith config` as JSON: the value and source of a key.
+fn setting(output: &Output, key: &str) -> (String, String) {
+    let settings: serde_json::Value = serde_json::from_str(&stdout(output)).unwrap();
+    let found = settings.as_array().unwrap().iter().find(|setting| setting["key"] == key).unwrap();
+    (found["value"].to_string(), found["source"].as_str().unwrap().to_owned())
+}
+
+#[test]
+fn the_three_spellings_of_just_reach_it() {
+    let folder = Folder::new(&[("a.yaml", RUNNABLE)]);
+    let word = folder.tunesmith().args(["config", "--json", "CONFIG=a.yaml", "TRAIN_BATCH_SIZE=3"]).output().unwrap();
+    assert_eq!(setting(&word, "train.batch_size"), ("3".to_owned(), "argument".to_owned()));
+    let env = folder
+        .tunesmith()
+        .args(["config", "--json"])
+        .envs([("CONFIG", "a.yaml"), ("TRAIN_BATCH_SIZE", "3")])
+        .output()
+        .unwrap();
+    assert_eq!(setting(&env, "train.batch_size"), ("3".to_owned(), "env TRAIN_BATCH_SIZE".to_owned()));
+    let plain = folder.tunesmith().args(["config", "train.batch_size=3", "a.yaml", "--json"]).output().unwrap();
+    assert_eq!(setting(&plain, "train.batch_size").0, "3");
+    assert_eq!(setting(&plain, "model.name"), ("\"./models/small\"".to_owned(), "a.yaml:1".to_owned()));
+}
+
+#[test]
+fn the_argument_wins_over_the_variable_config() {
+    let folder = Folder::new(&[("a.yaml", RUNNABLE), ("b.yaml", "train: {seed: 5}")]);
+    let output = folder.tunesmith().args(["config", "--json", "a.yaml"]).env("CONFIG", "b.yaml").output().unwrap();
+    assert_eq!(setting(&output, "train.seed").1, "default");
+}
+
+#[test]
+fn the_table_is_aligned_and_plain_without_a_terminal() {
+    let folder = Folder::new(&[("a.yaml", RUNNABLE)]);
+    let text = stdout(&folder.tunesmith().args(["config", "a.yaml"]).output().unwrap());
+    assert!(!text.contains('\x1b'));
+    let column = text.lines().next().unwrap().find("./models/small").unwrap();
+    for line in text.lines().filter(|line| !line.is_empty()) {
+        assert!(line.as_bytes()[column] != b' ' && line.as_bytes()[column - 1] == b' ', "{line}");
+    }
+    assert_eq!(text.lines().filter(|line| !line.is_empty()).count(), config::schema::options().count());
+}
+
+#[test]
+fn errors_go_to_stderr_with_exit_code_2() {
+    let folder = Folder::new(&[("a.yaml", "train:\n  lerning_rate: 1\n"), ("b.yaml", "")]);
+    for (args, message) in [
+        (
+            &["config", "a.yaml"][..],
+            "config error: a.yaml:2:3: unknown key train.lerning_rate\n  hint: did you mean train.learning_rate?\n",
+        ),
+        (&["config"][..], "no configuration file is given"),
+        (&["config", "a.yaml", "b.yaml"][..], "two configuration files are given: a.yaml and b.yaml"),
+        (&["config", "a.yaml", "--no-such-flag"][..], "unexpected argument '--no-such-flag'"),
+        (&["cnfig"][..], "similar subcommand exists: 'config'"),
+    ] {
+        let output = folder.tunesmith().args(args).output().unwrap();
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(message) && !stderr.contains('\x1b') && output.stdout.is_empty(), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let folder = Folder::new(&[]);
+    let mut child = folder
+        .tunesmith()
+        .args(["config", "--schema"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn help_is_there_at_once() {
+    let folder = Folder::new(&[]);
+    let fastest = (0..5).map(|_| {
+        let start = Instant::now();
+        assert!(stdout(&folder.tunesmith().arg("--help").output().unwrap()).contains("doctor"));
+        start.elapsed()
+    });
+    let fastest = fastest.min().unwrap();
+    assert!(fastest < Duration::from_millis(50), "{fastest:?}");
+}
+
+#[test]
+fn doctor_says_what_it_found_and_leaves_nothing() {
+    let folder = Folder::new(&[]);
+    let text = stdout(&folder.tunesmith().arg("doctor").env("PATH", "").output().unwrap());
+    for subject in ["processor", "vectors", "memory", "disk here", "output", "just", "tensorboard", "gpu", "python"] {
+        assert!(text.contains(subject), "{subject}: {text}");
+    }
+    assert!(text.contains("hint: run `scripts/just`"), "{text}");
+    assert_eq!(std::fs::read_dir(folder.0.path()).unwrap().count(), 0);
+}

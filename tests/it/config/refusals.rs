@@ -1,0 +1,212 @@
+//! What is refused, and what the error says.
+use super::*;
+
+#[test]
+fn a_typo_names_line_column_and_the_nearest_key() {
+    let error = refusal("model: {name: x}\ntrain:\n  batch_size: 1\n  lerning_rate: 1e-4\n");
+    assert_eq!(
+        error,
+        "config error: a.yaml:4:3: unknown key train.lerning_rate\n  hint: did you mean train.learning_rate?"
+    );
+}
+
+#[test]
+fn nearest_names_are_found_in_other_places_too() {
+    let near = |text: &str, name: &str| {
+        let error = refusal(text);
+        assert!(error.ends_with(&format!("hint: did you mean {name}?")), "{text}: {error}");
+    };
+    near("trian: {seed: 1}", "train");
+    near("seed: 1", "train.seed");
+    near("train: {max_seq_len: 1}", "model.max_seq_len");
+    near("tuning: {lora: {aplha: 1}}", "tuning.lora.alpha");
+    near("tuning: {r: 8}", "tuning.lora.r");
+    near("inclde: x.yaml", "include");
+    near("data: {train_paht: x}", "data.train_path");
+    assert!(refusal("quatsch: 1").ends_with("hint: `tunesmith config --docs` lists every key"));
+}
+
+#[test]
+fn wrong_types_say_what_was_found_and_expected() {
+    let says = |text: &str, message: &str| {
+        let error = refusal(text);
+        assert!(error.contains(message), "{text}\n{error}\nshould contain\n{message}");
+    };
+    says(
+        "train:\n  batch_size: many\n",
+        "a.yaml:2:3: train.batch_size: expected an integer, at least 1, found the string \"many\"",
+    );
+    says("train: {batch_size: 0}", "expected an integer, at least 1, found the integer 0");
+    says("train: {batch_size: -3}", "expected an integer, at least 1, found the integer -3");
+    says("train: {batch_size: 1.5}", "found the number 1.5");
+    says("train: {lr: \"2e-4\"}", "hint: write 2e-4 without quotes");
+    says("train: {lr: .nan}", "train.lr: expected a number, at least 0, found the number NaN");
+    says("train: {lr: .inf}", "found the number inf");
+    says("train: {lr: }", "found nothing");
+    says("train: {lr: [1]}", "found a list of 1 item");
+    says("train: {seed: -1}", "found the integer -1");
+    says("train: {num_threads: x}", "expected an integer or null, at least 1, found the string \"x\"");
+    says("train: {warmup_ratio: 1.5}", "expected a number, at least 0 and at most 1, found the number 1.5");
+    says("tuning: {lora: {dropout: 1}}", "expected a number, at least 0 and below 1, found the integer 1");
+    says("train: 5", "a.yaml:1:1: train: expected keys, indented below it, found the integer 5");
+    says("train: {bf16: true}", "this version computes in float32");
+    says("data: {shuffle: yes}", "expected true or false, found the string \"yes\"");
+    says(
+        "data: {loss_on: asistant}",
+        "expected one of assistant, completion, all, found the string \"asistant\"\n  hint: did you mean assistant?",
+    );
+    says("data: {train_path: [a, 5]}", "found the integer 5");
+    says("model: {name: 5}", "hint: put it in quotes");
+    says("tuning: {lora: {rank_pattern: {q: 0}}}", "rank_pattern: expected");
+    says("tuning: {lora: {rank_pattern: {q: 1, q: 2}}}", "\"q\" is given twice");
+    says("tuning: {lora: {target_modules: '(q'}}", "expected a valid regular expression");
+    says("tuning: {lora: {target_modules: []}}", "found a list of 0 items");
+    says("model: {trust_remote_code: true}", "tunesmith never runs code that comes with a model");
+}
+
+#[test]
+fn a_value_is_checked_even_where_a_later_one_replaces_it() {
+    let folder = Folder::new(&[("a.yaml", "train: {batch_size: many}")]);
+    assert!(folder.refusal(&["train.batch_size=1"], &[]).contains("found the string \"many\""));
+}
+
+#[test]
+fn a_key_given_twice_is_refused_with_both_places() {
+    let error = refusal("train:\n  lr: 1\n  learning_rate: 2\n");
+    assert!(
+        error.contains("a.yaml:3:3: train.learning_rate and train.lr are the same setting; the first is at "),
+        "{error}"
+    );
+    assert!(error.contains("a.yaml:2"), "{error}");
+    assert!(refusal("train:\n  seed: 1\n  seed: 2\n").contains("a.yaml:3:3: train.seed is given twice"));
+    assert!(refusal("train: {seed: 1}\ndata:\ntrain: {lr: 2}\n").contains("a.yaml:3:1: train is given twice"));
+    assert!(refusal("include: a\ninclude: b\n").contains("a.yaml"), "the second include");
+    let folder = Folder::new(&[("a.yaml", "")]);
+    let error = folder.refusal(&[], &[("TRAIN_LR", "1"), ("TRAIN_LEARNING_RATE", "1")]);
+    assert!(error.contains("env TRAIN_LEARNING_RATE and env TRAIN_LR are the same setting"), "{error}");
+}
+
+#[test]
+fn keys_of_later_versions_are_refused_by_name() {
+    for text in [
+        "tuning: {mode: qlora}",
+        "tuning: {mode: freeze}",
+        "tuning: {backend: bnb}",
+        "tuning: {lora: {use_dora: true}}",
+        "model: {revision: v2}",
+        "model: {type: seq2seq}",
+        "train: {batch_size: auto}",
+        "train: {grad_accum: auto}",
+        "train: {strategy: ddp}",
+        "train: {fp16: true}",
+        "train: {optim: paged_adamw_8bit}",
+        "train: {metric_for_best_model: rouge}",
+        "train: {target_tokens_per_device_step: 8192}",
+        "train: {ddp_find_unused_parameters: false}",
+        "train: {predict_with_generate: true}",
+        "train: {lr_scheduler_type: polynomial}",
+        "data: {datasets: []}",
+        "block_size: 1024",
+        "mode: dapt",
+        "deepspeed: x.json",
+    ] {
+        let error = refusal(text);
+        assert!(error.contains("not yet part of"), "{text}: {error}");
+    }
+    let hint = |text: &str, hint: &str| assert!(refusal(text).contains(hint), "{}", refusal(text));
+    hint("train: {dataloader_num_workers: 4}", "there is no data loader");
+    hint("train: {generation_max_new_tokens: 64}", "use gen.max_new_tokens");
+    assert!(refused_word("TRAIN_DDP_BUCKET_CAP_MB=25").contains("train.ddp_bucket_cap_mb is not supported"));
+    assert!(refused_word("NUM_GPUS=2").contains("several devices is not yet part"));
+    let folder = Folder::new(&[("a.yaml", "")]);
+    assert!(folder.refusal(&[], &[("NUM_GPUS", "2")]).contains("env NUM_GPUS=2"));
+    assert!(folder.refusal(&[], &[("DEEPSPEED_CONFIG", "ds.json")]).contains("DeepSpeed"));
+    assert!(folder.refusal(&[], &[("TRAIN_DDP_BUCKET_CAP_MB", "1")]).contains("not yet part"));
+}
+
+#[test]
+fn words_and_variables_are_refused_with_the_nearest_name() {
+    let error = refused_word("train.batchsize=1");
+    assert!(error.contains("argument \"train.batchsize=1\": unknown key train.batchsize"), "{error}");
+    assert!(error.ends_with("hint: did you mean train.batch_size?"), "{error}");
+    assert!(refused_word("TRAIN_BATCHSIZE=1").ends_with("did you mean train.batch_size?"));
+    assert!(refused_word("TUNING_LORA_RR=1").contains("unknown key tuning.lora.rr"));
+    assert!(refused_word("TRAIN_BATCH_SIZE").contains("expected KEY=VALUE"));
+    assert!(refused_word("train.lr=").contains("train.lr: expected a number, at least 0, found nothing"));
+    assert!(refused_word("=1").contains("unknown key"));
+    assert!(refused_word("größe=ü").contains("unknown key größe"));
+    let folder = Folder::new(&[("a.yaml", "")]);
+    let error = folder.refusal(&[], &[("TRAIN_BACH_SIZE", "1")]);
+    assert!(error.contains("env TRAIN_BACH_SIZE: unknown setting\n  hint: did you mean TRAIN_BATCH_SIZE?"), "{error}");
+    let error = folder.refusal(&[], &[("TRAIN_SEED", "x")]);
+    assert!(error.contains("env TRAIN_SEED: train.seed: expected an integer, found the string \"x\""), "{error}");
+}
+
+#[test]
+fn contradictions_name_both_keys_and_their_sources() {
+    let folder = Folder::new(&[("a.yaml", "train:\n  warmup_ratio: 0.1\n")]);
+    let error = folder.refusal(&["train.warmup_steps=5"], &[]);
+    assert!(
+        error.contains("train.warmup_ratio: 0.1 (a.yaml:2) contradicts train.warmup_steps: 5 (argument)"),
+        "{error}"
+    );
+    for (text, first, second) in [
+        ("train: {load_best_model_at_end: true}", "load_best_model_at_end", "eval_strategy"),
+        ("train: {early_stopping_patience: 2}", "early_stopping_patience", "eval_strategy"),
+        ("train: {eval_strategy: epoch}", "eval_strategy", "val_path"),
+        ("train: {eval_strategy: steps}\ndata: {split: 0.1}", "eval_strategy", "eval_steps"),
+        ("data: {split: 0.1, val_path: x}", "val_path", "split"),
+        ("data: {template_path: x, chat_template: phi}", "template_path", "chat_template"),
+        ("train: {group_by_length: true}\ndata: {shuffle: false}", "group_by_length", "shuffle"),
+        ("train: {group_by_length: true}\ndata: {packing: true}", "group_by_length", "packing"),
+        ("train: {lr_scheduler_type: constant, warmup_steps: 3}", "warmup_steps", "lr_scheduler_type"),
+        ("tuning: {mode: full, adapter: x}", "tuning.mode", "tuning.adapter"),
+        (
+            "train: {load_best_model_at_end: true, eval_strategy: epoch, save_strategy: steps}\ndata: {split: 0.1}",
+            "save_strategy",
+            "eval_strategy",
+        ),
+        (
+            "train: {load_best_model_at_end: true, eval_strategy: steps, eval_steps: 3, save_steps: 4}\ndata: {split: 0.1}",
+            "save_steps",
+            "eval_steps",
+        ),
+    ] {
+        let error = refusal(text);
+        let (head, tail) = error.split_once(" contradicts ").unwrap_or_else(|| panic!("{text}: {error}"));
+        assert!(head.contains(first) && tail.contains(second) && tail.contains("hint: "), "{text}: {error}");
+    }
+    let accepted = load(
+        "train: {load_best_model_at_end: true, eval_strategy: steps, eval_steps: 2, save_steps: 4, \
+         early_stopping_patience: 3, warmup_steps: 2}\ndata: {val_path: x}",
+    );
+    assert!(accepted.train.load_best_model_at_end);
+}
+
+#[test]
+fn a_run_needs_a_model_and_rows() {
+    let folder = Folder::new(&[("a.yaml", "train: {seed: 1}")]);
+    let run = |words: &[&str]| {
+        let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
+        config::load(&folder.path("a.yaml"), &words, &[], &[])
+    };
+    assert!(run(&[]).unwrap_err().message().contains("model.name is not set"));
+    assert!(run(&["model.name=x"]).unwrap_err().message().contains("data.train_path is not set"));
+    assert!(run(&["model.local_dir=x", "data.train_path=y"]).is_ok());
+    let hub = run(&["model.name=Qwen/Qwen3-0.6B", "data.train_path=y"]).unwrap_err();
+    assert!(hub.message().contains("no folder Qwen/Qwen3-0.6B here"), "{hub}");
+    assert!(hub.hint_text().unwrap().contains("not yet part of this version"), "{hub}");
+}
+
+#[test]
+fn the_model_folder_is_local_dir_or_name() {
+    let folder = Folder::new(&[("m/config.json", "{}")]);
+    let dir = folder.path("m");
+    let config = load(&format!("model: {{name: {}}}", dir.display()));
+    assert_eq!(config.model.dir().unwrap(), dir);
+    let config = load(&format!("model: {{name: a/b, local_dir: {}}}", dir.display()));
+    assert_eq!(config.model.dir().unwrap(), dir);
+    let error = load("model: {local_dir: no/such/folder}").model.dir().unwrap_err();
+    assert_eq!(error.kind(), Kind::Model);
+    assert!(error.message().contains("model.local_dir: no/such/folder does not exist"), "{error}");
+}

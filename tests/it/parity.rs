@@ -1,0 +1,399 @@
+//! Golden parity with PyTorch, Transformers and PEFT: logits, losses, gradients, 20-step traces, final adapters,
+//! greedy tokens. `tests/golden/README.md` says how the traces were made.
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use tunesmith::comm::single::Single;
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{Config, InitLora, LrScheduler, Mode, Patterns, TargetModules};
+use tunesmith::data::batch::{Batch, Example, IGNORE};
+use tunesmith::model::Model;
+use tunesmith::model::weights::WeightFiles;
+use tunesmith::optim::{AdamW, Betas, Schedule};
+use tunesmith::train::step::step;
+
+/// Limits of `tests/golden/README.md`.
+const LOGITS: f32 = 5e-5;
+const NLL: f32 = 5e-5;
+const GRADIENT: f32 = 5e-5;
+const TRACE_LOSS: f64 = 2e-5;
+const TRACE_NORM: f64 = 1e-5;
+const ADAPTER: f32 = 5e-6;
+const FULL: f32 = 2e-5;
+
+type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// F32 and I32 tensors alike, as f32 (the integers are small).
+fn tensors(path: &Path) -> Tensors {
+    let bytes = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let widen = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
+        let words = view.data().chunks_exact(4).map(|word| <[u8; 4]>::try_from(word).unwrap());
+        match view.dtype() {
+            safetensors::Dtype::F32 => words.map(f32::from_le_bytes).collect(),
+            safetensors::Dtype::I32 => words.map(|word| i32::from_le_bytes(word) as f32).collect(),
+            other => panic!("{other:?} in {}", path.display()),
+        }
+    };
+    file.tensors().iter().map(|(name, view)| (name.clone(), (view.shape().to_vec(), widen(view)))).collect()
+}
+
+fn peft(name: &str) -> String {
+    format!("base_model.model.{name}")
+}
+
+/// The configuration of an adapter as PEFT wrote it, in the goldens' recipe.
+fn adapter_config(path: &Path) -> Config {
+    let adapter = json(path);
+    let mut config = recipe();
+    let lora = &mut config.tuning.lora;
+    lora.r = adapter["r"].as_u64().unwrap() as usize;
+    lora.lora_alpha = adapter["lora_alpha"].as_f64().unwrap();
+    lora.use_rslora = adapter["use_rslora"].as_bool().unwrap();
+    let words = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
+    };
+    lora.target_modules = TargetModules::List(words(&adapter["target_modules"]));
+    lora.modules_to_save = words(&adapter["modules_to_save"]);
+    let entries = |value: &Value| value.as_object().unwrap().clone().into_iter().collect::<Vec<_>>();
+    let ranks = entries(&adapter["rank_pattern"]).into_iter().map(|(key, rank)| (key, rank.as_u64().unwrap() as usize));
+    lora.rank_pattern = Patterns(ranks.collect());
+    let alphas = entries(&adapter["alpha_pattern"]).into_iter().map(|(key, alpha)| (key, alpha.as_f64().unwrap()));
+    lora.alpha_pattern = Patterns(alphas.collect());
+    config
+}
+
+fn recipe() -> Config {
+    let mut config = Config::default();
+    config.tuning.lora.init_lora_weights = InitLora::Kaiming;
+    config.train.decay_norms_and_bias = true;
+    config
+}
+
+fn load(family: &str, config: &Config) -> Model {
+    let dir = golden(family).join("model");
+    let arch = Arch::from_dir(&dir).unwrap();
+    let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+    Model::load(&arch, Some(&weights), config).unwrap()
+}
+
+/// Puts stored tensors into the trainables; every stored one must have its place, in its shape.
+fn put(model: &mut Model, stored: &Tensors) {
+    for (name, (shape, values)) in stored {
+        let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(&spec.shape, shape, "{name}");
+        let range = spec.range();
+        model.params.values_mut()[range].copy_from_slice(values);
+    }
+}
+
+fn adapted(family: &str, dir: &Path, recompute: bool) -> Model {
+    let mut config = adapter_config(&dir.join("adapter_config.json"));
+    config.train.gradient_checkpointing = recompute;
+    let mut model = load(family, &config);
+    let stored = tensors(&dir.join("adapter_model.safetensors"));
+    assert_eq!(stored.len(), model.params.specs.len(), "PEFT's tensors and ours");
+    put(&mut model, &stored);
+    model
+}
+
+fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len());
+    assert!(got.iter().chain(want).all(|value| value.is_finite()));
+    got.iter().zip(want).fold(0.0, |most, (got, want)| most.max((got - want).abs()))
+}
+
+fn close(what: &str, got: &[f32], want: &[f32], limit: f32) {
+    let difference = largest_difference(got, want);
+    assert!(difference <= limit, "{what}: largest difference {difference:e}, limit {limit:e}");
+}
+
+/// The rows of `forward.safetensors` without their padding.
+struct Forward {
+    examples: Vec<Example>,
+    tensors: Tensors,
+}
+
+impl Forward {
+    fn read(family: &str) -> Self {
+        let tensors = tensors(&golden(family).join("forward.safetensors"));
+        let (ids, mask, labels) = (&tensors["input_ids"], &tensors["attention_mask"].1, &tensors["labels"].1);
+        let width = ids.0[1];
+        let examples = (0..ids.0[0]).map(|row| {
+            let row = row * width..(row + 1) * width;
+            let length = mask[row.clone()].iter().filter(|&&on| on > 0.0).count();
+            Example {
+                input_ids: ids.1[row.clone()][..length].iter().map(|&id| id as u32).collect(),
+                labels: labels[row][..length].iter().map(|&label| label as i32).collect(),
+            }
+        });
+        Self { examples: examples.collect(), tensors }
+    }
+
+    fn batch(&self) -> Batch {
+        Batch::from_examples(&self.examples)
+    }
+
+    /// Holds a model's logits, token losses and mean loss against the stored ones, `sel` saying at which positions.
+    fn check(&self, model: &Model, stored: &Tensors, suffix: &str) {
+        let batch = self.batch();
+        let positions = stored["sel_row"].1.iter().zip(&stored["sel_pos"].1);
+        let rows: Vec<usize> = positions.map(|(&row, &at)| batch.cu_seqlens[row as usize] + at as usize).collect();
+        let mut rising = rows.clone();
+        rising.sort_unstable();
+        rising.dedup();
+        let logits = model.logits(&batch, &rising).unwrap();
+        let width = model.arch.vocab_size;
+        let ordered: Vec<f32> = rows
+            .iter()
+            .flat_map(|row| logits[rising.binary_search(row).unwrap() * width..][..width].to_vec())
+            .collect();
+        close("logits", &ordered, &stored[&format!("logits{suffix}")].1, LOGITS);
+
+        let (shape, nll) = &stored[&format!("nll{suffix}")];
+        let mut expected = Vec::new();
+        for (row, ends) in batch.cu_seqlens.windows(2).enumerate() {
+            for at in ends[0]..ends[1] {
+                if batch.targets[at] != IGNORE {
+                    expected.push(nll[row * shape[1] + at - ends[0]]);
+                }
+            }
+        }
+        let losses = model.token_losses(&batch).unwrap();
+        close("token losses", &losses, &expected, NLL);
+        let mean = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64;
+        assert!((mean - f64::from(stored[&format!("loss{suffix}")].1[0])).abs() <= 1e-5, "mean loss {mean}");
+    }
+}
+
+/// Holds the gradients of the mean loss over `batch` against stored ones.
+fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
+    model.params.zero_grads();
+    model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+    for (name, (shape, expected)) in stored {
+        let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
+        assert_eq!(&spec.shape, shape, "{name}");
+        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        close(&format!("gradient of {name}"), &model.params.grads()[spec.range()], expected, GRADIENT * largest);
+    }
+}
+
+/// The 20 steps of a trace, each held against the stored loss, norm and learning rate.
+fn check_trace(model: &mut Model, trace: &Value) {
+    let data = json(&golden("data.json"));
+    let integers =
+        |value: &Value| -> Vec<i64> { value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect() };
+    let examples: Vec<Example> = data["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|row| Example {
+            input_ids: integers(&row["input_ids"]).into_iter().map(|id| id as u32).collect(),
+            labels: integers(&row["labels"]).into_iter().map(|label| label as i32).collect(),
+        })
+        .collect();
+    let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
+    let mut optimizer = AdamW::new(betas, model.params.len());
+    let schedule = Schedule { form: LrScheduler::Cosine, peak: 1e-3, warmup: 3, total: 20 };
+    let steps = trace["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 20);
+    for (index, expected) in steps.iter().enumerate() {
+        let rows = &examples[index * 8..][..8];
+        let micro_batches = [Batch::from_examples(&rows[..4]), Batch::from_examples(&rows[4..])];
+        let rate = schedule.lr(index as u64);
+        let stats = step(model, &mut optimizer, &Single, &micro_batches, rate, 1.0).unwrap();
+        let number = |key: &str| expected[key].as_f64().unwrap();
+        assert!((rate - number("lr")).abs() < 1e-12, "step {index}: rate {rate}");
+        assert_eq!(stats.label_tokens as f64, number("label_tokens"), "step {index}");
+        assert!(
+            (stats.loss - number("loss")).abs() <= TRACE_LOSS,
+            "step {index}: loss {} != {}",
+            stats.loss,
+            number("loss")
+        );
+        let norm = (stats.grad_norm / number("grad_norm") - 1.0).abs();
+        assert!(norm <= TRACE_NORM, "step {index}: norm {} != {}", stats.grad_norm, number("grad_norm"));
+    }
+}
+
+fn check_final(model: &Model, stored: &Tensors, limit: f32) {
+    for (name, (_, expected)) in stored {
+        let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap();
+        close(name, &model.params.values()[spec.range()], expected, limit);
+    }
+}
+
+fn check_family(family: &str) {
+    let dir = golden(family);
+    let forward = Forward::read(family);
+    // The base alone: an adapter whose B is zero.
+    let base = load(family, &recipe());
+    forward.check(&base, &forward.tensors, "_base");
+    let mut model = adapted(family, &dir.join("adapter_init"), false);
+    forward.check(&model, &forward.tensors, "_lora");
+    let gradients = tensors(&dir.join("lora_grads.safetensors"));
+    assert_eq!(gradients.len(), model.params.specs.len());
+    check_gradients(&mut model, &forward.batch(), &gradients);
+
+    let generate = json(&dir.join("generate.json"));
+    let ids = |value: &Value| -> Vec<u32> {
+        value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+    };
+    let prompts = generate["prompts"].as_array().unwrap();
+    let asked: Vec<Vec<u32>> = prompts.iter().map(|prompt| ids(&prompt["prompt"])).collect();
+    for (which, model) in [("base", &base), ("lora", &model)] {
+        let answers = model.greedy(&asked, 24, &[]).unwrap();
+        for (answer, prompt) in answers.iter().zip(prompts) {
+            assert_eq!(answer, &ids(&prompt[which]), "{which}");
+        }
+    }
+
+    let trace = json(&dir.join("trace.json"));
+    check_trace(&mut model, &trace);
+    check_final(&model, &tensors(&dir.join("adapter_final/adapter_model.safetensors")), ADAPTER);
+
+    // Activation checkpointing changes nothing, to the bit.
+    let mut again = adapted(family, &dir.join("adapter_init"), true);
+    check_trace(&mut again, &trace);
+    assert_eq!(again.params.values(), model.params.values());
+}
+
+#[test]
+fn llama_equals_peft() {
+    check_family("llama");
+}
+
+#[test]
+fn qwen2_equals_peft() {
+    check_family("qwen2");
+}
+
+#[test]
+fn qwen3_equals_peft() {
+    check_family("qwen3");
+}
+
+#[test]
+fn both_styles_of_config_json_describe_the_same_model() {
+    for family in ["llama", "qwen2", "qwen3"] {
+        let dir = golden(family).join("model");
+        let old = dir.join("config_v4.json");
+        let old = Arch::from_json(&std::fs::read_to_string(&old).unwrap(), &old).unwrap();
+        let new = Arch::from_dir(&dir).unwrap();
+        assert_eq!((old.rope, old.tensors(), old.rms_norm_eps), (new.rope.clone(), new.tensors(), new.rms_norm_eps));
+    }
+}
+
+fn check_variant(variant: &str) {
+    let dir = golden("variants").join(variant);
+    let forward = Forward::read("llama");
+    let trace = json(&dir.join("trace.json"));
+    let mut model = if dir.join("adapter_init").exists() {
+        adapted("llama", &dir.join("adapter_init"), false)
+    } else {
+        let mut model = load("llama", &adapter_config(&dir.join("adapter_final/adapter_config.json")));
+        put(&mut model, &tensors(&dir.join("lora_init.safetensors")));
+        model
+    };
+    forward.check(&model, &tensors(&dir.join("forward.safetensors")), "");
+    let gradients = tensors(&dir.join("grads.safetensors"));
+    check_gradients(&mut model, &forward.batch(), &gradients);
+    let norms = trace["grad_l2"].as_object().unwrap();
+    assert_eq!(norms.len(), model.params.specs.len(), "a gradient norm for each tensor");
+    for spec in &model.params.specs {
+        let live = spec.name.replace("lm_head.weight", "lm_head.modules_to_save.weight");
+        let expected = norms.get(&peft(&live)).unwrap_or_else(|| panic!("{}", spec.name));
+        check_norm(&spec.name, &model.params.grads()[spec.range()], expected.as_f64().unwrap());
+    }
+    check_trace(&mut model, &trace);
+    let stored = tensors(&dir.join("adapter_final/adapter_model.safetensors"));
+    assert_eq!(stored.len(), model.params.specs.len());
+    check_final(&model, &stored, if variant == "modules_to_save" { FULL } else { ADAPTER });
+}
+
+fn check_norm(what: &str, values: &[f32], expected: f64) {
+    let norm = values.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+    assert!((norm / expected - 1.0).abs() <= 5e-5, "norm of {what}: {norm} != {expected}");
+}
+
+#[test]
+fn rank_stabilised_lora_equals_peft() {
+    check_variant("rslora");
+}
+
+#[test]
+fn rank_and_alpha_patterns_equal_peft() {
+    check_variant("patterns");
+}
+
+#[test]
+fn modules_to_save_equal_peft() {
+    check_variant("modules_to_save");
+}
+
+fn check_full(variant: &str, decay_all: bool) {
+    let dir = golden("variants").join(variant);
+    let mut config = recipe();
+    config.tuning.mode = Mode::Full;
+    config.train.decay_norms_and_bias = decay_all;
+    let mut model = load("llama", &config);
+    let (trace, stored) = (json(&dir.join("trace.json")), tensors(&dir.join("tensors.safetensors")));
+    let part = |prefix: &str| -> Tensors {
+        let named =
+            stored.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(prefix)?.to_owned(), tensor.clone())));
+        named.collect()
+    };
+    check_gradients(&mut model, &Forward::read("llama").batch(), &part("grad."));
+    for (name, expected) in trace["grad_l2"].as_object().unwrap() {
+        let spec = model.params.find(name).unwrap_or_else(|| panic!("{name}"));
+        check_norm(name, &model.params.grads()[spec.range()], expected.as_f64().unwrap());
+    }
+    check_trace(&mut model, &trace);
+    check_final(&model, &part("final."), FULL);
+    for (name, expected) in trace["final_l2"].as_object().unwrap() {
+        check_norm(name, &model.params.values()[model.params.find(name).unwrap().range()], expected.as_f64().unwrap());
+    }
+}
+
+#[test]
+fn full_fine_tuning_equals_pytorch() {
+    check_full("full", true);
+}
+
+#[test]
+fn full_fine_tuning_without_decay_of_norms_equals_pytorch() {
+    check_full("full_hfdecay", false);
+}
+
+#[test]
+fn packed_rows_equal_rows_apart() {
+    let dir = golden("variants/packed");
+    let stored = tensors(&dir.join("packed.safetensors"));
+    let sequences = &stored["sequence_ids"].1;
+    let (ids, labels) = (&stored["input_ids"].1, &stored["labels"].1);
+    let mut examples: Vec<Example> = Vec::new();
+    for at in 0..ids.len() {
+        if at == 0 || sequences[at] != sequences[at - 1] {
+            examples.push(Example::default());
+        }
+        let example = examples.last_mut().unwrap();
+        example.input_ids.push(ids[at] as u32);
+        example.labels.push(labels[at] as i32);
+    }
+    assert_eq!(examples.len(), 3);
+    let batch = Batch::from_examples(&examples);
+    let mut model = adapted("llama", &golden("llama/adapter_init"), false);
+    let rows: Vec<usize> = stored["sel_pos"].1.iter().map(|&at| at as usize).collect();
+    close("logits", &model.logits(&batch, &rows).unwrap(), &stored["logits"].1, LOGITS);
+    let mean = model.loss(&batch).unwrap() / batch.label_tokens() as f64;
+    assert!((mean - f64::from(stored["loss"].1[0])).abs() <= 1e-5, "mean loss {mean}");
+    check_gradients(&mut model, &batch, &tensors(&dir.join("lora_grads.safetensors")));
+}

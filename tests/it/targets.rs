@@ -1,0 +1,134 @@
+//! Adapter placement against PEFT's own (`tests/golden/peft/placement.json`), and the settings that are refused.
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tunesmith::Kind;
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{LoraConfig, Patterns, TargetModules};
+use tunesmith::model::targets::{Targets, place, saved_tensors};
+
+/// The 12-block model of the golden cases.
+fn arch(tied: bool) -> Arch {
+    let config = json!({"model_type": "qwen3", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 12, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
+        "tie_word_embeddings": tied});
+    Arch::from_json(&config.to_string(), Path::new("config.json")).unwrap()
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    serde_json::from_value(value.clone()).unwrap()
+}
+
+fn modules(value: &Value) -> TargetModules {
+    match value.as_str() {
+        Some("all-linear") => TargetModules::AllLinear,
+        Some(pattern) => TargetModules::Regex(pattern.into()),
+        None => TargetModules::List(strings(value)),
+    }
+}
+
+fn patterns<T>(value: &Value, read: impl Fn(&Value) -> T) -> Patterns<T> {
+    Patterns(value.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), read(value))).collect())
+}
+
+fn targets(config: &Value) -> Targets {
+    let given = |key: &str| config.get(key);
+    Targets {
+        target_modules: modules(&config["target_modules"]),
+        exclude_modules: given("exclude_modules").map(modules),
+        layers_to_transform: given("layers_to_transform").map(|layers| match layers.as_u64() {
+            Some(layer) => vec![layer as usize],
+            None => serde_json::from_value(layers.clone()).unwrap(),
+        }),
+        layers_pattern: given("layers_pattern")
+            .map(|pattern| vec![pattern.as_str().unwrap().into()])
+            .unwrap_or_default(),
+        modules_to_save: given("modules_to_save").map(strings).unwrap_or_default(),
+        r: 4,
+        lora_alpha: 8.0,
+        use_rslora: config["use_rslora"] == true,
+        rank_pattern: patterns(&config["rank_pattern"], |rank| rank.as_u64().unwrap() as usize),
+        alpha_pattern: patterns(&config["alpha_pattern"], |alpha| alpha.as_f64().unwrap()),
+        strict: false,
+    }
+}
+
+#[test]
+fn adapters_go_where_peft_puts_them() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/peft/placement.json");
+    let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(cases.len(), 21);
+    for case in cases {
+        let targets = targets(&case["config"]);
+        let found: BTreeMap<_, _> = (targets.place(&arch(false)).unwrap().into_iter())
+            .map(|placement| (placement.module, (placement.r as u64, placement.alpha, placement.scale)))
+            .collect();
+        let expected: BTreeMap<_, _> = (case["placed"].as_object().unwrap().iter())
+            .map(|(name, numbers)| {
+                let number = |index: usize| numbers[index].as_f64().unwrap();
+                (name.clone(), (number(0) as u64, number(1), number(2) as f32))
+            })
+            .collect();
+        assert_eq!(found, expected, "{}", case["config"]);
+        let mut saved = targets.saved_tensors(&arch(false)).unwrap();
+        saved.sort();
+        assert_eq!(saved, strings(&case["saved"]), "{}", case["config"]);
+    }
+}
+
+#[test]
+fn placements_come_in_model_order_with_their_shapes() {
+    let lora = LoraConfig { r: 4, ..LoraConfig::default() };
+    let placed = place(&arch(false), &lora).unwrap();
+    assert_eq!(placed.len(), 84);
+    let [a, b] = placed[3].tensors();
+    assert_eq!(a, ("model.layers.0.self_attn.o_proj.lora_A.weight".into(), [4, 16]));
+    assert_eq!(b, ("model.layers.0.self_attn.o_proj.lora_B.weight".into(), [16, 4]));
+    assert_eq!(placed[83].module, "model.layers.11.mlp.down_proj");
+    let some = LoraConfig { layers_to_transform: Some(vec![2]), ..lora };
+    assert_eq!(place(&arch(false), &some).unwrap().len(), 7, "auto heeds layers_to_transform");
+}
+
+#[test]
+fn settings_without_effect_or_beyond_this_version_are_refused() {
+    let refused = |change: &dyn Fn(&mut LoraConfig), fragments: &[&str]| {
+        let mut lora = LoraConfig::default();
+        change(&mut lora);
+        let error = place(&arch(false), &lora).expect_err(&format!("{fragments:?}"));
+        assert_eq!(error.kind(), Kind::Config);
+        for fragment in fragments {
+            assert!(error.to_string().contains(fragment), "{error}");
+        }
+    };
+    let list = |names: &[&str]| TargetModules::List(names.iter().map(|name| (*name).into()).collect());
+    refused(&|lora| lora.target_modules = list(&["q_porj"]), &["no module matches", "did you mean q_proj?"]);
+    refused(&|lora| lora.target_modules = list(&["q_proj", "v_prj"]), &["\"v_prj\"", "did you mean v_proj?"]);
+    refused(&|lora| lora.target_modules = TargetModules::Regex("q_proj".into()), &["the expression", "down_proj"]);
+    refused(&|lora| lora.target_modules = list(&["q_proj", "lm_head"]), &["not yet", "lm_head", "modules_to_save"]);
+    refused(&|lora| lora.target_modules = list(&["embed_tokens"]), &["not yet", "embed_tokens"]);
+    refused(&|lora| lora.target_modules = list(&["mlp"]), &["model.layers.0.mlp", "not a linear module"]);
+    refused(&|lora| lora.target_modules = TargetModules::Regex(".*".into()), &["not a linear module"]);
+    refused(&|lora| lora.rank_pattern = Patterns(vec![("(".into(), 2)]), &["rank_pattern", "regular expression"]);
+    refused(&|lora| lora.rank_pattern = Patterns(vec![("head".into(), 2)]), &["rank_pattern", "head"]);
+    refused(&|lora| lora.alpha_pattern = Patterns(vec![("x".into(), 2.0)]), &["alpha_pattern", "no module"]);
+    refused(&|lora| lora.layers_to_transform = Some(vec![12]), &["no block 12", "0 to 11"]);
+    refused(&|lora| lora.r = 1 << 40, &["rank 1099511627776"]);
+    let regex = |lora: &mut LoraConfig| {
+        lora.target_modules = TargetModules::Regex(".*q_proj".into());
+        lora.layers_to_transform = Some(vec![1]);
+    };
+    refused(&regex, &["layers_to_transform", "regular expression"]);
+}
+
+#[test]
+fn modules_to_save_must_exist_and_be_trainable() {
+    let save = |name: &str| LoraConfig { modules_to_save: vec![name.into()], ..LoraConfig::default() };
+    let error = saved_tensors(&arch(false), &save("lm_haed")).unwrap_err();
+    assert!(error.to_string().contains("did you mean lm_head?"), "{error}");
+    for name in ["lm_head", "embed_tokens"] {
+        assert_eq!(saved_tensors(&arch(false), &save(name)).unwrap().len(), 1);
+        let error = saved_tensors(&arch(true), &save(name)).unwrap_err();
+        assert!(error.to_string().contains("not yet"), "{error}");
+    }
+}
