@@ -122,8 +122,8 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                         row += rows;
                     }
                     if key + LANES - 1 > lowest {
-                        for panel in 0..panels {
-                            let at = S::load(lanes[panel].as_ptr());
+                        for (panel, positions) in lanes.iter().enumerate().take(panels) {
+                            let at = S::load(positions.as_ptr());
                             for row in 0..LANES {
                                 let to = job.scores.add(panel * score_stride + kp * BLOCK + row * LANES);
                                 let hidden = S::splat(f32::NEG_INFINITY);

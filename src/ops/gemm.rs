@@ -225,6 +225,7 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 unsafe fn matmul_block<S: Simd>(job: &Job, m0: usize, m1: usize, p0: usize, p1: usize) {
     let blocks = job.first.depth.div_ceil(DEPTH).max(1);
     let depth = job.first.depth.div_ceil(blocks);
+    #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
     let mut packed = [std::mem::MaybeUninit::<f32>::uninit(); DEPTH * 12];
     let mut k0 = 0;
     loop {
@@ -357,13 +358,8 @@ pub(super) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         if rows == LANES {
-            let mut block = [[0.0f32; LANES]; LANES];
-            for i in 0..LANES {
-                let row = from.add(i * LANES).cast::<[f32; LANES]>().read_unaligned();
-                for j in 0..LANES {
-                    block[j][i] = row[j];
-                }
-            }
+            let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();
+            let block: [[f32; LANES]; LANES] = std::array::from_fn(|j| std::array::from_fn(|i| rows[i][j]));
             to.cast::<[[f32; LANES]; LANES]>().write_unaligned(block);
             return;
         }
