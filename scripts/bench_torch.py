@@ -18,7 +18,6 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -136,12 +135,7 @@ def main():
     if args.torch_child:
         run_torch(args)
         return
-    shape = args.shape
-    if shape == "small":  # ours alone: tunesmith gets it as a file
-        shape = os.path.join(tempfile.mkdtemp(prefix="bench-"), "config.json")
-        with open(shape, "w", encoding="utf-8") as file:
-            json.dump(model_config("small"), file)
-    work = ["--shape", shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps)]
+    work = ["--shape", args.shape, "--mode", args.mode, "--seq", str(args.seq), "--batch", str(args.batch), "--steps", str(args.steps)]
     work += ["--data", args.data] if args.data else []
     work += ["--gradient-checkpointing"] if args.gradient_checkpointing else []
     sides = {}

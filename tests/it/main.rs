@@ -1,8 +1,10 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod checkpoint;
 mod config;
 mod data;
 mod parity;
+mod peft;
 mod run;
 mod targets;
 mod tidy;

@@ -14,8 +14,12 @@ pub(super) struct Source {
 /// The longest that a source file may be, in lines.
 const MAX_LINES: usize = 600;
 
-/// Where `unsafe` may stand: folders end with a slash. Everything here is a kernel or a call into the C library.
-const UNSAFE_ALLOWED: &[&str] = &["src/ops/"];
+/// Where `unsafe` may stand, and why; folders end with a slash.
+const UNSAFE_ALLOWED: &[(&str, &str)] = &[
+    ("src/ops/", "vector instructions and tiles that threads write side by side"),
+    ("src/optim/adamw.rs", "ranges that threads update side by side"),
+    ("src/checkpoint/disk.rs", "statvfs of the C library"),
+];
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -282,7 +286,7 @@ fn unsafe_stands_only_where_it_is_named() {
     let findings: Vec<String> = sources()
         .iter()
         .filter(|source| tokens(&source.code).contains(&"unsafe"))
-        .filter(|source| !UNSAFE_ALLOWED.iter().any(|allowed| source.path.starts_with(allowed)))
+        .filter(|source| !UNSAFE_ALLOWED.iter().any(|(allowed, _)| source.path.starts_with(allowed)))
         .map(|source| source.path.clone())
         .collect();
     expect_none("`unsafe` outside of UNSAFE_ALLOWED", &findings);
