@@ -2,6 +2,7 @@
 mod arch;
 mod config;
 mod data;
+mod examples;
 mod parity;
 mod run;
 mod targets;
