@@ -1,4 +1,5 @@
-//! The few operations by which checkpoints change the disk, as a trait: tests fail or stop each of them in turn.
+//! The few operations by which checkpoints change the disk, as a trait (tests fail or stop each of them in turn), and
+//! the room that is left on it.
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
@@ -71,4 +72,21 @@ impl Disk for RealDisk {
     fn remove(&self, path: &Path) -> io::Result<()> {
         if fs::symlink_metadata(path)?.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }
     }
+}
+
+/// Bytes that a user without privileges may still write where `path` lies.
+///
+/// # Errors
+/// The system's.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: `path` is a C string and `found` room for the result; both outlive the call.
+    if unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so it has filled the structure.
+    let found = unsafe { found.assume_init() };
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

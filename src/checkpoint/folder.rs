@@ -1,6 +1,6 @@
 //! A model folder as Transformers loads it: `config.json`, `model.safetensors`, and the tokenizer's files as they were.
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -24,6 +24,15 @@ const COMPANIONS: [&str; 9] = [
     "merges.txt",
 ];
 
+fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())
+}
+
+/// Bytes of the files that are copied.
+pub fn companion_bytes(model_dir: &Path) -> u64 {
+    companions(model_dir).filter_map(|(_, path)| path.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
 /// Writes a model folder: `config.json` of `model_dir` with the dtype of the new weights, f32, and its companions.
 ///
 /// # Errors
@@ -32,8 +41,8 @@ pub fn stage(staging: &mut Staging<'_>, model_dir: &Path, tensors: &[(String, Ve
     let path = model_dir.join("config.json");
     let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
     staging.write_json("config.json", &f32_config(&text, &path)?)?;
-    for name in COMPANIONS.into_iter().filter(|name| model_dir.join(name).is_file()) {
-        staging.copy(name, &model_dir.join(name))?;
+    for (name, path) in companions(model_dir) {
+        staging.copy(name, &path)?;
     }
     staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, tensors, &[("format", "pt")]))
 }

@@ -11,6 +11,7 @@
 //!   backend.json                                      the stamp
 //!   manifest.json                                     size and BLAKE3 of each of these, written last
 //! ```
+pub mod adapter_config;
 pub mod atomic;
 pub mod disk;
 pub mod folder;
@@ -24,8 +25,8 @@ use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
 
+pub use adapter_config::AdapterConfig;
 pub use atomic::verify;
-pub use peft::AdapterConfig;
 pub use stamp::Stamp;
 pub use state::TrainState;
 pub use store::{newest_complete, pointed, preflight};
@@ -79,7 +80,12 @@ pub fn named<'a>(specs: &[ParamSpec], values: &'a [f32]) -> NamedTensors<'a> {
 impl Snapshot<'_> {
     /// About how many bytes the checkpoint takes.
     pub fn bytes(&self) -> u64 {
-        4 * (self.values.len() + self.m.len() + self.v.len()) as u64 + (4 << 20)
+        let headers = 3 * 256 * self.specs.len() + (128 << 10);
+        let companions = match self.weights {
+            Weights::Adapter(_) => 0,
+            Weights::Model(model_dir) => folder::companion_bytes(model_dir),
+        };
+        (4 * (self.values.len() + self.m.len() + self.v.len()) + headers) as u64 + companions
     }
 
     fn moments(&self) -> NamedTensors<'_> {

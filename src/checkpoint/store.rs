@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::atomic::{Manifest, beside, replace_file, verify};
-use super::disk::Disk;
+use super::disk::{Disk, free_bytes};
 use crate::error::{Error, Result};
 
 /// The folder of a step's checkpoint.
@@ -159,21 +159,4 @@ pub fn preflight(path: &Path, bytes: u64) -> Result<()> {
         format!("{}: a checkpoint needs {} MiB, the disk has {} MiB free", path.display(), mib(bytes), free >> 20),
     )
     .hint("free some space, set another train.output_dir, or lower train.save_total_limit"))
-}
-
-/// Bytes that a user without privileges may still write where `path` lies.
-///
-/// # Errors
-/// The system's: no such path.
-pub fn free_bytes(path: &Path) -> std::io::Result<u64> {
-    use std::os::unix::ffi::OsStrExt;
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-    let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` is a C string and `found` room for the result; both outlive the call.
-    if unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) } != 0 {
-        return Err(std::io::Error::last_os_error());
-    }
-    // SAFETY: the call succeeded, so it has filled the structure.
-    let found = unsafe { found.assume_init() };
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }

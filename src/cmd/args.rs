@@ -40,6 +40,7 @@ impl ConfigArgs {
         for word in &self.words {
             match word.split_once('=') {
                 None => files.push(word),
+                Some(("CONFIG", "")) => {}
                 Some(("CONFIG", file)) => files.push(file),
                 Some(_) => words.push(word.clone()),
             }

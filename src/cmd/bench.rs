@@ -29,10 +29,10 @@ pub struct Args {
     /// Run blocks again in backward instead of keeping their activations
     #[arg(long)]
     gradient_checkpointing: bool,
-    /// The most tokens walked at once, as train.max_tokens_per_pass
+    /// The most tokens walked at once, as `train.max_tokens_per_pass`
     #[arg(long)]
     max_tokens_per_pass: Option<usize>,
-    /// Rows {input_ids, labels} of a JSONL file instead of synthetic ones
+    /// Rows `{input_ids, labels}` of a JSONL file instead of synthetic ones
     #[arg(long, value_name = "FILE.jsonl")]
     data: Option<PathBuf>,
     /// Threads (default: all cores)

@@ -33,7 +33,11 @@ pub fn run(args: &Args) -> Result<()> {
         return terminal::print(&docs::markdown());
     }
     let resolved = args.config.load_partial()?;
-    terminal::print(&if args.json { json(&resolved) } else { table(&resolved, terminal::stdout_colour()) })
+    terminal::print(&if args.json { json(&resolved) } else { table(&resolved, terminal::stdout_colour()) })?;
+    if let Err(missing) = resolved.check_runnable() {
+        terminal::print_note(&format!("this configuration cannot be run as it is: {}", missing.message()));
+    }
+    Ok(())
 }
 
 fn json(resolved: &Resolved) -> String {

@@ -1,7 +1,7 @@
 //! Layer 7: one file a subcommand. Only this layer prints.
 //!
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
-//! [`Command`] and a line in [`Command::run`].
+//! `Command` and a line in `Command::run`.
 pub mod args;
 pub mod bench;
 pub mod config;

@@ -62,6 +62,12 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
+/// Writes a remark to standard error.
+pub(super) fn print_note(text: &str) {
+    // A remark that nobody can read is no failure.
+    let _ = writeln!(std::io::stderr().lock(), "{} {text}", Style::Yellow.paint("note:", stderr_colour()));
+}
+
 /// Writes an error and its hint to standard error.
 pub(super) fn print_error(error: &Error) {
     let colour = stderr_colour();

@@ -24,7 +24,7 @@ use crate::train::signals::Stop;
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Go on from a checkpoint: the newest one of train.output_dir, or the folder DIR
+    /// Go on from a checkpoint: the newest one of the output directory, or the folder DIR
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
     /// Resume although this part of the checkpoint's stamp differs (may be given more than once)
@@ -167,26 +167,26 @@ impl Console {
 
     fn samples(&self, samples: &[Sample]) {
         const SHOWN: usize = 8;
-        let mut text = self.heading("greedy answers on held-out rows");
+        let mut lines = vec![Style::Bold.paint("greedy answers on held-out rows", self.colour)];
         for sample in samples.iter().take(SHOWN) {
             let [prompt, reference, before, after] =
                 [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 60));
             let style = if sample.after_matches() { Style::Green } else { Style::Red };
-            text += &format!("  {prompt}\n    expected  {reference}\n    before    {before}\n");
-            text += &format!("    after     {}\n", style.paint(&after, self.colour));
+            let after = style.paint(&after, self.colour);
+            lines.push(format!("  {prompt}\n    expected  {reference}\n    before    {before}\n    after     {after}"));
         }
         if samples.len() > SHOWN {
-            text += &format!("  … and {} more rows\n", samples.len() - SHOWN);
+            lines.push(format!("  … and {} more rows", samples.len() - SHOWN));
         }
         let (before, after) = exact_matches(samples);
         let share = |count: usize| 100.0 * count as f64 / samples.len() as f64;
-        text += &format!(
+        lines.push(format!(
             "  exact match: {before}/{of} ({:.0} %) before, {after}/{of} ({:.0} %) after\n",
             share(before),
             share(after),
             of = samples.len(),
-        );
-        self.say(&text);
+        ));
+        self.say(&lines.join("\n"));
     }
 
     fn finish(&self) {

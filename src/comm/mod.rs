@@ -19,12 +19,24 @@ pub struct World {
 pub trait Collectives: Send + Sync {
     /// The place of this rank.
     fn world(&self) -> World;
-    /// Replaces `data` on every rank by the sum over ranks. Errors: a peer that is gone or late ([`crate::Kind::Peer`]).
+    /// Replaces `data` on every rank by the sum over ranks.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`]: a peer is gone or late.
     fn all_reduce(&self, data: &mut [f32]) -> Result<()>;
-    /// Replaces each count by the sum over ranks, exactly. Errors as [`Collectives::all_reduce`].
+    /// Replaces each count by the sum over ranks, exactly.
+    ///
+    /// # Errors
+    /// As [`Collectives::all_reduce`].
     fn all_reduce_counts(&self, data: &mut [u64]) -> Result<()>;
-    /// Replaces each number by the sum over ranks, in f64. Errors as [`Collectives::all_reduce`].
+    /// Replaces each number by the sum over ranks, in f64.
+    ///
+    /// # Errors
+    /// As [`Collectives::all_reduce`].
     fn all_reduce_sums(&self, data: &mut [f64]) -> Result<()>;
-    /// Returns when every rank has called it. Errors as [`Collectives::all_reduce`].
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As [`Collectives::all_reduce`].
     fn barrier(&self) -> Result<()>;
 }

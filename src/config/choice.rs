@@ -47,7 +47,9 @@ macro_rules! choices {
             }
 
             fn schema() -> Json {
-                json!({ "enum": Self::WORDS })
+                json!({ "oneOf": [
+                    $( { "const": $word, "description": concat!($($variant_doc),*).trim() }, )+
+                ] })
             }
         }
     )*};

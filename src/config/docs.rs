@@ -43,7 +43,20 @@ fn describe(out: &mut String, def: &OptionDef, defaults: &Config) {
     if let Some(fixed) = def.fixed {
         let _ = writeln!(out, "- value: only `{}` ({})", fixed.accepts[0].to_json(), fixed.reason);
     } else {
-        let _ = writeln!(out, "- value: {}", def.expectation());
+        let schema = (def.schema)();
+        let choices = schema["oneOf"].as_array().or_else(|| schema["anyOf"][0]["oneOf"].as_array());
+        match choices {
+            None => {
+                let _ = writeln!(out, "- value: {}", def.expectation());
+            }
+            Some(choices) => {
+                let or_null = if schema["anyOf"].is_array() { " or null" } else { "" };
+                let _ = writeln!(out, "- value: one of these{or_null}");
+                for choice in choices {
+                    let _ = writeln!(out, "  - `{}`: {}", plain(&choice["const"]), plain(&choice["description"]));
+                }
+            }
+        }
         let _ = writeln!(out, "- default: `{}`", plain(&(def.get)(defaults)));
     }
     if !def.aliases.is_empty() {

@@ -183,6 +183,9 @@ impl Range {
 
 impl std::fmt::Display for Range {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let (Some(min), Some(max)) = (self.min, self.max) {
+            return write!(f, ", {min} to {max}");
+        }
         let words =
             [("at least", self.min), ("greater than", self.above), ("at most", self.max), ("below", self.below)];
         let words: Vec<String> =

@@ -9,7 +9,7 @@ use super::validate;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 use super::yaml::{self, Document};
 use crate::error::{Error, Result};
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +30,14 @@ pub struct Resolved {
 }
 
 impl Resolved {
+    /// Whether the keys that have no default are there: the model and the training rows.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`], naming what is missing.
+    pub fn check_runnable(&self) -> Result<()> {
+        validate::required(self)
+    }
+
     /// Where the value of `key` comes from; [`Source::Default`] for a key that does not exist.
     pub fn source(&self, key: &str) -> &Source {
         self.settings.iter().find(|setting| setting.key == key).map_or(&Source::Default, |setting| &setting.source)
@@ -115,7 +123,7 @@ pub struct Flag {
 /// [`crate::Kind::Config`], naming the file and line, variable or word, the key, what was found and what is expected.
 pub fn load(path: &Path, words: &[String], env: &[(String, String)], flags: &[Flag]) -> Result<Resolved> {
     let resolved = load_partial(path, words, env, flags)?;
-    validate::required(&resolved)?;
+    resolved.check_runnable()?;
     Ok(resolved)
 }
 
@@ -320,9 +328,10 @@ impl Resolver {
 }
 
 fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
+    let places: HashMap<String, usize> = below.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
     for (key, node) in above {
-        match below.iter_mut().find(|(name, _)| *name == key) {
-            Some((_, old)) => *old = node,
+        match places.get(&key) {
+            Some(&at) => below[at].1 = node,
             None => below.push((key, node)),
         }
     }

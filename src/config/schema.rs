@@ -41,7 +41,7 @@ section! {
         /// A folder to use instead of `name`.
         local_dir: Option<PathBuf> = None;
         /// The longest row in tokens; `data.truncation` says what happens to longer ones.
-        max_seq_len: usize = 2048, range Range::at_least(2.0);
+        max_seq_len: usize = 2048, range Range::within(2.0, 16_777_216.0);
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
@@ -78,7 +78,7 @@ section! {
     /// The adapter; names and meaning are those of PEFT's `LoraConfig`.
     LoraConfig, LORA = "tuning.lora" at tuning.lora {
         /// The rank.
-        r: usize = 16, range Range::at_least(1.0);
+        r: usize = 16, range Range::within(1.0, 65536.0);
         /// The numerator of the adapter's scale: `lora_alpha / r`.
         lora_alpha: f64 = 32.0, aliases ["alpha"], range Range::greater_than(0.0);
         /// The share of the adapter's inputs that is zeroed in training.
@@ -118,11 +118,11 @@ section! {
         /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
         max_steps: i64 = -1, range Range::at_least(-1.0);
         /// Rows of a micro-batch.
-        batch_size: usize = 8, aliases ["per_device_train_batch_size"], range Range::at_least(1.0), later ["auto"];
+        batch_size: usize = 8, aliases ["per_device_train_batch_size"], range Range::within(1.0, 1e6), later ["auto"];
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows.
-        grad_accum: usize = 1, aliases ["gradient_accumulation_steps"], range Range::at_least(1.0), later ["auto"];
+        grad_accum: usize = 1, aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6), later ["auto"];
         /// Rows of a validation batch.
-        eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::at_least(1.0);
+        eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::within(1.0, 1e6);
         /// The highest learning rate of the schedule.
         learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
         /// AdamW's decoupled weight decay.
@@ -176,7 +176,7 @@ section! {
         /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
         /// CPU threads (`null`: one a core).
-        num_threads: Option<usize> = None, range Range::at_least(1.0);
+        num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
     }
     fixed {
         /// The optimizer.
@@ -222,7 +222,7 @@ section! {
         /// What happens to rows that are too long.
         truncation: Truncation = Truncation::Right;
         /// Threads that tokenize (`null`: one a core).
-        num_proc: Option<usize> = None, range Range::at_least(1.0);
+        num_proc: Option<usize> = None, range Range::within(1.0, 4096.0);
         /// The folder for tokenized data (`null`: `~/.cache/tunesmith`).
         cache_dir: Option<PathBuf> = None;
         /// Keep tokenized data for the next run, keyed by content.
@@ -250,8 +250,8 @@ section! {
     /// The sample answers of the report.
     GenerationConfig, GENERATION = "gen" at generation {
         /// The longest answer in tokens.
-        max_new_tokens: usize = 64, range Range::at_least(1.0);
+        max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
         /// Answers before and after training, side by side; 0 for none.
-        num_samples: usize = 8;
+        num_samples: usize = 8, range Range::within(0.0, 10_000.0);
     }
 }

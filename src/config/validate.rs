@@ -26,8 +26,9 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
+    // A file for others to include may leave the data to them.
     both(
-        evaluates && !validation,
+        evaluates && !validation && !data.train_path.is_empty(),
         "train.eval_strategy",
         "data.val_path",
         "there are no validation rows; set data.val_path or data.split",

@@ -18,7 +18,7 @@ pub const MAX_SOURCE: usize = 1 << 20;
 /// How deep lists and maps may nest.
 const MAX_DEPTH: usize = 64;
 /// Instructions one rendering may take (a long chat needs some thousands).
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 5_000_000;
 /// Wall-clock limit of one rendering.
 const TIME_LIMIT: Duration = Duration::from_secs(20);
 
@@ -153,7 +153,8 @@ impl Program {
             return Err(failed(format!("the template has {} bytes, the limit is {MAX_SOURCE}", source.len())));
         }
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
-        let (source, marks_generation) = prepare(source, &syntax)?;
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        let (source, marks_generation) = prepare(&source, &syntax)?;
         // A process compiles a handful of templates, which live as long as it does.
         let source: &'static str = Box::leak(source.into_boxed_str());
         let tree = machinery::parse(source, "chat_template", syntax)?;

@@ -1,8 +1,8 @@
 //! Which part of a rendered conversation the assistant wrote. Templates that mark it (`{% generation %}`) are
 //! believed. For others the beginning of the conversation is rendered again, up to each assistant turn: what the
 //! turn adds is the assistant's. Where a template renders a beginning differently once more turns follow (Qwen3 drops
-//! earlier thoughts, Phi closes the text), the turn's content is marked and looked up in the text. Token ids are
-//! never searched.
+//! earlier thoughts, Phi closes the text), the turn's content is marked and looked up in the text, up to the special
+//! token that ends the turn. Token ids are never searched.
 use std::ops::Range;
 
 use serde_json::Value;
@@ -60,67 +60,84 @@ struct Finder<'a> {
 
 impl Finder<'_> {
     fn span(&self, index: usize) -> Result<Range<usize>> {
-        let start = match self.template.render_first(self.turns, index, true) {
-            Ok(prompt) if index > 0 && self.full.starts_with(&prompt.text) => prompt.text.len(),
-            _ => self.content_start(index)?,
-        };
+        let start = self.start(index).ok_or_else(|| self.unstable(index))?;
         let last = index + 1 == self.turns.len();
         let through = if last { None } else { self.template.render_first(self.turns, index + 1, false).ok() };
-        let end = match through {
-            None if last => self.full.len(),
-            Some(through) if self.full.starts_with(&through.text) && through.text.len() > start => through.text.len(),
-            _ => {
-                let content = self.content_end(index)?;
-                let end = self.special_after(content, self.full.len());
-                end.filter(|&end| self.is_end_of_turn(content, end)).ok_or_else(|| self.unstable(index))?
+        let through = through.as_ref().map_or(self.full, |through| &through.text);
+        let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default();
+        // Both go together up to the turn at least: its tokens are behind its start in either.
+        let begin = start.min(common_bytes(through, self.full));
+        let token = self.end_of_turn(through, begin, content);
+        if self.full.starts_with(through) && through.len() > start {
+            return Ok(start..token.map_or(through.len(), |token| token.end));
+        }
+        // Turns that follow change the text of this one, but not the token that ends it.
+        let ending = token.map(|token| &through[token]);
+        let content_end = self.content_end(index).filter(|&end| end >= start).unwrap_or(start);
+        let end = ending.and_then(|ending| Some(content_end + self.full[content_end..].find(ending)? + ending.len()));
+        Ok(start..end.ok_or_else(|| self.unstable(index))?)
+    }
+
+    /// Where the assistant begins to write: after the prompt that a user of the model would give it.
+    fn start(&self, index: usize) -> Option<usize> {
+        let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
+        match prompt {
+            Some(prompt) if self.full.starts_with(&prompt.text) => Some(prompt.text.len()),
+            prompt => self.content_start(index).or_else(|| self.common_start(index, &prompt?.text)),
+        }
+    }
+
+    /// A prompt that ends in more than the text has there (an opened thought): what both share, up to the end of a
+    /// line or a special token.
+    fn common_start(&self, index: usize, prompt: &str) -> Option<usize> {
+        let shared = common_bytes(prompt, self.full);
+        let before = self.template.render_first(self.turns, index, false).ok()?.text.len();
+        let ends = |&at: &usize| {
+            self.full.is_char_boundary(at) && {
+                let text = &self.full[..at];
+                text.ends_with('\n') || self.special_texts.iter().any(|special| text.ends_with(special))
             }
         };
-        Ok(start..self.close(index, start, end))
+        (before + 1..=shared).rev().find(ends)
     }
 
-    /// Ends a turn after its end-of-turn token; what the template puts behind (a newline, a final EOS) is not
-    /// the assistant's.
-    fn close(&self, index: usize, start: usize, end: usize) -> usize {
-        let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default().trim();
-        let text = &self.full[start..end];
-        let content_end = text.rfind(content).map_or(start, |found| start + found + content.len());
-        self.special_after(content_end, end).unwrap_or(end)
-    }
-
-    /// The end of the first special token in `[from, to)`.
-    fn special_after(&self, from: usize, to: usize) -> Option<usize> {
-        let text = &self.full[from..to];
-        let found = self.special_texts.iter().filter_map(|special| Some((text.find(special)?, special.len())));
-        // Of tokens that begin at the same place the longest is the one that the tokenizer takes.
-        found.min_by_key(|&(at, length)| (at, std::cmp::Reverse(length))).map(|(at, length)| from + at + length)
-    }
-
-    /// Whether `[content, end)` is nothing but space and one special token.
-    fn is_end_of_turn(&self, content: usize, end: usize) -> bool {
-        let text = self.full[content..end].trim_start();
-        self.special_texts.iter().any(|special| special == text)
+    /// The token that ends a turn, which goes from `begin` to the end of `text`: of the special tokens (and space) at
+    /// the end the first that stands behind the content. What follows it (a newline, a final EOS) is the template's.
+    fn end_of_turn(&self, text: &str, begin: usize, content: &str) -> Option<Range<usize>> {
+        let mut tokens = Vec::new();
+        let mut rest = text.trim_end();
+        // Of tokens that end at the same place the longest is the one that the tokenizer takes.
+        let ending = |rest: &str| self.special_texts.iter().filter(|s| rest.ends_with(*s)).map(String::len).max();
+        while let Some(length) = ending(rest)
+            && rest.len() - length >= begin
+        {
+            tokens.push(rest.len() - length..rest.len());
+            rest = rest[..rest.len() - length].trim_end();
+        }
+        // The content itself may end in what looks like a special token.
+        let behind = |token: &&Range<usize>| text[..token.start].trim_end().ends_with(content.trim_end());
+        tokens.iter().rev().find(behind).or(tokens.last()).cloned()
     }
 
     /// Where the content of a message begins, found by a mark before it.
-    fn content_start(&self, index: usize) -> Result<usize> {
+    fn content_start(&self, index: usize) -> Option<usize> {
         let mark = self.turns.marks.0;
         let marked = |content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
         self.marked_place(index, marked)
     }
 
     /// Where it ends.
-    fn content_end(&self, index: usize) -> Result<usize> {
+    fn content_end(&self, index: usize) -> Option<usize> {
         let mark = self.turns.marks.0;
         let marked = |content: &str| [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())];
         self.marked_place(index, marked)
     }
 
     /// Renders the conversation with a marked content; without the mark it must be the text we know.
-    fn marked_place(&self, index: usize, marked: impl Fn(&str) -> [String; 2]) -> Result<usize> {
+    fn marked_place(&self, index: usize, marked: impl Fn(&str) -> [String; 2]) -> Option<usize> {
         let mark = self.turns.marks.0;
         let message = &self.conversation.messages[index];
-        let Some(content) = message["content"].as_str() else { return Err(self.unstable(index)) };
-        for variant in marked(content) {
+        for variant in marked(message["content"].as_str()?) {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);
@@ -128,10 +145,10 @@ impl Finder<'_> {
             if let Some((before, after)) = rendered.split_once(mark)
                 && self.full.strip_prefix(before) == Some(after)
             {
-                return Ok(before.len());
+                return Some(before.len());
             }
         }
-        Err(self.unstable(index))
+        None
     }
 
     fn unstable(&self, index: usize) -> Error {
@@ -142,4 +159,9 @@ impl Finder<'_> {
         ))
         .hint("mark the assistant's text by {% generation %} in a copy and set data.template_path, or set data.chat_template")
     }
+}
+
+/// How many bytes two texts have in common at their beginning.
+fn common_bytes(a: &str, b: &str) -> usize {
+    a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count()
 }

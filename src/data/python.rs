@@ -44,6 +44,7 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_filter(MULTIPLY, multiply);
     environment.add_filter(REMAINDER, remainder);
     environment.add_global("_one", 1);
+    environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
     environment.add_test("sequence", |value: &Value| {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::String | ValueKind::Map)
     });

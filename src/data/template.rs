@@ -57,7 +57,7 @@ impl Turns {
             return Err(Error::data("the conversation uses all noncharacters U+FDD0 to U+FDEF"));
         };
         Ok(Self {
-            messages: conversation.messages.iter().map(jinja_value).collect(),
+            messages: conversation.messages.iter().map(message_value).collect(),
             tools: conversation.tools.as_ref().map_or(JinjaValue::from(()), jinja_value),
             bytes: size.bytes,
             marks: (open, close),
@@ -67,13 +67,30 @@ impl Turns {
     /// The same conversation with another message at `index`.
     pub(super) fn with_message(&self, index: usize, message: &Value) -> Self {
         let mut messages = self.messages.clone();
-        messages[index] = jinja_value(message);
+        messages[index] = message_value(message);
         Self { messages, tools: self.tools.clone(), ..*self }
     }
 
     /// How many messages.
     pub(super) const fn len(&self) -> usize {
         self.messages.len()
+    }
+}
+
+/// A message as templates see it. What an assistant thought goes by three names; as in Transformers, a message with
+/// one of them is seen with the two that templates read.
+fn message_value(message: &Value) -> JinjaValue {
+    let names = ["reasoning_content", "thinking", "reasoning"];
+    let thought = names.iter().filter_map(|name| message.get(name)).find(|thought| !thought.is_null());
+    match (message, thought) {
+        (Value::Object(fields), Some(thought)) => {
+            let mut seen = serde_json::Map::new();
+            seen.insert("thinking".into(), thought.clone());
+            seen.extend(fields.clone());
+            seen.insert("reasoning_content".into(), thought.clone());
+            jinja_value(&Value::Object(seen))
+        }
+        _ => jinja_value(message),
     }
 }
 

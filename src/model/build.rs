@@ -103,8 +103,7 @@ impl Builder<'_> {
         };
         let values = self.values(name, shape.iter().product())?;
         if self.trained.contains(name) {
-            let small = name.ends_with("norm.weight") || name.ends_with(".bias");
-            let decay = !small || self.config.train.decay_norms_and_bias;
+            let decay = !init::is_norm_or_bias(name) || self.config.train.decay_norms_and_bias;
             Ok(Weight::Trained(self.params.push(name.to_owned(), shape, decay, values)))
         } else {
             Weight::frozen(values, &shape)

@@ -153,13 +153,9 @@ impl Model {
             let saved = saved.unwrap_or_else(|| block.forward(&pass, &x, &layout.all, rows_of(index)).1);
             let want_dx = index > self.lowest || trains_embedding.is_some();
             let parts = (&layout.all, rows_of(index));
-            match block.backward(&pass, &x, saved, dy, parts, want_dx, grads) {
-                Some(dx) => dy = dx,
-                None => {
-                    dy = self.pool.act(0, 0);
-                    break;
-                }
-            }
+            // None only at the lowest block, where nothing below is trained.
+            let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
+            dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
         }
         if let Some(range) = trains_embedding {
             embedding::backward(&dy, &batch.tokens, self.arch.pad_token_id, &mut grads[range.clone()]);

@@ -43,12 +43,21 @@ impl Stream {
     }
 }
 
+/// Whether a tensor is a norm's weight or a bias, which Hugging Face neither decays nor draws at random.
+pub fn is_norm_or_bias(name: &str) -> bool {
+    name.ends_with("norm.weight") || is_bias(name)
+}
+
+fn is_bias(name: &str) -> bool {
+    name.rsplit('.').next() == Some("bias")
+}
+
 /// A base tensor from scratch, as `transformers` does it: ones for norms, zeros for biases, else normal with the
 /// model's `initializer_range`.
 pub fn base(seed: u64, name: &str, count: usize, deviation: f64) -> Vec<f32> {
     if name.ends_with("norm.weight") {
         vec![1.0; count]
-    } else if name.ends_with(".bias") {
+    } else if is_bias(name) {
         vec![0.0; count]
     } else {
         Stream::new(seed, name).normals(deviation, count)

@@ -151,7 +151,9 @@ impl Linear {
 fn add_bias(y: &mut Act, bias: &[f32]) {
     for panel in 0..y.panels() {
         for (lanes, value) in y.panel_mut(panel).chunks_exact_mut(LANES).zip(bias) {
-            lanes.iter_mut().for_each(|sum| *sum += value);
+            for sum in lanes {
+                *sum += value;
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What every segment needs in one pass over a batch.
-use crate::ops::attention::{Span, full_spans, row_spans};
+
 use crate::ops::dropout::{Dropout, key};
 use crate::ops::panel::Pool;
 use crate::ops::rope::Rope;
+use crate::ops::spans::{Span, full_spans, row_spans};
 use std::sync::Arc;
 
 /// One walk over the segments.

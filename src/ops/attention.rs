@@ -8,6 +8,7 @@ use super::gemm::{tile, tile_rows, transpose, with_tile};
 use super::panel::{Act, LANES, Pool, realign, unalign};
 use super::par::{self, Shared};
 use super::simd::{Simd, dispatch};
+use super::spans::Span;
 use std::cell::RefCell;
 use std::sync::Arc;
 
@@ -20,44 +21,6 @@ pub struct Heads {
     pub kv: usize,
     /// Features of a head.
     pub dim: usize,
-}
-
-/// One sequence of a batch: which tokens hold its keys, which rows hold its queries.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Span {
-    /// First key token.
-    pub key_start: usize,
-    /// How many keys.
-    pub keys: usize,
-    /// First query row.
-    pub query_start: usize,
-    /// Each query's position in the sequence, rising; query i sees keys `0..=positions[i]`.
-    pub positions: Vec<usize>,
-}
-
-/// Sequences whose every token is a query.
-pub fn full_spans(cu_seqlens: &[usize]) -> Vec<Span> {
-    let span = |ends: &[usize]| Span {
-        key_start: ends[0],
-        keys: ends[1] - ends[0],
-        query_start: ends[0],
-        positions: (0..ends[1] - ends[0]).collect(),
-    };
-    cu_seqlens.windows(2).map(span).collect()
-}
-
-/// Sequences whose queries are only the tokens `rows` (rising), laid end to end.
-pub fn row_spans(cu_seqlens: &[usize], rows: &[usize]) -> Vec<Span> {
-    let span = |ends: &[usize]| {
-        let (first, last) = (rows.partition_point(|&row| row < ends[0]), rows.partition_point(|&row| row < ends[1]));
-        Span {
-            key_start: ends[0],
-            keys: ends[1] - ends[0],
-            query_start: first,
-            positions: rows[first..last].iter().map(|&row| row - ends[0]).collect(),
-        }
-    };
-    cu_seqlens.windows(2).map(span).collect()
 }
 
 /// Key panels in a block of the forward pass.
@@ -159,8 +122,8 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
                         row += rows;
                     }
                     if key + LANES - 1 > lowest {
-                        for panel in 0..panels {
-                            let at = S::load(lanes[panel].as_ptr());
+                        for (panel, positions) in lanes.iter().enumerate().take(panels) {
+                            let at = S::load(positions.as_ptr());
                             for row in 0..LANES {
                                 let to = job.scores.add(panel * score_stride + kp * BLOCK + row * LANES);
                                 let hidden = S::splat(f32::NEG_INFINITY);
@@ -537,6 +500,7 @@ pub fn backward(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::spans::{full_spans, row_spans};
     use crate::ops::testing::{check_gradient, each_level, numbers};
 
     /// The plain definition on row-major f64: softmax over the visible keys of each query, then their values' mean.

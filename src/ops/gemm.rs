@@ -76,6 +76,10 @@ unsafe impl Sync for Job {}
 const DEPTH: usize = 512;
 /// Rows of the matrix in a task.
 const TASK_ROWS: usize = 96;
+/// Depth from which packing a tile of a transposed matrix pays: an LM head, which no cache holds.
+const PACK_DEPTH: usize = 4096;
+/// Panels from which it pays.
+const PACK_PANELS: usize = 6;
 /// Panels in a task.
 const TASK_PANELS: usize = 16;
 
@@ -149,15 +153,30 @@ macro_rules! with_tile {
 }
 pub(super) use with_tile;
 
-/// One tile of `out` at row `m` and panel `p` for the part `k0..k0 + depth` of the first term, and the whole second
-/// term if it is the last part.
+/// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
+///
+/// # Safety
+/// Both places hold that many.
+#[inline(always)]
+unsafe fn pack<const ROWS: usize>(from: *const f32, col: usize, depth: usize, to: *mut f32) {
+    for k in 0..depth {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let run = from.add(k * col).cast::<[f32; ROWS]>().read_unaligned();
+            to.add(k * ROWS).cast::<[f32; ROWS]>().write_unaligned(run);
+        }
+    }
+}
+
+/// One tile of `out` at row `m` and panel `p` for `part` of the first term (its columns from `k0` on), and the whole
+/// second term if it is the last part.
 #[inline(always)]
 unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     job: &Job,
+    part: &RawTerm,
     m: usize,
     p: usize,
     k0: usize,
-    depth: usize,
 ) {
     // SAFETY: the task's block lies inside `out`; operands were checked in `matmul`.
     unsafe {
@@ -181,17 +200,9 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
                 *sums = [S::splat(*job.bias.add(m + row)); PANELS];
             }
         }
-        let first = &job.first;
-        tile::<S, ROWS, PANELS>(
-            depth,
-            first.matrix.add(m * first.row + k0 * first.col),
-            first.row,
-            first.col,
-            first.x.add(p * first.stride + k0 * LANES),
-            first.stride,
-            &mut acc,
-        );
-        if let Some(second) = job.second.as_ref().filter(|_| k0 + depth == first.depth) {
+        let x = part.x.add(p * part.stride);
+        tile::<S, ROWS, PANELS>(part.depth, part.matrix, part.row, part.col, x, part.stride, &mut acc);
+        if let Some(second) = job.second.as_ref().filter(|_| k0 + part.depth == job.first.depth) {
             tile::<S, ROWS, PANELS>(
                 second.depth,
                 second.matrix.add(m * second.row),
@@ -214,17 +225,35 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 unsafe fn matmul_block<S: Simd>(job: &Job, m0: usize, m1: usize, p0: usize, p1: usize) {
     let blocks = job.first.depth.div_ceil(DEPTH).max(1);
     let depth = job.first.depth.div_ceil(blocks);
+    #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
+    let mut packed = [std::mem::MaybeUninit::<f32>::uninit(); DEPTH * 12];
     let mut k0 = 0;
     loop {
         let part = depth.min(job.first.depth - k0);
         let mut m = m0;
         while m < m1 {
             let rows = tile_rows(m1 - m, S::ROWS);
+            let first = &job.first;
+            // SAFETY: the tile lies inside the matrix.
+            let at = unsafe { first.matrix.add(m * first.row + k0 * first.col) };
+            let mut part_of = RawTerm { matrix: at, x: first.x.wrapping_add(k0 * LANES), depth: part, ..*first };
+            if first.row == 1 && rows == S::ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
+                // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
+                // SAFETY: `part <= DEPTH` runs of `rows <= 12` floats.
+                unsafe {
+                    match S::ROWS {
+                        12 => pack::<12>(at, first.col, part, packed.as_mut_ptr().cast()),
+                        6 => pack::<6>(at, first.col, part, packed.as_mut_ptr().cast()),
+                        _ => pack::<4>(at, first.col, part, packed.as_mut_ptr().cast()),
+                    }
+                }
+                part_of = RawTerm { matrix: packed.as_ptr().cast(), col: rows, ..part_of };
+            }
             let mut p = p0;
             while p < p1 {
                 let panels = S::PANELS.min(p1 - p);
                 // SAFETY: the block lies inside `out`.
-                unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, m, p, k0, part)) };
+                unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, &part_of, m, p, k0)) };
                 p += panels;
             }
             m += rows;
@@ -329,13 +358,8 @@ pub(super) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
     // SAFETY: the caller's promise.
     unsafe {
         if rows == LANES {
-            let mut block = [[0.0f32; LANES]; LANES];
-            for i in 0..LANES {
-                let row = from.add(i * LANES).cast::<[f32; LANES]>().read_unaligned();
-                for j in 0..LANES {
-                    block[j][i] = row[j];
-                }
-            }
+            let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();
+            let block: [[f32; LANES]; LANES] = std::array::from_fn(|j| std::array::from_fn(|i| rows[i][j]));
             to.cast::<[[f32; LANES]; LANES]>().write_unaligned(block);
             return;
         }

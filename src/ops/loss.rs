@@ -94,7 +94,9 @@ mod tests {
                 }
                 let mut gradient = act.to_rows();
                 for (token, row) in gradient.chunks_mut(vocabulary).enumerate() {
-                    row.iter_mut().for_each(|value| *value /= losses[token].1);
+                    for value in row.iter_mut() {
+                        *value /= losses[token].1;
+                    }
                     row[targets[token] as usize] -= 1.0;
                 }
                 check_gradient("logits", &logits, &gradient, |x| reference(x, &targets, vocabulary).iter().sum());

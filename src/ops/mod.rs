@@ -2,6 +2,7 @@
 //!
 //! Every file holds a plain reference (in its tests, in f64), the fast version, written once over
 //! [`simd::Simd`], and the test that holds one against the other at every SIMD level on odd sizes.
+#![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod attention;
 pub mod dropout;
 pub mod embedding;
@@ -14,5 +15,6 @@ pub mod par;
 pub mod peak;
 pub mod rope;
 pub mod simd;
+pub mod spans;
 #[cfg(test)]
 pub(crate) mod testing;

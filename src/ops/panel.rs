@@ -86,7 +86,7 @@ impl Pool {
         let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&floats).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| Buffer::new(floats));
         let mut act = Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) };
-        if tokens % LANES != 0 {
+        if !tokens.is_multiple_of(LANES) {
             act.panel_mut(panels - 1).fill(0.0);
         }
         act

@@ -10,6 +10,9 @@ unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: &[f32; 16]) -> f32 {
         let (factor, addend) = (S::splat(0.999), S::load(seed.as_ptr()));
         // Independent sums: enough to hide the latency of a multiply-add, few enough for the registers.
         let mut sums = [addend; 12];
+        for (index, sum) in sums.iter_mut().enumerate() {
+            *sum = S::mul(addend, S::splat(1.0 + index as f32));
+        }
         for _ in 0..rounds {
             for sum in &mut sums[..S::ROWS] {
                 *sum = S::fma(*sum, factor, addend);
@@ -21,7 +24,8 @@ unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: &[f32; 16]) -> f32 {
         }
         let mut lanes = [0.0f32; 16];
         S::store(lanes.as_mut_ptr(), total);
-        lanes[0]
+        // Every lane counts, or half of the work could be left out.
+        lanes.iter().sum()
     }
 }
 

@@ -1,5 +1,5 @@
 //! Rotary position embedding, Hugging Face's half-split form: features i and i + dim/2 of a head turn by the angle
-//! `position * inv_freq[i]`. Su et al., "RoFormer", 2021. The backward pass turns the other way.
+//! `position * inv_freq[i]`. Su et al., 2021. The backward pass turns the other way.
 use super::panel::{Act, LANES, Pool};
 use super::par;
 use super::simd::{Simd, dispatch};

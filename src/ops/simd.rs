@@ -223,6 +223,7 @@ pub use x86::{Avx2, Avx512};
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Simd;
+    #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
     use std::arch::x86_64::*;
 
     /// Two 8-lane registers.

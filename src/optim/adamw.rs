@@ -109,7 +109,8 @@ mod tests {
         let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.1 };
         let mut adam = AdamW::new(betas, 4);
         let mut values = [1.0f32, 1.0, 1.0, 1.0];
-        adam.update(&mut values, &[0.0, 0.0, 0.5, -0.5], 1.0, 0.01, &[1..3]);
+        let decayed = [Range { start: 1, end: 3 }];
+        adam.update(&mut values, &[0.0, 0.0, 0.5, -0.5], 1.0, 0.01, &decayed);
         // Adam's first step is the rate in the gradient's direction, whatever its size.
         let expected = [1.0, 0.999, 0.999 - 0.01, 1.01];
         assert!(values.iter().zip(expected).all(|(got, want)| (got - want).abs() < 1e-6), "{values:?}");

@@ -7,7 +7,7 @@ use crate::config::arch::Arch;
 use crate::config::resolve::Source;
 use crate::config::{LoraConfig, Resolved};
 use crate::error::{Error, Result};
-use crate::model::targets::{place, saved_tensors};
+use crate::model::targets::{Placement, place, saved_tensors};
 
 /// Settings of `tuning.lora` that decide which tensors an adapter has and how they are scaled.
 const SHAPING: [&str; 8] = [
@@ -59,11 +59,11 @@ fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConf
             Some("r") => wanted.r = asked.r,
             Some("lora_alpha") => wanted.lora_alpha = asked.lora_alpha,
             Some("use_rslora") => wanted.use_rslora = asked.use_rslora,
-            Some("target_modules") => wanted.target_modules = asked.target_modules.clone(),
-            Some("rank_pattern") => wanted.rank_pattern = asked.rank_pattern.clone(),
-            Some("alpha_pattern") => wanted.alpha_pattern = asked.alpha_pattern.clone(),
-            Some("layers_to_transform") => wanted.layers_to_transform = asked.layers_to_transform.clone(),
-            Some("modules_to_save") => wanted.modules_to_save = asked.modules_to_save.clone(),
+            Some("target_modules") => wanted.target_modules.clone_from(&asked.target_modules),
+            Some("rank_pattern") => wanted.rank_pattern.clone_from(&asked.rank_pattern),
+            Some("alpha_pattern") => wanted.alpha_pattern.clone_from(&asked.alpha_pattern),
+            Some("layers_to_transform") => wanted.layers_to_transform.clone_from(&asked.layers_to_transform),
+            Some("modules_to_save") => wanted.modules_to_save.clone_from(&asked.modules_to_save),
             _ => {}
         }
     }
@@ -74,7 +74,7 @@ fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConf
 fn expected(arch: &Arch, lora: &LoraConfig) -> Result<Vec<(String, Vec<usize>)>> {
     let placed = place(arch, lora)?;
     let mut tensors: Vec<_> =
-        placed.iter().flat_map(|placement| placement.tensors()).map(|(name, shape)| (name, shape.to_vec())).collect();
+        placed.iter().flat_map(Placement::tensors).map(|(name, shape)| (name, shape.to_vec())).collect();
     for name in saved_tensors(arch, lora)? {
         tensors.push((name.clone(), shape_of(arch, &name)));
     }

@@ -3,7 +3,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::checkpoint::store;
+use crate::checkpoint::disk;
 
 /// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
 pub fn peak_bytes() -> u64 {
@@ -17,7 +17,7 @@ fn status_kib(key: &str) -> Option<u64> {
 
 /// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
 pub fn free_disk(path: &Path) -> Option<u64> {
-    store::free_bytes(path).ok()
+    disk::free_bytes(path).ok()
 }
 
 /// What the report says about the machine.

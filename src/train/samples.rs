@@ -56,11 +56,11 @@ impl<'a> Questions<'a> {
     /// The tokenizer.
     pub fn samples(&self, before: Vec<String>, after: Vec<String>) -> Result<Vec<Sample>> {
         let tokenizer = &self.dataset.tokenizer;
-        let answers = before.into_iter().zip(after);
-        let sample = |((prompt, answer), (before, after)): (&(&[u32], &[u32]), (String, String))| {
+        let mut samples = Vec::with_capacity(self.rows.len());
+        for ((prompt, answer), (before, after)) in self.rows.iter().zip(before.into_iter().zip(after)) {
             let (prompt, reference) = (tokenizer.decode(prompt, false)?, tokenizer.decode(answer, true)?);
-            Ok(Sample { prompt, reference, before, after })
-        };
-        self.rows.iter().zip(answers).map(sample).collect()
+            samples.push(Sample { prompt, reference, before, after });
+        }
+        Ok(samples)
     }
 }

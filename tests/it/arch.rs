@@ -212,3 +212,24 @@ fn inverse_frequencies_are_those_of_transformers() {
         }
     }
 }
+
+#[test]
+fn mutated_files_never_panic() {
+    let mut read = 0;
+    for name in ["llama", "qwen3"] {
+        let text = std::fs::read(model_dir(name).join("config_v4.json")).unwrap();
+        for at in 0..text.len() {
+            for bit in 0..8 {
+                let mut bytes = text.clone();
+                bytes[at] ^= 1 << bit;
+                let Ok(mutated) = String::from_utf8(bytes) else { continue };
+                if let Ok(arch) = Arch::from_json(&mutated, Path::new("x")) {
+                    read += 1;
+                    assert_eq!(arch.rope.inv_freq(arch.head_dim).len(), arch.head_dim / 2);
+                    assert!(!arch.tensors().is_empty());
+                }
+            }
+        }
+    }
+    assert!(read > 100, "{read}");
+}

@@ -1,9 +1,11 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
+mod checkpoint;
 mod config;
 mod data;
 mod examples;
 mod parity;
+mod peft;
 mod run;
 mod targets;
 mod tidy;

@@ -45,6 +45,21 @@ fn the_table_is_aligned_and_plain_without_a_terminal() {
 }
 
 #[test]
+fn a_configuration_that_cannot_run_is_shown_with_a_note() {
+    let folder = Folder::new(&[("a.yaml", RUNNABLE), ("base.yaml", "train: {eval_strategy: epoch}")]);
+    let note = |file: &str| {
+        let output = folder.tunesmith().args(["config", file]).output().unwrap();
+        assert!(stdout(&output).contains("train.seed"));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    assert_eq!(note("a.yaml"), "");
+    assert_eq!(
+        note("base.yaml"),
+        "note: this configuration cannot be run as it is: base.yaml: model.name is not set\n"
+    );
+}
+
+#[test]
 fn errors_go_to_stderr_with_exit_code_2() {
     let folder = Folder::new(&[("a.yaml", "train:\n  lerning_rate: 1\n"), ("b.yaml", "")]);
     for (args, message) in [

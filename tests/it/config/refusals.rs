@@ -34,10 +34,10 @@ fn wrong_types_say_what_was_found_and_expected() {
     };
     says(
         "train:\n  batch_size: many\n",
-        "a.yaml:2:3: train.batch_size: expected an integer, at least 1, found the string \"many\"",
+        "a.yaml:2:3: train.batch_size: expected an integer, 1 to 1000000, found the string \"many\"",
     );
-    says("train: {batch_size: 0}", "expected an integer, at least 1, found the integer 0");
-    says("train: {batch_size: -3}", "expected an integer, at least 1, found the integer -3");
+    says("train: {batch_size: 0}", "expected an integer, 1 to 1000000, found the integer 0");
+    says("train: {batch_size: -3}", "expected an integer, 1 to 1000000, found the integer -3");
     says("train: {batch_size: 1.5}", "found the number 1.5");
     says("train: {lr: \"2e-4\"}", "hint: write 2e-4 without quotes");
     says("train: {lr: .nan}", "train.lr: expected a number, at least 0, found the number NaN");
@@ -45,8 +45,8 @@ fn wrong_types_say_what_was_found_and_expected() {
     says("train: {lr: }", "found nothing");
     says("train: {lr: [1]}", "found a list of 1 item");
     says("train: {seed: -1}", "found the integer -1");
-    says("train: {num_threads: x}", "expected an integer or null, at least 1, found the string \"x\"");
-    says("train: {warmup_ratio: 1.5}", "expected a number, at least 0 and at most 1, found the number 1.5");
+    says("train: {num_threads: x}", "expected an integer or null, 1 to 4096, found the string \"x\"");
+    says("train: {warmup_ratio: 1.5}", "expected a number, 0 to 1, found the number 1.5");
     says("tuning: {lora: {dropout: 1}}", "expected a number, at least 0 and below 1, found the integer 1");
     says("train: 5", "a.yaml:1:1: train: expected keys, indented below it, found the integer 5");
     says("train: {bf16: true}", "this version computes in float32");
@@ -153,7 +153,7 @@ fn contradictions_name_both_keys_and_their_sources() {
     for (text, first, second) in [
         ("train: {load_best_model_at_end: true}", "load_best_model_at_end", "eval_strategy"),
         ("train: {early_stopping_patience: 2}", "early_stopping_patience", "eval_strategy"),
-        ("train: {eval_strategy: epoch}", "eval_strategy", "val_path"),
+        ("train: {eval_strategy: epoch}\ndata: {train_path: x}", "eval_strategy", "val_path"),
         ("train: {eval_strategy: steps}\ndata: {split: 0.1}", "eval_strategy", "eval_steps"),
         ("data: {split: 0.1, val_path: x}", "val_path", "split"),
         ("data: {template_path: x, chat_template: phi}", "template_path", "chat_template"),

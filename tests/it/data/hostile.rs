@@ -1,1 +1,195 @@
-//! x
+//! Input made to hang, to exhaust memory or to crash: each ends in an error that says what was found.
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use tunesmith::data::row::Conversation;
+use tunesmith::data::{ChatTemplate, Tokenizer};
+use tunesmith::{Error, Kind};
+
+use super::{assert_refused, load_text, tokenizer};
+
+fn render(source: &str) -> Result<String, Error> {
+    let messages = vec![serde_json::json!({"role": "user", "content": "x"})];
+    let conversation = Conversation { messages, ..Conversation::default() };
+    let template = ChatTemplate::compile(source, "test", &tokenizer("bpe_gpt2"))?;
+    template.render(&conversation, false).map(|rendered| rendered.text)
+}
+
+/// What `body` makes of `ns.v` (at first a string), 60 times over.
+fn repeated(body: &str) -> String {
+    format!("{{% set ns = namespace(v='xxxx') %}}{{% for i in range(60) %}}{body}{{% endfor %}}{{{{ ns.v }}}}")
+}
+
+/// It is a limit that stops the template, not some mistake in it.
+fn assert_stopped(source: &str) {
+    let error = render(source).unwrap_err();
+    assert_eq!(error.kind(), Kind::Data, "{source}: {error}");
+    let limits =
+        ["larger than", "too much text", "deep", "width", "namespace", "steps", "ran for", "recursi", "indent"];
+    assert!(limits.iter().any(|limit| error.message().contains(limit)), "{source}: {error}");
+}
+
+#[test]
+fn templates_that_grow_without_end_are_stopped() {
+    let growing = [
+        repeated("{% set ns.v = ns.v ~ ns.v %}"),
+        repeated("{% set ns.v = ns.v + ns.v %}"),
+        repeated("{% set ns.v = ns.v * 9 %}"),
+        repeated("{% set ns.v = ns.v|replace('x', 'xxx') %}"),
+        repeated("{% set ns.v = ns.v.replace('', ns.v) %}"),
+        repeated("{% set ns.v = [ns.v, ns.v]|join(ns.v) %}"),
+        repeated("{% set ns.v = ns.v.join([ns.v, ns.v]) %}"),
+        repeated("{% set ns.v = '%s%s'|format(ns.v, ns.v) %}"),
+        repeated("{% set ns.v = '%s%s' % (ns.v, ns.v) %}"),
+        repeated("{% set ns.v = '{}{}'.format(ns.v, ns.v) %}"),
+        repeated("{% set ns.v = [ns.v, ns.v] %}"),
+        repeated("{% set ns.v = (ns.v, ns.v) %}"),
+        repeated("{% set ns.v = {'a': ns.v, 'b': ns.v} %}"),
+        repeated("{% set ns.v = dict(a=ns.v, b=ns.v) %}"),
+        repeated("{% set ns.v = [ns.v, ns.v]|tojson %}"),
+        repeated("{% set ns.v = [ns.v, ns.v]|string %}"),
+        repeated("{% set w %}{{ ns.v }}{{ ns.v }}{% endset %}{% set ns.v = w %}"),
+        repeated("{% set ns.v = ns.v|indent(99999999, true) %}"),
+        repeated("{% set ns.v = [ns.v]|list + [ns.v]|list %}{% set ns.v = ns.v|map('string')|join %}"),
+        "{% macro m(v, n) %}{{ m(v ~ v, n - 1) if n else v }}{% endmacro %}{{ m('xxxx', 40) }}".into(),
+        "{% for a in ['xxxx' * 4000000] %}{% for b in [a ~ a] %}{{ b ~ b }}{% endfor %}{% endfor %}".into(),
+        "{{ 'x' * 100000000 ~ 'x' * 100000000 ~ 'x' * 100000000 }}".into(),
+        "{{ ((1,) * 100000000)|length }}".into(),
+        "{{ ([1] * 100000000)|list|length }}".into(),
+        "{{ '%1000000000d' % 1 }}".into(),
+        "{{ '{:1000000000}'.format(1) }}".into(),
+        "{{ '%*d' % (1000000000, 1) }}".into(),
+        "{{ [1]|tojson(indent=1000000000) }}".into(),
+        format!(
+            "{{% for i in range(99999) %}}{{% set w %}}{}{{% endset %}}{{{{ w }}}}{{% endfor %}}",
+            "raw text ".repeat(2000)
+        ),
+    ];
+    for source in growing {
+        let begin = Instant::now();
+        assert_stopped(&source);
+        assert!(begin.elapsed() < Duration::from_secs(20), "{source}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn templates_that_run_without_end_are_stopped() {
+    let endless = [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% for a in [1] recursive %}{{ loop([a]) }}{% endfor %}",
+        "{% set ns = namespace(v='x' * 4000000) %}{% for a in range(99999) %}{% for b in range(99999) %}{% if ns.v ~ 'a' == ns.v ~ 'b' %}{% endif %}{% endfor %}{% endfor %}",
+    ];
+    for source in endless {
+        let begin = Instant::now();
+        assert_stopped(source);
+        assert!(begin.elapsed() < Duration::from_secs(60), "{source}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn values_cannot_nest_without_end_or_form_a_ring() {
+    let nested = [
+        "{% set ns = namespace(v=1) %}{% for i in range(90000) %}{% set ns.v = [ns.v] %}{% endfor %}{{ ns.v }}",
+        "{% set ns = namespace(v=[1]) %}{% for i in range(90000) %}{% set ns.v = ns.v|zip|list %}{% endfor %}{{ ns.v }}",
+        "{% set ns = namespace(v=1) %}{% for i in range(90000) %}{% set ns.v = dict(v=ns.v) %}{% endfor %}{{ ns.v }}",
+        "{% set ns = namespace() %}{% set ns.v = ns %}{{ ns }}",
+        "{% set ns = namespace() %}{% set ns.v = [ns] %}{{ ns }}",
+        "{% set ns = namespace() %}{% for i in range(90000) %}{% set new = namespace() %}{% set new.v = ns.v %}{% set ns.v = new %}{% endfor %}",
+    ];
+    for source in nested {
+        assert_stopped(source);
+    }
+}
+
+#[test]
+fn limits_do_not_meet_ordinary_templates() {
+    let cases = [
+        ("{{ 'ab' * 3 ~ 2 * 3 ~ 7 % 4 }}", "ababab63"),
+        ("{{ ([1, 2] + [3])[1:]|join('-') }}", "2-3"),
+        ("{{ '%s is %d' % ('a', 2024) }} {{ '{} {:>4}'.format('2024', 7) }}", "a is 2024 2024    7"),
+        ("{% for x in [1, 2, 3] %}{% if x == 2 %}{% continue %}{% endif %}{{ x }}{% endfor %}", "13"),
+        ("{% for x in [1, 2, 3] if x != 2 %}{{ x }}{{ ',' if not loop.last }}{% endfor %}", "1,3"),
+        ("{% macro m(a, b=2) %}{{ a }}{{ b }}{% endmacro %}{{ m(1) }}{{ m(3, b=4) }}", "1234"),
+        (
+            "{{ {'b': [1, 2.0, None, True, 'é\"<'], 'a': {}}|tojson }}",
+            r#"{"b": [1, 2.0, null, true, "é\"<"], "a": {}}"#,
+        ),
+        ("{{ {'a': [1], 'b': []}|tojson(indent=2) }}", "{\n  \"a\": [\n    1\n  ],\n  \"b\": []\n}"),
+        ("{{ [1, 2]|tojson(separators=(',', ':')) }}", "[1,2]"),
+        ("{{ 'a</t>b'.split('</t>')[-1] }}{{ 'ab'.removeprefix('a') }}{{ 'a,b,c'.rsplit(',', 1)[0] }}", "bba,b"),
+        ("{{ none is iterable }} {{ 'a' is sequence }} {{ undefined_name is defined }}", "False True False"),
+        ("{{ 'a\nb'|indent(2) }}", "a\n  b"),
+        ("{{ messages[::-1][0].content }}{{ messages|length }}", "x1"),
+        ("{% filter upper %}a{% generation %}b{% endgeneration %}{% endfilter %}", "AB"),
+        ("{{ strftime_now('%Y')|length }}", "4"),
+        ("{{ dict(**{'a': 1}).a }}{{ dict(a=2).items()|list }}", "1[('a', 2)]"),
+    ];
+    for (source, expected) in cases {
+        assert_eq!(render(source).unwrap_or_else(|error| panic!("{source}: {error}")), expected, "{source}");
+    }
+    // A megabyte of text in a row is ordinary.
+    let text = "word ".repeat(200_000);
+    let data = load_text("rows.jsonl", serde_json::json!({"user": text, "assistant": text}).to_string());
+    assert_refused(data, &["max_seq_len"]);
+}
+
+#[test]
+fn hostile_tokenizers_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let hostile = [
+        String::new(),
+        "{}".into(),
+        "\u{0}\u{1}".into(),
+        "[".repeat(100_000),
+        r#"{"version":"1.0","model":{"type":"BPE","vocab":{"a":0},"merges":["a b"]}}"#.into(),
+        r#"{"version":"1.0","model":{"type":"BPE","vocab":{"a":0,"ab":1},"merges":["a a"]}}"#.into(),
+        r#"{"version":"1.0","model":{"type":"BPE","vocab":{},"merges":[["",""]]}}"#.into(),
+        r#"{"version":"1.0","model":{"type":"Unigram","unk_id":9,"vocab":[["a",0.0]]}}"#.into(),
+        r#"{"version":"1.0","pre_tokenizer":{"type":"Split","pattern":{"Regex":"(?P<"},"behavior":"Isolated","invert":false},"model":{"type":"BPE","vocab":{"a":0},"merges":[]}}"#.into(),
+    ];
+    for json in hostile {
+        std::fs::write(folder.path().join("tokenizer.json"), &json).unwrap();
+        // Some are only hostile to texts; none may crash.
+        match Tokenizer::load(folder.path()) {
+            Ok(tokenizer) => drop(tokenizer.encode("a b ab", true)),
+            Err(error) => assert_eq!(error.kind(), Kind::Data, "{error}"),
+        }
+    }
+    let missing = Tokenizer::load(&PathBuf::from("/nowhere")).unwrap_err();
+    assert_eq!(missing.kind(), Kind::Data);
+    assert!(missing.hint_text().unwrap().contains("tokenizer.json"));
+}
+
+#[test]
+fn broken_files_name_their_line() {
+    assert_refused(
+        load_text("rows.jsonl", b"{\"text\": \"a\"}\n{\"text\": \"\xff\"}\n"),
+        &["rows.jsonl:2", "invalid UTF-8"],
+    );
+    assert_refused(load_text("rows.jsonl", "{\"text\": \"a\"}\n\n{\"text\": \n"), &["rows.jsonl:3", "malformed JSON"]);
+    assert_refused(load_text("rows.jsonl", "[1]\n"), &["rows.jsonl:1", "found a list, expected an object"]);
+    assert_refused(load_text("rows.jsonl", "{\"text\": \"a\"}\n{\"txt\": \"a\"}"), &["rows.jsonl:2", "[txt]", "text"]);
+    assert_refused(load_text("rows.jsonl", ""), &["no rows"]);
+    assert_refused(load_text("rows.json", "[{\"text\": \"a\"}, 7]"), &["rows.json: row 2", "a number"]);
+    assert_refused(load_text("rows.json", "[{\"text\": \"a\"},\n{\"text\"]"), &["rows.json:2", "malformed JSON"]);
+    assert_refused(load_text("rows.csv", "text\na\nb,c\n"), &["rows.csv:3", "malformed CSV"]);
+    assert_refused(load_text("rows.csv", b"text\n\xff\n"), &["rows.csv:2", "UTF-8"]);
+    assert_refused(load_text("rows.jsonl", b"\xff\xfe{\x00}\x00"), &["UTF-16"]);
+    assert_refused(load_text("rows.parquet", "PAR1"), &["no known extension"]);
+    assert_refused(super::load_with(&super::config(&PathBuf::from("/nowhere/rows.jsonl"))), &["/nowhere/rows.jsonl"]);
+    assert_refused(load_text("rows.jsonl", "[".repeat(200_000)), &["rows.jsonl:1"]);
+}
+
+#[test]
+fn a_line_of_ten_megabytes_is_read() {
+    let text = "a quick brown fox ".repeat(60_000);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    let row = serde_json::json!({ "text": text, "notes": "n".repeat(9_000_000) });
+    std::fs::write(&path, row.to_string()).unwrap();
+    let mut config = super::config(&path);
+    config.model.max_seq_len = 100_000_000;
+    let data = super::load_with(&config).unwrap();
+    assert_eq!(super::texts(&data, 0).0, format!("<s>{text}</s>"), "nothing is cut in silence");
+}

@@ -25,10 +25,15 @@ pub fn read(directory: &Path) -> Events {
         let mut frames = 0;
         while !rest.is_empty() {
             let length = u64::from_le_bytes(rest[..8].try_into().unwrap()) as usize;
-            assert_eq!(masked_crc(&rest[..8]), u32::from_le_bytes(rest[8..12].try_into().unwrap()), "{file:?}");
+            assert_eq!(
+                masked_crc(&rest[..8]),
+                u32::from_le_bytes(rest[8..12].try_into().unwrap()),
+                "{}",
+                file.display()
+            );
             let payload = &rest[12..12 + length];
             let crc = u32::from_le_bytes(rest[12 + length..16 + length].try_into().unwrap());
-            assert_eq!(masked_crc(payload), crc, "{file:?}");
+            assert_eq!(masked_crc(payload), crc, "{}", file.display());
             let event = fields(payload);
             if frames == 0 {
                 assert_eq!(event[&3][0].bytes(), b"brain.Event:2");
@@ -37,7 +42,7 @@ pub fn read(directory: &Path) -> Events {
             rest = &rest[16 + length..];
             frames += 1;
         }
-        assert!(frames > 0, "{file:?} is empty");
+        assert!(frames > 0, "{} is empty", file.display());
     }
     events
 }

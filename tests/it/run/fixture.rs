@@ -7,10 +7,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tunesmith::config::arch::Arch;
 
-pub const USER: u32 = 256;
-pub const ASSISTANT: u32 = 257;
-pub const END: u32 = 258;
+/// 256 bytes, then `<|user|>`, `<|assistant|>`, `<|end|>`, `<|pad|>`.
 const VOCABULARY: usize = 260;
+const FIRST_SPECIAL: u32 = 256;
+const END: u32 = 258;
 
 /// A folder with `model/`, `train.jsonl` and `val.jsonl`.
 pub struct Fixture {
@@ -168,7 +168,7 @@ fn tokenizer() -> Value {
     let specials = ["<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"];
     let added: Vec<Value> = specials
         .iter()
-        .zip(USER..)
+        .zip(FIRST_SPECIAL..)
         .map(|(content, id)| {
             json!({ "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
                     "normalized": false, "special": true })

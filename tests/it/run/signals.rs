@@ -49,7 +49,9 @@ fn a_run_interrupted_three_times_ends_as_one_that_was_not() {
     ] {
         let child = start(&config, &[&out, "--resume"]);
         wait_for_lines(&metrics, lines);
-        signals.iter().for_each(|&signal| send(&child, signal));
+        for &signal in signals {
+            send(&child, signal);
+        }
         let output: Output = child.wait_with_output().unwrap();
         assert_eq!(output.status.code(), code, "{}", said(&output));
         if code.is_some() {

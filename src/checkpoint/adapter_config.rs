@@ -1,0 +1,334 @@
+//! PEFT's `adapter_config.json`. Files of other PEFT versions are read as long as nothing in them changes the numbers
+//! in a way that is not computed here; such a feature is refused by its name.
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::peft::CONFIG_FILE;
+use crate::Kind;
+use crate::config::arch::Arch;
+use crate::config::{InitLora, LoraConfig, Patterns, TargetModules};
+use crate::error::{Error, Result};
+use crate::model::targets::{Placement, Targets};
+
+/// The version whose fields are written.
+const PEFT_VERSION: &str = "0.21.2";
+const CONFIG_BYTES: u64 = 4 << 20;
+
+/// An `adapter_config.json`: what decides the adapter's numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AdapterConfig {
+    /// Where adapters go, of which rank and scale.
+    pub targets: Targets,
+    /// Dropout of the adapter's inputs in training.
+    pub lora_dropout: f64,
+    /// How A and B started; of no effect once they are stored.
+    pub init_lora_weights: Value,
+    /// The base model's name or folder.
+    pub base_model_name_or_path: Option<String>,
+}
+
+impl AdapterConfig {
+    /// The configuration of an adapter placed by `lora` on `arch`: like PEFT, `auto` is written as full module names.
+    pub fn new(lora: &LoraConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
+        let mut targets = Targets::from(lora);
+        if targets.target_modules == TargetModules::AllLinear {
+            targets.target_modules = TargetModules::List(placements.iter().map(|p| p.module.clone()).collect());
+        }
+        Self {
+            targets: Targets { strict: false, ..targets },
+            lora_dropout: lora.lora_dropout,
+            init_lora_weights: match lora.init_lora_weights {
+                InitLora::Kaiming => true.into(),
+                InitLora::Random => false.into(),
+                InitLora::Gaussian => "gaussian".into(),
+            },
+            base_model_name_or_path: base_model.map(Into::into),
+        }
+    }
+
+    /// Reads `dir/adapter_config.json`.
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`]: a missing or malformed file, or a feature that is not supported, by its name.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        let path = dir.join(CONFIG_FILE);
+        let text = read_small(&path)?;
+        Self::from_json(&text, &path)
+    }
+
+    /// Reads the text of an `adapter_config.json`; `origin` is named in errors.
+    ///
+    /// # Errors
+    /// As [`AdapterConfig::from_dir`].
+    pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
+        let source = match serde_json::from_str(text) {
+            Ok(Value::Object(map)) => Source { origin, map },
+            Ok(_) => return Err(Error::checkpoint(format!("{}: expected a JSON object", origin.display()))),
+            Err(error) => return Err(Error::checkpoint(format!("{}: not valid JSON: {error}", origin.display()))),
+        };
+        source.refuse_unsupported()?;
+        let Some(target_modules) = source.modules("target_modules")? else {
+            return Err(source.mismatch("target_modules", "a list of names or a regular expression"));
+        };
+        Ok(Self {
+            targets: Targets {
+                target_modules,
+                exclude_modules: source.modules("exclude_modules")?,
+                layers_to_transform: source.layers()?,
+                layers_pattern: source.strings("layers_pattern")?,
+                modules_to_save: source.strings("modules_to_save")?,
+                r: source.rank(source.get("r").unwrap_or(&json!(8)), "r")?,
+                lora_alpha: source.positive(source.get("lora_alpha").unwrap_or(&json!(8)), "lora_alpha")?,
+                use_rslora: source.flag("use_rslora")?,
+                rank_pattern: source.patterns("rank_pattern", |value| source.rank(value, "rank_pattern"))?,
+                alpha_pattern: source.patterns("alpha_pattern", |value| source.positive(value, "alpha_pattern"))?,
+                strict: false,
+            },
+            lora_dropout: match source.get("lora_dropout").map_or(Some(0.0), Value::as_f64) {
+                Some(dropout) if (0.0..1.0).contains(&dropout) => dropout,
+                _ => return Err(source.mismatch("lora_dropout", "a number from 0 to below 1")),
+            },
+            init_lora_weights: source.get("init_lora_weights").cloned().unwrap_or(Value::Bool(true)),
+            base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
+        })
+    }
+
+    /// The adapter's settings as a configuration's, to go on training it: where a setting cannot be written there
+    /// (`exclude_modules`, `layers_pattern`), the modules are listed by their full names instead.
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`] where the adapter does not fit the model.
+    pub fn lora_config(&self, arch: &Arch, like: &LoraConfig) -> Result<LoraConfig> {
+        let targets = self.targets.clone();
+        let placements = targets.place(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        let listed = placements.iter().map(|placement| placement.module.clone()).collect();
+        let by_name = |value: fn(&Placement) -> f64| {
+            placements.iter().map(move |p| (format!("^{}", regex::escape(&p.module)), value(p)))
+        };
+        Ok(LoraConfig {
+            r: targets.r,
+            lora_alpha: targets.lora_alpha,
+            lora_dropout: self.lora_dropout,
+            target_modules: TargetModules::List(listed),
+            use_rslora: targets.use_rslora,
+            rank_pattern: Patterns(
+                by_name(|p| p.r as f64).filter(|(_, r)| *r != targets.r as f64).map(|(k, r)| (k, r as usize)).collect(),
+            ),
+            alpha_pattern: Patterns(by_name(|p| p.alpha).filter(|(_, alpha)| *alpha != targets.lora_alpha).collect()),
+            layers_to_transform: None,
+            modules_to_save: targets.modules_to_save,
+            ..like.clone()
+        })
+    }
+
+    /// The file's text, with every field that PEFT 0.21 writes.
+    pub fn to_json(&self) -> Value {
+        let targets = &self.targets;
+        let list = |strings: &[String]| if strings.is_empty() { Value::Null } else { json!(strings) };
+        json!({
+            "alora_invocation_tokens": null,
+            "alpha_pattern": patterns_json(&targets.alpha_pattern, |alpha| number(*alpha)),
+            "arrow_config": null,
+            "auto_mapping": null,
+            "base_model_name_or_path": self.base_model_name_or_path,
+            "bias": "none",
+            "corda_config": null,
+            "ensure_weight_tying": false,
+            "eva_config": null,
+            "exclude_modules": targets.exclude_modules.as_ref().map(modules_json),
+            "fan_in_fan_out": false,
+            "inference_mode": true,
+            "init_lora_weights": self.init_lora_weights,
+            "kasa_config": null,
+            "layer_replication": null,
+            "layers_pattern": list(&targets.layers_pattern),
+            "layers_to_transform": targets.layers_to_transform,
+            "loftq_config": {},
+            "lora_alpha": number(targets.lora_alpha),
+            "lora_bias": false,
+            "lora_dropout": self.lora_dropout,
+            "lora_ga_config": null,
+            "megatron_config": null,
+            "megatron_core": "megatron.core",
+            "modules_to_save": list(&targets.modules_to_save),
+            "monteclora_config": null,
+            "peft_type": "LORA",
+            "peft_version": PEFT_VERSION,
+            "qalora_group_size": 16,
+            "r": targets.r,
+            "rank_pattern": patterns_json(&targets.rank_pattern, |rank| (*rank).into()),
+            "revision": null,
+            "target_modules": modules_json(&targets.target_modules),
+            "target_parameters": null,
+            "task_type": "CAUSAL_LM",
+            "trainable_token_indices": null,
+            "use_bdlora": null,
+            "use_dora": false,
+            "use_qalora": false,
+            "use_rslora": targets.use_rslora,
+            "velora_config": null,
+        })
+    }
+}
+
+/// Whole numbers without a point, as PEFT's users write them.
+fn number(value: f64) -> Value {
+    if value.fract() == 0.0 && value.abs() < 1e15 { Value::from(value as i64) } else { value.into() }
+}
+
+fn modules_json(modules: &TargetModules) -> Value {
+    match modules {
+        TargetModules::AllLinear => "all-linear".into(),
+        TargetModules::Regex(pattern) => pattern.as_str().into(),
+        TargetModules::List(names) => {
+            let mut names = names.clone();
+            names.sort();
+            json!(names)
+        }
+    }
+}
+
+fn patterns_json<T>(patterns: &Patterns<T>, value: impl Fn(&T) -> Value) -> Value {
+    patterns.0.iter().map(|(key, item)| (key.clone(), value(item))).collect::<Map<_, _>>().into()
+}
+
+/// Features that change the numbers: absent, null, false or empty, or refused.
+const UNSUPPORTED: [&str; 16] = [
+    "use_dora",
+    "lora_bias",
+    "fan_in_fan_out",
+    "trainable_token_indices",
+    "target_parameters",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "velora_config",
+    "monteclora_config",
+    "megatron_config",
+    "use_qalora",
+    "use_bdlora",
+    "ensure_weight_tying",
+    "nefttune_noise_alpha",
+];
+
+struct Source<'a> {
+    origin: &'a Path,
+    map: Map<String, Value>,
+}
+
+impl Source<'_> {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.map.get(key).filter(|value| !value.is_null())
+    }
+
+    fn mismatch(&self, key: &str, expected: &str) -> Error {
+        let found = self.map.get(key).map_or_else(|| "missing".into(), ToString::to_string);
+        let found: String = found.chars().take(80).collect();
+        Error::checkpoint(format!("{}: {key} is {found}, expected {expected}", self.origin.display()))
+    }
+
+    fn refuse(&self, key: &str) -> Error {
+        let found = self.map.get(key).unwrap_or(&Value::Null).to_string();
+        let found: String = found.chars().take(80).collect();
+        Error::checkpoint(format!("{}: not yet: {key} = {found}", self.origin.display()))
+            .hint("this version reads plain LoRA adapters (also rsLoRA, rank and alpha patterns, modules_to_save)")
+    }
+
+    fn refuse_unsupported(&self) -> Result<()> {
+        let one_of = |key: &str, accepted: &[&str]| match self.get(key) {
+            Some(value) if !accepted.iter().any(|accepted| value == accepted) => Err(self.refuse(key)),
+            _ => Ok(()),
+        };
+        if self.get("peft_type").is_none() {
+            return Err(self.mismatch("peft_type", "\"LORA\""));
+        }
+        one_of("peft_type", &["LORA"])?;
+        one_of("task_type", &["CAUSAL_LM"])?;
+        one_of("bias", &["none"])?;
+        // Ways to start that also change the base weights: their adapters fit another base.
+        if self.get("init_lora_weights").is_some_and(|init| !init.is_boolean()) {
+            one_of("init_lora_weights", &["gaussian", "eva", "orthogonal"])?;
+        }
+        let in_use = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(items) => !items.is_empty(),
+            Value::Object(map) => !map.is_empty(),
+            _ => true,
+        };
+        for (key, value) in &self.map {
+            let unknown_switch = key.starts_with("use_") && key != "use_rslora";
+            if (UNSUPPORTED.contains(&key.as_str()) || unknown_switch) && in_use(value) {
+                return Err(self.refuse(key));
+            }
+        }
+        Ok(())
+    }
+
+    fn flag(&self, key: &str) -> Result<bool> {
+        self.get(key).map_or(Some(false), Value::as_bool).ok_or_else(|| self.mismatch(key, "true or false"))
+    }
+
+    fn rank(&self, value: &Value, key: &str) -> Result<usize> {
+        let rank = value.as_u64().filter(|rank| (1..=1 << 16).contains(rank));
+        rank.map(|rank| rank as usize).ok_or_else(|| self.mismatch(key, "a rank from 1 to 65536"))
+    }
+
+    fn positive(&self, value: &Value, key: &str) -> Result<f64> {
+        let found = value.as_f64().filter(|number| *number > 0.0 && number.is_finite());
+        found.ok_or_else(|| self.mismatch(key, "a number above 0"))
+    }
+
+    /// A string or a list of strings.
+    fn strings(&self, key: &str) -> Result<Vec<String>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let strings: Option<Vec<_>> = items.iter().map(|item| item.as_str().map(String::from)).collect();
+        strings.ok_or_else(|| self.mismatch(key, "a list of strings"))
+    }
+
+    fn modules(&self, key: &str) -> Result<Option<TargetModules>> {
+        Ok(match self.get(key) {
+            None => None,
+            Some(Value::String(word)) if word.eq_ignore_ascii_case("all-linear") => Some(TargetModules::AllLinear),
+            Some(Value::String(pattern)) => Some(TargetModules::Regex(pattern.clone())),
+            Some(_) => Some(TargetModules::List(self.strings(key)?)),
+        })
+    }
+
+    fn layers(&self) -> Result<Option<Vec<usize>>> {
+        let key = "layers_to_transform";
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let items = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let layers: Option<Vec<_>> = items.iter().map(|item| item.as_u64().map(|layer| layer as usize)).collect();
+        layers.map(Some).ok_or_else(|| self.mismatch(key, "block numbers"))
+    }
+
+    fn patterns<T>(&self, key: &str, read: impl Fn(&Value) -> Result<T>) -> Result<Patterns<T>> {
+        match self.get(key) {
+            None => Ok(Patterns(Vec::new())),
+            Some(Value::Object(map)) => {
+                let pairs = map.iter().map(|(pattern, value)| Ok((pattern.clone(), read(value)?)));
+                pairs.collect::<Result<_>>().map(Patterns)
+            }
+            Some(_) => Err(self.mismatch(key, "an object")),
+        }
+    }
+}
+
+fn read_small(path: &Path) -> Result<String> {
+    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
+    let file = fs::File::open(path).map_err(|error| {
+        fail(format!("cannot be read: {error}"))
+            .hint("an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it")
+    })?;
+    let mut bytes = Vec::new();
+    file.take(CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > CONFIG_BYTES {
+        return Err(fail(format!("larger than {CONFIG_BYTES} bytes, expected a small JSON file")));
+    }
+    String::from_utf8(bytes).map_err(|error| fail(format!("not UTF-8 at byte {}", error.utf8_error().valid_up_to())))
+}

@@ -1,0 +1,507 @@
+//! Checkpoints: bit-exact round trips, every byte of damage found, a death or a full disk at every single operation.
+mod faults;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use faults::{Fault, FaultyDisk};
+use serde_json::json;
+use tempfile::TempDir;
+use tunesmith::checkpoint::disk::{Disk, RealDisk};
+use tunesmith::checkpoint::stamp::Hashes;
+use tunesmith::checkpoint::{
+    self, AdapterConfig, Snapshot, Stamp, TrainState, Weights, newest_complete, pointed, store, verify,
+};
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{Config, LoraConfig, TargetModules};
+use tunesmith::model::params::ParamSpec;
+use tunesmith::model::targets::place;
+use tunesmith::model::weights::WeightFiles;
+use tunesmith::{Error, Kind};
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
+}
+
+/// A small run: the adapters of two modules, with values that depend on `salt`, among them awkward ones.
+struct Run {
+    config: Config,
+    stamp: Stamp,
+    state: TrainState,
+    adapter: AdapterConfig,
+    specs: Vec<ParamSpec>,
+    values: Vec<f32>,
+    m: Vec<f32>,
+    v: Vec<f32>,
+}
+
+fn run(step: u64, salt: f32) -> Run {
+    let lora = LoraConfig { r: 2, target_modules: TargetModules::List(vec!["k_proj".into()]), ..LoraConfig::default() };
+    let arch = Arch::from_dir(&golden("llama/model")).unwrap();
+    let placements = place(&arch, &lora).unwrap();
+    let mut specs: Vec<ParamSpec> = Vec::new();
+    for (name, shape) in placements.iter().flat_map(tunesmith::model::targets::Placement::tensors) {
+        let offset = specs.last().map_or(0, |spec| spec.range().end);
+        specs.push(ParamSpec { name, shape: shape.to_vec(), offset, decay: true });
+    }
+    let len = specs.last().unwrap().range().end;
+    let fill = |factor: f32| -> Vec<f32> {
+        let mut values: Vec<f32> = (0..len).map(|i| (i as f32 + salt) * factor).collect();
+        values[..3].copy_from_slice(&[-0.0, f32::MIN_POSITIVE / 4.0, f32::MAX]);
+        values
+    };
+    let adapter = AdapterConfig::new(&lora, &placements, Some("base"));
+    let mut config = Config::default();
+    config.tuning.lora = lora;
+    let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
+    let stamp = Stamp::new(&config, &placements, &[], hashes);
+    let state = TrainState {
+        step,
+        epoch: 1.0 / 3.0,
+        best_loss: Some(0.1 + 0.2),
+        sampler: json!({"step": 7}),
+        ..TrainState::default()
+    };
+    Run { config, stamp, state, adapter, specs, values: fill(0.37), m: fill(1e-3), v: fill(1e-7) }
+}
+
+impl Run {
+    fn snapshot(&self) -> Snapshot<'_> {
+        Snapshot {
+            stamp: &self.stamp,
+            state: &self.state,
+            weights: Weights::Adapter(&self.adapter),
+            specs: &self.specs,
+            values: &self.values,
+            m: &self.m,
+            v: &self.v,
+        }
+    }
+
+    /// Whether the checkpoint holds exactly this run.
+    fn is_in(&self, dir: &Path) -> bool {
+        let loaded = checkpoint::load(dir).unwrap();
+        let mut buffers = [0, 1, 2].map(|_| vec![f32::NAN; self.values.len()]);
+        let [values, m, v] = &mut buffers;
+        loaded.restore(&self.specs, values, m, v).unwrap();
+        let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+        let same = buffers.iter().zip([&self.values, &self.m, &self.v]).all(|(a, b)| bits(a) == bits(b));
+        same && loaded.state == self.state && loaded.stamp == self.stamp
+    }
+}
+
+fn entries(root: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(root).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// A root with checkpoints of these steps.
+fn root_with(steps: &[u64]) -> TempDir {
+    let root = tempfile::tempdir().unwrap();
+    for &step in steps {
+        checkpoint::save(root.path(), &run(step, step as f32).snapshot()).unwrap();
+    }
+    root
+}
+
+fn assert_says(error: &Error, kind: Kind, fragments: &[&str]) {
+    assert_eq!(error.kind(), kind, "{error}");
+    for fragment in fragments {
+        assert!(error.to_string().contains(fragment), "{fragment:?} is not in: {error}");
+    }
+}
+
+#[test]
+fn a_checkpoint_comes_back_to_the_bit() {
+    let root = root_with(&[100, 200]);
+    let (newest, damaged) = newest_complete(root.path()).unwrap();
+    assert_eq!(newest.as_deref(), Some(&*root.path().join("checkpoint-000200")));
+    assert!(damaged.is_empty());
+    assert!(run(200, 200.0).is_in(&newest.unwrap()));
+    assert!(run(100, 100.0).is_in(&root.path().join("checkpoint-000100")));
+    assert_eq!(entries(root.path()), ["checkpoint-000100", "checkpoint-000200", "latest"]);
+    assert_eq!(fs::read_to_string(root.path().join("latest")).unwrap(), "checkpoint-000200\n");
+    assert_eq!(
+        entries(&root.path().join("checkpoint-000200")),
+        [
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "backend.json",
+            "manifest.json",
+            "optimizer.safetensors",
+            "state.json"
+        ]
+    );
+}
+
+#[test]
+fn a_full_checkpoint_is_a_model_folder() {
+    let dir = golden("qwen3/model");
+    let arch = Arch::from_dir(&dir).unwrap();
+    let base = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+    let (mut specs, mut values) = (Vec::new(), Vec::new());
+    for spec in arch.tensors() {
+        specs.push(ParamSpec { name: spec.name.clone(), shape: spec.shape.clone(), offset: values.len(), decay: true });
+        values.extend(base.read(&spec.name).unwrap().1);
+    }
+    let zeros = vec![0.0; values.len()];
+    let run = run(5, 0.0);
+    let root = tempfile::tempdir().unwrap();
+    let snapshot = Snapshot {
+        weights: Weights::Model(&dir),
+        specs: &specs,
+        values: &values,
+        m: &zeros,
+        v: &zeros,
+        ..run.snapshot()
+    };
+    let saved = checkpoint::save(root.path(), &snapshot).unwrap();
+    assert_eq!(Arch::from_dir(&saved).unwrap(), arch);
+    let config: serde_json::Value = serde_json::from_slice(&fs::read(saved.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["dtype"], "float32", "the weights are f32 now");
+    let again = WeightFiles::open(&saved, &arch.tensors()).unwrap();
+    assert!(arch.tensors().iter().all(|spec| again.read(&spec.name).unwrap() == base.read(&spec.name).unwrap()));
+    let mut restored = vec![f32::NAN; values.len()];
+    checkpoint::load(&saved).unwrap().restore_values(&specs, &mut restored).unwrap();
+    assert_eq!(restored, values);
+    assert!(saved.join("generation_config.json").exists());
+}
+
+#[test]
+fn every_damaged_byte_is_found() {
+    let root = root_with(&[1]);
+    let dir = root.path().join("checkpoint-000001");
+    let mut checked = 0;
+    for name in entries(&dir) {
+        let path = dir.join(&name);
+        let whole = fs::read(&path).unwrap();
+        for at in (0..whole.len()).step_by(if whole.len() > 2000 { 53 } else { 1 }) {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            fs::write(&path, &bytes).unwrap();
+            let error = verify(&dir).map(drop).expect_err(&format!("{name} byte {at}"));
+            assert_eq!(error.kind(), Kind::Checkpoint);
+            checked += 1;
+        }
+        for cut in [&whole[..whole.len() - 2], &[], &[&whole[..], b" "].concat()] {
+            fs::write(&path, cut).unwrap();
+            assert!(verify(&dir).is_err() || name == "manifest.json" && cut.len() > whole.len());
+        }
+        fs::remove_file(&path).unwrap();
+        assert_says(&verify(&dir).map(drop).unwrap_err(), Kind::Checkpoint, &[&name, "hint"]);
+        fs::write(&path, &whole).unwrap();
+        verify(&dir).unwrap();
+    }
+    assert!(checked > 2000, "{checked}");
+}
+
+#[test]
+fn a_damaged_newest_is_reported_and_the_one_before_is_used() {
+    let root = root_with(&[100, 200, 300]);
+    fs::remove_file(root.path().join("checkpoint-000300/manifest.json")).unwrap();
+    let path = root.path().join("checkpoint-000200/optimizer.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let (newest, damaged) = newest_complete(root.path()).unwrap();
+    assert_eq!(newest.unwrap(), root.path().join("checkpoint-000100"));
+    assert_eq!(damaged.len(), 2);
+    assert_says(&damaged[0].1, Kind::Checkpoint, &["checkpoint-000300", "manifest.json"]);
+    assert_says(&damaged[1].1, Kind::Checkpoint, &["optimizer.safetensors", "BLAKE3", "expected"]);
+    assert_eq!(pointed(root.path(), "latest"), None, "a pointer to a damaged one names nothing");
+    assert_eq!(newest_complete(&root.path().join("nowhere")).unwrap().0, None);
+}
+
+#[test]
+fn hostile_manifests_and_pointers_lead_nowhere() {
+    let root = root_with(&[1]);
+    let dir = root.path().join("checkpoint-000001");
+    let sum = json!({"bytes": 1, "blake3": "00"});
+    for name in ["../latest", "/etc/passwd", "a/b", "", "..", ".x"] {
+        let manifest = json!({"version": 1, "files": {name: sum}});
+        fs::write(dir.join("manifest.json"), manifest.to_string()).unwrap();
+        assert_says(&verify(&dir).map(drop).unwrap_err(), Kind::Checkpoint, &["plain file names"]);
+    }
+    for text in ["", "{}", "[]", "{\"version\":2,\"files\":{}}", "{\"version\":1,\"files\":{},\"x\":1}"] {
+        fs::write(dir.join("manifest.json"), text).unwrap();
+        assert!(verify(&dir).is_err(), "{text}");
+    }
+    let root = root_with(&[1]);
+    for text in ["../x\n", "/etc\n", "checkpoint-000009\n", "", "checkpoint-\n", "\u{0}"] {
+        fs::write(root.path().join("latest"), text).unwrap();
+        assert_eq!(pointed(root.path(), "latest"), None, "{text:?}");
+    }
+    fs::write(root.path().join("latest"), "checkpoint-000001").unwrap();
+    assert!(pointed(root.path(), "latest").is_some());
+    // A folder that is whole, but is no checkpoint of a run.
+    let other = root.path().join("checkpoint-000002");
+    checkpoint::atomic::publish(&RealDisk, &other, |staging| staging.write_json("state.json", &json!({}))).unwrap();
+    assert_says(&checkpoint::load(&other).unwrap_err(), Kind::Checkpoint, &["no model.safetensors"]);
+}
+
+#[test]
+fn tensors_of_another_run_are_refused_with_both_sides() {
+    let root = root_with(&[1]);
+    let loaded = checkpoint::load(&root.path().join("checkpoint-000001")).unwrap();
+    let mut run = run(1, 1.0);
+    let len = run.values.len();
+    let mut buffers = [0, 1, 2].map(|_| vec![0.0; len]);
+    let [values, m, v] = &mut buffers;
+    run.specs[1].shape = vec![4, 16];
+    let error = loaded.restore(&run.specs, values, m, v).unwrap_err();
+    assert_says(&error, Kind::Checkpoint, &["lora_B", "is [32, 2], expected [4, 16]"]);
+    let dropped = run.specs.remove(1);
+    let error = loaded.restore(&run.specs, values, m, v).unwrap_err();
+    assert_says(&error, Kind::Checkpoint, &[&dropped.name, "has no place", "4 tensors there, 3 expected"]);
+}
+
+#[test]
+fn pruning_keeps_the_last_the_best_and_the_last_good_one() {
+    let root = root_with(&[100, 200, 300, 400, 500]);
+    let path = |step: u64| store::checkpoint_dir(root.path(), step);
+    checkpoint::set_best(root.path(), &path(200)).unwrap();
+    let best = pointed(root.path(), "best");
+    let removed = checkpoint::prune(root.path(), 2, best.as_deref()).unwrap();
+    assert_eq!(removed, [path(300), path(100)]);
+    assert_eq!(entries(root.path()), ["best", "checkpoint-000200", "checkpoint-000400", "checkpoint-000500", "latest"]);
+    // The newest two are damaged: nothing may go.
+    for step in [400, 500] {
+        let file = path(step).join("adapter_model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        bytes[700] ^= 1;
+        fs::write(file, bytes).unwrap();
+    }
+    assert!(checkpoint::prune(root.path(), 1, None).unwrap().is_empty());
+    assert!(checkpoint::prune(root.path(), 2, None).unwrap().is_empty());
+    // Half-written ones do not count as kept, and 0 keeps one.
+    fs::remove_file(path(500).join("state.json")).unwrap();
+    fs::remove_file(path(400).join("state.json")).unwrap();
+    assert!(checkpoint::prune(root.path(), 0, None).unwrap().is_empty());
+    assert_eq!(newest_complete(root.path()).unwrap().0, Some(path(200)));
+    let error = checkpoint::set_best(root.path(), &path(500)).unwrap_err();
+    assert_eq!(error.kind(), Kind::Checkpoint, "a pointer names complete ones only");
+}
+
+#[test]
+fn leftovers_of_dead_runs_are_cleaned_and_nothing_else() {
+    let root = root_with(&[100]);
+    let make = |name: &str| fs::create_dir(root.path().join(name)).unwrap();
+    for name in ["checkpoint-000200.tmp-1", "checkpoint-000050.del-7", "checkpoint-000100.old-7", "adapter.tmp-3"] {
+        make(name);
+    }
+    for name in ["notes", "notes.tmp-1", "checkpoint-x.tmp-1", "checkpoint-000200.tmp-", "checkpoint-7.tmp-x"] {
+        make(name);
+    }
+    fs::write(root.path().join("latest.tmp-5"), "x").unwrap();
+    // A run died between moving the old one aside and putting the new one in place.
+    fs::rename(root.path().join("checkpoint-000100"), root.path().join("checkpoint-000300.old-9")).unwrap();
+    fs::create_dir(root.path().join("checkpoint-000100")).unwrap();
+    let removed = checkpoint::clean_stale(root.path()).unwrap();
+    assert_eq!(removed.len(), 5, "{removed:?}");
+    assert_eq!(
+        entries(root.path()),
+        [
+            "checkpoint-000100",
+            "checkpoint-000200.tmp-",
+            "checkpoint-000300",
+            "checkpoint-7.tmp-x",
+            "checkpoint-x.tmp-1",
+            "latest",
+            "notes",
+            "notes.tmp-1"
+        ]
+    );
+    verify(&root.path().join("checkpoint-000300")).unwrap();
+}
+
+#[test]
+fn too_little_room_is_said_before_anything_is_written() {
+    let root = tempfile::tempdir().unwrap();
+    store::preflight(&root.path().join("not/yet/there"), 1).unwrap();
+    let error = store::preflight(root.path(), u64::MAX).unwrap_err();
+    assert_says(&error, Kind::Io, &["MiB free", "hint"]);
+}
+
+/// Does `change` on a root with checkpoints of `steps`, with the fault at every operation in turn; `check` sees the
+/// root after each. Returns how many operations there were.
+fn at_every_operation(
+    fault: Fault,
+    steps: &[u64],
+    change: impl Fn(&dyn Disk, &Path) -> tunesmith::Result<()>,
+    check: impl Fn(&Path, &tunesmith::Result<()>),
+) -> usize {
+    for operation in 0.. {
+        let root = root_with(steps);
+        let disk: &'static FaultyDisk = Box::leak(Box::new(FaultyDisk::new(fault, operation)));
+        let done = change(&disk, root.path());
+        if done.is_ok() && !disk.was_hit() {
+            return operation;
+        }
+        check(root.path(), &done);
+        // Whatever happened, the next start works.
+        checkpoint::clean_stale(root.path()).unwrap();
+        assert!(!entries(root.path()).iter().any(|name| name.contains(".tmp") || name.contains(".old")));
+        assert!(newest_complete(root.path()).unwrap().0.is_some());
+        checkpoint::save(root.path(), &run(900, 9.0).snapshot()).unwrap();
+        assert!(run(900, 9.0).is_in(&newest_complete(root.path()).unwrap().0.unwrap()));
+    }
+    unreachable!()
+}
+
+#[test]
+fn everything_is_durable_before_it_is_relied_on() {
+    let root = root_with(&[200]);
+    let name = root.path().file_name().unwrap().to_str().unwrap();
+    let disk: &'static FaultyDisk = Box::leak(Box::new(FaultyDisk::new(Fault::Death, usize::MAX)));
+    checkpoint::save_on(&disk, root.path(), &run(200, 2.0).snapshot()).unwrap();
+    let log = &disk.inner.lock().unwrap().log;
+    let old = format!("checkpoint-000200.old-{}", std::process::id());
+    let expected = [
+        ("sync", "adapter_config.json"),
+        ("sync", "adapter_model.safetensors"),
+        ("sync", "optimizer.safetensors"),
+        ("sync", "state.json"),
+        ("sync", "backend.json"),
+        ("sync", "manifest.json"),
+        ("sync_dir", "checkpoint-000200"),
+        ("rename", &old),
+        ("rename", "checkpoint-000200"),
+        ("sync_dir", name),
+        ("remove", &old),
+        ("sync", "latest"),
+        ("rename", "latest"),
+        ("sync_dir", name),
+    ];
+    assert_eq!(log.iter().map(|(operation, name)| (*operation, name.as_str())).collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn death_at_any_operation_of_a_save_leaves_a_whole_checkpoint() {
+    let old = run(100, 100.0);
+    let new = run(200, 2.0);
+    let operations = at_every_operation(
+        Fault::Death,
+        &[100],
+        |disk, root| checkpoint::save_on(disk, root, &new.snapshot()).map(drop),
+        |root, _| {
+            let newest = newest_complete(root).unwrap().0.expect("a complete checkpoint");
+            assert!(old.is_in(&root.join("checkpoint-000100")), "the old one is untouched");
+            let expected = if newest.ends_with("checkpoint-000200") { &new } else { &old };
+            assert!(expected.is_in(&newest));
+            assert!(pointed(root, "latest").is_some(), "`latest` names a complete one at all times");
+        },
+    );
+    assert!(operations > 30, "{operations}");
+}
+
+#[test]
+fn death_while_a_checkpoint_is_replaced_leaves_one_of_the_two() {
+    let (old, new) = (run(200, 200.0), run(200, 2.0));
+    at_every_operation(
+        Fault::Death,
+        &[200],
+        |disk, root| checkpoint::save_on(disk, root, &new.snapshot()).map(drop),
+        |root, _| {
+            let newest = newest_complete(root).unwrap().0.expect("a complete checkpoint");
+            let loaded = if new.values[5] == checkpoint_value(&newest, &new) { &new } else { &old };
+            assert!(loaded.is_in(&newest));
+        },
+    );
+}
+
+fn checkpoint_value(dir: &Path, run: &Run) -> f32 {
+    let mut values = vec![0.0; run.values.len()];
+    checkpoint::load(dir).unwrap().restore_values(&run.specs, &mut values).unwrap();
+    values[5]
+}
+
+#[test]
+fn a_full_disk_at_any_operation_is_an_io_error_that_leaves_nothing_behind() {
+    let (old, new) = (run(100, 100.0), run(200, 2.0));
+    at_every_operation(
+        Fault::Full,
+        &[100],
+        |disk, root| checkpoint::save_on(disk, root, &new.snapshot()).map(drop),
+        |root, done| {
+            if let Err(error) = done {
+                assert_says(error, Kind::Io, &["cannot", "hint: free some space"]);
+                assert!(entries(root).iter().all(|name| !name.contains(".tmp")), "{:?}", entries(root));
+            }
+            assert!(old.is_in(&root.join("checkpoint-000100")));
+            verify(&newest_complete(root).unwrap().0.unwrap()).unwrap();
+        },
+    );
+}
+
+#[test]
+fn death_while_pruning_keeps_the_newest() {
+    at_every_operation(
+        Fault::Death,
+        &[100, 200, 300],
+        |disk, root| store::prune(disk, root, 1, Some(&root.join("checkpoint-000100"))).map(drop),
+        |root, _| {
+            let (newest, damaged) = newest_complete(root).unwrap();
+            assert_eq!(newest, Some(root.join("checkpoint-000300")));
+            assert!(damaged.is_empty());
+            assert!(run(100, 100.0).is_in(&root.join("checkpoint-000100")));
+        },
+    );
+}
+
+#[test]
+fn a_stamp_refuses_what_changes_the_curve_and_shows_both_sides() {
+    let dir = Path::new("out/checkpoint-000100");
+    let base = run(1, 0.0);
+    let stamp_with = |change: &dyn Fn(&mut Config)| {
+        let mut config = base.config.clone();
+        change(&mut config);
+        let arch = Arch::from_dir(&golden("llama/model")).unwrap();
+        let placements = place(&arch, &config.tuning.lora).unwrap();
+        let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
+        Stamp::new(&config, &placements, &[], hashes)
+    };
+    assert!(base.stamp.compare(&stamp_with(&|_| {}), &[], dir).unwrap().is_empty());
+    let lr = stamp_with(&|config| config.train.learning_rate = 0.1 + 0.2);
+    let text = serde_json::to_string(&lr).unwrap();
+    assert!(serde_json::from_str::<Stamp>(&text).unwrap().compare(&lr, &[], dir).unwrap().is_empty());
+    let error = base.stamp.compare(&lr, &[], dir).unwrap_err();
+    assert_says(
+        &error,
+        Kind::Checkpoint,
+        &[
+            "out/checkpoint-000100",
+            "train.learning_rate: 0.0002 in the checkpoint",
+            "now",
+            "--allow train.learning_rate",
+        ],
+    );
+    let notes = base.stamp.compare(&lr, &["train.learning_rate".into()], dir).unwrap();
+    assert!(notes[0].contains("train.learning_rate differs: 0.0002"), "{notes:?}");
+    let free = stamp_with(&|config| {
+        config.train.max_steps = 99;
+        config.train.output_dir = "elsewhere".into();
+        config.train.data_seed = Some(config.train.seed);
+    });
+    assert!(base.stamp.compare(&free, &[], dir).unwrap().is_empty(), "these may change");
+    let mut world = base.stamp.clone();
+    world.world_size = 4;
+    assert_eq!(base.stamp.compare(&world, &[], dir).unwrap(), ["world_size differs: 1 in the checkpoint, 4 now"]);
+
+    let rank = stamp_with(&|config| config.tuning.lora.r = 4);
+    let error = base.stamp.compare(&rank, &[], dir).unwrap_err();
+    assert_says(&error, Kind::Checkpoint, &["adapter: 2 modules, rank 2", "rank 4", "start a new run"]);
+    let error = base.stamp.compare(&rank, &["adapter".into()], dir).unwrap_err();
+    assert_says(&error, Kind::Config, &["--allow adapter"]);
+    let error = base.stamp.compare(&rank, &["train.learning_rat".into()], dir).unwrap_err();
+    assert_says(&error, Kind::Config, &["did you mean train.learning_rate?"]);
+    for field in ["quantization", "dtype", "base_model", "tokenizer", "chat_template", "data", "engine_version"] {
+        let mut fields = serde_json::to_value(&base.stamp).unwrap();
+        fields[field] = "other".into();
+        let other: Stamp = serde_json::from_value(fields).unwrap();
+        let error = base.stamp.compare(&other, &[], dir).unwrap_err();
+        assert_says(&error, Kind::Checkpoint, &[&format!("{field}: "), "in the checkpoint, other now"]);
+        assert_eq!(base.stamp.compare(&other, &[field.into()], dir).unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,261 @@
+//! Adapters in PEFT's format, both ways, against files that PEFT wrote.
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use serde_json::{Value, json};
+use tunesmith::checkpoint::AdapterConfig;
+use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{LoraConfig, Patterns, TargetModules};
+use tunesmith::model::targets::{Placement, place};
+use tunesmith::{Error, Kind};
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
+}
+
+const ADAPTERS: [&str; 6] = [
+    "llama/adapter_final",
+    "qwen2/adapter_final",
+    "qwen3/adapter_final",
+    "variants/rslora/adapter_final",
+    "variants/patterns/adapter_final",
+    "variants/modules_to_save/adapter_final",
+];
+
+fn arch_of(adapter: &str) -> Arch {
+    let family = adapter.split('/').next().unwrap().replace("variants", "llama");
+    Arch::from_dir(&golden(&family).join("model")).unwrap()
+}
+
+/// What an adapter must hold on its model.
+fn expected(config: &AdapterConfig, arch: &Arch) -> Vec<(String, Vec<usize>)> {
+    let saved = config.targets.saved_tensors(arch).unwrap();
+    let whole =
+        arch.tensors().into_iter().filter(|spec| saved.contains(&spec.name)).map(|spec| (spec.name, spec.shape));
+    let placements = config.targets.place(arch).unwrap();
+    let adapters = placements.iter().flat_map(Placement::tensors).map(|(name, shape)| (name, shape.to_vec()));
+    adapters.chain(whole).collect()
+}
+
+#[test]
+fn golden_adapters_fit_their_models_and_are_written_byte_for_byte() {
+    for name in ADAPTERS {
+        let dir = golden(name);
+        let (config, tensors) = load_adapter(&dir).unwrap();
+        check_tensors(&dir, &tensors, &expected(&config, &arch_of(name))).unwrap_or_else(|error| panic!("{error}"));
+        let copy = tempfile::tempdir().unwrap();
+        let named: Vec<_> =
+            tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+        save_adapter(copy.path(), &config, &named).unwrap();
+        let read = |dir: &Path, file: &str| fs::read(dir.join(file)).unwrap();
+        let weights = "adapter_model.safetensors";
+        assert!(read(copy.path(), weights) == read(&dir, weights), "{name}");
+        let text = |dir: &Path| String::from_utf8(read(dir, "adapter_config.json")).unwrap().trim_end().to_owned();
+        assert_eq!(text(copy.path()), text(&dir), "{name}");
+    }
+}
+
+#[test]
+fn the_scale_is_pefts() {
+    let scale = |name: &str| {
+        let (config, _) = load_adapter(&golden(name)).unwrap();
+        config.targets.place(&arch_of(name)).unwrap()
+    };
+    assert!(scale("llama/adapter_final").iter().all(|placement| placement.scale == 2.0));
+    assert!(scale("variants/rslora/adapter_final").iter().all(|placement| placement.scale == 4.0));
+    let patterns = scale("variants/patterns/adapter_final");
+    let of = |module: &str| patterns.iter().find(|placement| placement.module == module).unwrap();
+    assert_eq!((of("model.layers.0.mlp.down_proj").r, of("model.layers.0.mlp.down_proj").scale), (2, 4.0));
+    assert_eq!(of("model.layers.1.self_attn.v_proj").scale, 0.75);
+    assert_eq!(of("model.layers.0.self_attn.v_proj").scale, 2.0);
+}
+
+#[test]
+fn a_configuration_becomes_pefts_and_comes_back() {
+    let arch = arch_of("llama/x");
+    let lora = LoraConfig {
+        r: 4,
+        lora_alpha: 8.5,
+        rank_pattern: Patterns(vec![("down_proj".into(), 2)]),
+        alpha_pattern: Patterns(vec![("layers.1.self_attn.v_proj".into(), 3.0)]),
+        ..LoraConfig::default()
+    };
+    let placements = place(&arch, &lora).unwrap();
+    let config = AdapterConfig::new(&lora, &placements, Some("models/base"));
+    let text = config.to_json();
+    assert_eq!(text["target_modules"].as_array().unwrap().len(), 14, "auto is written as full names");
+    assert_eq!((&text["lora_alpha"], &text["alpha_pattern"]["layers.1.self_attn.v_proj"]), (&json!(8.5), &json!(3)));
+    assert_eq!(text["base_model_name_or_path"], "models/base");
+    let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
+    assert_eq!(again.targets.place(&arch).unwrap(), placements);
+    let back = again.lora_config(&arch, &LoraConfig::default()).unwrap();
+    assert_eq!(place(&arch, &back).unwrap(), placements, "a run that goes on from the adapter places it the same");
+}
+
+#[test]
+fn exclusions_of_an_adapter_survive_in_the_configuration() {
+    let arch = arch_of("llama/x");
+    let mut text: Value =
+        serde_json::from_slice(&fs::read(golden("llama/adapter_final/adapter_config.json")).unwrap()).unwrap();
+    text["target_modules"] = "all-linear".into();
+    text["exclude_modules"] = json!(["layers.0.mlp.up_proj", "q_proj"]);
+    let config = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
+    let placements = config.targets.place(&arch).unwrap();
+    assert_eq!(placements.len(), 11);
+    let lora = config.lora_config(&arch, &LoraConfig::default()).unwrap();
+    assert_eq!(place(&arch, &lora).unwrap(), placements);
+}
+
+fn with(key: &str, value: Value) -> tunesmith::Result<AdapterConfig> {
+    let mut text: Value =
+        serde_json::from_slice(&fs::read(golden("llama/adapter_final/adapter_config.json")).unwrap()).unwrap();
+    text[key] = value;
+    AdapterConfig::from_json(&text.to_string(), Path::new("dir/adapter_config.json"))
+}
+
+fn assert_says(error: &Error, fragments: &[&str]) {
+    assert_eq!(error.kind(), Kind::Checkpoint, "{error}");
+    for fragment in fragments {
+        assert!(error.to_string().contains(fragment), "{fragment:?} is not in: {error}");
+    }
+}
+
+#[test]
+fn features_that_change_the_numbers_are_refused_by_name() {
+    for (key, value) in [
+        ("peft_type", json!("LOHA")),
+        ("task_type", json!("SEQ_CLS")),
+        ("bias", json!("all")),
+        ("use_dora", json!(true)),
+        ("lora_bias", json!(true)),
+        ("fan_in_fan_out", json!(true)),
+        ("trainable_token_indices", json!([1, 2])),
+        ("target_parameters", json!(["x"])),
+        ("layer_replication", json!([[0, 1]])),
+        ("alora_invocation_tokens", json!([5])),
+        ("kasa_config", json!({"beta": 1})),
+        ("init_lora_weights", json!("pissa_niter_4")),
+        ("init_lora_weights", json!("olora")),
+        ("use_something_new", json!(true)),
+    ] {
+        let error = with(key, value).expect_err(key);
+        assert_says(&error, &["dir/adapter_config.json", "not yet", key]);
+    }
+    for (key, value) in [
+        ("r", json!(0)),
+        ("r", json!(-1)),
+        ("r", json!(1u64 << 40)),
+        ("lora_alpha", json!("x")),
+        ("lora_dropout", json!(1.0)),
+        ("rank_pattern", json!({"a": 1.5})),
+        ("alpha_pattern", json!([1])),
+        ("layers_to_transform", json!(["a"])),
+        ("target_modules", json!(null)),
+        ("target_modules", json!([1])),
+        ("peft_type", json!(null)),
+    ] {
+        assert_says(&with(key, value).expect_err(key), &["dir/adapter_config.json", key, "expected"]);
+    }
+}
+
+#[test]
+fn harmless_fields_of_other_versions_are_read_over() {
+    for (key, value) in [
+        ("some_new_field", json!({"a": 1})),
+        ("some_new_size", json!(16)),
+        ("use_new_thing", json!(false)),
+        ("use_new_config", json!(null)),
+        ("init_lora_weights", json!("eva")),
+        ("eva_config", json!({"rho": 2.0})),
+        ("loftq_config", json!({"loftq_bits": 4})),
+        ("peft_version", json!("0.99")),
+        ("task_type", json!(null)),
+        ("layers_to_transform", json!(1)),
+        ("layers_pattern", json!("layers")),
+    ] {
+        with(key, value).unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+    let old = json!({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "query"]});
+    let old = AdapterConfig::from_json(&old.to_string(), Path::new("x")).unwrap();
+    assert_eq!(old.targets.place(&arch_of("llama/x")).unwrap().len(), 2, "names of other architectures do no harm");
+}
+
+#[test]
+fn half_precision_adapters_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(golden("llama/adapter_final/adapter_config.json"), dir.path().join("adapter_config.json")).unwrap();
+    let numbers = [0.5f32, -1.25, 3.0, 65504.0];
+    for (dtype, bytes) in [
+        ("BF16", numbers.map(|x| bf16::from_f32(x).to_le_bytes()).concat()),
+        ("F16", numbers.map(|x| f16::from_f32(x).to_le_bytes()).concat()),
+    ] {
+        let header =
+            json!({"base_model.model.x.lora_A.weight": {"dtype": dtype, "shape": [2, 2], "data_offsets": [0, 8]}});
+        let header = header.to_string();
+        let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &bytes].concat();
+        fs::write(dir.path().join("adapter_model.safetensors"), file).unwrap();
+        let (_, tensors) = load_adapter(dir.path()).unwrap();
+        let (shape, values) = &tensors["x.lora_A.weight"];
+        assert_eq!(shape, &[2, 2]);
+        let widen = |x: f32| if dtype == "BF16" { bf16::from_f32(x).to_f32() } else { f16::from_f32(x).to_f32() };
+        assert_eq!(values[..], numbers.map(widen));
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_refused_with_both_sides() {
+    let name = "llama/adapter_final";
+    let (config, tensors) = load_adapter(&golden(name)).unwrap();
+    let expected = expected(&config, &arch_of(name));
+    let (first, shape) = expected[0].clone();
+    let mut missing = tensors.clone();
+    missing.remove(&first);
+    assert_says(
+        &check_tensors(Path::new("d"), &missing, &expected).unwrap_err(),
+        &[&first, "27 tensors there, 28 expected"],
+    );
+    let mut extra = tensors.clone();
+    extra.insert("model.layers.0.self_attn.q_proj.lora_magnitude_vector".into(), (vec![64], vec![0.0; 64]));
+    assert_says(&check_tensors(Path::new("d"), &extra, &expected).unwrap_err(), &["lora_magnitude_vector", "no place"]);
+    let mut turned = tensors.clone();
+    turned.get_mut(&first).unwrap().0.reverse();
+    let found = format!("is {:?}, expected {shape:?}", [shape[1], shape[0]]);
+    assert_says(&check_tensors(Path::new("d"), &turned, &expected).unwrap_err(), &[&first, &found]);
+    let foreign = tempfile::tempdir().unwrap();
+    fs::copy(golden(name).join("adapter_config.json"), foreign.path().join("adapter_config.json")).unwrap();
+    fs::copy(golden("llama/model/model.safetensors"), foreign.path().join("adapter_model.safetensors")).unwrap();
+    assert_says(&load_adapter(foreign.path()).unwrap_err(), &["expected names that begin with", "base_model.model."]);
+    fs::remove_file(foreign.path().join("adapter_model.safetensors")).unwrap();
+    fs::write(foreign.path().join("adapter_model.bin"), "x").unwrap();
+    assert_says(&load_adapter(foreign.path()).unwrap_err(), &["not yet: adapter_model.bin"]);
+    assert_says(&load_adapter(Path::new("nowhere")).unwrap_err(), &["nowhere", "hint"]);
+}
+
+#[test]
+fn a_regular_expression_stays_one() {
+    let lora = LoraConfig { target_modules: TargetModules::Regex(".*q_proj".into()), ..LoraConfig::default() };
+    let placements = place(&arch_of("llama/x"), &lora).unwrap();
+    assert_eq!(AdapterConfig::new(&lora, &placements, None).to_json()["target_modules"], ".*q_proj");
+}
+
+#[test]
+fn mutated_configurations_never_panic() {
+    let arch = arch_of("llama/x");
+    let text = fs::read(golden("variants/patterns/adapter_final/adapter_config.json")).unwrap();
+    let mut read = 0;
+    for at in 0..text.len() {
+        for bit in 0..8 {
+            let mut bytes = text.clone();
+            bytes[at] ^= 1 << bit;
+            let Ok(mutated) = String::from_utf8(bytes) else { continue };
+            if let Ok(config) = AdapterConfig::from_json(&mutated, Path::new("x")) {
+                read += 1;
+                let _ = config.targets.place(&arch);
+                let _ = config.targets.saved_tensors(&arch);
+            }
+        }
+    }
+    assert!(read > 100, "{read}");
+}
