@@ -3,6 +3,7 @@ mod arch;
 mod checkpoint;
 mod config;
 mod data;
+mod examples;
 mod parity;
 mod peft;
 mod run;
