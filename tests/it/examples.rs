@@ -52,7 +52,8 @@ fn every_shipped_configuration_resolves() {
     for path in paths {
         // base.yaml is there to be included: it names no model.
         let partial = path.ends_with("base.yaml");
-        let found = if partial { config::load_partial(&path, &[], &[], &[]) } else { config::load(&path, &[], &[], &[]) };
+        let found =
+            if partial { config::load_partial(&path, &[], &[], &[]) } else { config::load(&path, &[], &[], &[]) };
         found.unwrap_or_else(|error| panic!("{error}"));
     }
 }

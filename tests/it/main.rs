@@ -4,6 +4,7 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod oracle;
 mod parity;
 mod peft;
 mod run;
