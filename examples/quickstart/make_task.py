@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the quickstart's task: spoken table bookings, each to be turned into one line of strict JSON.
 
-    python3 make_task.py --out data [--train 2400] [--held-out 200] [--seed 7]
+    python3 make_task.py --out data [--train 3000] [--held-out 200] [--seed 7]
 
 Names of the held-out rows occur in no training row, and no held-out sentence does.
 """
@@ -48,7 +48,7 @@ def booking(rng, name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--train", type=int, default=2400)
+    parser.add_argument("--train", type=int, default=3000)
     parser.add_argument("--held-out", type=int, default=200)
     parser.add_argument("--seed", type=int, default=7)
     args = parser.parse_args()

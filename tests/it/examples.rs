@@ -69,7 +69,7 @@ fn quickstart_rows_hold_strict_json_and_new_names() {
         form["name"].as_str().expect("a name").to_owned()
     };
     let known: BTreeSet<String> = train.iter().map(|(_, answer)| name(answer)).collect();
-    assert_eq!((train.len(), held_out.len()), (2400, 200));
+    assert_eq!((train.len(), held_out.len()), (3000, 200));
     for (question, answer) in &held_out {
         assert!(!known.contains(&name(answer)), "{answer} is in a training row");
         assert!(question.contains(&name(answer)), "the name must be there to be copied: {question}");
@@ -81,7 +81,7 @@ fn quickstart_rows_fit_the_model_and_the_answers_fit_their_limit() {
     let resolved = quickstart();
     let dataset = load(&resolved);
     let held_out = dataset.validation.expect("held-out rows");
-    assert_eq!((dataset.train.len(), held_out.len()), (2400, 200), "no row is dropped");
+    assert_eq!((dataset.train.len(), held_out.len()), (3000, 200), "no row is dropped");
     for index in 0..held_out.len() {
         let (_, answer) = held_out.prompt(index);
         assert!(answer.len() <= resolved.config.generation.max_new_tokens, "row {index}: {} tokens", answer.len());
