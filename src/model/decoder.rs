@@ -48,9 +48,6 @@ pub struct Phases {
     pub backward: Duration,
 }
 
-/// Tokens that one pass of [`Model::greedy`] holds, if more than one sequence is generated.
-const GREEDY_TOKENS: usize = 4096;
-
 impl Model {
     /// Reads the base from `weights`, or draws it from `config.train.seed` if there are none, and puts fresh adapters
     /// where the configuration says.
@@ -212,60 +209,6 @@ impl Model {
         let pass = self.evaluation();
         Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
     }
-
-    /// For each prompt the most probable continuation, token by token, until a token of `stop` (not included) or
-    /// `max_new` tokens. An empty prompt has an empty continuation.
-    ///
-    /// # Errors
-    /// As [`Model::forward_backward`].
-    pub fn greedy(&self, prompts: &[Vec<u32>], max_new: usize, stop: &[u32]) -> Result<Vec<Vec<u32>>> {
-        let mut texts = prompts.to_vec();
-        let mut open: Vec<usize> = (0..prompts.len()).filter(|&index| !prompts[index].is_empty()).collect();
-        for _ in 0..max_new {
-            let mut still = Vec::with_capacity(open.len());
-            let mut rest = open.as_slice();
-            while !rest.is_empty() {
-                let mut tokens = 0;
-                let fits = |&&index: &&usize| {
-                    tokens += texts[index].len();
-                    tokens <= GREEDY_TOKENS
-                };
-                let count = rest.iter().take_while(fits).count().max(1);
-                let (now, later) = rest.split_at(count);
-                let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
-                for &index in now {
-                    batch.tokens.extend(&texts[index]);
-                    batch.cu_seqlens.push(batch.tokens.len());
-                }
-                let rows: Vec<usize> = batch.cu_seqlens[1..].iter().map(|end| end - 1).collect();
-                let logits = self.logits(&batch, &rows)?;
-                for (&index, row) in now.iter().zip(logits.chunks(self.arch.vocab_size)) {
-                    let next = most_probable(row);
-                    if !stop.contains(&next) {
-                        texts[index].push(next);
-                        still.push(index);
-                    }
-                }
-                rest = later;
-            }
-            open = still;
-            if open.is_empty() {
-                break;
-            }
-        }
-        Ok(texts.into_iter().zip(prompts).map(|(text, prompt)| text[prompt.len()..].to_vec()).collect())
-    }
-}
-
-/// The first of the largest.
-fn most_probable(row: &[f32]) -> u32 {
-    let mut best = 0;
-    for (index, value) in row.iter().enumerate() {
-        if *value > row[best] {
-            best = index;
-        }
-    }
-    best as u32
 }
 
 /// The positions that carry a label, and their targets.

@@ -4,6 +4,7 @@ use super::signals::Stop;
 use crate::config::GenerationConfig;
 use crate::data::Dataset;
 use crate::error::Result;
+use crate::eval::greedy;
 use crate::model::Model;
 
 /// Rows cut into what the model is given and what it should say.
@@ -43,7 +44,7 @@ impl<'a> Questions<'a> {
                 return Ok(None);
             }
             let prompts: Vec<Vec<u32>> = chunk.iter().map(|(prompt, _)| prompt.to_vec()).collect();
-            for tokens in model.greedy(&prompts, self.max_new_tokens, &self.stop_ids)? {
+            for tokens in greedy(model, &prompts, self.max_new_tokens, &self.stop_ids)? {
                 answers.push(self.dataset.tokenizer.decode(&tokens, true)?);
             }
         }

@@ -3,6 +3,8 @@ mod arch;
 mod checkpoint;
 mod config;
 mod data;
+mod examples;
+mod oracle;
 mod parity;
 mod peft;
 mod run;

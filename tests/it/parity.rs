@@ -250,7 +250,7 @@ fn check_family(family: &str) {
     let prompts = generate["prompts"].as_array().unwrap();
     let asked: Vec<Vec<u32>> = prompts.iter().map(|prompt| ids(&prompt["prompt"])).collect();
     for (which, model) in [("base", &base), ("lora", &model)] {
-        let answers = model.greedy(&asked, 24, &[]).unwrap();
+        let answers = tunesmith::eval::greedy(model, &asked, 24, &[]).unwrap();
         for (answer, prompt) in answers.iter().zip(prompts) {
             assert_eq!(answer, &ids(&prompt[which]), "{which}");
         }
@@ -288,7 +288,7 @@ fn both_styles_of_config_json_describe_the_same_model() {
         let old = dir.join("config_v4.json");
         let old = Arch::from_json(&std::fs::read_to_string(&old).unwrap(), &old).unwrap();
         let new = Arch::from_dir(&dir).unwrap();
-        assert_eq!((old.rope, old.tensors(), old.rms_norm_eps), (new.rope.clone(), new.tensors(), new.rms_norm_eps));
+        assert_eq!((old.rope, old.tensors(), old.rms_norm_eps), (new.rope, new.tensors(), new.rms_norm_eps));
     }
 }
 

@@ -9,6 +9,7 @@ use self::chart::{Series, Shape, number, smooth};
 use self::html::{clipped, escape, pairs};
 use super::machine::Machine;
 use super::metrics::Line;
+use crate::eval::exact_match;
 
 /// No text of a sample is shown longer than this.
 const SAMPLE_CHARACTERS: usize = 4_000;
@@ -55,7 +56,7 @@ impl Sample {
     }
 
     fn matches(&self, answer: &str) -> bool {
-        answer.trim() == self.reference.trim()
+        exact_match(answer, &self.reference)
     }
 }
 
