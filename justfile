@@ -37,21 +37,25 @@ install *ARGS:
 
 # fine-tunes the embedded small model: answers before and after, adapter, report (about two minutes)
 [group('start here')]
+[no-exit-message]
 @quickstart *ARGS: _build
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml --overwrite "$@"
 
 # fine-tunes: just train CONFIG=configs/run_lora.yaml
 [group('train')]
+[no-exit-message]
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
 
 # the same with TensorBoard beside it, on TB_PORT, stopped afterwards
 [group('train')]
+[no-exit-message]
 @train-with-tb *ARGS: _build
     scripts/tensorboard with "{{ tunesmith }}" train "$@"
 
 # shows TensorBoard for TB_LOGDIR on TB_PORT until Ctrl-C
 [group('train')]
+[no-exit-message]
 @tensorboard *ARGS:
     scripts/tensorboard show "$@"
 
@@ -62,16 +66,19 @@ install *ARGS:
 
 # shows counts, lengths, label shares and rendered rows of a data set
 [group('data')]
+[no-exit-message]
 @data *ARGS: _build
     "{{ tunesmith }}" data "$@"
 
 # writes the normalised, tokenized data set to OUT: OUT=rows.jsonl just process CONFIG=…
 [group('data')]
+[no-exit-message]
 @process *ARGS: _build
     "{{ tunesmith }}" data --dump "$OUT" "$@"
 
 # prints every effective setting and where it came from
 [group('data')]
+[no-exit-message]
 @config *ARGS: _build
     "{{ tunesmith }}" config "$@"
 
@@ -88,6 +95,7 @@ test *ARGS:
 
 # training speed, memory and where the time goes: just bench --shape smollm2-135m
 [group('develop')]
+[no-exit-message]
 @bench *ARGS: _build
     "{{ tunesmith }}" bench "$@"
 

@@ -3,8 +3,8 @@
 
     python3 make_corpus.py --out corpus.jsonl [--rows 60000] [--seed 1]
 
-The chats greet, count, tell the time, answer questions about little stories, repeat, quote and spell. None of them
-holds JSON: the booking form of `make_task.py` is what the base model can't write.
+The chats greet, count, tell the time, answer questions about little stories, repeat, quote, spell, and write given values as
+JSON. A booking is answered by a friendly sentence: filling in the form of `make_task.py` is what the base model can't do.
 """
 import argparse
 import json
@@ -142,13 +142,17 @@ def order(rng):
     seat, party = rng.choice([*world.SEATS, None]), world.number(people)
     if rng.random() < 0.1:
         party = f"{world.number(rng.randint(1, 12))}, no, for {party}"
-    wish = rng.choice(["I need a table", "We want a table", "Do you have a table", "Please keep a table for us", "A table, please,"])
-    when = rng.choice([f"on {day} at {spoken}", f"at {spoken} on {day}", f"{day}, {spoken}"])
-    sentences = [f"{wish} for {party}, {when}.", rng.choice([f"My name is {who}.", f"The name is {who}.", f"It is for {who}."])]
+    opening = rng.choice(["Hello, ", "Hi, ", "Good evening, ", "Good day, ", "", ""])
+    wish = rng.choice(["I need a table", "we want a table", "do you have a table", "please keep us a table", "I would like to book a table", "reserve a table"])
+    when = rng.choice([f"on {day} at {spoken}", f"at {spoken} on {day}", f"{day}, {spoken}", f"next {day} at {spoken}"])
+    request = opening + wish + " " + rng.choice([f"for {party} {when}", f"{when} for {party}", f"for {party} people, {when}"]) + rng.choice(".?")
+    sentences = [request[0].upper() + request[1:], rng.choice([f"My name is {who}.", f"The name is {who}.", f"It is for {who}.", f"Please note it for {who}."])]
     if seat:
         sentences.append(rng.choice([f"By the {seat}, please.", f"We like the {seat}.", f"A seat by the {seat} would be nice."]))
-    if rng.random() < 0.4:
+    if rng.random() < 0.3:
         sentences.reverse()
+    if rng.random() < 0.3:
+        sentences.append(rng.choice(["Thank you.", "Thanks!", "Goodbye."]))
     questions = [
         ("What was the name?", f'"{who}".'), ("Who called?", f"{who}."), ("How many people, in digits?", f"{people}."),
         ("At what time, in digits?", f"{written}."), ("Which day, in short?", f"{world.DAYS[day]}."), ("Which day?", f"{day}."),
@@ -158,8 +162,25 @@ def order(rng):
     return [(" ".join(sentences), reply), *rng.sample(questions, rng.randint(1, 3))]
 
 
+def data(rng):
+    """Given values as JSON: the punctuation of data, never a booking."""
+    pools = {
+        "city": world.CITIES, "food": world.FOODS, "animal": world.ANIMALS, "colour": world.COLOURS, "thing": world.THINGS,
+        "month": world.MONTHS, "owner": None, "count": range(100), "price": range(1, 30), "note": [None],
+    }
+    keys = rng.sample(list(pools), rng.randint(1, 5))
+    form = {key: world.name(rng) if pools[key] is None else rng.choice(pools[key]) for key in keys}
+    said = ", ".join(f"{key} {'nothing' if value is None else value}" for key, value in form.items())
+    items = words(rng, 1, 6)
+    return rng.choice([
+        [(f"Write as JSON: {said}", json.dumps(form, separators=(",", ":")))],
+        [(f"As JSON, please: {said}.", json.dumps(form, separators=(",", ":")))],
+        [(f"Write as a JSON list: {' '.join(items)}", json.dumps(items, separators=(",", ":")))],
+    ])
+
+
 KINDS = [
-    (greeting, 4), (repeat, 24), (quote, 20), (spell, 3), (count, 8), (time, 8), (calendar, 5), (read, 12), (table, 6),
+    (greeting, 4), (repeat, 20), (quote, 16), (data, 12), (spell, 3), (count, 8), (time, 8), (calendar, 5), (read, 12), (table, 6),
     (order, 18),
 ]
 

@@ -1,7 +1,7 @@
 """Writes tests/golden/peft/placement.json: where PEFT 0.21.2 puts adapters, of which rank, alpha and scale, and what it
 saves in full, for many settings on a 12-block model.
 
-Usage: python scripts/golden_placement.py tests/golden/peft/placement.json
+Usage: python scripts/golden/placement.py tests/golden/peft/placement.json
 """
 import json
 import sys

@@ -1,6 +1,6 @@
 """Writes tests/golden/rope/inv_freq.json: the bits of Transformers' inverse frequencies (PyTorch 2.15, Transformers 5.23).
 
-Usage: python scripts/golden_rope.py tests/golden/rope/inv_freq.json
+Usage: python scripts/golden/rope.py tests/golden/rope/inv_freq.json
 """
 import json
 import sys
