@@ -16,7 +16,7 @@
 //! 4      model         decoder segments, weights loading, adapters
 //! 4      optim         AdamW as a pure update on slices, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
-//! 5      eval          greedy generation, exact match, loss on a split
+//! 5      eval          greedy generation, exact match
 //! 6      train         ONE step on one screen; the loop; signals; metrics; the report
 //! 7      cmd           one file a subcommand; only `cmd` and `main` print
 //! ```

@@ -283,17 +283,18 @@ fn one_line(text: &str, limit: usize) -> String {
 }
 
 fn show_summary(summary: &Summary) -> String {
-    let mut text = format!(
-        "{} in {}: {} steps, {} tokens at {} tokens/s, peak memory {}\n",
-        summary.outcome.as_str(),
-        human_seconds(summary.seconds),
-        grouped(summary.steps),
-        grouped(summary.tokens),
-        grouped(summary.tokens_per_second.round() as u64),
-        human_bytes(summary.peak_bytes),
-    );
-    text += &plan::table(&summary.facts);
-    text
+    let (outcome, time) = (summary.outcome.as_str(), human_seconds(summary.seconds));
+    let work = match summary.steps {
+        0 => "no step was left to do".to_owned(),
+        steps => format!(
+            "{} steps, {} tokens at {} tokens/s",
+            grouped(steps),
+            grouped(summary.tokens),
+            grouped(summary.tokens_per_second.round() as u64)
+        ),
+    };
+    let memory = human_bytes(summary.peak_bytes);
+    format!("{outcome} after {time}: {work}, peak memory {memory}\n{}", plan::table(&summary.facts))
 }
 
 #[cfg(test)]

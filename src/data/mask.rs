@@ -61,14 +61,18 @@ struct Finder<'a> {
 impl Finder<'_> {
     fn span(&self, index: usize) -> Result<Range<usize>> {
         let start = self.start(index).ok_or_else(|| self.unstable(index))?;
-        let last = index + 1 == self.turns.len();
-        let through = if last { None } else { self.template.render_first(self.turns, index + 1, false).ok() };
-        let through = through.as_ref().map_or(self.full, |through| &through.text);
+        let shorter;
+        let through = if index + 1 == self.turns.len() {
+            self.full
+        } else {
+            shorter = self.template.render_first(self.turns, index + 1, false)?.text;
+            &shorter
+        };
         let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default();
         // Both go together up to the turn at least: its tokens are behind its start in either.
         let begin = start.min(common_bytes(through, self.full));
         let token = self.end_of_turn(through, begin, content);
-        if self.full.starts_with(through) && through.len() > start {
+        if self.full.starts_with(through) && through.len() >= start {
             return Ok(start..token.map_or(through.len(), |token| token.end));
         }
         // Turns that follow change the text of this one, but not the token that ends it.

@@ -6,7 +6,9 @@
 //! ```
 pub mod batch;
 mod cache;
+mod clock;
 pub mod dataset;
+mod dumps;
 pub mod encode;
 mod isolate;
 mod jinja;

@@ -5,7 +5,7 @@
 const WINDOW: usize = 64;
 
 /// Puts the examples, taken in `order`, into rows by best fit: each goes where the least room remains. When no open
-/// row has room a new one is opened, and of more than [`WINDOW`] the fullest is closed. An example longer than
+/// row has room a new one is opened, and of more than 64 the fullest is closed. An example longer than
 /// `capacity` gets a row of its own.
 pub fn pack(lengths: &[usize], order: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     let mut rows: Vec<Vec<usize>> = Vec::new();

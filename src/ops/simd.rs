@@ -1,6 +1,6 @@
 //! Vectors of 16 `f32` lanes over AVX-512, AVX2 + FMA, or plain arrays; the level is chosen at run time.
 //!
-//! A kernel is written once, generic over [`Simd`] and `#[inline(always)]`; [`dispatch!`](crate::ops::simd::dispatch)
+//! A kernel is written once, generic over [`Simd`] and `#[inline(always)]`; `dispatch!`
 //! makes an entry that calls it inside a function with the right `#[target_feature]`.
 use std::sync::atomic::{AtomicU8, Ordering};
 

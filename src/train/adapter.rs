@@ -1,7 +1,6 @@
 //! `tuning.adapter`: training goes on from an existing adapter, whose own settings then hold.
 use std::path::Path;
 
-use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::peft::{self, Tensors};
 use crate::config::arch::Arch;
 use crate::config::resolve::Source;
@@ -27,10 +26,9 @@ const SHAPING: [&str; 8] = [
 /// [`crate::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`crate::Kind::Config`]: the
 /// configuration sets something else than the adapter has.
 pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(LoraConfig, Tensors)> {
-    let (adapter, tensors) = peft::load_adapter(dir)?;
+    let (mut own, tensors) = peft::load_adapter(dir)?;
     let asked = &resolved.config.tuning.lora;
     let is_set = |key: &str| *resolved.source(key) != Source::Default;
-    let mut own: AdapterConfig = adapter;
     if is_set("tuning.lora.lora_dropout") {
         own.lora_dropout = asked.lora_dropout;
     }

@@ -3,13 +3,14 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::machine::{Machine, peak_bytes};
+use super::metrics::{self, Line, StepLine};
 use super::prepare::{self, Prepared};
 use super::progress::Event;
 use super::report::{self, Outcome, Report, Sample, SettingRow, exact_matches};
 use super::run::Summary;
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{load, metrics, output, save};
+use super::{load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
 use crate::config::resolve::Source;
@@ -55,10 +56,11 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     }
 
     let asking = asking.elapsed();
-    let ending = Ending { resolved, prepared: &prepared, state, done, outcome, weights, asking, began };
+    let lines = metrics::read(&config.train.output_dir.join(output::METRICS))?;
+    let ending = Ending { resolved, prepared: &prepared, state, done, outcome, weights, lines, asking, began };
     let summary = ending.summary(&samples);
     if config.logging.report {
-        let page = report::render(&ending.report(&summary, samples)?);
+        let page = report::render(&ending.report(&summary, samples));
         atomic::replace_file(&RealDisk, &config.train.output_dir.join(output::REPORT), &page)?;
     }
     if cut_off {
@@ -81,17 +83,32 @@ struct Ending<'a> {
     done: Done,
     outcome: Outcome,
     weights: PathBuf,
+    lines: Vec<Line>,
     asking: Duration,
     began: Instant,
 }
 
 impl Ending<'_> {
+    fn steps(&self) -> impl DoubleEndedIterator<Item = &StepLine> {
+        self.lines.iter().filter_map(|line| match line {
+            Line::Step(line) => Some(line),
+            Line::Eval(_) => None,
+        })
+    }
+
+    /// The mean loss of the first and of the last step of the whole run.
+    fn losses(&self) -> Option<(f64, f64)> {
+        let mut losses = self.steps().filter_map(|line| line.loss);
+        let first = losses.next()?;
+        Some((first, losses.next_back().unwrap_or(first)))
+    }
+
     fn summary(&self, samples: &[Sample]) -> Summary {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
         let mut facts: Vec<(String, String)> = Vec::new();
         let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
-        if let Some((first, last)) = self.done.losses {
+        if let Some((first, last)) = self.losses() {
             fact("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
         }
         if let Some((loss, step)) = best_of(&self.state) {
@@ -127,13 +144,11 @@ impl Ending<'_> {
             tokens,
             tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
             peak_bytes: peak_bytes(),
-            final_loss: self.done.losses.map(|(_, last)| last),
-            best: best_of(&self.state),
             facts,
         }
     }
 
-    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Result<Report> {
+    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
         let name =
@@ -159,12 +174,12 @@ impl Ending<'_> {
             default: setting.source == Source::Default,
         };
         let lengths = self.prepared.dataset.train.lengths();
-        Ok(Report {
+        Report {
             title: config.logging.run_name.clone().unwrap_or_else(name),
             subtitle: prepare::describe(self.prepared),
             outcome: self.outcome,
             cards: self.cards(summary),
-            lines: metrics::read(&output_dir.join(output::METRICS))?,
+            lines: self.lines.clone(),
             data: prepare::data_facts(&self.prepared.dataset),
             lengths,
             samples,
@@ -172,19 +187,24 @@ impl Ending<'_> {
             settings: self.resolved.settings.iter().map(setting).collect(),
             machine: Machine::detect(),
             facts,
-        })
+        }
     }
 
     fn cards(&self, summary: &Summary) -> Vec<(String, String, String)> {
         let mut cards = Vec::new();
         let mut card = |name: &str, value: String, remark: String| cards.push((name.to_owned(), value, remark));
-        if let Some((first, last)) = self.done.losses {
+        if let Some((first, last)) = self.losses() {
             card("final loss", report::figure(last), format!("first {}", report::figure(first)));
         }
         if let Some((loss, step)) = best_of(&self.state) {
             card("best evaluation loss", report::figure(loss), format!("after step {step}"));
         }
-        card("speed", grouped(summary.tokens_per_second.round() as u64), "tokens per second".to_owned());
+        let (tokens, seconds) = self.steps().fold((0.0, 0.0), |(tokens, seconds), line| {
+            let step = line.tokens as f64;
+            (tokens + step, seconds + step / line.tokens_per_second.max(1e-9))
+        });
+        let speed = tokens / f64::max(seconds, 1e-9);
+        card("speed", grouped(speed.round() as u64), "tokens per second".to_owned());
         let remark = format!("peak memory {}", human_bytes(summary.peak_bytes));
         card("time", human_seconds(summary.seconds), remark);
         cards

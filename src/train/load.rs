@@ -115,6 +115,10 @@ impl<'a> Session<'a> {
             output::clear(output_dir)?;
         }
         checkpoint::clean_stale(output_dir)?;
+        for aside in output::set_aside_later(output_dir, self.state.step)? {
+            let text = format!("of steps that will be done again: set aside as {}", aside.display());
+            self.observer.event(&Event::Notice(&text));
+        }
         let path = output_dir.join(output::METRICS);
         self.metrics = Some(match self.state.step {
             0 => Metrics::create(&path)?,

@@ -54,6 +54,27 @@ fn is_worth_keeping(path: &Path) -> bool {
     path.is_dir() && (name == ADAPTER || name == MODEL || (name.starts_with("checkpoint-") && !name.contains(".tmp")))
 }
 
+/// Gives checkpoints of steps after `step` another name (`checkpoint-000200.later`), because the run goes on from
+/// `step`: among new ones they would pass for its own. Returns the new names.
+///
+/// # Errors
+/// One cannot be renamed.
+pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
+    let mut moved = Vec::new();
+    for path in earlier_run(directory) {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let later = name.strip_prefix("checkpoint-").and_then(|digits| digits.parse::<u64>().ok());
+        if later.is_some_and(|later| later > step) {
+            let aside = path.with_file_name(format!("{name}.later"));
+            // Of an earlier resume from an earlier step: the newer ones take their place.
+            let _ = std::fs::remove_dir_all(&aside);
+            std::fs::rename(&path, &aside).map_err(|source| Error::io("rename", &path, &source))?;
+            moved.push(aside);
+        }
+    }
+    Ok(moved)
+}
+
 /// Removes what runs leave in `directory`: only files and folders that have our names.
 ///
 /// # Errors
@@ -79,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clearing_removes_our_files_only() {
+    fn clearing_removes_our_files_only_and_later_checkpoints_step_aside() {
         let root = tempfile::tempdir().unwrap();
         for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "notes"] {
             std::fs::create_dir(root.path().join(folder)).unwrap();
@@ -91,6 +112,8 @@ mod tests {
             paths.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
         };
         assert_eq!(names(earlier_run(root.path())), ["adapter", "checkpoint-000010"]);
+        assert_eq!(names(set_aside_later(root.path(), 9).unwrap()), ["checkpoint-000010.later"]);
+        assert!(set_aside_later(root.path(), 9).unwrap().is_empty());
         clear(root.path()).unwrap();
         let mut left = names(std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().path()).collect());
         left.sort();

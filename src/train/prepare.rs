@@ -11,6 +11,7 @@ use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::stamp::{Hashes, Stamp};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::arch::Arch;
+use crate::config::resolve::Source;
 use crate::config::{Config, Init, LrScheduler, Mode, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
@@ -59,10 +60,15 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
         return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
     }
+    if !options.allow.is_empty() && resolved.config.train.resume_from_checkpoint.is_none() {
+        return Err(
+            Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
+        );
+    }
     let model_dir = resolved.config.model.dir()?;
     let arch = Arch::from_dir(&model_dir)?;
-    check_lengths(&resolved.config, &arch)?;
     let mut config = resolved.config.clone();
+    config.model.max_seq_len = max_seq_len(resolved, &arch)?;
     let mut adapter = None;
     if let Some(dir) = &resolved.config.tuning.adapter {
         let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -109,15 +115,17 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     })
 }
 
-fn check_lengths(config: &Config, arch: &Arch) -> Result<()> {
-    let (asked, limit) = (config.model.max_seq_len, arch.max_position_embeddings);
-    if asked > limit {
-        return Err(Error::config(format!(
-            "model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
+/// `model.max_seq_len`; the default gives way to a model that sees fewer tokens.
+fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
+    let (asked, limit) = (resolved.config.model.max_seq_len, arch.max_position_embeddings);
+    match resolved.source("model.max_seq_len") {
+        _ if asked <= limit => Ok(asked),
+        Source::Default => Ok(limit),
+        source => Err(Error::config(format!(
+            "{source}: model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
         ))
-        .hint(format!("set model.max_seq_len to at most {limit}")));
+        .hint(format!("set model.max_seq_len to at most {limit}"))),
     }
-    Ok(())
 }
 
 fn trainable(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {

@@ -1,7 +1,7 @@
 //! What a run tells while it goes, and to whom: the loop sends an [`Event`] to an [`Observer`]; how it looks on a
 //! terminal, in plain lines or in a test is the observer's business.
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::metrics::{EvalLine, StepLine};
 use super::report::Sample;
@@ -73,14 +73,12 @@ pub struct Pace {
     /// Tokens per second, averaged over the last steps.
     pub tokens_per_second: f64,
     seconds_per_step: f64,
-    began: Instant,
 }
 
 impl Pace {
     /// At `step` of `total_steps`.
     pub fn new(step: u64, total_steps: u64) -> Self {
-        let (smoothed_loss, tokens_per_second, seconds_per_step) = (None, 0.0, 0.0);
-        Self { step, total_steps, smoothed_loss, tokens_per_second, seconds_per_step, began: Instant::now() }
+        Self { step, total_steps, smoothed_loss: None, tokens_per_second: 0.0, seconds_per_step: 0.0 }
     }
 
     /// One more step has been done, in `took`.
@@ -101,11 +99,6 @@ impl Pace {
     /// Seconds that the remaining steps will take.
     pub fn eta_seconds(&self) -> f64 {
         self.seconds_per_step * self.total_steps.saturating_sub(self.step) as f64
-    }
-
-    /// Time since the loop began.
-    pub fn elapsed(&self) -> Duration {
-        self.began.elapsed()
     }
 }
 

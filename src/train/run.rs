@@ -34,10 +34,6 @@ pub struct Summary {
     pub tokens_per_second: f64,
     /// The most memory held.
     pub peak_bytes: u64,
-    /// Mean loss of the last step.
-    pub final_loss: Option<f64>,
-    /// The lowest evaluation loss and its step.
-    pub best: Option<(f64, u64)>,
     /// Results and places: label and text.
     pub facts: Vec<(String, String)>,
 }
@@ -100,6 +96,8 @@ fn interrupted(session: &Session<'_>, why: &str) -> Error {
     if step == 0 {
         return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));
     }
-    Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved"))
-        .hint(format!("`tunesmith train {} --resume` goes on", session.resolved.path.display()))
+    Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved")).hint(format!(
+        "`tunesmith train {} --resume` goes on (with the same overrides)",
+        session.resolved.path.display()
+    ))
 }

@@ -60,8 +60,6 @@ pub struct Done {
     pub evaluating: Duration,
     /// Wall time of checkpoints.
     pub saving: Duration,
-    /// Mean loss of the first and the last step.
-    pub losses: Option<(f64, f64)>,
 }
 
 impl Session<'_> {
@@ -116,9 +114,6 @@ impl Session<'_> {
         self.done.steps += 1;
         self.done.tokens += stats.tokens;
         self.done.stepping += took;
-        if let Some(loss) = loss {
-            self.done.losses = Some((self.done.losses.map_or(loss, |(first, _)| first), loss));
-        }
         let line = StepLine {
             step,
             epoch: self.state.epoch,

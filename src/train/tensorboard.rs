@@ -16,6 +16,9 @@ pub struct EventWriter {
     path: PathBuf,
 }
 
+/// `SessionLog.START`: a run begins or goes on.
+const START: u64 = 1;
+
 /// How many writers this process has opened: part of the file name, as two in one second must differ.
 static OPENED: AtomicU32 = AtomicU32::new(0);
 
@@ -33,8 +36,6 @@ impl EventWriter {
         let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", wall_time() as u64, std::process::id());
         let path = directory.join(name);
         let file = File::create(&path).map_err(|source| Error::io("create", &path, &source))?;
-        /// `SessionLog.START`.
-        const START: u64 = 1;
         let mut writer = Self { file, path };
         writer.event(0, |event| event.bytes(3, b"brain.Event:2"))?;
         writer.event(after + 1, |event| event.message(7, |session| session.varint(1, START)))?;

@@ -22,7 +22,7 @@ const SAMPLES_OPEN: usize = 8;
 pub enum Outcome {
     /// Every planned step was done.
     Completed,
-    /// Early stopping ended it.
+    /// The evaluation loss no longer fell.
     StoppedEarly,
 }
 
@@ -31,7 +31,7 @@ impl Outcome {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Completed => "completed",
-            Self::StoppedEarly => "stopped early: the evaluation loss no longer fell",
+            Self::StoppedEarly => "stopped early",
         }
     }
 }

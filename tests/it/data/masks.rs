@@ -87,6 +87,9 @@ fn templates_that_rewrite_earlier_turns_are_followed() {
         ["think<|im_end|>", "\n</think>\n\nfour<|im_end|>"],
         "what the prompt gives (<think>) is not learned"
     );
+    // An answer of nothing, in a template that ends turns by nothing, is no error.
+    let bare = "{% for m in messages %}{{ m.content }}{% endfor %}";
+    assert_eq!(supervised(bare, &chat(&[("user", "a"), ("assistant", "")]), LossOn::Assistant), [""]);
     // Here the text of the first turn depends on how many follow: there is no telling it apart.
     let hopeless = "{% for m in messages %}{{ m.role[:1] * (messages|length - loop.index0) + m.content }}{% endfor %}";
     let error = render(hopeless, &chat(&turns), LossOn::Assistant).unwrap_err();

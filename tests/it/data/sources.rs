@@ -99,7 +99,8 @@ fn several_files_are_read_in_order_up_to_max_rows() {
     let mut paths = Vec::new();
     for (name, rows) in [("a.jsonl", 3), ("b.jsonl", 4)] {
         let path = folder.path().join(name);
-        let text: String = (0..rows).map(|row| format!("{{\"text\": \"{name} {row}\"}}\n")).collect();
+        let lines: Vec<String> = (0..rows).map(|row| format!("{{\"text\": \"{name} {row}\"}}")).collect();
+        let text = lines.join("\n");
         std::fs::write(&path, text).unwrap();
         paths.push(path);
     }

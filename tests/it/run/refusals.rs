@@ -160,7 +160,14 @@ fn a_tokenizer_of_another_vocabulary() {
 #[test]
 fn rows_longer_than_the_model_can_see() {
     let fixture = Fixture::new();
-    refused(&fixture, &fixture.config("run", &["model.max_seq_len: 129"]), &[], 2, &["model.max_seq_len", "128"]);
+    let config = fixture.config("run", &["model.max_seq_len: 129"]);
+    refused(&fixture, &config, &[], 2, &["run.yaml:", "model.max_seq_len", "128"]);
+}
+
+#[test]
+fn allowing_a_difference_without_a_checkpoint() {
+    let fixture = Fixture::new();
+    refused(&fixture, &fixture.config("run", &[]), &["--allow", "data"], 2, &["--resume"]);
 }
 
 #[test]

@@ -146,6 +146,7 @@ fn a_checkpoint_by_name_forgets_later_steps() {
     let from = format!("train.resume_from_checkpoint={}", fixture.path("out/checkpoint-000002").display());
     assert!(go(&config, &[&from], u64::MAX));
     assert_eq!(timeless(&fixture.path("out")), before, "no line stands twice");
+    assert!(fixture.path("out/checkpoint-000006.later").is_dir(), "what the first run saved is not lost");
     assert!(bytes("adapter") == adapter && bytes("checkpoint-000006") == last);
 }
 
