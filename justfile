@@ -104,12 +104,14 @@ test *ARGS:
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked "$@"
 
-# makes the quickstart's base model again, from scratch (about 15 minutes; needs python3 with tokenizers)
+# makes the quickstart's base model again, from scratch (about ten minutes; needs python3 with tokenizers)
 [group('develop')]
 quickstart-pretrain *ARGS: _build
+    mkdir -p .cache/quickstart
     python3 examples/quickstart/make_corpus.py --out .cache/quickstart/corpus.jsonl
     python3 examples/quickstart/make_tokenizer.py --corpus .cache/quickstart/corpus.jsonl --out .cache/quickstart/blank
-    "{{ tunesmith }}" train examples/quickstart/pretrain.yaml "$@"
+    "{{ tunesmith }}" train examples/quickstart/pretrain.yaml --overwrite "$@"
+    cd runs/quickstart-pretrain/model && cp config.json model.safetensors tokenizer.json tokenizer_config.json "{{ justfile_directory() }}/examples/quickstart/model/"
 
 # removes what was built and cached; runs/ stays
 [group('develop')]
