@@ -50,11 +50,10 @@ fn every_shipped_configuration_resolves() {
     let paths: Vec<PathBuf> = ["configs", "examples/quickstart"].into_iter().flat_map(yamls).collect();
     assert!(paths.len() >= 4, "{paths:?}");
     for path in paths {
-        // base.yaml is there to be included: it names no model.
-        let partial = path.ends_with("base.yaml");
-        let found =
-            if partial { config::load_partial(&path, &[], &[], &[]) } else { config::load(&path, &[], &[], &[]) };
-        found.unwrap_or_else(|error| panic!("{error}"));
+        // The folder of the reader's own model isn't there; base.yaml is only included and names no data.
+        let words = [format!("model.name={}", root().join("examples/quickstart/model").display())];
+        let load = if path.ends_with("base.yaml") { config::load_partial } else { config::load };
+        load(&path, &words, &[], &[]).unwrap_or_else(|error| panic!("{error}"));
     }
 }
 
