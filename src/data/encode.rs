@@ -150,7 +150,8 @@ pub fn labeled(encoded: Encoded, spans: &[Range<usize>]) -> Example {
     let Encoded { ids, offsets } = encoded;
     let mut labels = vec![IGNORE; ids.len()];
     let mut cursor = 0;
-    for span in spans {
+    // An empty span has nothing to learn; a token that straddles its place belongs to the text around it.
+    for span in spans.iter().filter(|span| !span.is_empty()) {
         let touches = |&index: &usize| {
             let (start, end) = offsets[index];
             start < end && start < span.end && end > span.start

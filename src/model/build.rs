@@ -104,7 +104,7 @@ impl Builder<'_> {
         let values = self.values(name, shape.iter().product())?;
         if self.trained.contains(name) {
             let decay = !init::is_norm_or_bias(name) || self.config.train.decay_norms_and_bias;
-            Ok(Weight::Trained(self.params.push(name.to_owned(), shape, decay, values)))
+            Ok(Weight::Trained(self.params.push(name.to_owned(), shape, decay, &values)))
         } else {
             Weight::frozen(values, &shape)
         }
@@ -123,8 +123,8 @@ impl Builder<'_> {
             let features = (placement.in_features, placement.out_features);
             let [a_values, b_values] = init::lora(how, seed, (&a, &b), placement.r, features);
             Lora {
-                a: self.params.push(a, a_shape.to_vec(), true, a_values),
-                b: self.params.push(b, b_shape.to_vec(), true, b_values),
+                a: self.params.push(a, a_shape.to_vec(), true, &a_values),
+                b: self.params.push(b, b_shape.to_vec(), true, &b_values),
                 rank: placement.r,
                 scale: placement.scale,
                 module,

@@ -33,15 +33,11 @@ pub struct Params {
 
 impl Params {
     /// Appends a tensor; returns its place.
-    pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: Vec<f32>) -> Range<usize> {
+    pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: &[f32]) -> Range<usize> {
         let spec = ParamSpec { name, shape, offset: self.values.len(), decay };
         let range = spec.range();
         assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
-        if self.values.is_empty() {
-            self.values = values;
-        } else {
-            self.values.extend(values);
-        }
+        self.values.extend_from_slice(values);
         self.specs.push(spec);
         range
     }

@@ -257,10 +257,24 @@ unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
+/// Shapes and spans, before any pointer is made of them.
+fn check(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads) {
+    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "query heads share key/value heads evenly");
+    assert_eq!(q.features(), heads.query * heads.dim, "q holds the query heads");
+    assert_eq!((k.features(), v.features()), (heads.kv * heads.dim, heads.kv * heads.dim), "k and v hold theirs");
+    assert_eq!(k.tokens(), v.tokens(), "a value for each key");
+    for span in spans {
+        assert!(span.key_start + span.keys <= k.tokens(), "keys inside the batch");
+        assert!(span.query_start + span.positions.len() <= q.tokens(), "queries inside the batch");
+        assert!(span.positions.iter().all(|&position| position < span.keys), "positions inside the sequence");
+    }
+}
+
 /// Attention of `q [rows, query * dim]` over `k`, `v [tokens, kv * dim]`.
 ///
 /// Returns the mixed values `[rows, query * dim]` and the log-sum-exp of the scaled scores `[rows, query]`.
 pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, scale: f32) -> (Act, Act) {
+    check(q, k, v, spans, heads);
     let pool: &Arc<Pool> = q.pool();
     let mut o = pool.act(q.tokens(), q.features());
     let mut lse = pool.act(q.tokens(), heads.query);
@@ -422,6 +436,10 @@ pub fn backward(
     heads: Heads,
     scale: f32,
 ) -> (Act, Act, Act) {
+    check(q, k, v, spans, heads);
+    assert_eq!((o.tokens(), o.features()), (q.tokens(), q.features()), "o is shaped as q");
+    assert_eq!((d_o.tokens(), d_o.features()), (q.tokens(), q.features()), "d_o is shaped as q");
+    assert_eq!((lse.tokens(), lse.features()), (q.tokens(), heads.query), "one sum for each head");
     let pool = q.pool();
     let mut dq = pool.act(q.tokens(), q.features());
     let (mut dk, mut dv) = (pool.act(k.tokens(), k.features()), pool.act(v.tokens(), v.features()));

@@ -38,12 +38,15 @@ impl Dropout<'_> {
         let threshold = (f64::from(self.rate) * 4_294_967_296.0) as u64;
         par::run(x.panels(), |panel| {
             let from = x.panel(panel);
-            for lane in 0..LANES {
+            let row = |lane: usize| {
                 let at = panel * LANES + lane;
                 // Lanes past the last row are padding: any mask will do.
                 let token = self.rows.map_or(at, |rows| rows.get(at).copied().unwrap_or(at));
-                let row = mix(self.key.wrapping_add(self.first_row + token as u64));
-                for feature in 0..x.features() {
+                mix(self.key.wrapping_add(self.first_row + token as u64))
+            };
+            let rows: [u64; LANES] = std::array::from_fn(row);
+            for feature in 0..x.features() {
+                for (lane, row) in rows.iter().enumerate() {
                     let dropped = mix(row.wrapping_add(feature as u64)) >> 32 < threshold;
                     let at = feature * LANES + lane;
                     // SAFETY: a task owns its panel.

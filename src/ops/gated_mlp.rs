@@ -37,6 +37,7 @@ dispatch! { fn backward_panel = backward_kernel(gate: *mut f32, up: *mut f32, d_
 
 /// `silu(gate) * up`, all `[tokens, features]`.
 pub fn forward(gate: &Act, up: &Act) -> Act {
+    assert_eq!((gate.tokens(), gate.features()), (up.tokens(), up.features()), "gate and up have one shape");
     let mut out = gate.pool().act(gate.tokens(), gate.features());
     let (to, stride) = (out.shared(), out.stride());
     par::run(gate.panels(), |panel| {
@@ -49,6 +50,9 @@ pub fn forward(gate: &Act, up: &Act) -> Act {
 
 /// Turns `gate` and `up` into their gradients, given that of [`forward`]'s result.
 pub fn backward(gate: &mut Act, up: &mut Act, d_out: &Act) {
+    for other in [&*up, d_out] {
+        assert_eq!((gate.tokens(), gate.features()), (other.tokens(), other.features()), "all have one shape");
+    }
     let (stride, panels) = (gate.stride(), gate.panels());
     let (gate, up) = (gate.shared(), up.shared());
     par::run(panels, |panel| {

@@ -111,8 +111,9 @@ pub(super) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
                     *sum = S::fma(value, vector, *sum);
                 }
             }
-            matrix = matrix.add(col);
-            x = x.add(LANES);
+            // After the last turn these may point past the end; they are not read then.
+            matrix = matrix.wrapping_add(col);
+            x = x.wrapping_add(LANES);
         }
     }
 }

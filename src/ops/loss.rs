@@ -41,6 +41,7 @@ dispatch! { fn panel_at = panel_kernel(logits: *mut f32, vocabulary: usize, most
 /// Replaces `logits [tokens, vocabulary]` by `exp(logit - max)`; returns each token's negative log-likelihood of its
 /// target, and the sum of its exponentials.
 pub fn forward(logits: &mut Act, targets: &[u32]) -> Vec<(f32, f32)> {
+    assert_eq!(targets.len(), logits.tokens(), "a target for each token");
     let (stride, vocabulary, to) = (logits.stride(), logits.features(), logits.shared());
     let mut out = vec![(0.0f32, 0.0f32); targets.len()];
     let results = par::Shared(out.as_mut_ptr());

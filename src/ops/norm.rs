@@ -97,6 +97,7 @@ dispatch! {
 
 /// `1 / sqrt(mean(x^2) + eps)` of each token and group: `[tokens, groups]`, for `x [tokens, groups * dim]`.
 pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
+    assert!(x.features().is_multiple_of(groups), "whole groups");
     let mut out = x.pool().act(x.tokens(), groups);
     let (to, stride, dim) = (out.shared(), out.stride(), x.features() / groups);
     par::run(x.panels(), |panel| {
@@ -122,6 +123,10 @@ pub fn apply(x: &Act, rstd: &Act, weight: &[f32]) -> Act {
 
 /// The gradient of [`apply`] after [`stats`] with respect to `x`, written to `dx` or added to it.
 pub fn backward(x: &Act, rstd: &Act, weight: &[f32], dh: &Act, dx: &mut Act, add: bool) {
+    for other in [dh, &*dx] {
+        assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "all have one shape");
+    }
+    assert_eq!((x.tokens(), x.features()), (rstd.tokens(), rstd.features() * weight.len()), "a weight for each feature");
     let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
     par::run(x.panels(), |panel| {
         let (x, rstd, dh) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr(), dh.panel(panel).as_ptr());

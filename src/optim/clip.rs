@@ -2,8 +2,17 @@
 
 /// The Euclidean norm, summed in f64. Infinite or NaN where any gradient is.
 pub fn norm(grads: &[f32]) -> f64 {
-    let block = |block: &[f32]| block.iter().map(|&g| f64::from(g) * f64::from(g)).sum::<f64>();
-    grads.chunks(4096).map(block).sum::<f64>().sqrt()
+    use rayon::prelude::*;
+    // Eight sums in turn, so that the processor need not wait for one; blocks are added in their order.
+    let block = |block: &[f32]| {
+        let mut sums = [0.0f64; 8];
+        for (index, &g) in block.iter().enumerate() {
+            sums[index % 8] += f64::from(g) * f64::from(g);
+        }
+        sums.iter().sum::<f64>()
+    };
+    let blocks: Vec<f64> = grads.par_chunks(1 << 16).map(block).collect();
+    blocks.iter().sum::<f64>().sqrt()
 }
 
 /// What gradients of norm `norm` are multiplied by so that it is at most `most`; 1 where `most` is 0 (off).

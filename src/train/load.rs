@@ -124,11 +124,11 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        let resolved_yaml = record::resolved_yaml(self.resolved);
+        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings);
         atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
         if config.logging.tensorboard {
             let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;
-            events.text(self.state.step, "config", &record::settings_table(self.resolved))?;
+            events.text(self.state.step, "config", &record::settings_table(&self.prepared.settings))?;
             self.events = Some(events);
         }
         self.done.preparing = began.elapsed();

@@ -54,6 +54,19 @@ fn is_worth_keeping(path: &Path) -> bool {
     path.is_dir() && (name == ADAPTER || name == MODEL || (name.starts_with("checkpoint-") && !name.contains(".tmp")))
 }
 
+/// Whether a folder of this name in an output directory is the run's to replace and remove.
+pub fn is_ours(name: &str) -> bool {
+    name.starts_with("checkpoint-") || [ADAPTER, MODEL, EVENTS].contains(&name)
+}
+
+/// Bytes that checkpoints and trained weights in `directory` take.
+pub fn bytes_of_runs(directory: &Path) -> u64 {
+    let files = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    earlier_run(directory).iter().map(|folder| size_of(&files(folder))).sum()
+}
+
 /// Gives checkpoints of steps after `step` another name (`checkpoint-000200.later`), because the run goes on from
 /// `step`: among new ones they would pass for its own. Returns the new names.
 ///
@@ -85,8 +98,7 @@ pub fn clear(directory: &Path) -> Result<()> {
     for entry in entries {
         let path = entry.map_err(|source| fail(directory, &source))?.path();
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let folder = name.starts_with("checkpoint-") || [ADAPTER, MODEL, EVENTS].contains(&name);
-        if folder && path.is_dir() {
+        if is_ours(name) && path.is_dir() {
             std::fs::remove_dir_all(&path).map_err(|source| fail(&path, &source))?;
         } else if [METRICS, REPORT, CONFIG, STAMP, "latest", "best"].contains(&name) {
             std::fs::remove_file(&path).map_err(|source| fail(&path, &source))?;

@@ -11,7 +11,7 @@ use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::stamp::{Hashes, Stamp};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::arch::Arch;
-use crate::config::resolve::Source;
+use crate::config::resolve::{Setting, Source};
 use crate::config::{Config, Init, LrScheduler, Mode, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
@@ -50,6 +50,8 @@ pub struct Prepared {
     pub schedule: Schedule,
     /// The checkpoint to go on from.
     pub resume: Option<Checkpoint>,
+    /// Every setting as the run uses it.
+    pub settings: Vec<Setting>,
 }
 
 /// Checks all that can be checked without loading weights.
@@ -85,10 +87,14 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     };
 
     let output_dir = &config.train.output_dir;
+    for source in [Some(&model_dir), config.tuning.adapter.as_ref()].into_iter().flatten() {
+        refuse_own_source(source, output_dir)?;
+    }
     let lock = DirLock::acquire(output_dir)?;
     stop.leaves_behind(lock.leftovers());
     let resume = find_checkpoint(&config, observer)?;
-    if resume.is_none() && !options.overwrite {
+    let goes_on_here = resume.is_some() && resumes_here(&config);
+    if !goes_on_here && !options.overwrite {
         refuse_earlier_run(output_dir)?;
     }
 
@@ -97,7 +103,10 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let sampler = dataset.sampler(&config);
     let batches = batches(&config, &dataset, &sampler)?;
     let schedule = schedule(&config, &batches);
-    check_disk(&config, &model_dir, trainable, &batches)?;
+    // What is there already of this run, or goes before the first step, needs no further room.
+    let held = if goes_on_here || options.overwrite { output::bytes_of_runs(output_dir) } else { 0 };
+    check_disk(&config, &model_dir, trainable, &batches, held)?;
+    let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
         arch,
@@ -112,6 +121,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         batches,
         schedule,
         resume,
+        settings,
     })
 }
 
@@ -167,6 +177,42 @@ fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Ch
     }
 }
 
+/// Whether the checkpoint to go on from is one of the output directory's own.
+fn resumes_here(config: &Config) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    match &config.train.resume_from_checkpoint {
+        Some(Resume::Dir(dir)) => real(dir).parent() == Some(real(&config.train.output_dir).as_path()),
+        _ => true,
+    }
+}
+
+/// What a run reads must not lie where it writes and tidies up.
+fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
+    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
+    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
+    if !inside.is_some_and(output::is_ours) {
+        return Ok(());
+    }
+    let message = format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
+    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
+}
+
+/// The settings as the run uses them, such that training from them again is the same run: a length that gave way to
+/// the model's is the one that holds, an adapter to start from speaks for itself, and going on is not part of it.
+fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
+    let mut settings = resolved.settings.clone();
+    settings.retain(|setting| {
+        let of_adapter = config.tuning.adapter.is_some() && setting.key.starts_with("tuning.lora.");
+        setting.key != "train.resume_from_checkpoint" && !(of_adapter && setting.source == Source::Default)
+    });
+    for setting in &mut settings {
+        if setting.key == "model.max_seq_len" {
+            setting.value = config.model.max_seq_len.into();
+        }
+    }
+    settings
+}
+
 fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
     let earlier = output::earlier_run(output_dir);
     let Some(first) = earlier.first() else { return Ok(()) };
@@ -197,8 +243,8 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
     Ok(batches)
 }
 
-/// A disk that cannot hold the run is refused now and not after hours.
-fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batches) -> Result<()> {
+/// A disk that cannot hold the run is refused now and not after hours. `held` bytes of it are there already.
+fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batches, held: u64) -> Result<()> {
     let train = &config.train;
     let saves = match train.save_strategy {
         SaveStrategy::No => 1,
@@ -209,7 +255,7 @@ fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batch
     let keep = train.save_total_limit.map(|limit| limit as u64 + best);
     let tokenizer = output::size_of(&output::tokenizer_files(model_dir));
     let needed = bytes::run(trainable, tokenizer, saves, keep);
-    checkpoint::preflight(&train.output_dir, needed)
+    checkpoint::preflight(&train.output_dir, needed.saturating_sub(held))
 }
 
 impl Prepared {

@@ -2,12 +2,14 @@
 //! a configuration: `tunesmith train config.resolved.yaml` repeats the run.
 use std::fmt::Write as _;
 
-use crate::config::Resolved;
+use std::path::Path;
+
+use crate::config::resolve::Setting;
 
 /// The same as a Markdown table, for TensorBoard's text page.
-pub fn settings_table(resolved: &Resolved) -> String {
+pub fn settings_table(settings: &[Setting]) -> String {
     let mut text = String::from("| key | value | source |\n|---|---|---|\n");
-    for setting in &resolved.settings {
+    for setting in settings {
         let cell = |text: String| text.replace('|', "\\|").replace(['\n', '\r'], " ");
         let (value, source) = (cell(setting.value.to_string()), cell(setting.source.to_string()));
         let _ = writeln!(text, "| {} | `{value}` | {source} |", setting.key);
@@ -16,10 +18,10 @@ pub fn settings_table(resolved: &Resolved) -> String {
 }
 
 /// The file's text.
-pub fn resolved_yaml(resolved: &Resolved) -> String {
-    let mut text = format!("# The configuration of a run of {}, every key with its source.\n", resolved.path.display());
+pub fn resolved_yaml(path: &Path, settings: &[Setting]) -> String {
+    let mut text = format!("# The configuration of a run of {}, every key with its source.\n", path.display());
     let mut open: Vec<&str> = Vec::new();
-    for setting in &resolved.settings {
+    for setting in settings {
         let parts: Vec<&str> = setting.key.split('.').collect();
         let (key, sections) = parts.split_last().expect("a split has at least one part");
         let shared = open.iter().zip(sections).take_while(|(have, want)| have == want).count();

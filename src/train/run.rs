@@ -71,6 +71,7 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
         // First what belongs after the step that was done last; a signal may have cut it off before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
+            save::point_best(session)?;
         }
         let stop = session.stop.requested();
         let outcome = match session.state.step {
@@ -97,7 +98,7 @@ fn interrupted(session: &Session<'_>, why: &str) -> Error {
         return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));
     }
     Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved")).hint(format!(
-        "`tunesmith train {} --resume` goes on (with the same overrides)",
+        "run it again with --resume: `scripts/just train CONFIG={} --resume`, with the same overrides",
         session.resolved.path.display()
     ))
 }

@@ -43,15 +43,25 @@ pub fn checkpoint(session: &mut Session<'_>) -> Result<PathBuf> {
     )?;
     session.saved = session.state.step;
     session.stamp = Some(stamp);
-    let best = best_dir(session);
-    if let Some(best) = &best {
-        checkpoint::set_best(root, best)?;
-    }
+    let best = point_best(session)?;
     if let Some(limit) = train.save_total_limit {
         checkpoint::prune(root, limit, best.as_deref())?;
     }
     session.done.saving += began.elapsed();
     Ok(dir)
+}
+
+/// Points `best` to the checkpoint with the lowest evaluation loss, if there is one; also after an evaluation that a
+/// signal had cut off and a resume made up for.
+///
+/// # Errors
+/// The disk.
+pub fn point_best(session: &Session<'_>) -> Result<Option<PathBuf>> {
+    let best = best_dir(session);
+    if let Some(best) = &best {
+        checkpoint::set_best(&session.prepared.config.train.output_dir, best)?;
+    }
+    Ok(best)
 }
 
 /// The checkpoint with the lowest evaluation loss, if it is to be kept and there is one.

@@ -235,6 +235,16 @@ fn any_text() -> impl Strategy<Value = String> {
     prop::collection::vec(prop::sample::select(pieces.to_vec()), 0..8).prop_map(|pieces| pieces.concat())
 }
 
+#[test]
+fn an_empty_span_teaches_nothing() {
+    let tokenizer = tokenizer("bpe_llama3");
+    let encoded = tokenizer.encode("Shimore", false).unwrap();
+    let straddled = encoded.offsets.iter().position(|(start, end)| end - start > 1).unwrap();
+    let middle = encoded.offsets[straddled].0 + 1;
+    let example = encode::labeled(encoded, std::slice::from_ref(&(middle..middle)));
+    assert!(example.labels.iter().all(|&label| label == IGNORE), "{:?}", example.labels);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 

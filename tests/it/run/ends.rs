@@ -260,6 +260,47 @@ fn steps_that_are_not_finite_are_skipped_and_end_the_run_with_code_8() {
 }
 
 #[test]
+fn what_a_run_reads_is_never_what_it_clears() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &[]);
+    assert!(train(&config, &[]).status.success());
+    let adapter = format!("tuning.adapter={}", fixture.path("out/adapter").display());
+    let out = format!("train.output_dir={}", fixture.path("").display());
+    for words in [["--overwrite", &adapter], ["--overwrite", &out]] {
+        let output = train(&config, &words);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains("set another train.output_dir"), "{}", said(&output));
+    }
+    assert!(fixture.path("out/adapter/adapter_model.safetensors").exists());
+    assert!(fixture.path("model/model.safetensors").exists());
+}
+
+#[test]
+fn the_written_configuration_repeats_the_run() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 3"]);
+    assert!(train(&config, &[]).status.success());
+    let out = format!("train.output_dir={}", fixture.path("again").display());
+    let again = train(&fixture.path("out/config.resolved.yaml"), &[&out]);
+    assert!(again.status.success(), "{}", said(&again));
+    let losses = |of: &str| metrics(&fixture.path(of)).0.iter().map(|line| line["loss"].clone()).collect::<Vec<_>>();
+    assert_eq!(losses("again"), losses("out"));
+}
+
+#[test]
+fn a_checkpoint_from_elsewhere_does_not_take_over_another_run() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 3"]);
+    assert!(train(&config, &[]).status.success());
+    let other = format!("train.output_dir={}", fixture.path("other").display());
+    assert!(train(&config, &[&other]).status.success());
+    let checkpoint = fixture.path("other/checkpoint-000003").display().to_string();
+    let output = train(&config, &["--resume", &checkpoint]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("holds an earlier run"), "{}", said(&output));
+}
+
+#[test]
 fn an_earlier_run_is_not_overwritten_unasked() {
     let fixture = Fixture::new();
     let config = fixture.config("run", &[]);
