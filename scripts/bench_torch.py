@@ -149,6 +149,10 @@ def main():
             raise SystemExit(f"bench_torch: {args.binary} does not exist: run `scripts/just install` first")
         sides["tunesmith"] = [args.binary, "bench", "--json", *work]
     environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads), RAYON_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
+    load = os.getloadavg()[0]
+    if load > 0.5 or os.nice(0) > 0:
+        print(f"bench_torch: the machine is busy (load average {load:.1f}) or this process is niced: PyTorch's threads wait for each other "
+              "by spinning and fall far behind then, so the ratio would flatter tunesmith", file=sys.stderr)
     results = {side: [] for side in sides}
     for _ in range(args.repeats):
         for side, command in sides.items():
