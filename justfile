@@ -27,7 +27,8 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # builds the binary where its sources have changed
 @_build:
-    cargo build --release --locked --quiet
+    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: this takes a few minutes" >&2; fi; \
+    cargo build --release --locked $quiet
 
 # builds tunesmith and says what this machine has and lacks
 [group('start here')]
@@ -39,7 +40,8 @@ install *ARGS:
 [group('start here')]
 [no-exit-message]
 @quickstart *ARGS: _build
-    "{{ tunesmith }}" train examples/quickstart/quickstart.yaml --overwrite "$@"
+    start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
+    "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
 # fine-tunes: just train CONFIG=configs/run_lora.yaml
 [group('train')]
@@ -61,8 +63,8 @@ install *ARGS:
 
 # stops a TensorBoard that train-with-tb left behind
 [group('train')]
-@tb-stop:
-    scripts/tensorboard stop
+@tb-stop *ARGS:
+    scripts/tensorboard stop "$@"
 
 # shows counts, lengths, label shares and rendered rows of a data set
 [group('data')]
@@ -70,11 +72,13 @@ install *ARGS:
 @data *ARGS: _build
     "{{ tunesmith }}" data "$@"
 
-# writes the normalised, tokenized data set to OUT: OUT=rows.jsonl just process CONFIG=…
+# writes the normalised, tokenized data set to OUT: just process CONFIG=… OUT=rows.jsonl
 [group('data')]
 [no-exit-message]
 @process *ARGS: _build
-    "{{ tunesmith }}" data --dump "$OUT" "$@"
+    left=$#; while [ "$left" -gt 0 ]; do \
+        case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
+    done; "{{ tunesmith }}" data --dump "$OUT" "$@"
 
 # prints every effective setting and where it came from
 [group('data')]

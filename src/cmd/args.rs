@@ -21,7 +21,7 @@ impl ConfigArgs {
     /// [`crate::Kind::Config`]: no file or two, or anything that [`config::load`] refuses.
     pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load(&path, &words, &environment()?, flags)
+        config::load(&path, &words, &environment()?, flags).inspect(print_notes)
     }
 
     /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.
@@ -30,7 +30,7 @@ impl ConfigArgs {
     /// As [`ConfigArgs::load`].
     pub fn load_partial(&self) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load_partial(&path, &words, &environment()?, &[])
+        config::load_partial(&path, &words, &environment()?, &[]).inspect(print_notes)
     }
 
     /// Tells the configuration file from the words.
@@ -59,6 +59,10 @@ impl ConfigArgs {
             }
         }
     }
+}
+
+fn print_notes(resolved: &Resolved) {
+    resolved.notes.iter().for_each(|note| super::terminal::print_note(note));
 }
 
 /// The environment as text. Variables that are not UTF-8 cannot be ours unless their name is.

@@ -27,7 +27,7 @@ pub struct Args {
     /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
-    /// Write `{text, input_ids, labels}` of every training row, then of every validation row
+    /// Write `{text, input_ids, labels}` of every row: training, then validation, then test
     #[arg(long, value_name = "FILE.jsonl")]
     dump: Option<PathBuf>,
     /// Print the numbers as JSON
@@ -54,7 +54,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut text = overview(&data, colour);
     for index in 0..args.rows.min(data.train.len()) {
         let example = data.train.ids(index);
-        let supervised = data.train.labels(index).iter().filter(|&&label| label != IGNORE).count();
+        // As the table counts: the first token is never predicted.
+        let supervised = data.train.labels(index).iter().skip(1).filter(|&&label| label != IGNORE).count();
         let title = format!("row {} of train: {} tokens, {supervised} with loss", index + 1, example.len());
         let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, index, colour)?);
     }
@@ -143,9 +144,13 @@ fn overview(data: &Dataset, colour: bool) -> String {
         }
         let _ = writeln!(text, "{}", if index == 0 { Style::Dim.paint(&line, colour) } else { line });
     }
-    let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
-    let source = if data.report.from_cache { ", tokens from the cache" } else { "" };
-    let _ = writeln!(text, "chat template: {template}{source}");
+    if data.report.templated {
+        let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
+        let _ = writeln!(text, "chat template: {template}");
+    }
+    if data.report.from_cache {
+        text.push_str("tokens from the cache\n");
+    }
     text.push_str(&histogram(&data.train.lengths()));
     for warning in &data.report.warnings {
         let _ = writeln!(text, "{} {warning}", Style::Yellow.paint("warning:", colour));
@@ -164,7 +169,8 @@ fn histogram(lengths: &[usize]) -> String {
     let most = counts.iter().copied().max().unwrap_or(1).max(1);
     let digits = longest.to_string().len();
     let mut text = String::from("lengths of training rows, in tokens\n");
-    for (bar, &count) in counts.iter().enumerate() {
+    let shortest = lengths.iter().copied().min().unwrap_or(0);
+    for (bar, &count) in counts.iter().enumerate().skip(shortest / width) {
         let (from, to) = (bar * width, (bar + 1) * width - 1);
         // A bar that is not empty shows at least one block.
         let blocks = (count * BAR_WIDTH).div_ceil(most);
@@ -184,7 +190,7 @@ fn marked(data: &Dataset, index: usize, colour: bool) -> Result<String> {
         // A decoder may treat the first token of a text differently: pieces are cut from the whole.
         let through = if end == ids.len() { whole.len() } else { data.tokenizer.decode(&ids[..end], false)?.len() };
         let through = (shown..=through.min(whole.len())).rev().find(|&at| whole.is_char_boundary(at)).unwrap_or(shown);
-        let piece = &whole[shown..through];
+        let piece = &*printable(&whole[shown..through]);
         match (run[0] == IGNORE, colour) {
             (true, _) => text.push_str(piece),
             (false, true) => text.push_str(&Style::Green.paint(piece, true)),
@@ -195,11 +201,16 @@ fn marked(data: &Dataset, index: usize, colour: bool) -> Result<String> {
     Ok(text)
 }
 
-/// Writes every row of train and validation, a line each.
+/// A text without the control characters that a terminal would obey.
+fn printable(text: &str) -> String {
+    text.chars().filter(|&letter| !letter.is_control() || matches!(letter, '\n' | '\t')).collect()
+}
+
+/// Writes every row of train, validation and test, a line each.
 fn dump(data: &Dataset, path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("write", path, &error);
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
-    for split in [Some(&data.train), data.validation.as_ref()].into_iter().flatten() {
+    for (_, split, _) in splits(data) {
         for index in 0..split.len() {
             let (ids, labels) = (split.ids(index), split.labels(index));
             let row = json!({ "text": data.tokenizer.decode(ids, false)?, "input_ids": ids, "labels": labels });
@@ -207,4 +218,22 @@ fn dump(data: &Dataset, path: &Path) -> Result<()> {
         }
     }
     file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_histogram_begins_at_the_shortest_row() {
+        let text = histogram(&[100, 110, 160]);
+        let bars: Vec<&str> = text.lines().skip(1).collect();
+        assert!(bars[0].trim_start().starts_with("99-109"), "{text}");
+        assert!(bars.iter().all(|bar| !bar.trim_start().starts_with("0-")));
+    }
+
+    #[test]
+    fn rows_cannot_command_the_terminal() {
+        assert_eq!(printable("a\u{1b}]0;x\u{7}\tb\r\n\u{9b}c"), "a]0;x\tb\nc");
+    }
 }

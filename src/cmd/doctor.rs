@@ -53,11 +53,7 @@ pub fn run(_args: &Args) -> Result<()> {
         disk("disk here", Path::new(".")),
         disk("disk for cache", &cache_dir()),
         writable(),
-        program(
-            "just",
-            "recipes run with `just`",
-            "run `scripts/just` instead, which builds it once, or `cargo install just --locked`",
-        ),
+        just(),
         program(
             "tensorboard",
             "shows the event files of runs",
@@ -84,6 +80,17 @@ fn report(findings: &[Finding], colour: bool) -> String {
         }
     }
     out
+}
+
+fn just() -> Finding {
+    if find_program("just").is_none() && Path::new(".tools/bin/just").exists() {
+        return Finding::new("just", Verdict::Neutral, "not on PATH; scripts/just runs the one in .tools/bin");
+    }
+    program(
+        "just",
+        "recipes run with `just`",
+        "run `scripts/just` instead, which builds it once, or `cargo install just --locked`",
+    )
 }
 
 fn processor(machine: &Machine) -> Finding {

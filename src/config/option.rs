@@ -1,7 +1,7 @@
 //! One setting's definition as data ([`OptionDef`]), and the macro that makes a section's struct, its defaults
 //! and its definitions from one text.
 use super::schema::Config;
-use super::value::{ConfigValue, Node, Refusal};
+use super::value::{ConfigValue, NATURAL, Node, Refusal};
 
 /// A section of the YAML file.
 #[derive(Debug)]
@@ -198,7 +198,7 @@ impl std::fmt::Display for Range {
 pub(super) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
     let expected = || format!("{}{range}", T::expected());
     let value = T::from_node(node).map_err(|mut refusal| {
-        if refusal.expected == T::expected() {
+        if refusal.expected == T::expected() || (refusal.expected == NATURAL && *range != Range::ANY) {
             refusal.expected = expected();
         }
         match node {

@@ -27,6 +27,8 @@ pub struct Resolved {
     pub settings: Vec<Setting>,
     /// The file that was named.
     pub path: PathBuf,
+    /// What a user should know, a sentence each.
+    pub notes: Vec<String>,
 }
 
 impl Resolved {
@@ -159,6 +161,7 @@ struct Resolver {
     /// By canonical key.
     found: BTreeMap<String, Found>,
     files: usize,
+    notes: Vec<String>,
 }
 
 impl Resolver {
@@ -256,7 +259,7 @@ impl Resolver {
             }
         }
         for name in env.keys().filter(|name| !known.contains(**name)) {
-            check_foreign(name, &known)?;
+            self.notes.extend(check_foreign(name, &known)?);
         }
         Ok(())
     }
@@ -289,6 +292,10 @@ impl Resolver {
         if (def.set)(&mut scratch, &node).is_err() && (def.set)(&mut scratch, &literal).is_ok() {
             return self.put(def, spelled, literal, source);
         }
+        let node = match comma_list(text).filter(|list| (def.set)(&mut scratch, list).is_ok()) {
+            Some(list) if matches!(node, Node::Str(_)) && !Path::new(text).exists() => list,
+            _ => node,
+        };
         self.put(def, spelled, node, source)
     }
 
@@ -323,8 +330,15 @@ impl Resolver {
             };
             settings.push(Setting { value: (def.get)(&config), key, source });
         }
-        Ok(Resolved { config, settings, path: path.to_owned() })
+        Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes })
     }
+}
+
+/// `a,b` as a list, for keys that take one; patterns with brackets keep their commas.
+fn comma_list(text: &str) -> Option<Node> {
+    let items: Vec<&str> = text.split(',').map(str::trim).collect();
+    let plain = items.len() > 1 && !text.contains(['(', '[', '{']) && items.iter().all(|item| !item.is_empty());
+    plain.then(|| Node::List(items.into_iter().map(yaml::parse_value).collect()))
 }
 
 fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
@@ -385,6 +399,9 @@ fn unknown(source: &Source, key: &str) -> Error {
         return Error::config(format!("{}: {key} is not supported", source.place())).hint(*reason);
     }
     let error = Error::config(format!("{}: unknown key {key}", source.place()));
+    if let Some(def) = options().find(|def| def.section == key) {
+        return error.hint(format!("{key} is a section; did you mean {}, or another key of it?", def.env()));
+    }
     match suggestion(key) {
         Some(near) => error.hint(format!("did you mean {near}?")),
         None => error.hint("`tunesmith config --docs` lists every key"),
@@ -408,11 +425,12 @@ fn suggestion(key: &str) -> Option<String> {
     nearest(key, names.chain(["include"])).map(str::to_owned)
 }
 
-/// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass.
-fn check_foreign(name: &str, known: &HashSet<String>) -> Result<()> {
+/// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
+/// begins as ours do.
+fn check_foreign(name: &str, known: &HashSet<String>) -> Result<Option<String>> {
     let ours = SECTIONS.iter().any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
     if !ours {
-        return Ok(());
+        return Ok(None);
     }
     if let Some((key, reason)) = LATER.iter().find(|(key, _)| key.contains('.') && env_name(key) == name) {
         return Err(Error::config(format!("env {name}: {key} is not supported")).hint(*reason));
@@ -426,6 +444,6 @@ fn check_foreign(name: &str, known: &HashSet<String>) -> Result<()> {
     match near.min() {
         Some((_, candidate)) => Err(Error::config(format!("env {name}: unknown setting"))
             .hint(format!("did you mean {candidate}? (unset {name} if it is not meant for tunesmith)"))),
-        None => Ok(()),
+        None => Ok(Some(format!("env {name} is ignored: no key reads it"))),
     }
 }

@@ -122,13 +122,19 @@ fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
     }
 }
 
+/// What is expected where a negative number stands and the option has no bounds of its own.
+pub(super) const NATURAL: &str = "an integer of at least 0";
+
 macro_rules! integers {
     ($($type:ty)*) => {$(
         impl ConfigValue for $type {
             fn from_node(node: &Node) -> Result<Self, Refusal> {
                 let refusal = || unquote_hint(Refusal::new(node, Self::expected()), node);
                 match node {
-                    Node::Int(value) => Self::try_from(*value).map_err(|_| refusal()),
+                    Node::Int(value) => Self::try_from(*value).map_err(|_| match refusal() {
+                        refusal if *value < 0 && Self::MIN == 0 => Refusal { expected: NATURAL.to_owned(), ..refusal },
+                        refusal => refusal,
+                    }),
                     _ => Err(refusal()),
                 }
             }

@@ -94,7 +94,15 @@ fn nearest_file(path: &Path) -> Option<PathBuf> {
         .take(1_000)
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .collect();
-    let near = super::nearest(path.file_name()?.to_str()?, names.iter().map(String::as_str))?;
+    // `include: base` means `base.yaml`: the stem alone may tell.
+    let stem = |name: &str| Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or_default().to_owned();
+    let stems: Vec<String> = names.iter().map(|name| stem(name)).collect();
+    let wanted = path.file_name()?.to_str()?;
+    let same_stem = || {
+        let near = super::nearest(&stem(wanted), stems.iter().map(String::as_str))?;
+        stems.iter().position(|stem| stem == near).map(|at| names[at].as_str())
+    };
+    let near = super::nearest(wanted, names.iter().map(String::as_str)).or_else(same_stem)?;
     Some(folder.map_or_else(|| PathBuf::from(near), |folder| folder.join(near))).filter(|near| near != path)
 }
 

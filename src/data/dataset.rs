@@ -96,6 +96,8 @@ pub struct Report {
     pub test: Option<Counts>,
     /// Whether all of it came from the cache.
     pub from_cache: bool,
+    /// Whether the training rows go through the chat template.
+    pub templated: bool,
     /// What a user should know, a sentence each.
     pub warnings: Vec<String>,
 }
@@ -210,8 +212,16 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     let fingerprint = hasher.finalize().to_hex().to_string();
     let tokenizer_fingerprint = loader.encoder_hash().to_hex().to_string();
     let (from_cache, warnings) = (!loader.missed.get(), loader.warnings.take());
+    let templated = loader.forms(&data.train_path).iter().any(|form| !form.is_plain());
     let Encoder { tokenizer, template, .. } = loader.encoder;
-    let report = Report { train: train_counts, validation: validation_counts, test: test_counts, from_cache, warnings };
+    let report = Report {
+        train: train_counts,
+        validation: validation_counts,
+        test: test_counts,
+        from_cache,
+        templated,
+        warnings,
+    };
     Ok(Dataset { train, validation, test, tokenizer, template, report, fingerprint, tokenizer_fingerprint })
 }
 
@@ -233,8 +243,18 @@ impl Loader<'_> {
         self.warnings.set(all);
     }
 
+    /// The forms that the first rows of each file show.
+    fn forms(&self, paths: &[PathBuf]) -> Vec<Form> {
+        paths.iter().flat_map(|path| source::forms(path, Form::of(self.config.data.format))).collect()
+    }
+
     fn load_set(&self, set: &str, paths: &[PathBuf]) -> Result<(Split, Counts)> {
-        let key = self.key(paths)?;
+        let setting = match set {
+            "train" => "data.train_path",
+            "validation" => "data.val_path",
+            _ => "data.test_path",
+        };
+        let key = self.key(paths).map_err(|error| error.context(setting))?;
         let cached = self.cache_dir.as_ref().map(|dir| cache::path(dir, &key));
         let found = cached.as_ref().and_then(|path| cache::read(path, &key));
         let (split, counts) = if let Some(found) = found {
@@ -273,11 +293,13 @@ impl Loader<'_> {
             ))
             .hint("raise model.max_seq_len");
         }
+        let forms = self.forms(paths);
         let hint = match &self.encoder.template {
-            Some(template) => {
+            Some(template) if !forms.iter().all(|form| form.is_plain()) => {
                 format!("are there assistant turns? does the chat template ({}) write them?", template.origin())
             }
-            None => "every label is -100".into(),
+            _ if forms.contains(&Form::Tokenized) => "is every label -100? The first of a row never counts".into(),
+            _ => "are the texts empty?".into(),
         };
         Error::data(format!("{all}: no token carries a loss")).hint(hint)
     }

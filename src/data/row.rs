@@ -125,6 +125,11 @@ impl Form {
         }
     }
 
+    /// Whether its rows are taken without a chat template.
+    pub const fn is_plain(self) -> bool {
+        matches!(self, Self::Text | Self::Tokenized)
+    }
+
     /// The form that `auto` sees in an object.
     pub fn detect(row: &Map<String, Value>) -> Option<Self> {
         Self::ALL.into_iter().find(|form| form.fits(row))
@@ -283,7 +288,9 @@ fn check_messages(messages: &[Value]) -> Result<()> {
             role => return Err(place(format!("\"role\" is {}, expected a string", kind(role)))),
         }
         match &message["content"] {
-            Value::String(_) | Value::Array(_) | Value::Null => {}
+            Value::String(_) | Value::Array(_) => {}
+            Value::Null if message["tool_calls"].is_array() => {}
+            Value::Null => return Err(place("\"content\" is missing, expected a string or a list".to_owned())),
             content => return Err(place(format!("\"content\" is {}, expected a string or a list", kind(content)))),
         }
     }
@@ -407,6 +414,7 @@ mod tests {
             (json!({"messages": []}), "no messages"),
             (json!({"messages": [{"role": "user", "content": 1}]}), "message 1"),
             (json!({"messages": [{"content": "x"}]}), "\"role\""),
+            (json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}), "message 2: \"content\""),
             (json!({"conversations": [{"from": "narrator", "value": "x"}]}), "narrator"),
             (json!({"input_ids": [1, 2], "labels": [1]}), "2 input_ids but 1 labels"),
             (json!({"input_ids": [1, -5]}), "-5"),

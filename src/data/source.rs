@@ -54,6 +54,12 @@ pub enum Content {
     Value(Value),
 }
 
+/// What is wrong with a JSON text, without serde's own count of lines and columns.
+fn what(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map(|(what, _)| what.to_owned()).unwrap_or(text)
+}
+
 impl RawRow {
     fn value(self) -> Result<Value> {
         match self.content {
@@ -63,8 +69,9 @@ impl RawRow {
                     Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
                         .hint("convert the file: iconv -f latin1 -t utf-8")
                 })?;
-                serde_json::from_str(text)
-                    .map_err(|error| Error::data(format!("malformed JSON at column {}: {error}", error.column())))
+                serde_json::from_str(text).map_err(|error| {
+                    Error::data(format!("malformed JSON at column {}: {}", error.column(), what(&error)))
+                })
             }
         }
     }
@@ -129,6 +136,16 @@ pub fn read(
     finished
 }
 
+/// The forms that the first rows of `path` show; none if it cannot be read.
+pub(super) fn forms(path: &Path, format: Option<Form>) -> Vec<Form> {
+    let mut seen = Vec::new();
+    let _ = read(path, format, Some(PROBE_ROWS), &Cell::new(0), &mut |_, forms| {
+        seen = forms.to_vec();
+        Ok(())
+    });
+    seen
+}
+
 struct Counted<'a> {
     inner: File,
     bytes: &'a Cell<u64>,
@@ -173,7 +190,10 @@ fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
             "{}: found no known extension, expected .jsonl, .json, .csv or .tsv",
             path.display()
         ))
-        .hint("rename the file after its format")),
+        .hint(match extension.as_deref() {
+            Some("txt") => "make it a .jsonl file with one {\"text\": …} object a line",
+            _ => "rename the file after its format",
+        })),
     }
 }
 
@@ -212,7 +232,15 @@ fn read_csv(path: &Path, reader: impl Read, delimiter: u8, take: TakeRow<'_>) ->
     let mut reader = csv::ReaderBuilder::new().delimiter(delimiter).from_reader(reader);
     let malformed = |error: &csv::Error| {
         let line = error.position().map_or(1, csv::Position::line);
-        Error::data(format!("{}:{line}: malformed CSV: {error}", path.display()))
+        let what = match error.kind() {
+            csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+                format!("found {len} fields, expected {expected_len} as in the first line")
+            }
+            csv::ErrorKind::Utf8 { err, .. } => format!("invalid UTF-8 in field {}", err.field() + 1),
+            csv::ErrorKind::Io(error) => error.to_string(),
+            _ => error.to_string(),
+        };
+        Error::data(format!("{}:{line}: malformed CSV: {what}", path.display()))
     };
     let header = reader.headers().map_err(|error| malformed(&error))?.clone();
     for record in reader.records() {
@@ -237,8 +265,11 @@ fn read_document(path: &Path, reader: impl Read, take: TakeRow<'_>) -> Result<()
         (Some(outcome), _) => outcome,
         (None, Ok(())) => Ok(()),
         (None, Err(error)) if error.is_io() => Err(Error::io("read", path, &std::io::Error::from(error))),
-        (None, Err(error)) => Err(Error::data(format!("{}:{}: malformed JSON: {error}", path.display(), error.line()))
-            .hint("expected a list of rows, or {\"data\": [rows]}")),
+        (None, Err(error)) => {
+            let place = format!("{}:{}:{}", path.display(), error.line(), error.column());
+            Err(Error::data(format!("{place}: malformed JSON: {}", what(&error)))
+                .hint("expected a list of rows, or {\"data\": [rows]}"))
+        }
     }
 }
 

@@ -155,6 +155,10 @@ fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Ch
     let output_dir = &config.train.output_dir;
     match &config.train.resume_from_checkpoint {
         None => Ok(None),
+        Some(Resume::Dir(directory)) if !directory.is_dir() => {
+            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
+                .hint("name a checkpoint-… folder, or `latest`"))
+        }
         Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
         Some(Resume::Latest) => {
             let (newest, damaged) = checkpoint::newest_complete(output_dir)?;

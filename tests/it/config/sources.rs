@@ -84,7 +84,41 @@ fn an_empty_variable_counts_as_unset_and_foreign_ones_pass() {
     let folder = Folder::new(&[("a.yaml", "train: {seed: 7}")]);
     let env =
         [("TRAIN_SEED", ""), ("TRAIN_STATION", "north"), ("DATA_HOME", "/x"), ("PATH", "/bin"), ("NUM_GPUS", "1")];
-    assert_eq!(folder.load(&[], &env).unwrap().config.train.seed, 7);
+    let resolved = folder.load(&[], &env).unwrap();
+    assert_eq!(resolved.config.train.seed, 7);
+    // What looks like ours is not passed over in silence.
+    assert_eq!(resolved.notes.len(), 2, "{:?}", resolved.notes);
+    assert!(resolved.notes.iter().any(|note| note.contains("TRAIN_STATION")));
+}
+
+#[test]
+fn a_list_may_be_given_with_commas_alone() {
+    let folder = Folder::new(&[("a.yaml", "")]);
+    let words = ["DATA_TRAIN_PATH=a.jsonl, b.jsonl", "tuning.lora.layers_to_transform=1,2"];
+    let env = [("TUNING_LORA_MODULES_TO_SAVE", "embed,lm_head"), ("TRAIN_OUTPUT_DIR", "runs/a,b")];
+    let config = folder.load(&words, &env).unwrap().config;
+    assert_eq!(config.data.train_path, [Path::new("a.jsonl"), Path::new("b.jsonl")]);
+    assert_eq!(config.tuning.lora.layers_to_transform, Some(vec![1, 2]));
+    assert_eq!(config.tuning.lora.modules_to_save, ["embed", "lm_head"]);
+    assert_eq!(config.train.output_dir, Path::new("runs/a,b"));
+}
+
+#[test]
+fn refusals_of_words_say_what_would_do() {
+    let folder = Folder::new(&[("a.yaml", "")]);
+    let error = folder.load(&["MODEL=x"], &[]).unwrap_err();
+    assert!(error.hint_text().is_some_and(|hint| hint.contains("MODEL_NAME")), "{error:?}");
+    let error = folder.load(&["train.seed=-1"], &[]).unwrap_err();
+    assert!(error.message().contains("an integer of at least 0"), "{error}");
+    let error = folder.load(&["train.logging_steps=-1"], &[]).unwrap_err();
+    assert!(error.message().contains("at least 1"), "{error}");
+}
+
+#[test]
+fn a_missing_include_is_found_by_its_stem() {
+    let folder = Folder::new(&[("a.yaml", "include: base"), ("base.yaml", "")]);
+    let error = folder.load(&[], &[]).unwrap_err();
+    assert!(error.hint_text().is_some_and(|hint| hint.contains("base.yaml")), "{error:?}");
 }
 
 #[test]

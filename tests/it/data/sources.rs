@@ -111,3 +111,27 @@ fn several_files_are_read_in_order_up_to_max_rows() {
     assert_eq!(data.train.len(), 5);
     assert_eq!((texts(&data, 2).0.as_str(), texts(&data, 3).0.as_str()), ("<s>a.jsonl 2</s>", "<s>b.jsonl 0</s>"));
 }
+
+#[test]
+fn refusals_of_files_name_one_place_and_fit_the_form() {
+    let broken = load_text("rows.jsonl", "{\"text\": \"a\"}\n{\"text\": }\n").unwrap_err().to_string();
+    assert!(broken.contains("rows.jsonl:2: malformed JSON at column 10: expected value"), "{broken}");
+    assert!(!broken.contains("at line"), "{broken}");
+    let ragged = load_text("rows.csv", "question,answer\nq,a\nq,a,b\n").unwrap_err().to_string();
+    assert!(ragged.contains("rows.csv:3: malformed CSV: found 3 fields, expected 2"), "{ragged}");
+
+    let plain = load_text("rows.txt", "once upon a time\n").unwrap_err();
+    assert!(plain.hint_text().is_some_and(|hint| hint.contains("{\"text\": …}")), "{plain:?}");
+    let unlabeled = load_text("rows.jsonl", r#"{"input_ids": [5, 6], "labels": [-100, -100]}"#).unwrap_err();
+    assert!(unlabeled.hint_text().is_some_and(|hint| hint.contains("-100")), "{unlabeled:?}");
+
+    assert_refused(load_with(&config(std::path::Path::new("/nowhere/rows.jsonl"))), &["data.train_path", "/nowhere"]);
+    let silent = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant"}]}"#;
+    assert_refused(load_text("rows.jsonl", silent), &["rows.jsonl:1", "message 2", "\"content\""]);
+}
+
+#[test]
+fn plain_rows_do_not_count_as_templated() {
+    assert!(!load_text("rows.jsonl", r#"{"text": "once upon"}"#).unwrap().report.templated);
+    assert!(load_text("rows.jsonl", r#"{"question": "q", "answer": "a"}"#).unwrap().report.templated);
+}
