@@ -147,7 +147,7 @@ section! {
         gradient_checkpointing: bool = false;
         /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
         /// (`null`: never cut). A single longer row stays whole.
-        max_tokens_per_pass: Option<usize> = Some(1024), range Range::at_least(1.0);
+        max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
         /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
         logging_steps: u64 = 1, range Range::at_least(1.0);
         /// When the validation loss is measured.
