@@ -126,7 +126,11 @@ pub fn backward(x: &Act, rstd: &Act, weight: &[f32], dh: &Act, dx: &mut Act, add
     for other in [dh, &*dx] {
         assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "all have one shape");
     }
-    assert_eq!((x.tokens(), x.features()), (rstd.tokens(), rstd.features() * weight.len()), "a weight for each feature");
+    assert_eq!(
+        (x.tokens(), x.features()),
+        (rstd.tokens(), rstd.features() * weight.len()),
+        "a weight for each feature"
+    );
     let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
     par::run(x.panels(), |panel| {
         let (x, rstd, dh) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr(), dh.panel(panel).as_ptr());

@@ -66,7 +66,10 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");
         return Err(Error::preempted(format!("{why}: the training is done and saved, its sample answers are not"))
-            .hint(format!("run it again with --resume: `scripts/just train CONFIG={} --resume` makes them", resolved.path.display())));
+            .hint(format!(
+                "run it again with --resume: `scripts/just train CONFIG={} --resume` makes them",
+                resolved.path.display()
+            )));
     }
     Ok(summary)
 }

@@ -197,7 +197,8 @@ fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
     if !inside.is_some_and(output::is_ours) {
         return Ok(());
     }
-    let message = format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
+    let message =
+        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
     Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
 }
 
