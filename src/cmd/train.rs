@@ -27,7 +27,7 @@ pub struct Args {
     /// Go on from a checkpoint: the newest one of the output directory, or the folder DIR
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
-    /// Resume although this part of the checkpoint's stamp differs, such as train.learning_rate (may be given more
+    /// Resume although this part of the checkpoint's stamp differs, such as `train.learning_rate` (may be given more
     /// than once; a refusal names the keys)
     #[arg(long, value_name = "KEY")]
     allow: Vec<String>,
