@@ -12,7 +12,7 @@ use crate::model::weights::write_safetensors_to;
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 
 /// What stands beside the weights and does not change in training.
-const COMPANIONS: [&str; 9] = [
+pub const COMPANIONS: [&str; 9] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",

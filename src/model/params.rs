@@ -1,5 +1,4 @@
 //! What is trained: all trainable tensors end to end in one flat buffer, with their names and places beside it.
-use candle_core::{Device, Tensor};
 use std::ops::Range;
 
 /// One trainable tensor's place in the flat buffer.
@@ -94,13 +93,5 @@ impl Params {
     /// The spec with that name.
     pub fn find(&self, name: &str) -> Option<&ParamSpec> {
         self.specs.iter().find(|spec| spec.name == name)
-    }
-
-    /// One tensor's values as a candle tensor, as checkpoints and tests take them.
-    ///
-    /// # Errors
-    /// Candle's, which cannot happen for a spec of ours.
-    pub fn tensor(&self, spec: &ParamSpec) -> candle_core::Result<Tensor> {
-        Tensor::from_slice(&self.values[spec.range()], spec.shape.as_slice(), &Device::Cpu)
     }
 }

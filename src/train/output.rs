@@ -1,6 +1,7 @@
 //! The output directory: which files a run leaves there, and how they come and go.
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::folder;
 use crate::error::{Error, Result};
 
 /// A line a step.
@@ -18,22 +19,9 @@ pub const MODEL: &str = "model";
 /// The default folder of event files.
 pub const EVENTS: &str = "tb";
 
-/// What a model folder says about text; copied beside the trained weights.
-const TOKENIZER_FILES: [&str; 9] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "generation_config.json",
-];
-
 /// The files of `model_dir` that belong to its tokenizer.
 pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
-    TOKENIZER_FILES.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
+    folder::COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
 }
 
 /// Bytes of `files` on disk.
