@@ -74,6 +74,7 @@ pub const FREE: &[&str] = &[
     "train.max_steps",
     "train.eval_batch_size",
     "train.gradient_checkpointing",
+    "train.gradient_checkpointing_layers",
     "train.max_tokens_per_pass",
     "train.logging_steps",
     "train.eval_strategy",

@@ -145,6 +145,9 @@ section! {
         max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
         /// Run each block again in the backward pass instead of keeping its activations: less memory, more time.
         gradient_checkpointing: bool = false;
+        /// With `gradient_checkpointing`: only the first so many blocks are run again (`null`: all), to spend no more time than
+        /// the memory asks for.
+        gradient_checkpointing_layers: Option<usize> = None;
         /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
         /// (`null`: never cut). A single longer row stays whole.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);

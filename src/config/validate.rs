@@ -26,6 +26,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
+    both(
+        train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
+        "train.gradient_checkpointing_layers",
+        "train.gradient_checkpointing",
+        "no block is run again; set train.gradient_checkpointing: true",
+    )?;
     // A file for others to include may leave the data to them.
     both(
         evaluates && !validation && !data.train_path.is_empty(),

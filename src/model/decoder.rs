@@ -30,7 +30,8 @@ pub struct Model {
     head: Head,
     inv_freq: Vec<f32>,
     pool: Arc<Pool>,
-    recompute: bool,
+    /// The first so many blocks are run again in backward.
+    recompute: usize,
     dropout: f32,
     seed: u64,
     /// The lowest block that trains anything: backward stops there.
@@ -77,7 +78,11 @@ impl Model {
             blocks,
             head,
             pool: Pool::new(),
-            recompute: config.train.gradient_checkpointing,
+            recompute: if config.train.gradient_checkpointing {
+                config.train.gradient_checkpointing_layers.unwrap_or(usize::MAX)
+            } else {
+                0
+            },
             dropout: config.tuning.lora.lora_dropout as f32,
             seed: config.train.seed,
         }
@@ -132,7 +137,7 @@ impl Model {
         let mut kept: Vec<Option<(Act, Option<Saved>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
-            let saved = (!self.recompute || index == last).then_some(saved);
+            let saved = (index >= self.recompute || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
             kept.push((index >= self.lowest).then_some((input, saved)));
         }

@@ -95,9 +95,11 @@ fn put(model: &mut Model, stored: &Tensors) {
     }
 }
 
-fn adapted(family: &str, dir: &Path, recompute: bool) -> Model {
+/// An adapter on a golden model, whose first `recompute` blocks are run again in backward.
+fn adapted(family: &str, dir: &Path, recompute: usize) -> Model {
     let mut config = adapter_config(&dir.join("adapter_config.json"));
-    config.train.gradient_checkpointing = recompute;
+    config.train.gradient_checkpointing = recompute > 0;
+    config.train.gradient_checkpointing_layers = Some(recompute);
     let mut model = load(family, &config);
     let stored = tensors(&dir.join("adapter_model.safetensors"));
     assert_eq!(stored.len(), model.params.specs.len(), "PEFT's tensors and ours");
@@ -237,7 +239,7 @@ fn check_family(family: &str) {
     // The base alone: an adapter whose B is zero.
     let base = load(family, &recipe());
     forward.check(&base, &forward.tensors, "_base");
-    let mut model = adapted(family, &dir.join("adapter_init"), false);
+    let mut model = adapted(family, &dir.join("adapter_init"), 0);
     forward.check(&model, &forward.tensors, "_lora");
     let gradients = tensors(&dir.join("lora_grads.safetensors"));
     assert_eq!(gradients.len(), model.params.specs.len());
@@ -260,10 +262,13 @@ fn check_family(family: &str) {
     check_trace(&mut model, &trace);
     check_final(&model, &tensors(&dir.join("adapter_final/adapter_model.safetensors")), ADAPTER);
 
-    // Activation checkpointing changes nothing, to the bit.
-    let mut again = adapted(family, &dir.join("adapter_init"), true);
-    check_trace(&mut again, &trace);
-    assert_eq!(again.params.values(), model.params.values());
+    // Activation checkpointing changes nothing, to the bit, whatever blocks it is for.
+    let blocks = model.arch.num_hidden_layers;
+    for recompute in [1, blocks] {
+        let mut again = adapted(family, &dir.join("adapter_init"), recompute);
+        check_trace(&mut again, &trace);
+        assert_eq!(again.params.values(), model.params.values());
+    }
 }
 
 #[test]
@@ -297,7 +302,7 @@ fn check_variant(variant: &str) {
     let forward = Forward::read("llama");
     let trace = json(&dir.join("trace.json"));
     let mut model = if dir.join("adapter_init").exists() {
-        adapted("llama", &dir.join("adapter_init"), false)
+        adapted("llama", &dir.join("adapter_init"), 0)
     } else {
         let mut model = load("llama", &adapter_config(&dir.join("adapter_final/adapter_config.json")));
         put(&mut model, &tensors(&dir.join("lora_init.safetensors")));
@@ -390,7 +395,7 @@ fn packed_rows_equal_rows_apart() {
     }
     assert_eq!(examples.len(), 3);
     let batch = Batch::from_examples(&examples);
-    let mut model = adapted("llama", &golden("llama/adapter_init"), false);
+    let mut model = adapted("llama", &golden("llama/adapter_init"), 0);
     let rows: Vec<usize> = stored["sel_pos"].1.iter().map(|&at| at as usize).collect();
     close("logits", &model.logits(&batch, &rows).unwrap(), &stored["logits"].1, LOGITS);
     let mean = model.loss(&batch).unwrap() / batch.label_tokens() as f64;
