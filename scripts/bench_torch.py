@@ -128,6 +128,7 @@ def main():
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--data", help="JSONL of {input_ids, labels} instead of full rows of random ids")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512 (PyTorch chooses its own)")
     parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
     parser.add_argument("--only", choices=["torch", "tunesmith"], help="one side alone, without a ratio")
     parser.add_argument("--torch-child", action="store_true", help=argparse.SUPPRESS)
@@ -147,7 +148,7 @@ def main():
     if args.only != "torch":
         if not os.path.exists(args.binary):
             raise SystemExit(f"bench_torch: {args.binary} does not exist: run `scripts/just install` first")
-        sides["tunesmith"] = [args.binary, "bench", "--json", *work]
+        sides["tunesmith"] = [args.binary, "bench", "--json", *work, *(["--simd", args.simd] if args.simd else [])]
     environment = dict(os.environ, OMP_NUM_THREADS=str(args.threads), RAYON_NUM_THREADS=str(args.threads), HF_HUB_OFFLINE="1")
     load = os.getloadavg()[0]
     if load > 0.5 or os.nice(0) > 0:
