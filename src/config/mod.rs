@@ -3,10 +3,13 @@
 pub mod arch;
 mod choice;
 pub mod docs;
+mod families;
 mod hf_json;
 mod later;
 mod option;
 pub mod resolve;
+mod rope;
+mod rope_json;
 pub mod schema;
 mod validate;
 mod value;

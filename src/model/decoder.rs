@@ -28,7 +28,6 @@ pub struct Model {
     embedding: Weight,
     blocks: Vec<Block>,
     head: Head,
-    inv_freq: Vec<f32>,
     pool: Arc<Pool>,
     /// The first so many blocks are run again in backward.
     recompute: usize,
@@ -69,7 +68,6 @@ impl Model {
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
         Self {
-            inv_freq: arch.rope.inv_freq(arch.head_dim),
             arch,
             params,
             phases: Phases::default(),
@@ -105,7 +103,8 @@ impl Model {
     }
 
     fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Act {
-        embedding::forward(pass.pool, &self.embedding.view(pass.values), self.arch.hidden_size, tokens)
+        let scale = self.arch.embedding_scale as f32;
+        embedding::forward(pass.pool, &self.embedding.view(pass.values), self.arch.hidden_size, tokens, scale)
     }
 
     /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)` to the gradients of
@@ -128,7 +127,7 @@ impl Model {
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let pass = Pass { values, pool: &self.pool, dropout: (self.dropout > 0.0).then_some(drops) };
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.inv_freq);
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         let rows_of = |index| if index == last { &layout.last } else { &layout.all };
 
@@ -160,7 +159,8 @@ impl Model {
             dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
         }
         if let Some(range) = trains_embedding {
-            embedding::backward(&dy, &batch.tokens, self.arch.pad_token_id, &mut grads[range.clone()]);
+            let scale = self.arch.embedding_scale as f32;
+            embedding::backward(&dy, &batch.tokens, scale, self.arch.pad_token_id, &mut grads[range.clone()]);
         }
         drop((dy, layout));
         self.phases.backward += lap();
@@ -171,7 +171,7 @@ impl Model {
     /// The last block's output on the tokens `rows` (rising).
     fn hidden(&self, pass: &Pass<'_>, batch: &Batch, rows: &[usize]) -> Act {
         self.pool.reserve(batch.tokens.len());
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.inv_freq);
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         let start = self.embed(pass, &batch.tokens);
         self.blocks.iter().enumerate().fold(start, |x, (index, block)| {

@@ -3,12 +3,12 @@
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
-use super::block::Norm;
+use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use crate::ops::loss;
 use crate::ops::panel::{Act, LANES, Pool};
+use crate::ops::{loss, softcap};
 use std::sync::Arc;
 
 /// The head's weights.
@@ -20,6 +20,10 @@ pub struct Head {
     pub weight: Weight,
     /// Rows of the weight.
     pub vocabulary: usize,
+    /// What logits are multiplied by.
+    pub scale: f32,
+    /// Then they go through `cap * tanh(logit / cap)`.
+    pub softcap: Option<f32>,
     /// Chunks of logits come from here, so that the walk's pool does not size them for a whole batch.
     pub pool: Arc<Pool>,
 }
@@ -34,31 +38,49 @@ impl Head {
         (CHUNK_BYTES / (self.vocabulary * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
     }
 
+    /// The normed rows, times the head's constant, and `rstd`.
+    fn normed(&self, pass: &Pass<'_>, x: &Act) -> (Act, Act) {
+        let (mut h, rstd) = self.norm.forward(pass, x, 1);
+        self.rescale(&mut h);
+        (h, rstd)
+    }
+
+    fn rescale(&self, h: &mut Act) {
+        if self.scale != 1.0 {
+            h.data_mut().iter_mut().for_each(|value| *value *= self.scale);
+        }
+    }
+
+    /// Logits of the rows `h`.
+    fn project(&self, weight: &[f32], h: &Act) -> Act {
+        let mut logits = self.pool.act(h.tokens(), self.vocabulary);
+        matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(weight, h.features()), x: h }]);
+        if let Some(cap) = self.softcap {
+            softcap::forward(&mut logits, cap);
+        }
+        logits
+    }
+
     /// Logits `[rows, vocabulary]`, row-major, of a few rows `x [rows, hidden]`.
     pub fn logits(&self, pass: &Pass<'_>, x: &Act) -> Vec<f32> {
-        let (h, _) = self.norm.forward(pass, x, 1);
+        let (h, _) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut rows = Vec::with_capacity(x.tokens() * self.vocabulary);
         let all: Vec<usize> = (0..x.tokens()).collect();
         for part in all.chunks(self.chunk()) {
-            let part = h.gather(part);
-            let mut logits = self.pool.act(part.tokens(), self.vocabulary);
-            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, h.features()), x: &part }]);
-            rows.extend(logits.to_rows());
+            rows.extend(self.project(&weight, &h.gather(part)).to_rows());
         }
         rows
     }
 
     /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`.
     pub fn losses(&self, pass: &Pass<'_>, x: &Act, targets: &[u32]) -> Vec<f32> {
-        let (h, _) = self.norm.forward(pass, x, 1);
+        let (h, _) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut losses = Vec::with_capacity(targets.len());
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
-            let part = h.gather(part);
-            let mut logits = self.pool.act(part.tokens(), self.vocabulary);
-            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, h.features()), x: &part }]);
+            let mut logits = self.project(&weight, &h.gather(part));
             losses.extend(loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll));
         }
         losses
@@ -75,7 +97,7 @@ impl Head {
         grads: &mut [f32],
     ) -> (f64, Act) {
         let hidden = x.features();
-        let (h, rstd) = self.norm.forward(pass, x, 1);
+        let (h, rstd) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut dh = x.pool().act(x.tokens(), hidden);
         let mut total = 0.0;
@@ -84,10 +106,18 @@ impl Head {
             let mut part = self.pool.act(rows.len(), hidden);
             let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
             part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
-            let mut e = self.pool.act(rows.len(), self.vocabulary);
-            matmul(&mut e, Init::Zero, &[Term { matrix: Matrix::rows(&weight, hidden), x: &part }]);
+            let mut e = self.project(&weight, &part);
+            // The cap's slope is found from the capped logits, which the loss overwrites.
+            let capped = self.softcap.map(|cap| (e.columns(0..self.vocabulary), cap));
             let losses = loss::forward(&mut e, targets);
             total += losses.iter().map(|&(nll, _)| f64::from(nll)).sum::<f64>();
+            if let Some((capped, cap)) = &capped {
+                softcap::backward(capped, *cap, &mut e);
+            }
+            // What the target's own logit is multiplied by.
+            let slope = |row: usize, target: u32| {
+                capped.as_ref().map_or(1.0, |(capped, cap)| softcap::slope(capped.at(row, target as usize), *cap))
+            };
             let mut d_part = self.pool.act(rows.len(), hidden);
             matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &e }]);
             for panel in 0..d_part.panels() {
@@ -101,6 +131,7 @@ impl Head {
                 }
                 for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
                     let row = &weight[target as usize * hidden..][..hidden];
+                    let scale = scale * slope(panel * LANES + lane, target);
                     for (feature, w) in row.iter().enumerate() {
                         values[feature * LANES + lane] -= scale * w;
                     }
@@ -116,7 +147,8 @@ impl Head {
             if let Some(range) = self.weight.trained() {
                 let d_weight = &mut grads[range.clone()];
                 outer(Target::Rows(d_weight), &e, &Transposed::new(&part));
-                for (&row, &target) in rows.iter().zip(targets) {
+                for (index, (&row, &target)) in rows.iter().zip(targets).enumerate() {
+                    let scale = scale * slope(index, target);
                     let out = &mut d_weight[target as usize * hidden..][..hidden];
                     let from = &h.panel(row / LANES)[row % LANES..];
                     for (feature, value) in out.iter_mut().enumerate() {
@@ -125,6 +157,7 @@ impl Head {
                 }
             }
         }
+        self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), hidden);
         self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
         (total, dx)

@@ -15,6 +15,7 @@ pub mod par;
 pub mod peak;
 pub mod rope;
 pub mod simd;
+pub mod softcap;
 pub mod spans;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -133,6 +133,25 @@ pub trait Simd: Copy + 'static {
         }
     }
 
+    /// `tanh x` with a relative error of about 2e-7.
+    #[inline(always)]
+    unsafe fn tanh(x: Self::V) -> Self::V {
+        // Small arguments by the Taylor polynomial, where the quotient below would lose digits; the rest by exp.
+        unsafe {
+            let square = Self::mul(x, x);
+            let mut p = Self::splat(-1382.0 / 155_925.0);
+            p = Self::fma(p, square, Self::splat(62.0 / 2835.0));
+            p = Self::fma(p, square, Self::splat(-17.0 / 315.0));
+            p = Self::fma(p, square, Self::splat(2.0 / 15.0));
+            p = Self::fma(p, square, Self::splat(-1.0 / 3.0));
+            let small = Self::fma(Self::mul(p, square), x, x);
+            let e = Self::exp(Self::min(Self::splat(40.0), Self::mul(Self::splat(2.0), x)));
+            let one = Self::splat(1.0);
+            let large = Self::div(Self::sub(e, one), Self::add(e, one));
+            Self::if_gt(Self::splat(0.35 * 0.35), square, small, large)
+        }
+    }
+
     /// `1 / (1 + e^-x)`.
     #[inline(always)]
     unsafe fn sigmoid(x: Self::V) -> Self::V {
@@ -414,6 +433,30 @@ mod tests {
         unsafe { S::store(x, S::exp(S::load(x))) }
     }
     dispatch! { fn exp_lanes = exp_kernel(x: *mut f32); }
+
+    #[inline(always)]
+    unsafe fn tanh_kernel<S: Simd>(x: *mut f32) {
+        unsafe { S::store(x, S::tanh(S::load(x))) }
+    }
+    dispatch! { fn tanh_lanes = tanh_kernel(x: *mut f32); }
+
+    #[test]
+    fn tanh_is_accurate_and_saturates() {
+        let mut worst = 0.0f64;
+        for step in -30_000..30_000 {
+            let x = step as f32 * 0.001;
+            let mut lanes = [x; 16];
+            unsafe { tanh_lanes(lanes.as_mut_ptr()) };
+            let exact = f64::from(x).tanh();
+            worst = worst.max((f64::from(lanes[5]) - exact).abs() / exact.abs().max(1e-30));
+        }
+        assert!(worst < 5e-7, "relative error {worst:e}");
+        for (x, y) in [(1e30, 1.0), (-1e30, -1.0), (f32::INFINITY, 1.0), (0.0, 0.0)] {
+            let mut lanes = [x; 16];
+            unsafe { tanh_lanes(lanes.as_mut_ptr()) };
+            assert_eq!(lanes, [y; 16], "{x}");
+        }
+    }
 
     #[test]
     fn exp_is_accurate_and_saturates() {

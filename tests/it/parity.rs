@@ -271,29 +271,38 @@ fn check_family(family: &str) {
     }
 }
 
-#[test]
-fn llama_equals_peft() {
-    check_family("llama");
+macro_rules! families {
+    ($($test:ident: $family:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                check_family($family);
+            }
+        )*
+        const FAMILIES: &[&str] = &[$($family),*];
+    };
 }
 
-#[test]
-fn qwen2_equals_peft() {
-    check_family("qwen2");
-}
-
-#[test]
-fn qwen3_equals_peft() {
-    check_family("qwen3");
+families! {
+    llama_equals_peft: "llama",
+    qwen2_equals_peft: "qwen2",
+    qwen3_equals_peft: "qwen3",
+    gemma2_equals_peft: "gemma2",
+    gemma3_equals_peft: "gemma3",
+    mistral_equals_peft: "mistral",
+    phi3_equals_peft: "phi3",
+    smollm3_equals_peft: "smollm3",
+    olmo2_equals_peft: "olmo2",
 }
 
 #[test]
 fn both_styles_of_config_json_describe_the_same_model() {
-    for family in ["llama", "qwen2", "qwen3"] {
+    for family in FAMILIES {
         let dir = golden(family).join("model");
         let old = dir.join("config_v4.json");
         let old = Arch::from_json(&std::fs::read_to_string(&old).unwrap(), &old).unwrap();
         let new = Arch::from_dir(&dir).unwrap();
-        assert_eq!((old.rope, old.tensors(), old.rms_norm_eps), (new.rope, new.tensors(), new.rms_norm_eps));
+        assert_eq!(old, new, "{family}");
     }
 }
 
