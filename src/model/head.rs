@@ -7,7 +7,7 @@ use super::block::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use crate::ops::loss;
+use crate::ops::loss::{self, Terms};
 use crate::ops::panel::{Act, LANES, Pool};
 use std::sync::Arc;
 
@@ -123,6 +123,51 @@ impl Head {
                         *value -= scale * from[feature * LANES];
                     }
                 }
+            }
+        }
+        let mut dx = x.pool().act(x.tokens(), hidden);
+        self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
+        (total, dx)
+    }
+}
+
+/// Objectives beside plain cross-entropy, and rows that count more or less than others. Here the gradient of the logits is
+/// formed: one pass more over a chunk.
+impl Head {
+    /// As [`Head::forward_backward`], each row's loss counting `weights[row]` times, with further `terms` in the gradient.
+    /// The sum is that of the plain losses by their weights.
+    #[allow(clippy::too_many_arguments)] // the plain case's, and what makes it not plain
+    pub fn weighted(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        targets: &[u32],
+        weights: &[f32],
+        terms: Terms,
+        scale: f32,
+        grads: &mut [f32],
+    ) -> (f64, Act) {
+        let hidden = x.features();
+        let (h, rstd) = self.norm.forward(pass, x, 1);
+        let weight = self.weight.view(pass.values);
+        let mut dh = x.pool().act(x.tokens(), hidden);
+        let mut total = 0.0;
+        let all: Vec<usize> = (0..x.tokens()).collect();
+        for rows in all.chunks(self.chunk()) {
+            let (targets, weights) = (&targets[rows[0]..][..rows.len()], &weights[rows[0]..][..rows.len()]);
+            let mut part = self.pool.act(rows.len(), hidden);
+            let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
+            part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
+            let mut logits = self.pool.act(rows.len(), self.vocabulary);
+            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, hidden), x: &part }]);
+            let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
+            let losses = loss::gradient(&mut logits, targets, &scales, terms);
+            total += losses.iter().zip(weights).map(|(&nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>();
+            let mut d_part = self.pool.act(rows.len(), hidden);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &logits }]);
+            dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            if let Some(range) = self.weight.trained() {
+                outer(Target::Rows(&mut grads[range.clone()]), &logits, &Transposed::new(&part));
             }
         }
         let mut dx = x.pool().act(x.tokens(), hidden);
