@@ -1,6 +1,7 @@
 //! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
 //! combinations are refused. Each setting is defined once, in [`schema`].
 pub mod arch;
+pub mod arguments;
 mod choice;
 pub mod docs;
 mod families;
@@ -15,8 +16,9 @@ mod validate;
 mod value;
 mod yaml;
 
+pub use arguments::Arguments;
 pub use choice::{BuiltinTemplate, TargetModules, Truncation};
-pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy};
+pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{

@@ -1,7 +1,8 @@
 //! Every setting, defined once: name, type, default, aliases, bounds, documentation. The structs, the resolver,
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
+use super::arguments::Arguments;
 use super::choice::{
-    BuiltinTemplate, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy,
+    BuiltinTemplate, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy,
     TargetModules, Truncation,
 };
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -99,6 +100,8 @@ section! {
         modules_to_save: Vec<String> = Vec::new();
         /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
         init_lora_weights: InitLora = InitLora::Kaiming;
+        /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
+        loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
     }
     fixed {
         /// Which biases are trained.
@@ -125,24 +128,43 @@ section! {
         eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::within(1.0, 1e6);
         /// The highest learning rate of the schedule.
         learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
-        /// AdamW's decoupled weight decay.
+        /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
+        /// the highest rate. Of several that match, the first counts.
+        learning_rates: Patterns<f64> = Patterns::default(), range Range::at_least(0.0);
+        /// The optimizer; in brackets what `optim_args` may set.
+        optim: Optim = Optim::AdamW;
+        /// Arguments of the optimizer: a mapping, or a string `momentum=0.9,nesterov=true`.
+        optim_args: Arguments = Arguments::default();
+        /// Weight decay: decoupled, but for `sgd`, which adds it to the gradient.
         weight_decay: f64 = 0.0, range Range::at_least(0.0);
-        /// AdamW's decay of the first moment.
+        /// Decay of the first moment.
         adam_beta1: f64 = 0.9, range Range::from_to_below(0.0, 1.0);
-        /// AdamW's decay of the second moment.
+        /// Decay of the second moment.
         adam_beta2: f64 = 0.999, range Range::from_to_below(0.0, 1.0);
         /// AdamW's denominator offset.
         adam_epsilon: f64 = 1e-8, range Range::greater_than(0.0);
         /// Decay norm weights and biases too. The default leaves them out, as Hugging Face does.
         decay_norms_and_bias: bool = false;
-        /// How the learning rate goes over the run.
+        /// How the learning rate goes over the run; in brackets what `lr_scheduler_kwargs` may set.
         lr_scheduler_type: LrScheduler = LrScheduler::Linear;
+        /// Arguments of the schedule: a mapping, or a string `num_cycles=2`.
+        lr_scheduler_kwargs: Arguments = Arguments::default();
         /// The share of all steps in which the learning rate rises from 0.
         warmup_ratio: f64 = 0.0, range Range::within(0.0, 1.0);
         /// The number of steps in which the learning rate rises from 0.
         warmup_steps: u64 = 0;
         /// Gradients are scaled down to this norm; 0 turns clipping off.
         max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
+        /// How much of each label's weight is spread over the whole vocabulary.
+        label_smoothing_factor: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// The factor of `log(Z)^2`, `Z` the sum of a token's exponentials, that is added to its loss (`PaLM`: 1e-4).
+        z_loss: f64 = 0.0, range Range::at_least(0.0);
+        /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
+        /// (`null`: none).
+        neftune_noise_alpha: Option<f64> = None, range Range::at_least(0.0);
+        /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
+        /// (`null`: none).
+        ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
         /// Run each block again in the backward pass instead of keeping its activations: less memory, more time.
         gradient_checkpointing: bool = false;
         /// With `gradient_checkpointing`: only the first so many blocks are run again (`null`: all), to spend no more time than
@@ -183,9 +205,6 @@ section! {
         num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
     }
     fixed {
-        /// The optimizer.
-        "optim" = [Scalar::Str("adamw_torch"), Scalar::Str("adamw"), Scalar::Str("adamw_torch_fused")],
-            because "other optimizers are not yet part of this version";
         /// The measure of the best checkpoint.
         "metric_for_best_model" = [Scalar::Str("eval_loss"), Scalar::Str("loss")],
             because "other metrics are not yet part of this version";

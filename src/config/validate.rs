@@ -1,6 +1,6 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::{Resolved, Source};
-use super::{EvalStrategy, LrScheduler, Mode, ModelConfig, SaveStrategy};
+use super::{EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,26 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         warms,
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
+    let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
+    both(
+        schedule_free && !constant,
+        "train.optim",
+        "train.lr_scheduler_type",
+        "its averages take the place of a schedule; set lr_scheduler_type: constant, or constant_with_warmup for a warm-up",
+    )?;
+    both(
+        schedule_free && train.ema_decay.is_some(),
+        "train.optim",
+        "train.ema_decay",
+        "the optimizer averages the weights itself; keep one",
+    )?;
+    both(
+        tuning.mode == Mode::Full && tuning.lora.loraplus_lr_ratio.is_some(),
+        "tuning.mode",
+        "tuning.lora.loraplus_lr_ratio",
+        "full training has no A and B; remove the ratio",
     )?;
     both(
         train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,

@@ -1,8 +1,8 @@
 //! Tokenized data on disk, found by the hash of everything that went into it. A file that is damaged in any way is
 //! as good as none.
 //!
-//! Layout, little-endian: magic, key [32], lengths of counts, ends and tokens (u64 each), the counts as JSON,
-//! ends (u64), ids (u32), labels (i32), BLAKE3 of all that [32].
+//! Layout, little-endian: magic, key [32], lengths of counts, ends, tokens and weights (u64 each), the counts as JSON,
+//! ends (u64), ids (u32), labels (i32), weights (f32), BLAKE3 of all that [32].
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use super::dataset::Counts;
 use super::split::Split;
 
-const MAGIC: &[u8; 16] = b"tunesmith-data1\n";
-const HEADER: usize = MAGIC.len() + 32 + 3 * 8;
+const MAGIC: &[u8; 16] = b"tunesmith-data2\n";
+const HEADER: usize = MAGIC.len() + 32 + 4 * 8;
 const PIECE: usize = 1 << 16;
 
 /// The folder that is used unless the configuration names one.
@@ -36,9 +36,10 @@ pub fn read(path: &Path, key: &blake3::Hash) -> Option<(Split, Counts)> {
         let at = MAGIC.len() + 32 + 8 * index;
         u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"))
     };
-    let (counts, ends, tokens) = (length(0), length(1), length(2));
+    let (counts, ends, tokens, weights) = (length(0), length(1), length(2), length(3));
     // Checked before anything is allocated: a damaged length must not ask for the machine's memory.
-    let expected = counts.checked_add(ends.checked_mul(8)?)?.checked_add(tokens.checked_mul(8)?)?;
+    let numbers = ends.checked_mul(8)?.checked_add(tokens.checked_mul(8)?)?.checked_add(weights.checked_mul(4)?)?;
+    let expected = counts.checked_add(numbers)?;
     if header[..16] != MAGIC[..]
         || header[16..48] != key.as_bytes()[..]
         || expected.checked_add(HEADER as u64 + 32)? != size
@@ -50,6 +51,7 @@ pub fn read(path: &Path, key: &blake3::Hash) -> Option<(Split, Counts)> {
         ends: reader.numbers(ends as usize, u64::from_le_bytes)?,
         ids: reader.numbers(tokens as usize, u32::from_le_bytes)?,
         labels: reader.numbers(tokens as usize, i32::from_le_bytes)?,
+        weights: reader.numbers(weights as usize, f32::from_le_bytes)?,
     };
     let found = reader.hasher.finalize();
     let mut stored = [0; 32];
@@ -89,13 +91,14 @@ pub fn write(path: &Path, key: &blake3::Hash, split: &Split, counts: &Counts) ->
         let mut writer = HashingWriter { inner: BufWriter::with_capacity(PIECE, file), hasher: blake3::Hasher::new() };
         writer.put(MAGIC)?;
         writer.put(key.as_bytes())?;
-        for length in [counts.len(), split.ends.len(), split.ids.len()] {
+        for length in [counts.len(), split.ends.len(), split.ids.len(), split.weights.len()] {
             writer.put(&(length as u64).to_le_bytes())?;
         }
         writer.put(&counts)?;
         writer.numbers(&split.ends, u64::to_le_bytes)?;
         writer.numbers(&split.ids, u32::to_le_bytes)?;
         writer.numbers(&split.labels, i32::to_le_bytes)?;
+        writer.numbers(&split.weights, f32::to_le_bytes)?;
         let hash = writer.hasher.finalize();
         writer.inner.write_all(hash.as_bytes())?;
         writer.inner.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()

@@ -346,18 +346,20 @@ impl Loader<'_> {
         let encoder = &self.encoder;
         let encode = |row: RawRow| {
             let place = row.place.clone();
-            let outcome = encoder.encode(row.parse(forms)?).map_err(|error| error.context(&place))?;
-            Ok((place, outcome))
+            let (row, weight) = row.parse_weighted(forms)?;
+            let outcome = encoder.encode(row).map_err(|error| error.context(&place))?;
+            Ok((place, outcome, weight))
         };
         let outcomes: Vec<Result<_>> = self.threads.install(|| chunk.par_drain(..).map(encode).collect());
         for outcome in outcomes {
-            let (place, outcome) = outcome?;
+            let (place, outcome, weight) = outcome?;
             counts.rows += 1;
             match outcome {
                 Outcome::Kept { example, truncated } => {
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     split.push(&example);
+                    split.weigh_last(weight);
                 }
                 Outcome::TooLong => counts.too_long += 1,
                 Outcome::Unlabeled { truncated } => {

@@ -4,11 +4,13 @@ use super::rng::shuffle;
 use super::sampler::Step;
 
 /// Examples of one kind (training, validation, test): flat ids and labels, and where each example ends.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Split {
     pub(super) ids: Vec<u32>,
     pub(super) labels: Vec<i32>,
     pub(super) ends: Vec<u64>,
+    /// What each example's loss counts; shorter than `ends` where the rest count 1.
+    pub(super) weights: Vec<f32>,
 }
 
 impl Split {
@@ -17,6 +19,19 @@ impl Split {
         self.ids.extend_from_slice(&example.input_ids);
         self.labels.extend_from_slice(&example.labels);
         self.ends.push(self.ids.len() as u64);
+    }
+
+    /// Lets the example that was appended last count `weight` times in the loss.
+    pub fn weigh_last(&mut self, weight: f32) {
+        if weight != 1.0 {
+            self.weights.resize(self.len() - 1, 1.0);
+            self.weights.push(weight);
+        }
+    }
+
+    /// What an example's loss counts.
+    pub fn weight(&self, index: usize) -> f32 {
+        self.weights.get(index).copied().unwrap_or(1.0)
     }
 
     /// How many examples.
@@ -78,6 +93,7 @@ impl Split {
         let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
         for index in indices {
             batch.push(self.ids(index), self.labels(index));
+            batch.weigh_last(self.weight(index));
         }
         batch
     }
@@ -106,7 +122,10 @@ impl Split {
         let mut taken = Self::default();
         // What stays moves up in place: a second copy of a large data set may not fit.
         let (mut start, mut kept_tokens, mut kept) = (0, 0, 0);
+        let weights = std::mem::take(&mut self.weights);
+        let mut kept_weights = Self::default();
         for (index, goes) in goes.into_iter().enumerate() {
+            let weight = weights.get(index).copied().unwrap_or(1.0);
             let range = start..self.ends[index] as usize;
             start = range.end;
             if goes {
@@ -114,6 +133,7 @@ impl Split {
                     input_ids: self.ids[range.clone()].to_vec(),
                     labels: self.labels[range].to_vec(),
                 });
+                taken.weigh_last(weight);
             } else {
                 let length = range.len();
                 self.ids.copy_within(range.clone(), kept_tokens);
@@ -121,11 +141,14 @@ impl Split {
                 kept_tokens += length;
                 self.ends[kept] = kept_tokens as u64;
                 kept += 1;
+                kept_weights.ends.push(0);
+                kept_weights.weigh_last(weight);
             }
         }
         self.ids.truncate(kept_tokens);
         self.labels.truncate(kept_tokens);
         self.ends.truncate(kept);
+        self.weights = kept_weights.weights;
         taken
     }
 
@@ -140,6 +163,9 @@ impl Split {
         }
         for piece in self.labels.chunks(1 << 14) {
             hasher.update(&piece.iter().flat_map(|label| label.to_le_bytes()).collect::<Vec<u8>>());
+        }
+        for piece in self.weights.chunks(1 << 14) {
+            hasher.update(&piece.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<u8>>());
         }
     }
 }

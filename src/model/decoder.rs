@@ -11,8 +11,10 @@ use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::batch::{Batch, IGNORE};
 use crate::error::{Error, Result};
-use crate::ops::embedding;
+use crate::ops::dropout::key;
+use crate::ops::loss::Terms;
 use crate::ops::panel::{Act, Pool};
+use crate::ops::{embedding, noise};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,6 +35,10 @@ pub struct Model {
     recompute: usize,
     dropout: f32,
     seed: u64,
+    /// What the objective has beside plain cross-entropy.
+    terms: Terms,
+    /// The alpha of `NEFTune`.
+    noise: Option<f64>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
 }
@@ -83,6 +89,8 @@ impl Model {
             },
             dropout: config.tuning.lora.lora_dropout as f32,
             seed: config.train.seed,
+            terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
+            noise: config.train.neftune_noise_alpha.filter(|&alpha| alpha > 0.0),
         }
     }
 
@@ -107,9 +115,10 @@ impl Model {
         embedding::forward(pass.pool, &self.embedding.view(pass.values), self.arch.hidden_size, tokens, scale)
     }
 
-    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)` to the gradients of
-    /// [`Model::params`] and returns the sum. `step` decides the dropout masks. `scale` is 1 / the label tokens of the
-    /// whole effective batch.
+    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
+    /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
+    /// [`Model::params`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
+    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary.
@@ -133,6 +142,9 @@ impl Model {
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
         let mut x = self.embed(&pass, &batch.tokens);
+        if let Some(alpha) = self.noise {
+            noise::add(&mut x, &batch.cu_seqlens, alpha, key(self.seed, step, NOISE), first_row);
+        }
         let mut kept: Vec<Option<(Act, Option<Saved>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
@@ -143,7 +155,12 @@ impl Model {
         self.phases.forward += lap();
 
         // Head and loss, both directions.
-        let (total, mut dy) = self.head.forward_backward(&pass, &x, &targets, scale, grads);
+        let (total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
+            self.head.forward_backward(&pass, &x, &targets, scale, grads)
+        } else {
+            let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
+            self.head.weighted(&pass, &x, &targets, &weights, self.terms, scale, grads)
+        };
         drop(x);
         self.phases.head += lap();
 
@@ -197,12 +214,16 @@ impl Model {
         Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
     }
 
-    /// The sum of the label tokens' losses, without dropout.
+    /// The sum of the label tokens' losses, each counted with its weight, without dropout.
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
-        Ok(self.token_losses(batch)?.into_iter().map(f64::from).sum())
+        let losses = self.token_losses(batch)?.into_iter().map(f64::from);
+        if batch.weights.is_empty() {
+            return Ok(losses.sum());
+        }
+        Ok(losses.zip(labelled(batch).0).map(|(loss, row)| loss * f64::from(batch.weight(row))).sum())
     }
 
     /// Logits `[rows, vocabulary]`, row-major, at the tokens `rows` (rising) of the batch.
@@ -215,6 +236,9 @@ impl Model {
         Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
     }
 }
+
+/// Tells the noise on embeddings from the dropout of any module.
+const NOISE: u64 = u64::MAX;
 
 /// The positions that carry a label, and their targets.
 fn labelled(batch: &Batch) -> (Vec<usize>, Vec<u32>) {

@@ -7,8 +7,9 @@ use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
+use crate::ops::loss::{self, Terms};
 use crate::ops::panel::{Act, LANES, Pool};
-use crate::ops::{loss, softcap};
+use crate::ops::softcap;
 use std::sync::Arc;
 
 /// The head's weights.
@@ -96,6 +97,9 @@ impl Head {
         scale: f32,
         grads: &mut [f32],
     ) -> (f64, Act) {
+        if self.softcap.is_some() {
+            return self.weighted(pass, x, targets, &vec![1.0; targets.len()], Terms::default(), scale, grads);
+        }
         let hidden = x.features();
         let (h, rstd) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
@@ -107,17 +111,8 @@ impl Head {
             let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
             part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
             let mut e = self.project(&weight, &part);
-            // The cap's slope is found from the capped logits, which the loss overwrites.
-            let capped = self.softcap.map(|cap| (e.columns(0..self.vocabulary), cap));
             let losses = loss::forward(&mut e, targets);
             total += losses.iter().map(|&(nll, _)| f64::from(nll)).sum::<f64>();
-            if let Some((capped, cap)) = &capped {
-                softcap::backward(capped, *cap, &mut e);
-            }
-            // What the target's own logit is multiplied by.
-            let slope = |row: usize, target: u32| {
-                capped.as_ref().map_or(1.0, |(capped, cap)| softcap::slope(capped.at(row, target as usize), *cap))
-            };
             let mut d_part = self.pool.act(rows.len(), hidden);
             matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &e }]);
             for panel in 0..d_part.panels() {
@@ -131,7 +126,6 @@ impl Head {
                 }
                 for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
                     let row = &weight[target as usize * hidden..][..hidden];
-                    let scale = scale * slope(panel * LANES + lane, target);
                     for (feature, w) in row.iter().enumerate() {
                         values[feature * LANES + lane] -= scale * w;
                     }
@@ -147,14 +141,63 @@ impl Head {
             if let Some(range) = self.weight.trained() {
                 let d_weight = &mut grads[range.clone()];
                 outer(Target::Rows(d_weight), &e, &Transposed::new(&part));
-                for (index, (&row, &target)) in rows.iter().zip(targets).enumerate() {
-                    let scale = scale * slope(index, target);
+                for (&row, &target) in rows.iter().zip(targets) {
                     let out = &mut d_weight[target as usize * hidden..][..hidden];
                     let from = &h.panel(row / LANES)[row % LANES..];
                     for (feature, value) in out.iter_mut().enumerate() {
                         *value -= scale * from[feature * LANES];
                     }
                 }
+            }
+        }
+        self.rescale(&mut dh);
+        let mut dx = x.pool().act(x.tokens(), hidden);
+        self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
+        (total, dx)
+    }
+}
+
+/// Objectives beside plain cross-entropy, rows that count more or less than others, and capped logits. Here the gradient
+/// of the logits is formed: one pass more over a chunk.
+impl Head {
+    /// As [`Head::forward_backward`], each row's loss counting `weights[row]` times, with further `terms` in the gradient.
+    /// The sum is that of the plain losses by their weights.
+    #[allow(clippy::too_many_arguments)] // the plain case's, and what makes it not plain
+    pub fn weighted(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        targets: &[u32],
+        weights: &[f32],
+        terms: Terms,
+        scale: f32,
+        grads: &mut [f32],
+    ) -> (f64, Act) {
+        let hidden = x.features();
+        let (h, rstd) = self.normed(pass, x);
+        let weight = self.weight.view(pass.values);
+        let mut dh = x.pool().act(x.tokens(), hidden);
+        let mut total = 0.0;
+        let all: Vec<usize> = (0..x.tokens()).collect();
+        for rows in all.chunks(self.chunk()) {
+            let (targets, weights) = (&targets[rows[0]..][..rows.len()], &weights[rows[0]..][..rows.len()]);
+            let mut part = self.pool.act(rows.len(), hidden);
+            let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
+            part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
+            let mut logits = self.project(&weight, &part);
+            // The cap's slope is found from the capped logits, which the gradient overwrites.
+            let capped = self.softcap.map(|cap| (logits.columns(0..self.vocabulary), cap));
+            let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
+            let losses = loss::gradient(&mut logits, targets, &scales, terms);
+            if let Some((capped, cap)) = &capped {
+                softcap::backward(capped, *cap, &mut logits);
+            }
+            total += losses.iter().zip(weights).map(|(&nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>();
+            let mut d_part = self.pool.act(rows.len(), hidden);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &logits }]);
+            dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            if let Some(range) = self.weight.trained() {
+                outer(Target::Rows(&mut grads[range.clone()]), &logits, &Transposed::new(&part));
             }
         }
         self.rescale(&mut dh);

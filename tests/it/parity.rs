@@ -9,7 +9,8 @@ use tunesmith::config::{Config, InitLora, LrScheduler, Mode, Patterns, TargetMod
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
-use tunesmith::optim::{AdamW, Betas, Schedule};
+use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
+use tunesmith::train::optimizer::slots;
 use tunesmith::train::step::step;
 
 /// Limits of `tests/golden/README.md`.
@@ -203,8 +204,8 @@ fn check_trace(model: &mut Model, trace: &Value) {
         })
         .collect();
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
-    let mut optimizer = AdamW::new(betas, model.params.len());
-    let schedule = Schedule { form: LrScheduler::Cosine, peak: 1e-3, warmup: 3, total: 20 };
+    let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+    let schedule = Schedule::new(LrScheduler::Cosine, 1e-3, 3, 20).unwrap();
     let steps = trace["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 20);
     for (index, expected) in steps.iter().enumerate() {
