@@ -9,6 +9,7 @@
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
+//! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
 //! 2      plan          batch maths, the learning-rate table: pure functions
 //! 3      data          sources, chat templates, label masks, packing, sampler state
 //! 3      comm          World, the trait Collectives, the engine `single`
@@ -36,6 +37,7 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod hub;
 pub mod model;
 pub mod ops;
 pub mod optim;

@@ -50,6 +50,7 @@ pub const COMPARED: &[&str] = &[
 /// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
 pub const COVERED: &[&str] = &[
     "model.name",
+    "model.revision",
     "model.local_dir",
     "model.init",
     "tuning.mode",

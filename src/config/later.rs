@@ -5,6 +5,7 @@ const LOADER: &str = "rows are tokenized before training, there is no data loade
 const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
 const DAPT: &str = "domain-adaptive pretraining is not yet part of this version";
 const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
+const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str = "quantized base weights are not yet part of this version";
 
 /// Full keys (or sections) and why they are refused.
@@ -40,7 +41,12 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("data.block_size", DAPT),
     ("data.pack_factor", DAPT),
     ("data.datasets", "mixing data sets by weight is not yet part of this version; list the files in data.train_path"),
-    ("data.name", "data sets of the hub are not yet part of this version; set data.train_path"),
+    ("data.name", "name a file of the hub: data.train_path: hf://datasets/owner/name/file"),
+    ("model.token", SECRET),
+    ("model.hub_token", SECRET),
+    ("model.use_auth_token", SECRET),
+    ("model.hf_token", SECRET),
+    ("train.hub_token", SECRET),
     ("model.dtype", "this version computes in float32; remove the key"),
     ("model.torch_dtype", "this version computes in float32; remove the key"),
     ("model.attn_implementation", "there is one attention in this version; remove the key"),

@@ -24,4 +24,6 @@ pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{
     Config, DataConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig, TuningConfig,
 };
+pub use validate::is_hub_name;
 pub use value::{ConfigValue, Node, Patterns, Refusal};
+pub(crate) use yaml::parse_yaml;

@@ -35,10 +35,13 @@ pub fn options() -> impl Iterator<Item = &'static OptionDef> {
 }
 
 section! {
-    /// The base model: a local folder as Hugging Face writes it.
+    /// The base model: a folder as Hugging Face writes it, or a repository of the Hugging Face Hub.
     ModelConfig, MODEL = "model" at model {
-        /// The model folder: `config.json`, safetensors and tokenizer files. Names of the hub are not fetched yet.
+        /// The model: a folder with `config.json`, safetensors and tokenizer files, or a name of the hub, `owner/name`,
+        /// which is fetched into the cache (`docs/hub.md`).
         name: Option<String> = None;
+        /// The branch, tag or commit of a model of the hub (`null`: `main`).
+        revision: Option<String> = None;
         /// A folder to use instead of `name`.
         local_dir: Option<PathBuf> = None;
         /// The longest row in tokens; `data.truncation` says what happens to longer ones.
@@ -48,8 +51,6 @@ section! {
         init: Init = Init::Pretrained;
     }
     fixed {
-        /// The model's revision.
-        "revision" = [Scalar::Str("main")], because "models come from a local folder; revisions of the hub are not yet part of this version";
         /// The kind of model.
         "type" = [Scalar::Str("causal")], because "other kinds of model are not yet part of this version";
         /// Code that comes with a model is never run.
@@ -62,7 +63,7 @@ section! {
     TuningConfig, TUNING = "tuning" at tuning {
         /// `lora` trains low-rank adapters, `full` every weight.
         mode: Mode = Mode::Lora;
-        /// A folder with a PEFT adapter to start from, instead of a fresh one.
+        /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
     }
     nested {
@@ -222,7 +223,7 @@ section! {
 section! {
     /// Where rows come from and how they become tokens and labels.
     DataConfig, DATA = "data" at data {
-        /// Training rows: JSONL, JSON or CSV files.
+        /// Training rows: JSONL, JSON or CSV files; `hf://datasets/owner/name/file` is one of the hub.
         train_path: Vec<PathBuf> = Vec::new();
         /// Validation rows.
         val_path: Vec<PathBuf> = Vec::new();

@@ -1,5 +1,5 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
-use super::resolve::{Resolved, Source};
+use super::resolve::Resolved;
 use super::{EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -148,23 +148,11 @@ pub(super) fn required(resolved: &Resolved) -> Result<()> {
     if config.data.train_path.is_empty() {
         return missing("data.train_path is not set", "set it to a JSONL, JSON or CSV file");
     }
-    if let (None, Some(name)) = (&config.model.local_dir, &config.model.name)
-        && is_hub_name(name)
-    {
-        let place = match resolved.source("model.name") {
-            Source::Default => resolved.path.display().to_string(),
-            source => source.place(),
-        };
-        return Err(Error::config(format!(
-            "{place}: model.name: no folder {name} here, and hub names are not supported"
-        ))
-        .hint("downloads are not yet part of this version; fetch the model and set model.local_dir to its folder"));
-    }
     Ok(())
 }
 
 /// Whether a name looks like `owner/model` of the hub, and is no folder here.
-fn is_hub_name(name: &str) -> bool {
+pub fn is_hub_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
@@ -175,7 +163,7 @@ fn is_hub_name(name: &str) -> bool {
 }
 
 impl ModelConfig {
-    /// The model folder: `local_dir`, or else `name`.
+    /// The local model folder: `local_dir`, or else `name`.
     ///
     /// # Errors
     /// [`crate::Kind::Config`] when neither is set, [`crate::Kind::Model`] when there is no such folder.
@@ -189,7 +177,8 @@ impl ModelConfig {
             return Ok(dir);
         }
         let what = if dir.exists() { "is no folder" } else { "does not exist" };
-        Err(Error::model(format!("{key}: {} {what}", dir.display()))
-            .hint("paths are relative to the current directory, not to the configuration file"))
+        Err(Error::model(format!("{key}: {} {what}", dir.display())).hint(
+            "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name",
+        ))
     }
 }

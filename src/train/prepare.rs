@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
-use super::progress::{Event, Observer};
+use super::progress::{Downloads, Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
 use super::{adapter, output};
@@ -15,6 +15,7 @@ use crate::config::resolve::{Setting, Source};
 use crate::config::{Config, Init, Mode, Optim, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
+use crate::hub::{self, Part, Snapshot};
 use crate::model::targets::{self, Placement};
 use crate::model::weights::WeightFiles;
 use crate::optim::optimizer::state_bytes;
@@ -27,6 +28,8 @@ use crate::plan::{bytes, grouped, human_bytes};
 pub struct Prepared {
     /// The base model's folder.
     pub model_dir: PathBuf,
+    /// Where on the hub it came from, if it did.
+    pub snapshot: Option<Snapshot>,
     /// Its shape.
     pub arch: Arch,
     /// Its weights, opened and checked; nothing when they are drawn at random.
@@ -70,13 +73,17 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
             Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
         );
     }
-    let model_dir = resolved.config.model.dir()?;
-    let arch = Arch::from_dir(&model_dir)?;
     let mut config = resolved.config.clone();
+    // Of a model on the hub first what describes it: it may be refused before gigabytes are fetched.
+    let downloads = Downloads(observer);
+    let hub::Found { dir: model_dir, snapshot } = hub::model_dir(&config.model, Part::Description, &downloads)?;
+    let arch = Arch::from_dir(&model_dir)?;
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
     let mut adapter = None;
-    if let Some(dir) = &resolved.config.tuning.adapter {
-        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+    if let Some(named) = &resolved.config.tuning.adapter {
+        let dir = hub::adapter_dir(named, &downloads)?;
+        let (lora, tensors) = adapter::open(&dir, resolved, &arch)?;
+        config.tuning.adapter = Some(dir);
         (config.tuning.lora, adapter) = (lora, Some(tensors));
     }
     let placements = match config.tuning.mode {
@@ -86,6 +93,13 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let tensors = trained_tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| count(shape)).sum();
     let optimizer_bytes = optimizer_bytes(&config, tensors)?;
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    if let Some(snapshot) = &snapshot {
+        config.model.revision = Some(snapshot.commit.clone());
+        if config.model.init == Init::Pretrained {
+            hub::model_dir(&config.model, Part::Whole, &downloads)?;
+        }
+    }
     let weights = match config.model.init {
         Init::Pretrained => Some(WeightFiles::open(&model_dir, &arch.tensors())?),
         Init::Random => None,
@@ -117,6 +131,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
+        snapshot,
         arch,
         weights,
         config,
@@ -236,8 +251,11 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
         setting.key != "train.resume_from_checkpoint" && !(of_adapter && setting.source == Source::Default)
     });
     for setting in &mut settings {
-        if setting.key == "model.max_seq_len" {
-            setting.value = config.model.max_seq_len.into();
+        match setting.key.as_str() {
+            "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            // A branch moves on; the run belongs to the commit.
+            "model.revision" => setting.value = config.model.revision.clone().into(),
+            _ => {}
         }
     }
     settings
@@ -353,7 +371,8 @@ pub fn describe(prepared: &Prepared) -> String {
         Mode::Full => "every weight".to_owned(),
     };
     let family = format!("{:?}", prepared.arch.family);
-    format!("{} · {family} · {what} · {} values trained", prepared.model_dir.display(), grouped(prepared.trainable))
+    let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
+    format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
 }
 
 /// What the data came to: label and value.

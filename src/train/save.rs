@@ -130,7 +130,10 @@ fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
 /// What PEFT must know of the adapter; nothing when every weight is trained.
 fn adapter_config(session: &Session<'_>) -> Option<AdapterConfig> {
     let (config, prepared) = (&session.prepared.config, &session.prepared);
-    let base = prepared.model_dir.to_string_lossy();
+    let base = match &prepared.snapshot {
+        Some(snapshot) => snapshot.repo.id.as_str().into(),
+        None => prepared.model_dir.to_string_lossy(),
+    };
     (config.tuning.mode == Mode::Lora)
         .then(|| AdapterConfig::new(&config.tuning.lora, &prepared.placements, Some(&base)))
 }
