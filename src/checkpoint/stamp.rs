@@ -18,6 +18,8 @@ use crate::model::targets::Placement;
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
+    "model.dtype",
+    "train.bf16",
     "tuning.lora.lora_dropout",
     "train.batch_size",
     "train.grad_accum",

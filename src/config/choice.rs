@@ -85,6 +85,16 @@ choices! {
         Random = "random",
     };
 
+    /// How the weights that are not trained are kept in memory. Products are computed in float32 in any case.
+    Dtype {
+        /// As the checkpoint has them: bfloat16 where it does, which loses nothing, else float32.
+        Auto = "auto",
+        /// All in float32.
+        Float32 = "float32" | "fp32",
+        /// Matrices in bfloat16, rounded where the checkpoint is more precise.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
     /// What is trained.
     Mode {
         /// Low-rank adapters on frozen weights.

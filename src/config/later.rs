@@ -47,8 +47,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("model.use_auth_token", SECRET),
     ("model.hf_token", SECRET),
     ("train.hub_token", SECRET),
-    ("model.dtype", "this version computes in float32; remove the key"),
-    ("model.torch_dtype", "this version computes in float32; remove the key"),
     ("model.attn_implementation", "there is one attention in this version; remove the key"),
     ("model.load_in_4bit", QUANT),
     ("model.load_in_8bit", QUANT),

@@ -18,7 +18,7 @@ mod yaml;
 
 pub use arguments::Arguments;
 pub use choice::{BuiltinTemplate, TargetModules, Truncation};
-pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
+pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{

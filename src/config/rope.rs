@@ -58,6 +58,21 @@ pub enum RopeScaling {
     },
 }
 
+impl std::fmt::Display for RopeScaling {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::None => write!(out, "not stretched"),
+            Self::Linear { factor } => write!(out, "linear by {factor}"),
+            Self::Dynamic { factor, .. } => write!(out, "dynamic by {factor}"),
+            Self::Yarn { factor, .. } => write!(out, "yarn by {factor}"),
+            Self::LongRope { original_max_position_embeddings: original, .. } => {
+                write!(out, "longrope beyond {original} tokens")
+            }
+            Self::Llama3 { factor, .. } => write!(out, "llama3 by {factor}"),
+        }
+    }
+}
+
 /// Rotary position embedding of one kind of block.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {

@@ -2,8 +2,8 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    BuiltinTemplate, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy,
-    TargetModules, Truncation,
+    BuiltinTemplate, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume,
+    SaveStrategy, TargetModules, Truncation,
 };
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
 use super::value::{ConfigValue, Patterns};
@@ -49,6 +49,8 @@ section! {
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
+        /// How the weights that are not trained are kept in memory; products are computed in float32 in any case.
+        dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
     }
     fixed {
         /// The kind of model.
@@ -192,6 +194,9 @@ section! {
         early_stopping_patience: usize = 0;
         /// By how much the loss must fall to count as improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
+        /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
+        /// Products are computed in float32.
+        bf16: bool = false;
         /// The seed of adapter initialisation and dropout.
         seed: u64 = 42;
         /// The seed of shuffling and splitting (`null`: `seed`).
@@ -213,8 +218,6 @@ section! {
         "greater_is_better" = [Scalar::Bool(false), Scalar::Null], because "a lower eval_loss is better; remove the key";
         /// How work is shared among processes.
         "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
-        /// Compute in bfloat16.
-        "bf16" = [Scalar::Bool(false)], because "this version computes in float32; bf16 is not yet part of it";
         /// Compute in float16.
         "fp16" = [Scalar::Bool(false)], because "this version computes in float32; fp16 is not yet part of it";
     }

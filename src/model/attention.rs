@@ -31,20 +31,33 @@ pub struct Attention {
     pub rope: Option<usize>,
 }
 
-/// What a norm on q or k needs in backward: its input and `rstd`.
-type Raw = (Act, Act);
-
-/// What forward keeps for backward.
+/// What forward keeps for backward; sums and roots of sums stay in f32.
 #[derive(Debug)]
-pub struct Saved {
-    q: Act,
-    k: Act,
-    v: Act,
-    raw: Option<[Raw; 2]>,
+pub struct Saved<T = Act> {
+    q: T,
+    k: T,
+    v: T,
+    /// What a norm on q or k needs: its input and `rstd`.
+    raw: Option<[(T, Act); 2]>,
     /// The mixed values, which `o` takes.
-    pub mixed: Act,
+    pub mixed: T,
     lse: Act,
-    low: [Low; 3],
+    low: [Option<T>; 3],
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        Saved {
+            q: f(self.q),
+            k: f(self.k),
+            v: f(self.v),
+            raw: self.raw.map(|raw| raw.map(|(input, rstd)| (f(input), rstd))),
+            mixed: f(self.mixed),
+            lse: self.lse,
+            low: self.low.map(|low| low.map(f)),
+        }
+    }
 }
 
 impl Attention {

@@ -21,7 +21,7 @@ pub enum Join {
 }
 
 /// What a norm behind a branch needs in backward: its input and `rstd`.
-type Raw = Option<(Act, Act)>;
+type Raw<T = Act> = Option<(T, Act)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
@@ -84,15 +84,32 @@ pub struct Block {
 
 /// What forward keeps for backward, beside the block's input.
 #[derive(Debug)]
-pub struct Saved {
+pub struct Saved<T = Act> {
     rstd1: Option<Act>,
-    attention: attention::Saved,
-    attention_raw: Raw,
-    x2: Act,
+    attention: attention::Saved<T>,
+    attention_raw: Raw<T>,
+    x2: T,
     rstd2: Option<Act>,
-    mlp: mlp::Saved,
-    mlp_raw: Raw,
-    low: [Low; 2],
+    mlp: mlp::Saved<T>,
+    mlp_raw: Raw<T>,
+    low: [Option<T>; 2],
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        let raw = |raw: Raw<T>| raw.map(|(input, rstd)| (f(input), rstd));
+        Saved {
+            rstd1: self.rstd1,
+            attention: self.attention.map(f),
+            attention_raw: raw(self.attention_raw),
+            x2: f(self.x2),
+            rstd2: self.rstd2,
+            mlp: self.mlp.map(f),
+            mlp_raw: raw(self.mlp_raw),
+            low: self.low.map(|low| low.map(f)),
+        }
+    }
 }
 
 impl Block {

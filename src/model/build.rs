@@ -12,11 +12,12 @@ use super::targets::{Placement, place, saved_tensors};
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::arch::{Activation, Arch, LinearSpec, QkNorm};
-use crate::config::{Config, Mode};
+use crate::config::{Config, Dtype, Mode};
 use crate::error::{Error, Result};
 use crate::ops::attention::{Heads, Scores};
 use crate::ops::gated_mlp::Gate;
 use crate::ops::panel::Pool;
+use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 
 struct Builder<'a> {
@@ -69,7 +70,7 @@ impl Builder<'_> {
         } else if self.config.tuning.mode == Mode::Lora && embedding.trained().is_some() {
             // As in PEFT: the saved copy is the input's; the tied head stays with the original.
             let shape = &self.sizes[embedding_name];
-            Weight::frozen(self.values(embedding_name, shape.iter().product())?, shape)?
+            self.frozen(embedding_name, shape)?
         } else {
             embedding.clone()
         };
@@ -112,12 +113,33 @@ impl Builder<'_> {
             None if name == "lm_head.weight" => head.to_vec(),
             None => return Err(Error::model(format!("the architecture has no tensor {name:?}"))),
         };
-        let values = self.values(name, shape.iter().product())?;
         if self.trained.contains(name) {
+            let values = self.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.config.train.decay_norms_and_bias;
             Ok(Weight::Trained(self.params.push(name.to_owned(), shape, decay, &values)))
         } else {
-            Weight::frozen(values, &shape)
+            self.frozen(name, &shape)
+        }
+    }
+
+    /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so.
+    fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        let count = shape.iter().product();
+        let narrow = match self.config.model.dtype {
+            Dtype::Float32 => false,
+            Dtype::Bfloat16 => true,
+            Dtype::Auto => self.weights.is_some_and(|files| files.is_bf16(name)),
+        };
+        match self.weights.filter(|_| narrow && shape.len() > 1) {
+            Some(files) => {
+                let mut values = vec![bf16::ZERO; count];
+                files.read_bf16_into(name, &mut values)?;
+                Weight::frozen(values, shape)
+            }
+            None if narrow && shape.len() > 1 => {
+                Weight::frozen(self.values(name, count)?.into_iter().map(bf16::from_f32).collect(), shape)
+            }
+            None => Weight::frozen(self.values(name, count)?, shape),
         }
     }
 

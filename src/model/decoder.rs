@@ -3,6 +3,7 @@
 use super::block::{Block, Saved};
 use super::build;
 use super::head::Head;
+use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
 use super::weight::Weight;
@@ -33,6 +34,8 @@ pub struct Model {
     pool: Arc<Pool>,
     /// The first so many blocks are run again in backward.
     recompute: usize,
+    /// What forward keeps for backward is bfloat16.
+    narrow: bool,
     dropout: f32,
     seed: u64,
     /// What the objective has beside plain cross-entropy.
@@ -87,6 +90,7 @@ impl Model {
             } else {
                 0
             },
+            narrow: config.train.bf16,
             dropout: config.tuning.lora.lora_dropout as f32,
             seed: config.train.seed,
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
@@ -112,7 +116,7 @@ impl Model {
 
     fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Act {
         let scale = self.arch.embedding_scale as f32;
-        embedding::forward(pass.pool, &self.embedding.view(pass.values), self.arch.hidden_size, tokens, scale)
+        embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
     /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
@@ -145,12 +149,13 @@ impl Model {
         if let Some(alpha) = self.noise {
             noise::add(&mut x, &batch.cu_seqlens, alpha, key(self.seed, step, NOISE), first_row);
         }
-        let mut kept: Vec<Option<(Act, Option<Saved>)>> = Vec::with_capacity(self.blocks.len());
+        let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
             let saved = (index >= self.recompute || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
-            kept.push((index >= self.lowest).then_some((input, saved)));
+            let keep = |act| Kept::new(act, self.narrow && index != last);
+            kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
         }
         self.phases.forward += lap();
 
@@ -168,7 +173,11 @@ impl Model {
         let trains_embedding = self.embedding.trained();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
-            let saved = saved.unwrap_or_else(|| block.forward(&pass, &x, &layout.all, rows_of(index)).1);
+            let x = x.restore();
+            let saved = match saved {
+                Some(saved) => saved.map(&Kept::restore),
+                None => block.forward(&pass, &x, &layout.all, rows_of(index)).1,
+            };
             let want_dx = index > self.lowest || trains_embedding.is_some();
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.

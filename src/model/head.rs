@@ -6,7 +6,7 @@
 use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
-use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
+use crate::ops::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
 use crate::ops::loss::{self, Terms};
 use crate::ops::panel::{Act, LANES, Pool};
 use crate::ops::softcap;
@@ -53,7 +53,7 @@ impl Head {
     }
 
     /// Logits of the rows `h`.
-    fn project(&self, weight: &[f32], h: &Act) -> Act {
+    fn project(&self, weight: Store<'_>, h: &Act) -> Act {
         let mut logits = self.pool.act(h.tokens(), self.vocabulary);
         matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(weight, h.features()), x: h }]);
         if let Some(cap) = self.softcap {
@@ -69,7 +69,7 @@ impl Head {
         let mut rows = Vec::with_capacity(x.tokens() * self.vocabulary);
         let all: Vec<usize> = (0..x.tokens()).collect();
         for part in all.chunks(self.chunk()) {
-            rows.extend(self.project(&weight, &h.gather(part)).to_rows());
+            rows.extend(self.project(weight.store(), &h.gather(part)).to_rows());
         }
         rows
     }
@@ -81,7 +81,7 @@ impl Head {
         let mut losses = Vec::with_capacity(targets.len());
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
-            let mut logits = self.project(&weight, &h.gather(part));
+            let mut logits = self.project(weight.store(), &h.gather(part));
             losses.extend(loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll));
         }
         losses
@@ -104,17 +104,18 @@ impl Head {
         let (h, rstd) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut dh = x.pool().act(x.tokens(), hidden);
+        let mut row = vec![0.0; hidden];
         let mut total = 0.0;
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (rows, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
             let mut part = self.pool.act(rows.len(), hidden);
             let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
             part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
-            let mut e = self.project(&weight, &part);
+            let mut e = self.project(weight.store(), &part);
             let losses = loss::forward(&mut e, targets);
             total += losses.iter().map(|&(nll, _)| f64::from(nll)).sum::<f64>();
             let mut d_part = self.pool.act(rows.len(), hidden);
-            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &e }]);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(weight.store(), hidden), x: &e }]);
             for panel in 0..d_part.panels() {
                 let mut factor = [0.0f32; LANES];
                 for (lane, &(_, sum)) in losses[panel * LANES..].iter().take(LANES).enumerate() {
@@ -125,7 +126,7 @@ impl Head {
                     lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
                 }
                 for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
-                    let row = &weight[target as usize * hidden..][..hidden];
+                    weight.store().widen(target as usize * hidden, &mut row);
                     for (feature, w) in row.iter().enumerate() {
                         values[feature * LANES + lane] -= scale * w;
                     }
@@ -184,7 +185,7 @@ impl Head {
             let mut part = self.pool.act(rows.len(), hidden);
             let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
             part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
-            let mut logits = self.project(&weight, &part);
+            let mut logits = self.project(weight.store(), &part);
             // The cap's slope is found from the capped logits, which the gradient overwrites.
             let capped = self.softcap.map(|cap| (logits.columns(0..self.vocabulary), cap));
             let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
@@ -194,7 +195,7 @@ impl Head {
             }
             total += losses.iter().zip(weights).map(|(&nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>();
             let mut d_part = self.pool.act(rows.len(), hidden);
-            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &logits }]);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(weight.store(), hidden), x: &logits }]);
             dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
             if let Some(range) = self.weight.trained() {
                 outer(Target::Rows(&mut grads[range.clone()]), &logits, &Transposed::new(&part));

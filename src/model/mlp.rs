@@ -1,5 +1,5 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
-use super::linear::{Input, Linear, Low};
+use super::linear::{Input, Linear};
 use super::pass::Pass;
 use crate::ops::gated_mlp::{self, Gate};
 use crate::ops::panel::Act;
@@ -26,10 +26,17 @@ pub struct Mlp {
 
 /// What forward keeps for backward.
 #[derive(Debug)]
-pub struct Saved {
-    gate: Act,
-    up: Act,
-    low: [Low; 2],
+pub struct Saved<T = Act> {
+    gate: T,
+    up: T,
+    low: [Option<T>; 2],
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(f)) }
+    }
 }
 
 impl Mlp {

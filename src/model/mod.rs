@@ -6,6 +6,7 @@ mod build;
 pub mod decoder;
 pub mod head;
 pub mod init;
+pub mod kept;
 pub mod linear;
 pub mod mlp;
 pub mod norm;

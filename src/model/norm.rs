@@ -24,7 +24,7 @@ impl Norm {
 
     /// `h` from a kept `rstd`.
     pub fn again(&self, pass: &Pass<'_>, x: &Act, rstd: &Act) -> Act {
-        norm::apply(x, rstd, Gain { weight: &self.weight.view(pass.values), offset: self.offset })
+        norm::apply(x, rstd, Gain { weight: self.weight.view(pass.values).vector(), offset: self.offset })
     }
 
     /// Adds the weight's gradient to `grads` if it is trained, and the input's to `dx` (replacing it unless `add`).
@@ -40,7 +40,14 @@ impl Norm {
             norm::backward_weight(x, rstd, dh, &mut grads[range.clone()]);
         }
         if let Some((dx, add)) = dx {
-            norm::backward(x, rstd, Gain { weight: &self.weight.view(pass.values), offset: self.offset }, dh, dx, add);
+            norm::backward(
+                x,
+                rstd,
+                Gain { weight: self.weight.view(pass.values).vector(), offset: self.offset },
+                dh,
+                dx,
+                add,
+            );
         }
     }
 }

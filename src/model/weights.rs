@@ -9,6 +9,8 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use serde::Deserialize;
 
@@ -192,6 +194,31 @@ impl WeightFiles {
         self.chunks(entry, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
             now.copy_from_slice(bytes);
+            rest = later;
+        })
+        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+    }
+
+    /// Whether a tensor is stored as bfloat16.
+    pub fn is_bf16(&self, name: &str) -> bool {
+        self.readable(name).is_ok_and(|(_, dtype)| dtype == Dtype::BF16)
+    }
+
+    /// As [`WeightFiles::read_into`], rounded to bfloat16 where the file is more precise.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read_into`].
+    pub fn read_bf16_into(&self, name: &str, out: &mut [bf16]) -> Result<()> {
+        let (entry, dtype) = self.readable(name)?;
+        if entry.len() != out.len() {
+            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
+        }
+        let (mut rest, mut wide) = (out, Vec::new());
+        self.chunks(entry, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
+            wide.resize(now.len(), 0.0);
+            dtype.widen(bytes, &mut wide);
+            now.convert_from_f32_slice(&wide);
             rest = later;
         })
         .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))

@@ -1,4 +1,5 @@
 //! Token embedding: rows of a table into panels; its gradient adds rows back.
+use super::gemm::Store;
 use super::panel::{Act, LANES, Pool};
 use super::par;
 use std::sync::Arc;
@@ -7,12 +8,13 @@ use std::sync::Arc;
 ///
 /// # Panics
 /// If a token is not in the table: the data layer has refused such rows before.
-pub fn forward(pool: &Arc<Pool>, table: &[f32], features: usize, tokens: &[u32], scale: f32) -> Act {
+pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u32], scale: f32) -> Act {
     let mut out = pool.act(tokens.len(), features);
     let (to, stride) = (out.shared(), out.stride());
     par::run(tokens.len().div_ceil(LANES), |panel| {
+        let mut row = vec![0.0; features];
         for (lane, &token) in tokens[panel * LANES..].iter().take(LANES).enumerate() {
-            let row = &table[token as usize * features..][..features];
+            table.widen(token as usize * features, &mut row);
             for (feature, &value) in row.iter().enumerate() {
                 // SAFETY: a task owns its panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) = value * scale };
@@ -45,7 +47,7 @@ mod tests {
         let (features, tokens) = (5, [3u32, 0, 3, 2, 1, 3, 0, 0, 1, 2, 3, 3, 1, 0, 2, 2, 1, 3]);
         let (table, seed) = (numbers(1, 4 * features), numbers(2, tokens.len() * features));
         let pool = Pool::new();
-        let x = forward(&pool, &table, features, &tokens, 2.0);
+        let x = forward(&pool, Store::F32(&table), features, &tokens, 2.0);
         let reference = |table: &[f64]| -> Vec<f64> {
             tokens
                 .iter()

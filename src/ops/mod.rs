@@ -9,6 +9,7 @@ pub mod embedding;
 pub mod gated_mlp;
 pub mod gemm;
 pub mod loss;
+pub mod narrow;
 pub mod noise;
 pub mod norm;
 pub mod panel;

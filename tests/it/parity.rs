@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Config, InitLora, LrScheduler, Mode, Patterns, TargetModules};
+use tunesmith::config::{Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
@@ -411,4 +411,48 @@ fn packed_rows_equal_rows_apart() {
     let mean = model.loss(&batch).unwrap() / batch.label_tokens() as f64;
     assert!((mean - f64::from(stored["loss"].1[0])).abs() <= 1e-5, "mean loss {mean}");
     check_gradients(&mut model, &batch, &tensors(&dir.join("lora_grads.safetensors")));
+}
+
+/// The base in bfloat16 where the checkpoint has it so is the same model, to the bit.
+#[test]
+fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
+    let run = |dtype| {
+        let mut config = recipe();
+        config.model.dtype = dtype;
+        let mut model = load("gemma3", &config);
+        let batch = Forward::read("gemma3").batch();
+        model.params.zero_grads();
+        let loss = model.forward_backward(&batch, 1.0, 0).unwrap();
+        (loss, model.params.grads().to_vec())
+    };
+    assert_eq!(run(Dtype::Auto), run(Dtype::Float32));
+    assert_eq!(run(Dtype::Auto), run(Dtype::Bfloat16));
+}
+
+/// `train.bf16` rounds what waits for the backward pass: the loss is the same, gradients differ by its rounding.
+#[test]
+fn activations_in_bf16_move_gradients_by_their_rounding_only() {
+    for family in ["llama", "gemma2", "phi3"] {
+        let run = |bf16, recompute| {
+            let mut config = adapter_config(&golden(family).join("adapter_init/adapter_config.json"));
+            config.train.bf16 = bf16;
+            config.train.gradient_checkpointing = recompute;
+            let mut model = load(family, &config);
+            put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
+            let batch = Forward::read(family).batch();
+            model.params.zero_grads();
+            let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+            (loss, model.params.grads().to_vec())
+        };
+        let (loss, exact) = run(false, false);
+        for recompute in [false, true] {
+            let (other, rounded) = run(true, recompute);
+            assert_eq!(loss, other, "{family}: forward is not touched");
+            assert_ne!(exact, rounded, "{family}: the last block alone is not rounded");
+            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+            let error = norm(&mut exact.iter().zip(&rounded).map(|(a, b)| f64::from(a - b)));
+            let size = norm(&mut exact.iter().map(|&a| f64::from(a)));
+            assert!(error < 0.01 * size, "{family}: {error} of {size}");
+        }
+    }
 }
