@@ -19,9 +19,6 @@ class Architecture:
     stored: str
     # The size above which the weights are split over several files.
     shard: str | None = None
-    # Whether every row is computed as if it were alone: Transformers stretches the rotary frequencies of `dynamic` and `longrope` by
-    # the longest row of the batch (and `dynamic` also by those before it), so a row's result would depend on its neighbours.
-    alone: bool = False
 
 
 ARCHITECTURES = {
@@ -53,4 +50,37 @@ ARCHITECTURES = {
     ),
     "smollm3": Architecture("SmolLM3Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=5e6, no_rope_layers=[1, 0], tie_word_embeddings=True), "BF16"),
     "olmo2": Architecture("Olmo2Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=5e5, tie_word_embeddings=False, intermediate_size=136), "BF16"),
+    "gemma": Architecture(
+        "GemmaConfig", dict(BASE, rms_norm_eps=1e-6, rope_theta=10000.0, head_dim=24, num_key_value_heads=1, tie_word_embeddings=True), "BF16"
+    ),
+    "granite": Architecture(
+        "GraniteConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.6,
+             logits_scaling=1.7, tie_word_embeddings=True),
+        "BF16",
+    ),
+    "phi3_longrope": Architecture(
+        "Phi3Config",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=7, tie_word_embeddings=True, partial_rotary_factor=0.5,
+             original_max_position_embeddings=16,
+             rope_scaling=dict(type="longrope", short_factor=[1.0, 1.05, 1.3, 1.6], long_factor=[1.1, 2.5, 6.0, 14.0])),
+        "BF16",
+    ),
+    "mistral_yarn": Architecture(
+        "MistralConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=None, tie_word_embeddings=False, max_position_embeddings=128,
+             rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
+        "BF16",
+    ),
+    "qwen2_window": Architecture(
+        "Qwen2Config",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+        "BF16",
+    ),
+    "llama_dynamic": Architecture(
+        "LlamaConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True, max_position_embeddings=16,
+             rope_scaling=dict(rope_type="dynamic", factor=4.0)),
+        "BF16",
+    ),
 }

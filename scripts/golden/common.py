@@ -70,7 +70,7 @@ def make_weights(config, seed, stored):
         elif "lm_head" in name:
             value = noise * (2.0 / math.sqrt(parameter.shape[1]))
         else:
-            value = noise * (1.2 / math.sqrt(parameter.shape[1]))
+            value = noise * (1.2 / math.sqrt(parameter.shape[-1]))
         weights[name] = value.to(DTYPES[stored]).to(torch.float32)
     return weights
 
@@ -137,6 +137,35 @@ def token_losses(logits, labels, reduction):
     return F.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=IGNORE, reduction=reduction)
 
 
+def by_length(model):
+    """Whether the rotary frequencies depend on the length: of `dynamic` and `longrope` they do."""
+    return (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+
+
+def forget_lengths(model):
+    """Undoes what the rows so far did to the frequencies of `dynamic`: Transformers keeps those of the longest one."""
+    for module in model.modules():
+        if hasattr(module, "original_max_seq_len"):
+            module.inv_freq.copy_(module.original_inv_freq)
+            module.max_seq_len_cached = module.original_max_seq_len
+
+
+def logits_of(model, ids, mask):
+    """The logits of a batch of rows padded on the right.
+
+    Where the frequencies depend on the length, Transformers takes the longest row of the batch (and `dynamic` those before it), so
+    that a row's result depends on its neighbours. Here each row is a batch of its own then, as if it were alone.
+    """
+    if not by_length(model):
+        return model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    rows = []
+    for row, length in zip(ids, mask.sum(1).tolist()):
+        forget_lengths(model)
+        logits = model(input_ids=row[None, :length], use_cache=False).logits[0]
+        rows.append(F.pad(logits, (0, 0, 0, len(row) - length)))
+    return torch.stack(rows)
+
+
 def train_trace(model, rows, groups=None):
     """Twenty AdamW steps; a step's loss is the sum over its label tokens by their number, not a mean of means."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -151,8 +180,7 @@ def train_trace(model, rows, groups=None):
         label_tokens = sum(int((labels[:, 1:] != IGNORE).sum()) for _, _, labels in micro_batches)
         total = 0.0
         for ids, mask, labels in micro_batches:
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            loss = token_losses(logits, labels, "sum") / label_tokens
+            loss = token_losses(logits_of(model, ids, mask), labels, "sum") / label_tokens
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
@@ -176,11 +204,12 @@ def forward_batch(vocabulary, seed):
 
 def forward(model, ids, mask, labels, backward=False):
     """Logits, the loss of each token's successor, and the mean loss."""
-    output = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False)
-    losses = token_losses(output.logits, labels, "none").reshape(ids.shape[0], -1)
+    logits = logits_of(model, ids, mask)
+    losses = token_losses(logits, labels, "none").reshape(ids.shape[0], -1)
+    loss = token_losses(logits, labels, "mean")
     if backward:
-        output.loss.backward()
-    return output.logits.detach(), losses.detach(), output.loss.detach()
+        loss.backward()
+    return logits.detach(), losses.detach(), loss.detach()
 
 
 def adapter_state(model):

@@ -59,7 +59,7 @@ def reload_difference(folder, spelling, batch, logits):
     model = transformers.AutoModelForCausalLM.from_pretrained(copy, attn_implementation="eager", dtype=torch.float32)
     shutil.rmtree(copy)
     with torch.no_grad():
-        found = difference(model(input_ids=ids, attention_mask=mask).logits[mask.bool()], logits[mask.bool()])
+        found = difference(logits_of(model, ids, mask)[mask.bool()], logits[mask.bool()])
     assert found < 1e-6, (folder, spelling, found)
     return found
 
@@ -69,7 +69,8 @@ def greedy(model, prompt):
     ids, margin = list(prompt), 1e9
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
-            best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].topk(2)
+            text = torch.tensor([ids])
+            best = logits_of(model, text, torch.ones_like(text))[0, -1].topk(2)
             margin = min(margin, (best.values[0] - best.values[1]).item())
             ids.append(int(best.indices[0]))
     return ids[len(prompt) :], margin
@@ -109,9 +110,19 @@ def generation(config, weights, seed):
             break
     prompts = [answer["prompt"] for answer in answers]
     assert len(answers) == 2
-    assert cached_generate(base, prompts) == [answer["base"] for answer in answers]
-    assert cached_generate(tuned, prompts) == [answer["lora"] for answer in answers]
-    note = "greedy, no eos; equal with HF generate (KV cache, both prompts left-padded in one batch)"
+    rope = (config.rope_parameters or {}).get("rope_type")
+    if rope == "dynamic":
+        # With a cache the keys of each length would keep that length's frequencies.
+        note = "greedy, no eos, no cache: each token from the whole text so far, turned by the frequencies of its length"
+    elif rope == "longrope":
+        # Each prompt alone: the padded length would decide between the short and the long factors. At the switch generate starts anew.
+        for side, model in (("base", base), ("lora", tuned)):
+            assert [cached_generate(model, [prompt])[0] for prompt in prompts] == [answer[side] for answer in answers]
+        note = "greedy, no eos; equal with HF generate (KV cache, each prompt alone), which drops its cache where the factors switch"
+    else:
+        assert cached_generate(base, prompts) == [answer["base"] for answer in answers]
+        assert cached_generate(tuned, prompts) == [answer["lora"] for answer in answers]
+        note = "greedy, no eos; equal with HF generate (KV cache, both prompts left-padded in one batch)"
     return dict(max_new_tokens=NEW_TOKENS, eos=None, prompts=answers, note=note)
 
 
