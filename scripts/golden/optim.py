@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 import numpy as np
 import torch
 from safetensors.numpy import save_file
@@ -256,6 +257,45 @@ def schedules():
     return out
 
 
+def objectives():
+    """Gradients of the logits: with the Trainer's LabelSmoother, and with PaLM's z-loss."""
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    out = {}
+    labels = torch.tensor([[(at * 13) % 33 if at % 4 != 2 else -100 for at in range(18)]])
+    count = int((labels[:, 1:] != -100).sum())
+    for name, smoothing, z in (("smoothed", 0.1, 0.0), ("z", 0.0, 1e-2), ("both", 0.25, 1e-3)):
+        logits = (6 * draw(7, 0, (1, 18, 33))).requires_grad_()
+        loss = LabelSmoother(epsilon=smoothing)({"logits": logits}, labels, shift_labels=True, num_items_in_batch=count)
+        squares = torch.logsumexp(logits[:, :-1], dim=-1) ** 2
+        (loss + z * (squares * (labels[:, 1:] != -100)).sum() / count).backward()
+        out[name] = logits.grad[0].numpy().copy()
+    return out | {"labels": labels[0].numpy().astype(np.int32)}
+
+
+def loraplus():
+    """The learning rates and decays that PEFT's create_loraplus_optimizer gives, by tensor."""
+    import peft
+    import transformers
+    from peft.optimizers import create_loraplus_optimizer
+
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=32)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
+    config = peft.LoraConfig(r=2, target_modules="all-linear", modules_to_save=["lm_head", "model.norm"])
+    model = peft.get_peft_model(model, config)
+    optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16.0, loraplus_weight_decay=0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def plain(name):
+        return name.removeprefix("base_model.model.").replace(".modules_to_save.default", "").replace(".default", "")
+
+    rows = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            rows.append(dict(name=plain(names[id(parameter)]), shape=list(parameter.shape), lr=group["lr"]))
+    return rows
+
+
 def main():
     import importlib.metadata
 
@@ -270,6 +310,11 @@ def main():
     versions = {name: importlib.metadata.version(name) for name in names}
     with open(f"{out}/schedules.json", "w", encoding="utf-8") as file:
         file.write(json.dumps(dict(versions=versions, peak=2e-3, schedules=schedules()), indent=0))
+    save_file(objectives(), f"{out}/objectives.safetensors")
+    with open(f"{out}/loraplus.json", "w", encoding="utf-8") as file:
+        file.write(json.dumps(loraplus(), indent=0))
+    for name in os.listdir(out):
+        os.chmod(f"{out}/{name}", 0o644)
     # Said here and not tested: how far the two libraries' Lion, and PyTorch's own bfloat16 Muon, are from what is stored.
     theirs, other = lion(), lion_bitsandbytes()
     print("lion-pytorch and bitsandbytes:", max(float(abs(theirs[key] - other[key]).max()) for key in theirs))

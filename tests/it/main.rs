@@ -4,6 +4,7 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod objective;
 mod optim;
 mod oracle;
 mod parity;

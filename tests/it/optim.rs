@@ -266,3 +266,47 @@ fn arguments_that_an_optimizer_lacks_are_refused() {
     let train = TrainConfig { optim: Optim::ScheduleFreeAdamW, adam_beta1: 0.0, ..TrainConfig::default() };
     assert!(registry::rule(&train).unwrap_err().to_string().contains("adam_beta1"));
 }
+
+#[test]
+fn objectives_equal_the_label_smoother_of_transformers_and_a_z_loss() {
+    use tunesmith::ops::loss::{Terms, gradient};
+    use tunesmith::ops::panel::{Act, Pool};
+    const VOCABULARY: usize = 33;
+    let bytes = std::fs::read(golden("objectives.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let words = |name: &str| -> Vec<[u8; 4]> {
+        let view = file.tensor(name).unwrap();
+        view.data().chunks_exact(4).map(|word| word.try_into().unwrap()).collect()
+    };
+    let labels: Vec<i32> = words("labels").into_iter().map(i32::from_le_bytes).collect();
+    let logits: Vec<f32> = draw(7, 0, labels.len() * VOCABULARY).iter().map(|value| value * 6.0).collect();
+    // Position t predicts label t + 1.
+    let rows: Vec<usize> = (0..labels.len() - 1).filter(|&at| labels[at + 1] >= 0).collect();
+    let targets: Vec<u32> = rows.iter().map(|&at| labels[at + 1] as u32).collect();
+    let of_rows = |values: &[f32]| -> Vec<f32> {
+        rows.iter().flat_map(|&at| values[at * VOCABULARY..][..VOCABULARY].to_vec()).collect()
+    };
+    for (name, smoothing, z) in [("smoothed", 0.1, 0.0), ("z", 0.0, 1e-2), ("both", 0.25, 1e-3)] {
+        let mut act = Act::from_rows(&Pool::new(), &of_rows(&logits), VOCABULARY);
+        let scales = vec![1.0 / rows.len() as f32; rows.len()];
+        gradient(&mut act, &targets, &scales, Terms { smoothing, z });
+        let want: Vec<f32> = words(name).into_iter().map(f32::from_le_bytes).collect();
+        close(name, &act.to_rows(), &of_rows(&want));
+    }
+}
+
+#[test]
+fn learning_rates_of_lora_plus_equal_peft() {
+    let rows: Value = serde_json::from_str(&std::fs::read_to_string(golden("loraplus.json")).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    let shape =
+        |row: &Value| row["shape"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap() as usize).collect();
+    let tensors: Vec<(String, Vec<usize>)> =
+        rows.iter().map(|row| (row["name"].as_str().unwrap().to_owned(), shape(row))).collect();
+    let train = TrainConfig { learning_rate: 1e-3, ..TrainConfig::default() };
+    let scales = tunesmith::optim::rates::scales(&train, Some(16.0), &tensors).unwrap();
+    for (row, scale) in rows.iter().zip(scales) {
+        assert!((scale * 1e-3 - row["lr"].as_f64().unwrap()).abs() < 1e-12, "{row}: {scale}");
+    }
+    assert!(rows.len() > 20);
+}

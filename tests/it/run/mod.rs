@@ -2,6 +2,7 @@
 mod ends;
 mod events;
 mod fixture;
+mod optim;
 mod refusals;
 mod resume;
 mod signals;
