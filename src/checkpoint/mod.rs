@@ -6,6 +6,7 @@
 //! checkpoint-000200/
 //!   adapter_config.json  adapter_model.safetensors    LoRA: PEFT loads this folder
 //!   config.json  model.safetensors  tokenizer.json …  full: Transformers loads this folder
+//!   trained.safetensors                               freeze: what is trained, without the rest
 //!   optimizer.safetensors                             AdamW's moments: NAME.exp_avg, NAME.exp_avg_sq
 //!   state.json                                        step, data position, best loss, counters, seeds
 //!   backend.json                                      the stamp
@@ -16,6 +17,7 @@ pub mod atomic;
 pub mod disk;
 pub mod folder;
 pub mod peft;
+pub mod pissa;
 pub mod stamp;
 pub mod state;
 pub mod store;
@@ -38,6 +40,8 @@ use crate::model::weights::{WeightFiles, write_safetensors_to};
 use disk::{Disk, RealDisk};
 
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// The trained tensors, where they are a part of a model.
+const PART: &str = "trained.safetensors";
 const STATE: &str = "state.json";
 const STAMP: &str = "backend.json";
 
@@ -46,8 +50,10 @@ const STAMP: &str = "backend.json";
 pub enum Weights<'a> {
     /// The trained tensors are an adapter with these settings.
     Adapter(&'a AdapterConfig),
-    /// The trained tensors are the whole model, made from the one in this folder.
-    Model(&'a Path),
+    /// The trained tensors are the whole model, made from this one.
+    Model(folder::Source<'a>),
+    /// The trained tensors are a part of a model.
+    Part,
 }
 
 /// A run between two steps, as it is to be saved. The buffers are flat, in the order of `specs`.
@@ -82,8 +88,8 @@ impl Snapshot<'_> {
     pub fn bytes(&self) -> u64 {
         let headers = 3 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
-            Weights::Adapter(_) => 0,
-            Weights::Model(model_dir) => folder::companion_bytes(model_dir),
+            Weights::Adapter(_) | Weights::Part => 0,
+            Weights::Model(source) => folder::companion_bytes(source.dir),
         };
         (4 * (self.values.len() + self.m.len() + self.v.len()) + headers) as u64 + companions
     }
@@ -114,7 +120,13 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
     atomic::publish(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
-            Weights::Model(model_dir) => folder::stage(staging, model_dir, &tensors)?,
+            Weights::Model(source) => {
+                let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
+                folder::stage(staging, source, &tensors, &folder::Rest { tensors: &[], fetch: &nothing })?;
+            }
+            Weights::Part => {
+                staging.write(PART, |writer| write_safetensors_to(writer, &tensors, &[("format", "pt")]))?;
+            }
         }
         staging.write(OPTIMIZER, |writer| write_safetensors_to(writer, &snapshot.moments(), &[]))?;
         staging.write_json(STATE, snapshot.state)?;
@@ -169,8 +181,13 @@ pub struct Checkpoint {
 /// [`Kind::Checkpoint`]: not complete, damaged, or no checkpoint of a run.
 pub fn load(dir: &Path) -> Result<Checkpoint> {
     let manifest = verify(dir)?;
-    let is_adapter = manifest.lists(peft::WEIGHTS_FILE);
-    let (file, prefix) = if is_adapter { (peft::WEIGHTS_FILE, peft::PREFIX) } else { (folder::WEIGHTS_FILE, "") };
+    let (file, prefix) = if manifest.lists(peft::WEIGHTS_FILE) {
+        (peft::WEIGHTS_FILE, peft::PREFIX)
+    } else if manifest.lists(PART) {
+        (PART, "")
+    } else {
+        (folder::WEIGHTS_FILE, "")
+    };
     for name in [file, OPTIMIZER, STATE, STAMP] {
         if !manifest.lists(name) {
             return Err(Error::checkpoint(format!(

@@ -168,6 +168,8 @@ pub struct Arch {
     pub eos_token_ids: Vec<u32>,
     /// Padding. Its embedding row takes no gradient from the input side in Transformers.
     pub pad_token_id: Option<u32>,
+    /// The rows of the embedding that `tuning.new_tokens` fills; none in a `config.json`.
+    pub new_tokens: Vec<u32>,
 }
 
 impl Arch {
@@ -235,6 +237,7 @@ impl Arch {
             bos_token_id: source.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: source.token_ids("eos_token_id")?,
             pad_token_id: source.token_ids("pad_token_id")?.first().copied(),
+            new_tokens: Vec::new(),
         };
         arch.check(&source)?;
         Ok(arch)
@@ -296,6 +299,13 @@ impl Arch {
             }
         }
         tensors
+    }
+
+    /// Makes room for tokens: the embedding and the head end behind the highest of them, if they ended before.
+    pub fn grow(&mut self, tokens: Vec<u32>) {
+        let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
+        self.vocab_size = self.vocab_size.max(needed);
+        self.new_tokens = tokens;
     }
 
     /// Every linear module in model order: q, k, v, o, gate, up, down of each block, then `lm_head` (tied or not).

@@ -12,11 +12,12 @@ mod validate;
 mod value;
 mod yaml;
 
-pub use choice::{BuiltinTemplate, TargetModules, Truncation};
+pub use choice::{Bias, BuiltinTemplate, TargetModules, Truncation};
 pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{
-    Config, DataConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig, TuningConfig,
+    Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
+    TuningConfig,
 };
 pub use value::{ConfigValue, Node, Patterns, Refusal};

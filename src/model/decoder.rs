@@ -5,6 +5,7 @@ use super::build;
 use super::head::Head;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
+use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::Config;
@@ -56,7 +57,15 @@ impl Model {
     /// # Errors
     /// [`crate::Kind::Model`] for weights that cannot be read, [`crate::Kind::Config`] for targets that do not exist.
     pub fn load(arch: &Arch, weights: Option<&WeightFiles>, config: &Config) -> Result<Self> {
-        build::model(arch, weights, config)
+        Self::load_on(arch, weights, config, &Stack::default())
+    }
+
+    /// As [`Model::load`], with finished adapters merged into the base.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; [`crate::Kind::Checkpoint`] for an adapter that does not fit.
+    pub fn load_on(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Self> {
+        build::model(arch, weights, config, stack)
     }
 
     pub(super) fn new(
@@ -73,7 +82,7 @@ impl Model {
             arch,
             params,
             phases: Phases::default(),
-            lowest: if embedding.trained().is_some() { 0 } else { lowest },
+            lowest: if embedding.trains() { 0 } else { lowest },
             embedding,
             blocks,
             head,
@@ -124,6 +133,7 @@ impl Model {
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
         let mut params = std::mem::take(&mut self.params);
         let (values, grads) = params.split();
+        self.refresh(values);
         self.pool.reserve(batch.tokens.len());
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
@@ -149,18 +159,18 @@ impl Model {
         self.phases.head += lap();
 
         // Backward.
-        let trains_embedding = self.embedding.trained();
+        let trains_embedding = self.embedding.trains();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
             let saved = saved.unwrap_or_else(|| block.forward(&pass, &x, &layout.all, rows_of(index)).1);
-            let want_dx = index > self.lowest || trains_embedding.is_some();
+            let want_dx = index > self.lowest || trains_embedding;
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
             let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
             dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
         }
-        if let Some(range) = trains_embedding {
-            embedding::backward(&dy, &batch.tokens, self.arch.pad_token_id, &mut grads[range.clone()]);
+        if trains_embedding {
+            self.embedding.add_embedding_gradient(&dy, &batch.tokens, self.arch.pad_token_id, grads);
         }
         drop((dy, layout));
         self.phases.backward += lap();
@@ -179,7 +189,14 @@ impl Model {
         })
     }
 
+    /// Brings tables of which some rows are trained up to date.
+    fn refresh(&self, values: &[f32]) {
+        self.embedding.refresh(values);
+        self.head.weight.refresh(values);
+    }
+
     fn evaluation(&self) -> Pass<'_> {
+        self.refresh(self.params.values());
         Pass { values: self.params.values(), pool: &self.pool, dropout: None }
     }
 

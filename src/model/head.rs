@@ -105,7 +105,7 @@ impl Head {
                         values[feature * LANES + lane] -= scale * w;
                     }
                 }
-                if self.weight.trained().is_some() {
+                if self.weight.trains() {
                     // `h / s` for the gradient of W; lanes past the end become zero.
                     for lanes in part.panel_mut(panel).chunks_exact_mut(LANES) {
                         lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
@@ -113,6 +113,9 @@ impl Head {
                 }
             }
             dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            if let Weight::Rows(_) = &self.weight {
+                self.weight.add_head_gradient(&e, &part, &h.gather(rows), targets, scale, grads);
+            }
             if let Some(range) = self.weight.trained() {
                 let d_weight = &mut grads[range.clone()];
                 outer(Target::Rows(d_weight), &e, &Transposed::new(&part));

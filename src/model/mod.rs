@@ -3,14 +3,19 @@
 pub mod block;
 mod build;
 pub mod decoder;
+pub mod dora;
+pub mod freeze;
 pub mod head;
 pub mod init;
 pub mod linear;
 pub mod params;
 pub mod pass;
+pub mod stack;
+pub mod svd;
 pub mod targets;
 pub mod weight;
 pub mod weights;
 
+pub use build::Source;
 pub use decoder::{Model, Phases};
 pub use params::{ParamSpec, Params};

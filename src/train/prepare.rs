@@ -1,5 +1,6 @@
 //! Everything before the weights: the model's shape, the output directory, the data, the schedule, the disk, the
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
@@ -15,8 +16,9 @@ use crate::config::resolve::{Setting, Source};
 use crate::config::{Config, Init, LrScheduler, Mode, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
-use crate::model::targets::{self, Placement};
-use crate::model::weights::WeightFiles;
+use crate::model::stack::Stack;
+use crate::model::targets::{self, Placement, Targets};
+use crate::model::{freeze, weights::WeightFiles};
 use crate::optim::schedule::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
@@ -34,6 +36,10 @@ pub struct Prepared {
     pub config: Config,
     /// The tensors of `tuning.adapter`.
     pub adapter: Option<Tensors>,
+    /// The adapters of `tuning.adapters`.
+    pub stack: Stack,
+    /// What they are, for the stamp.
+    pub stack_hashes: Vec<String>,
     /// Where adapters go; empty when every weight is trained.
     pub placements: Vec<Placement>,
     /// How many values are trained.
@@ -68,26 +74,30 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         );
     }
     let model_dir = resolved.config.model.dir()?;
-    let arch = Arch::from_dir(&model_dir)?;
+    let mut arch = Arch::from_dir(&model_dir)?;
     let mut config = resolved.config.clone();
+    let stored = arch.tensors();
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
+    let source = adapter_source(&config, observer)?;
+    arch.grow(new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
-    if let Some(dir) = &resolved.config.tuning.adapter {
+    if let Some(dir) = &source {
         let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
         (config.tuning.lora, adapter) = (lora, Some(tensors));
     }
     let placements = match config.tuning.mode {
         Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
-        Mode::Full => Vec::new(),
+        Mode::Full | Mode::Freeze => Vec::new(),
     };
+    let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
     let trainable = trainable(&config, &arch, &placements)?;
     let weights = match config.model.init {
-        Init::Pretrained => Some(WeightFiles::open(&model_dir, &arch.tensors())?),
+        Init::Pretrained => Some(WeightFiles::open(&model_dir, &stored)?),
         Init::Random => None,
     };
 
     let output_dir = &config.train.output_dir;
-    for source in [Some(&model_dir), config.tuning.adapter.as_ref()].into_iter().flatten() {
+    for source in [&model_dir].into_iter().chain(&config.tuning.adapter).chain(&config.tuning.adapters) {
         refuse_own_source(source, output_dir)?;
     }
     let lock = DirLock::acquire(output_dir)?;
@@ -113,6 +123,8 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         weights,
         config,
         adapter,
+        stack,
+        stack_hashes,
         placements,
         trainable,
         lock,
@@ -141,13 +153,62 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
 fn trainable(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {
     let count = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
     let tensors = arch.tensors();
-    if config.tuning.mode == Mode::Full {
-        return Ok(tensors.iter().map(|spec| count(&spec.shape)).sum());
+    match config.tuning.mode {
+        Mode::Full => Ok(tensors.iter().map(|spec| count(&spec.shape)).sum()),
+        Mode::Freeze => {
+            let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
+            let both = tensors.iter().find(|spec| targets::is_vocabulary(&spec.name) && !trained.contains(&spec.name));
+            if let Some(spec) = both.filter(|_| !arch.new_tokens.is_empty()) {
+                return Err(Error::config(format!(
+                    "tuning.new_tokens with mode: freeze, which does not train {}, where their rows are",
+                    spec.name
+                ))
+                .hint("add embeddings and head to tuning.freeze.trainable_modules"));
+            }
+            Ok(tensors.iter().filter(|spec| trained.contains(&spec.name)).map(|spec| count(&spec.shape)).sum())
+        }
+        Mode::Lora => {
+            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
+            let adapters = placements.iter().flat_map(Placement::tensors);
+            Ok(adapters.chain(beside).map(|(_, shape)| count(&shape)).sum())
+        }
     }
-    let saved = targets::saved_tensors(arch, &config.tuning.lora)?;
-    let in_full = saved.iter().map(|name| count(&adapter::shape_of(arch, name)));
-    let adapters = placements.iter().flat_map(Placement::tensors).map(|(_, shape)| count(&shape));
-    Ok(in_full.chain(adapters).sum())
+}
+
+/// The folder of `tuning.adapter`; if it is gone and the run goes on from a checkpoint, the checkpoint, which holds an
+/// adapter with the same settings.
+fn adapter_source(config: &Config, observer: &dyn Observer) -> Result<Option<PathBuf>> {
+    let Some(dir) = &config.tuning.adapter else { return Ok(None) };
+    let checkpoint = match &config.train.resume_from_checkpoint {
+        _ if dir.is_dir() => None,
+        None => None,
+        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
+        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
+    };
+    if let Some(checkpoint) = &checkpoint {
+        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
+        observer.event(&Event::Notice(&text));
+    }
+    Ok(Some(checkpoint.unwrap_or_else(|| dir.clone())))
+}
+
+/// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.
+fn new_tokens(config: &Config, model_dir: &Path, source: Option<&Path>, rows: usize) -> Result<Vec<u32>> {
+    let ids = match config.tuning.new_tokens.as_slice() {
+        [] => Vec::new(),
+        tokens => data::new_token_ids(model_dir, tokens)?,
+    };
+    let Some(source) = source else { return Ok(ids) };
+    let trained = adapter::trained_tokens(source)?;
+    let known = trained.iter().all(|&id| (id as usize) < rows);
+    if trained == ids || (ids.is_empty() && known) {
+        return Ok(trained);
+    }
+    Err(Error::config(format!(
+        "tuning.new_tokens are the ids {ids:?}, the adapter {} trains those of {trained:?}",
+        source.display()
+    ))
+    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))
 }
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
@@ -269,6 +330,7 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        facts.extend(trained_facts(self));
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
         }
@@ -291,6 +353,7 @@ impl Prepared {
             Some(weights) => weights.fingerprint()?,
             None => format!("random, seed {}", self.config.train.seed),
         };
+        let base_model = self.stack_hashes.iter().fold(base_model, |base, adapter| format!("{base} + {adapter}"));
         let template = self.dataset.template.as_ref().map_or("", |template| template.source());
         let hashes = Hashes {
             base_model: &base_model,
@@ -299,7 +362,11 @@ impl Prepared {
             data: &self.dataset.fingerprint,
         };
         let saved = match self.config.tuning.mode {
-            Mode::Lora => targets::saved_tensors(&self.arch, &self.config.tuning.lora)?,
+            Mode::Lora => {
+                let beside = Targets::from(&self.config.tuning.lora).beside(&self.arch, &self.placements)?;
+                beside.into_iter().map(|(name, _)| name).collect()
+            }
+            Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
             Mode::Full => Vec::new(),
         };
         Ok(Stamp::new(&self.config, &self.placements, &saved, hashes))
@@ -325,11 +392,58 @@ fn schedule(config: &Config, batches: &Batches) -> Schedule {
 /// The model in a line: where it is, what it is, how much of it is trained.
 pub fn describe(prepared: &Prepared) -> String {
     let what = match prepared.config.tuning.mode {
-        Mode::Lora => format!("LoRA on {} modules", prepared.placements.len()),
+        Mode::Lora => {
+            let kind = if prepared.config.tuning.lora.use_dora { "DoRA" } else { "LoRA" };
+            format!("{kind} on {} modules", prepared.placements.len())
+        }
         Mode::Full => "every weight".to_owned(),
+        Mode::Freeze => "some weights".to_owned(),
     };
     let family = format!("{:?}", prepared.arch.family);
     format!("{} · {family} · {what} · {} values trained", prepared.model_dir.display(), grouped(prepared.trainable))
+}
+
+/// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
+/// `tuning.freeze` has chosen them.
+fn trained_facts(prepared: &Prepared) -> Vec<(String, String)> {
+    let all: u64 =
+        prepared.arch.tensors().iter().map(|spec| spec.shape.iter().map(|&n| n as u64).product::<u64>()).sum();
+    let share = 100.0 * prepared.trainable as f64 / all.max(1) as f64;
+    let values = format!("{} values, {share:.3} % of the model's {}", grouped(prepared.trainable), grouped(all));
+    let mut facts = vec![("trained".to_owned(), values)];
+    if prepared.config.tuning.mode == Mode::Freeze
+        && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
+    {
+        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+    }
+    if !prepared.config.tuning.adapters.is_empty() {
+        let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
+        facts.push(("on top of".to_owned(), below.join(", ")));
+    }
+    if !prepared.arch.new_tokens.is_empty() {
+        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
+    }
+    facts
+}
+
+/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
+fn by_block(names: &[String]) -> String {
+    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
+    for name in names {
+        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (before, block, after) =
+            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
+        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
+            Some((_, _, blocks)) => blocks.extend(block),
+            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
+        }
+    }
+    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
+        [] => before.clone(),
+        [one] => format!("{before}.{one}.{after}"),
+        many => format!("{before}.{{{}}}.{after}", many.join(",")),
+    };
+    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
 }
 
 /// What the data came to: label and value.

@@ -208,8 +208,23 @@ pub fn write_safetensors_to(
     tensors: &[(String, Vec<usize>, &[f32])],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
-    let mut sorted: Vec<_> = tensors.iter().collect();
-    sorted.sort_by(|a, b| a.0.cmp(&b.0));
+    write_safetensors_with(writer, tensors, &[], &|_| Err(io::ErrorKind::NotFound.into()), metadata)
+}
+
+/// As [`write_safetensors_to`], with further tensors that are fetched one at a time.
+///
+/// # Errors
+/// As [`write_safetensors_to`], and those of `fetch`.
+pub fn write_safetensors_with(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    further: &[(String, Vec<usize>)],
+    fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
+    let here = tensors.iter().map(|(name, shape, values)| (name, shape, Some(*values)));
+    let mut sorted: Vec<_> = here.chain(further.iter().map(|(name, shape)| (name, shape, None))).collect();
+    sorted.sort_by_key(|(name, ..)| *name);
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
         let strings: BTreeMap<_, _> = metadata.iter().copied().collect();
@@ -217,11 +232,13 @@ pub fn write_safetensors_to(
     }
     let mut at = 0;
     for (name, shape, values) in &sorted {
-        let end = at + 4 * values.len() as u64;
-        let tensor = TensorInfo { dtype: "F32".into(), shape: shape.clone(), data_offsets: (at, end) };
-        let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
-        if twice || shape.iter().product::<usize>() != values.len() {
-            let message = format!("tensor {name:?} {shape:?} of {} values, there twice: {twice}", values.len());
+        let count = shape.iter().product::<usize>();
+        let end = at + 4 * count as u64;
+        let tensor = TensorInfo { dtype: "F32".into(), shape: (*shape).clone(), data_offsets: (at, end) };
+        let twice = header.insert((*name).clone(), serde_json::to_value(tensor)?).is_some();
+        if twice || values.is_some_and(|values| values.len() != count) {
+            let found = values.map_or(count, <[f32]>::len);
+            let message = format!("tensor {name:?} {shape:?} of {found} values, there twice: {twice}");
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
         at = end;
@@ -231,7 +248,13 @@ pub fn write_safetensors_to(
     writer.write_all(&(text.len() as u64).to_le_bytes())?;
     writer.write_all(&text)?;
     let mut buffer = Vec::with_capacity(CHUNK_BYTES);
-    for (_, _, values) in sorted {
+    for (name, shape, values) in sorted {
+        let fetched = if values.is_none() { fetch(name)? } else { Vec::new() };
+        if values.is_none() && fetched.len() != shape.iter().product::<usize>() {
+            let message = format!("tensor {name:?} {shape:?} of {} values", fetched.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        let values = values.unwrap_or(&fetched);
         for chunk in values.chunks(CHUNK_BYTES / 4) {
             buffer.clear();
             buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
