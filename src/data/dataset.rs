@@ -167,7 +167,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     if data.train_path.is_empty() {
         return Err(Error::config("data.train_path is not set").hint("data.train_path=rows.jsonl"));
     }
-    let tokenizer = Tokenizer::load(model_dir)?;
+    let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
     let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?;
     let options = EncodeOptions {
         max_seq_len: config.model.max_seq_len,

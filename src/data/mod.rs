@@ -28,4 +28,4 @@ pub use dataset::{Counts, Dataset, Progress, Report, Silent, load};
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};
