@@ -325,7 +325,7 @@ mod tests {
                 let mask =
                     pass.dropout.map_or_else(|| ones.to_rows(), |drops| drops.of(5, TOKENS).apply(&ones).to_rows());
                 let update = Update { a: &a, b: &b, rank: RANK, scale: SCALE as f32 };
-                let norms = dora::row_norms(&pool, &w, &squares, update, IN);
+                let norms = dora::row_norms(&pool, (&w).into(), &squares, update, IN);
                 let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
                 let norms = wide(&norms);
                 let (x, mask, w, bias) = (wide(&x), wide(&mask), wide(&w), wide(&bias));
