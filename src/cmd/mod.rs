@@ -7,6 +7,7 @@ pub mod bench;
 pub mod config;
 pub mod data;
 pub mod doctor;
+pub mod process;
 pub mod terminal;
 pub mod train;
 
@@ -37,6 +38,8 @@ enum Command {
     Train(train::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
+    /// Write the rows that a run would train on, in one form, with a report
+    Process(process::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -49,6 +52,7 @@ impl Command {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
             Self::Data(args) => data::run(args),
+            Self::Process(args) => process::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
         }

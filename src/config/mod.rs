@@ -2,6 +2,7 @@
 //! combinations are refused. Each setting is defined once, in [`schema`].
 pub mod arch;
 mod choice;
+mod datasets;
 pub mod docs;
 mod hf_json;
 mod later;
@@ -12,8 +13,9 @@ mod validate;
 mod value;
 mod yaml;
 
-pub use choice::{BuiltinTemplate, TargetModules, Truncation};
+pub use choice::{BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy};
+pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{
