@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_estimate_is_near_the_true_likeness() {
-        let text = |from: usize, to: usize| (from..to).map(|word| format!("word{word} ")).collect::<String>();
+        let text = |from: usize, to: usize| (from..to).map(|word| format!("word{word}")).collect::<Vec<_>>().join(" ");
         for (one, other) in
             [((0, 400), (0, 400)), ((0, 400), (40, 440)), ((0, 300), (150, 450)), ((0, 200), (500, 700))]
         {

@@ -1,9 +1,12 @@
 //! Data: from files to labels, held against what Transformers makes of the same rows.
+mod clearing;
+mod columns;
 mod golden;
 mod hostile;
 mod masks;
 mod sets;
 mod sources;
+mod styles;
 
 use std::path::{Path, PathBuf};
 

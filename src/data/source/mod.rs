@@ -224,10 +224,6 @@ impl FileKind {
 
 fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
     let file = open(path)?;
-    if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
-        return Err(Error::data(format!("{} is a folder, expected a file", path.display()))
-            .hint(format!("name its files by a pattern: {}/*.jsonl", path.display())));
-    }
     match FileKind::of(path)? {
         FileKind::Parquet => columns::read_parquet(path, file, bytes, take),
         FileKind::Arrow => columns::read_arrow(path, file, bytes, take),
@@ -244,6 +240,10 @@ fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
 }
 
 fn open(path: &Path) -> Result<File> {
+    if path.is_dir() {
+        return Err(Error::data(format!("{} is a folder, expected a file", path.display()))
+            .hint(format!("name its files by a pattern: {}/*.jsonl", path.display())));
+    }
     File::open(path).map_err(|error| {
         Error::io("read", path, &error)
             .with_kind(crate::Kind::Data)
