@@ -19,6 +19,9 @@ export TB_LOGDIR := env("TB_LOGDIR", "runs")
 # the file that `process` writes
 export OUT := env("OUT", "processed.jsonl")
 
+# the repository that `download-model` fetches
+export MODEL := env("MODEL", "")
+
 tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # lists the recipes
@@ -79,6 +82,12 @@ install *ARGS:
     left=$#; while [ "$left" -gt 0 ]; do \
         case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
     done; "{{ tunesmith }}" process --out "$OUT" "$@"
+
+# fetches a model of the hub: just download-model MODEL=owner/name [--revision R] [--dir DIR]; --dataset for rows
+[group('data')]
+[no-exit-message]
+@download-model *ARGS: _build
+    "{{ tunesmith }}" download "$@"
 
 # prints every effective setting and where it came from
 [group('data')]

@@ -9,12 +9,13 @@
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
+//! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
 //! 2      plan          batch maths, the learning-rate table: pure functions
 //! 3      data          sources, chat templates, label masks, packing, sampler state
 //! 3      comm          World, the trait Collectives, the engine `single`
 //! 3      ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
 //! 4      model         decoder segments, weights loading, adapters
-//! 4      optim         AdamW as a pure update on slices, schedules, clipping
+//! 4      optim         optimizers as pure updates of tensors, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
 //! 5      eval          greedy generation, exact match
 //! 6      train         ONE step on one screen; the loop; signals; metrics; the report
@@ -36,6 +37,7 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod hub;
 pub mod model;
 pub mod ops;
 pub mod optim;

@@ -16,23 +16,11 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import save_file
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+from architectures import ARCHITECTURES, BASE
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 IGNORE = -100
 
-BASE = dict(
-    hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
-    max_position_embeddings=256, pad_token_id=0, bos_token_id=1, eos_token_id=2,
-)
-LLAMA3_ROPE = dict(
-    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
-)
-
-# name: (configuration class, its arguments in the spelling of Transformers 4, stored dtype)
-ARCHITECTURES = {
-    "llama": ("LlamaConfig", dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, rope_scaling=LLAMA3_ROPE, tie_word_embeddings=False), "F32"),
-    "qwen2": ("Qwen2Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, intermediate_size=144), "F32"),
-    "qwen3": ("Qwen3Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, head_dim=24, tie_word_embeddings=True), "BF16"),
-}
 SEED, RANK, ALPHA = 1000, 4, 8
 STEPS, WARMUP, MICRO_BATCH, GRAD_ACCUM = 20, 3, 4, 2
 LEARNING_RATE, WEIGHT_DECAY = 1e-3, 0.01
@@ -57,8 +45,8 @@ def float64(on):
 
 def configuration(name):
     """The Transformers configuration of an architecture."""
-    kind, arguments, _ = ARCHITECTURES[name]
-    return getattr(transformers, kind)(**copy.deepcopy(arguments))
+    architecture = ARCHITECTURES[name]
+    return getattr(transformers, architecture.kind)(**copy.deepcopy(architecture.arguments))
 
 
 def make_weights(config, seed, stored):
@@ -69,14 +57,16 @@ def make_weights(config, seed, stored):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     rng = np.random.default_rng(seed)
     weights = {}
+    # Gemma's norms multiply by one more than their weight, and its embeddings are scaled up.
+    gemma = config.model_type.startswith("gemma")
     for name, parameter in sorted(model.named_parameters()):
         noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
         if "norm" in name:
-            value = 1.0 + 0.2 * noise
+            value = (0.0 if gemma else 1.0) + 0.2 * noise
         elif name.endswith(".bias"):
             value = 0.2 * noise
         elif "embed_tokens" in name:
-            value = noise * (0.4 if config.tie_word_embeddings else 1.0)
+            value = noise * 0.08 if gemma else noise * (0.4 if config.tie_word_embeddings else 1.0)
         elif "lm_head" in name:
             value = noise * (2.0 / math.sqrt(parameter.shape[1]))
         else:

@@ -131,7 +131,7 @@ def packed(out, config, weights):
 def make(out, rows):
     """All variants; returns how far float32 is from float64 in each."""
     config = configuration("llama")
-    weights = make_weights(config, SEED, ARCHITECTURES["llama"][2])
+    weights = make_weights(config, SEED, ARCHITECTURES["llama"].stored)
     common = (out, config, weights, rows)
     patterns = dict(rank_pattern={"down_proj": 2}, alpha_pattern={"layers.1.self_attn.v_proj": 3}, layers_to_transform=None)
     return dict(

@@ -6,7 +6,7 @@
 //! checkpoint-000200/
 //!   adapter_config.json  adapter_model.safetensors    LoRA: PEFT loads this folder
 //!   config.json  model.safetensors  tokenizer.json …  full: Transformers loads this folder
-//!   optimizer.safetensors                             AdamW's moments: NAME.exp_avg, NAME.exp_avg_sq
+//!   optimizer.safetensors                             its state: NAME.exp_avg, NAME.exp_avg_sq, … of each tensor
 //!   state.json                                        step, data position, best loss, counters, seeds
 //!   backend.json                                      the stamp
 //!   manifest.json                                     size and BLAKE3 of each of these, written last
@@ -34,10 +34,13 @@ pub use store::{newest_complete, pointed, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{WeightFiles, write_safetensors_to};
+use crate::model::weights::{Numbers, WeightFiles, write_numbers_to};
+use crate::optim::{Optimizer, State};
 use disk::{Disk, RealDisk};
 
 const OPTIMIZER: &str = "optimizer.safetensors";
+/// After the name of a tensor: the values that training goes on from, where averages are published.
+const TRAINED: &str = ".trained";
 const STATE: &str = "state.json";
 const STAMP: &str = "backend.json";
 
@@ -61,12 +64,12 @@ pub struct Snapshot<'a> {
     pub weights: Weights<'a>,
     /// Names, shapes and places of the trained tensors.
     pub specs: &'a [ParamSpec],
-    /// The trained values.
+    /// The values to publish.
     pub values: &'a [f32],
-    /// `AdamW`'s first moments.
-    pub m: &'a [f32],
-    /// `AdamW`'s second moments.
-    pub v: &'a [f32],
+    /// The values that training goes on from, where they are others (averages are published).
+    pub trained: Option<&'a [f32]>,
+    /// The optimizer with its state.
+    pub optimizer: &'a Optimizer,
 }
 
 /// Named tensors in flat buffers, for the safetensors writer.
@@ -80,18 +83,36 @@ pub fn named<'a>(specs: &[ParamSpec], values: &'a [f32]) -> NamedTensors<'a> {
 impl Snapshot<'_> {
     /// About how many bytes the checkpoint takes.
     pub fn bytes(&self) -> u64 {
-        let headers = 3 * 256 * self.specs.len() + (128 << 10);
+        let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
             Weights::Adapter(_) => 0,
             Weights::Model(model_dir) => folder::companion_bytes(model_dir),
         };
-        (4 * (self.values.len() + self.m.len() + self.v.len()) + headers) as u64 + companions
+        let trained = self.trained.map_or(0, <[f32]>::len);
+        let state = self.optimizer.tensors().into_iter().map(|(_, _, state)| match state {
+            State::F32(values) => 4 * values.len(),
+            State::U8(values) => values.len(),
+        });
+        (4 * (self.values.len() + trained) + state.sum::<usize>() + headers) as u64 + companions
     }
 
-    fn moments(&self) -> NamedTensors<'_> {
-        let first = self.specs.iter().map(|spec| (format!("{}.exp_avg", spec.name), spec, self.m));
-        let second = self.specs.iter().map(|spec| (format!("{}.exp_avg_sq", spec.name), spec, self.v));
-        first.chain(second).map(|(name, spec, buffer)| (name, spec.shape.clone(), &buffer[spec.range()])).collect()
+    /// The optimizer's file: its state, and the values that training goes on from where they are not published.
+    fn state_tensors(&self) -> Vec<(String, Vec<usize>, Numbers<'_>)> {
+        let mut tensors = Vec::new();
+        for (name, shape, state) in self.optimizer.tensors() {
+            let numbers = match state {
+                State::F32(values) => Numbers::F32(values),
+                State::U8(values) => Numbers::U8(values),
+            };
+            tensors.push((name, shape, numbers));
+        }
+        if let Some(trained) = self.trained {
+            for spec in self.specs {
+                let name = format!("{}{TRAINED}", spec.name);
+                tensors.push((name, spec.shape.clone(), Numbers::F32(&trained[spec.range()])));
+            }
+        }
+        tensors
     }
 }
 
@@ -116,7 +137,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(model_dir) => folder::stage(staging, model_dir, &tensors)?,
         }
-        staging.write(OPTIMIZER, |writer| write_safetensors_to(writer, &snapshot.moments(), &[]))?;
+        staging.write(OPTIMIZER, |writer| write_numbers_to(writer, &snapshot.state_tensors(), &[]))?;
         staging.write_json(STATE, snapshot.state)?;
         staging.write_json(STAMP, snapshot.stamp)
     })?;
@@ -192,19 +213,53 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
 }
 
 impl Checkpoint {
-    /// Fills the flat buffers of a run with the same `specs`, bit by bit what was saved.
+    /// Fills the values and the optimizer of a run with the same `specs`, bit by bit what was saved. `averages` are
+    /// those that the run keeps beside the values, if it does.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
-    pub fn restore(&self, specs: &[ParamSpec], values: &mut [f32], m: &mut [f32], v: &mut [f32]) -> Result<()> {
-        self.restore_values(specs, values)?;
-        let (first, second) = (prefixed(specs, "", ".exp_avg"), prefixed(specs, "", ".exp_avg_sq"));
-        check(&self.optimizer, &self.dir.join(OPTIMIZER), &[&first[..], &second].concat())?;
-        read_all(&self.optimizer, &first, specs, m)?;
-        read_all(&self.optimizer, &second, specs, v)
+    pub fn restore(
+        &self,
+        specs: &[ParamSpec],
+        values: &mut [f32],
+        optimizer: &mut Optimizer,
+        averages: Option<&mut [f32]>,
+    ) -> Result<()> {
+        let path = self.dir.join(OPTIMIZER);
+        let apart = averages.is_some() || optimizer.averages();
+        let trained = if apart { prefixed(specs, "", TRAINED) } else { Vec::new() };
+        let state = optimizer.tensors().into_iter().map(|(name, shape, _)| (name, shape));
+        let expected: Vec<_> = state.chain(trained.iter().cloned()).collect();
+        check(&self.optimizer, &path, &expected)?;
+        if apart {
+            if let Some(averages) = averages {
+                self.restore_values(specs, averages)?;
+            }
+            read_all(&self.optimizer, &trained, specs, values)?;
+        } else {
+            self.restore_values(specs, values)?;
+        }
+        for (name, _, state) in optimizer.tensors_mut() {
+            match state {
+                State::F32(values) => self.optimizer.read_into(&name, values),
+                State::U8(values) => self.optimizer.read_bytes_into(&name, values),
+            }
+            .map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        }
+        optimizer.step = self.state.optimizer_step;
+        if !optimizer.set_scalars(&self.state.optimizer_scalars) {
+            let found = self.state.optimizer_scalars.len();
+            return Err(Error::checkpoint(format!(
+                "{}: {found} numbers of an optimizer's state, expected {}",
+                self.dir.join(STATE).display(),
+                optimizer.scalars().len()
+            ))
+            .hint("the checkpoint belongs to another optimizer; set train.optim as it was"));
+        }
+        Ok(())
     }
 
-    /// Fills only the trained values: the best checkpoint's at the end of a run.
+    /// Fills only the published values: the best checkpoint's at the end of a run.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].

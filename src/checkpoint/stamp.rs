@@ -1,9 +1,9 @@
 //! What a checkpoint belongs to (`backend.json`): resume compares it with the run at hand and refuses what would not
 //! give the same curve.
 //!
-//! Three classes of differences: `mode` and `adapter` never fit, since the tensors do not; `world_size` and settings
-//! that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused unless the user
-//! allows it by name.
+//! Three classes of differences: `mode`, `adapter` and the optimizer never fit, since the tensors do not; `world_size`
+//! and settings that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused
+//! unless the user allows it by name.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::Path;
@@ -18,19 +18,30 @@ use crate::model::targets::Placement;
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
+    "model.dtype",
+    "train.bf16",
     "tuning.lora.lora_dropout",
     "train.batch_size",
     "train.grad_accum",
     "train.learning_rate",
+    "train.learning_rates",
+    "train.optim",
+    "train.optim_args",
     "train.weight_decay",
     "train.adam_beta1",
     "train.adam_beta2",
     "train.adam_epsilon",
     "train.decay_norms_and_bias",
     "train.lr_scheduler_type",
+    "train.lr_scheduler_kwargs",
     "train.warmup_ratio",
     "train.warmup_steps",
     "train.max_grad_norm",
+    "train.label_smoothing_factor",
+    "train.z_loss",
+    "train.neftune_noise_alpha",
+    "train.ema_decay",
+    "tuning.lora.loraplus_lr_ratio",
     "train.seed",
     "train.data_seed",
     "train.group_by_length",
@@ -41,6 +52,7 @@ pub const COMPARED: &[&str] = &[
 /// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
 pub const COVERED: &[&str] = &[
     "model.name",
+    "model.revision",
     "model.local_dir",
     "model.init",
     "tuning.mode",
@@ -244,7 +256,7 @@ impl Stamp {
 }
 
 /// Differences in these mean tensors that do not fit.
-const NEVER: &[&str] = &["mode", "adapter"];
+const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
 fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {

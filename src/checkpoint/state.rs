@@ -12,8 +12,11 @@ pub struct TrainState {
     pub epoch: f64,
     /// Position in the data, as the sampler writes it.
     pub sampler: serde_json::Value,
-    /// Updates that `AdamW` has made: its bias correction.
-    pub adam_step: u64,
+    /// Updates that the optimizer has made: its bias correction.
+    pub optimizer_step: u64,
+    /// Numbers of the optimizer's state that belong to no tensor.
+    #[serde(with = "exact_list")]
+    pub optimizer_scalars: Vec<f64>,
     /// The lowest evaluation loss so far.
     #[serde(with = "exact_option")]
     pub best_loss: Option<f64>,
@@ -69,6 +72,20 @@ mod exact_option {
     }
 }
 
+/// As [`exact`], for several.
+mod exact_list {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(values: &[f64], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(values.iter().map(|value| format!("{value:?}")))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::TrainState;
@@ -80,6 +97,7 @@ mod tests {
             let state = TrainState {
                 epoch: value,
                 best_loss: Some(value),
+                optimizer_scalars: vec![value, 1.0],
                 step: u64::MAX,
                 sampler: serde_json::json!({"seed": u64::MAX, "step": 3}),
                 ..TrainState::default()
@@ -88,6 +106,7 @@ mod tests {
             let back: TrainState = serde_json::from_str(&text).unwrap();
             assert_eq!(back, state);
             assert_eq!(back.epoch.to_bits(), value.to_bits());
+            assert_eq!(back.optimizer_scalars[0].to_bits(), value.to_bits());
         }
     }
 }

@@ -1,5 +1,5 @@
 //! `tunesmith bench`: training speed of a shape on this machine.
-use crate::config::{Config, Mode};
+use crate::config::{Config, Dtype, Mode};
 use crate::error::{Error, Result};
 use crate::ops::simd::{self, Level};
 use crate::train::bench::{self, Outcome, Request};
@@ -29,6 +29,9 @@ pub struct Args {
     /// Run blocks again in backward instead of keeping their activations
     #[arg(long)]
     gradient_checkpointing: bool,
+    /// Keep the base's matrices and what the backward pass needs in bfloat16, as `model.dtype: bfloat16` and `train.bf16`
+    #[arg(long)]
+    bf16: bool,
     /// The most tokens walked at once, as `train.max_tokens_per_pass`
     #[arg(long)]
     max_tokens_per_pass: Option<usize>,
@@ -58,6 +61,8 @@ pub fn run(args: &Args) -> Result<()> {
         other => return Err(Error::config(format!("--mode {other:?}, expected lora or full"))),
     };
     config.tuning.lora.r = args.rank as usize;
+    config.train.bf16 = args.bf16;
+    config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
     config.train.gradient_checkpointing = args.gradient_checkpointing;
     config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
     if let Some(name) = &args.simd {

@@ -1,9 +1,11 @@
 //! `tunesmith data`: what the rows become before any training: counts, lengths, rows with what carries a loss.
 use super::args::ConfigArgs;
+use super::download::Downloads;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
 use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
 use crate::error::{Error, Result};
+use crate::hub::{self, Part};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -40,8 +42,10 @@ pub struct Args {
 /// # Errors
 /// Those of [`ConfigArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
 pub fn run(args: &Args) -> Result<()> {
-    let config = args.config.load(&[])?.config;
-    let model_dir = config.model.dir()?;
+    let mut config = args.config.load(&[])?.config;
+    let downloads = Downloads::default();
+    let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
+    hub::fetch_paths(&mut config.data, &downloads)?;
     let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
     let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
     if let Some(path) = &args.dump {

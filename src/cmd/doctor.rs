@@ -1,6 +1,7 @@
 //! `tunesmith doctor`: what this machine has and lacks, with what to do about it. It leaves nothing behind.
 use super::terminal::{self, Style};
 use crate::error::Result;
+use crate::hub::Settings;
 use crate::ops::simd::{self, Level};
 use crate::train::machine::{Machine, free_disk};
 use std::fmt::Write;
@@ -53,6 +54,7 @@ pub fn run(_args: &Args) -> Result<()> {
         disk("disk here", Path::new(".")),
         disk("disk for cache", &cache_dir()),
         writable(),
+        hub(Settings::from_env()),
         just(),
         program(
             "tensorboard",
@@ -80,6 +82,27 @@ fn report(findings: &[Finding], colour: bool) -> String {
         }
     }
     out
+}
+
+/// Where the hub's files are kept, and whether there is a token; never the token itself.
+fn hub(settings: Result<Settings>) -> Finding {
+    if !cfg!(feature = "hub") {
+        return Finding::new("hub", Verdict::Neutral, "not in this build (feature `hub`): local folders only");
+    }
+    match settings {
+        Err(error) => {
+            let finding = Finding::new("hub", Verdict::Lacking, error.message());
+            error.hint_text().map(str::to_owned).into_iter().fold(finding, Finding::hint)
+        }
+        Ok(settings) => {
+            let token =
+                settings.token.as_ref().map_or("no token".to_owned(), |token| format!("a token from {}", token.source));
+            let offline = if settings.offline { ", offline" } else { "" };
+            let place = format!("{}, cache {}", settings.shown_endpoint(), settings.cache.display());
+            let finding = Finding::new("hub", Verdict::Neutral, format!("{place}, {token}{offline}"));
+            if settings.token.is_some() { finding } else { finding.hint("for gated or private models set HF_TOKEN") }
+        }
+    }
 }
 
 fn just() -> Finding {

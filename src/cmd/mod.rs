@@ -7,6 +7,8 @@ pub mod bench;
 pub mod config;
 pub mod data;
 pub mod doctor;
+pub mod download;
+pub mod models;
 pub mod process;
 pub mod terminal;
 pub mod train;
@@ -38,6 +40,10 @@ enum Command {
     Train(train::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
+    /// Fetch a model or a data set of the hub into the cache, or into a folder
+    Download(download::Args),
+    /// List the model families that are supported, or describe a model folder
+    Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
     Process(process::Args),
     /// Measure training speed and memory of a model shape on this machine
@@ -53,6 +59,8 @@ impl Command {
             Self::Train(args) => train::run(args),
             Self::Data(args) => data::run(args),
             Self::Process(args) => process::run(args),
+            Self::Download(args) => download::run(args),
+            Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
         }

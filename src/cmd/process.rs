@@ -1,14 +1,16 @@
 //! `tunesmith process`: writes the rows that a run would train on, in one form, with a report of what became of them.
 use super::args::ConfigArgs;
 use super::data::{Bar, numbers, overview};
+use super::download::Downloads;
 use super::terminal;
 use crate::checkpoint::atomic::replace_file;
 use crate::checkpoint::disk::RealDisk;
 use crate::config::Config;
 use crate::config::arch::Arch;
-use crate::data::process::{Part, rows};
+use crate::data::process::{Part as RowPart, rows};
 use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
+use crate::hub::{self, Part};
 use serde_json::json;
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -39,13 +41,15 @@ pub fn run(args: &Args) -> Result<()> {
     if args.out.extension().is_none_or(|extension| extension != "jsonl") {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
     }
-    let config = args.config.load(&[])?.config;
-    let model_dir = config.model.dir()?;
+    let mut config = args.config.load(&[])?.config;
+    let downloads = Downloads::default();
+    let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
+    hub::fetch_paths(&mut config.data, &downloads)?;
     let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
     let bar = Bar::default();
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();
-    for part in Part::ALL {
+    for part in RowPart::ALL {
         written.extend(write(&data, &config, part, &args.out, &bar)?);
     }
     let sources = data.inputs.files();
@@ -91,9 +95,9 @@ impl Drop for Written {
 }
 
 /// Writes the rows of a part beside their place; nothing if there is no such part.
-fn write(data: &Dataset, config: &Config, part: Part, out: &Path, bar: &Bar) -> Result<Option<Written>> {
+fn write(data: &Dataset, config: &Config, part: RowPart, out: &Path, bar: &Bar) -> Result<Option<Written>> {
     let target =
-        if part == Part::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) };
+        if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) };
     if let Some(folder) = target.parent() {
         fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
     }

@@ -1,103 +1,69 @@
 //! A model folder's `config.json` as a checked description of the decoder: what is run, in which sizes.
 //!
 //! Both spellings are read: Transformers 4 (`rope_theta`, `rope_scaling`) and Transformers 5 (`rope_parameters`).
-//! Whatever would change the numbers and is not implemented is refused by name; nothing is half-run.
+//! Whatever would change the numbers and is not implemented is refused by name; nothing is half-run. What a family
+//! needs beyond Llama stands in its file under `families`.
 use std::path::Path;
 
+pub use super::families::{FAMILIES, Family};
 use super::hf_json::{MAX_SIZE, Source, read_text};
+pub use super::rope::{Frequencies, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
-/// Bound of the number of decoder blocks.
-const MAX_LAYERS: usize = 4096;
-
-/// The decoder families that are implemented.
+/// Where a block has its norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Family {
-    /// `model_type: llama` (also `SmolLM2`, `TinyLlama` and others in the same form).
-    Llama,
-    /// `model_type: qwen2` (Qwen2, Qwen2.5): biases on q, k and v.
-    Qwen2,
-    /// `model_type: qwen3`: RMS norms on each head of q and k.
-    Qwen3,
+pub enum NormPlacement {
+    /// Before attention and before the MLP (Llama).
+    Pre,
+    /// Before and after both (Gemma 2 and 3).
+    Sandwich,
+    /// After both, before they join the residual stream (OLMo 2).
+    Post,
 }
 
-impl Family {
-    /// All of them.
-    pub const ALL: [Self; 3] = [Self::Llama, Self::Qwen2, Self::Qwen3];
-
-    /// The `model_type` of `config.json`.
-    pub const fn model_type(self) -> &'static str {
+impl NormPlacement {
+    /// The names of the norms within a block: before attention, after it, before the MLP, after it.
+    pub const fn names(self) -> [Option<&'static str>; 4] {
         match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-        }
-    }
-
-    /// The entry of `architectures` that this family has as a causal language model.
-    pub const fn class_name(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Pre => [Some("input_layernorm"), None, Some("post_attention_layernorm"), None],
+            Self::Sandwich => [
+                Some("input_layernorm"),
+                Some("post_attention_layernorm"),
+                Some("pre_feedforward_layernorm"),
+                Some("post_feedforward_layernorm"),
+            ],
+            Self::Post => [None, Some("post_attention_layernorm"), None, Some("post_feedforward_layernorm")],
         }
     }
 }
 
-/// How rotary frequencies are stretched for long contexts.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RopeScaling {
-    /// `rope_type: default`.
+/// Norms on queries and keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QkNorm {
+    /// None.
     None,
-    /// `rope_type: llama3`: low frequencies divided by `factor`, a smooth ramp between the two wavelengths.
-    Llama3 {
-        /// Divisor of the low frequencies.
-        factor: f64,
-        /// `original_max_position_embeddings / low_freq_factor` is the wavelength above which all is divided.
-        low_freq_factor: f64,
-        /// `original_max_position_embeddings / high_freq_factor` is the wavelength below which nothing changes.
-        high_freq_factor: f64,
-        /// Context length of the pretraining.
-        original_max_position_embeddings: usize,
-    },
+    /// One weight of `head_dim` for every head.
+    Head,
+    /// One weight over all heads.
+    Whole,
 }
 
-/// Rotary position embedding.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rope {
-    /// Base of the frequencies.
-    pub theta: f64,
-    /// Long-context rule.
-    pub scaling: RopeScaling,
+/// What the MLP's gate goes through.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x sigmoid(x)`.
+    Silu,
+    /// GELU by tanh.
+    GeluTanh,
 }
 
-impl Rope {
-    /// The `head_dim / 2` inverse frequencies, with every step in f32 and in the order in which Transformers takes it.
-    pub fn inv_freq(&self, head_dim: usize) -> Vec<f32> {
-        (0..head_dim / 2).map(|pair| self.scaled((2 * pair) as f32 / head_dim as f32)).collect()
-    }
-
-    /// `1 / theta^exponent`, stretched.
-    fn scaled(&self, exponent: f32) -> f32 {
-        let inv_freq = 1.0 / f64::from(self.theta as f32).powf(f64::from(exponent)) as f32;
-        let RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } =
-            self.scaling
-        else {
-            return inv_freq;
-        };
-        let original = original_max_position_embeddings as f64;
-        // PyTorch computes `scalar / tensor` as `tensor.reciprocal() * scalar`; so do we.
-        let wavelength = (1.0 / inv_freq) * (2.0 * std::f64::consts::PI) as f32;
-        if wavelength > (original / low_freq_factor) as f32 {
-            inv_freq / factor as f32
-        } else if wavelength < (original / high_freq_factor) as f32 {
-            inv_freq
-        } else {
-            let above = (1.0 / wavelength) * original as f32 - low_freq_factor as f32;
-            let smooth = above / (high_freq_factor - low_freq_factor) as f32;
-            (1.0 - smooth) * inv_freq / factor as f32 + smooth * inv_freq
-        }
-    }
+/// What differs from block to block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlockKind {
+    /// A query sees this many keys up to its own; none means all.
+    pub window: Option<usize>,
+    /// Which of [`Arch::ropes`] turns queries and keys; none means no positions.
+    pub rope: Option<usize>,
 }
 
 /// A tensor that a model folder must hold.
@@ -129,7 +95,7 @@ pub struct LinearSpec {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arch {
     /// Which family.
-    pub family: Family,
+    pub family: &'static Family,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width inside the MLP.
@@ -146,8 +112,32 @@ pub struct Arch {
     pub vocab_size: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f64,
-    /// Rotary position embedding.
-    pub rope: Rope,
+    /// Added to every norm weight.
+    pub norm_offset: f64,
+    /// Where the norms are.
+    pub norms: NormPlacement,
+    /// Norms on queries and keys.
+    pub qk_norm: QkNorm,
+    /// One entry a block.
+    pub blocks: Vec<BlockKind>,
+    /// The rotary rules that blocks refer to.
+    pub ropes: Vec<Rope>,
+    /// What scores are multiplied by.
+    pub attention_scale: f64,
+    /// Scores go through `cap * tanh(score / cap)`.
+    pub attention_softcap: Option<f64>,
+    /// Logits go through `cap * tanh(logit / cap)`.
+    pub logit_softcap: Option<f64>,
+    /// What embeddings are multiplied by.
+    pub embedding_scale: f64,
+    /// What attention and MLP are multiplied by before they join the residual stream.
+    pub residual_scale: f64,
+    /// What logits are multiplied by.
+    pub logit_scale: f64,
+    /// The MLP's activation.
+    pub activation: Activation,
+    /// q, k and v are one module, gate and up another.
+    pub fused: bool,
     /// The head uses the embedding's matrix.
     pub tie_word_embeddings: bool,
     /// Biases on q, k and v.
@@ -156,8 +146,6 @@ pub struct Arch {
     pub o_bias: bool,
     /// Biases in the MLP.
     pub mlp_bias: bool,
-    /// RMS norms on each head of q and k.
-    pub qk_norm: bool,
     /// Longest context that the model was made for.
     pub max_position_embeddings: usize,
     /// Standard deviation of a fresh weight.
@@ -201,41 +189,7 @@ impl Arch {
         let source = Source::parse(text, origin)?;
         let family = source.family()?;
         source.refuse_unsupported(family)?;
-        let hidden_size = source.size("hidden_size", None)?;
-        let num_attention_heads = source.size("num_attention_heads", None)?;
-        let key_value_heads = match family {
-            Family::Llama => num_attention_heads,
-            Family::Qwen2 | Family::Qwen3 if source.has("num_key_value_heads") => num_attention_heads,
-            Family::Qwen2 | Family::Qwen3 => 32, // the default of their Transformers classes
-        };
-        let head_dim = source.head_dim(family, hidden_size, num_attention_heads)?;
-        let num_hidden_layers = source.size("num_hidden_layers", None)?;
-        let default_context = if family == Family::Llama { 2048 } else { 32_768 };
-        let max_position_embeddings =
-            source.size_up_to("max_position_embeddings", Some(default_context), usize::MAX >> 1)?;
-        let attention_bias = family != Family::Qwen2 && source.flag("attention_bias", false)?;
-        let arch = Self {
-            family,
-            hidden_size,
-            intermediate_size: source.size("intermediate_size", None)?,
-            num_hidden_layers,
-            num_attention_heads,
-            num_key_value_heads: source.size("num_key_value_heads", Some(key_value_heads))?,
-            head_dim,
-            vocab_size: source.size("vocab_size", None)?,
-            rms_norm_eps: source.positive("rms_norm_eps", 1e-6)?,
-            rope: source.rope(max_position_embeddings)?,
-            tie_word_embeddings: source.flag("tie_word_embeddings", false)?,
-            qkv_bias: family == Family::Qwen2 || attention_bias,
-            o_bias: attention_bias,
-            mlp_bias: family == Family::Llama && source.flag("mlp_bias", false)?,
-            qk_norm: family == Family::Qwen3,
-            max_position_embeddings,
-            initializer_range: source.positive("initializer_range", 0.02)?,
-            bos_token_id: source.token_ids("bos_token_id")?.first().copied(),
-            eos_token_ids: source.token_ids("eos_token_id")?,
-            pad_token_id: source.token_ids("pad_token_id")?.first().copied(),
-        };
+        let arch = (family.read)(&source)?;
         arch.check(&source)?;
         Ok(arch)
     }
@@ -250,10 +204,6 @@ impl Arch {
         }
         if !self.head_dim.is_multiple_of(2) {
             return Err(source.error(format!("head_dim is {}, expected an even number", self.head_dim)));
-        }
-        if self.num_hidden_layers > MAX_LAYERS {
-            let found = self.num_hidden_layers;
-            return Err(source.error(format!("num_hidden_layers is {found}, expected at most {MAX_LAYERS}")));
         }
         if heads * self.head_dim > MAX_SIZE {
             let found = heads * self.head_dim;
@@ -281,24 +231,42 @@ impl Arch {
 
     fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         let prefix = format!("model.layers.{layer}");
-        let mut tensors = vec![tensor(&format!("{prefix}.input_layernorm.weight"), &[self.hidden_size])];
+        let [before_attention, after_attention, before_mlp, after_mlp] = self.norms.names();
+        let mut tensors = Vec::new();
+        let norm = |tensors: &mut Vec<TensorSpec>, name: Option<&str>, size: usize| {
+            tensors.extend(name.map(|name| tensor(&format!("{prefix}.{name}.weight"), &[size])));
+        };
+        norm(&mut tensors, before_attention, self.hidden_size);
         for linear in self.layer_linears(layer) {
-            if linear.name.ends_with(".gate_proj") {
-                tensors.push(tensor(&format!("{prefix}.post_attention_layernorm.weight"), &[self.hidden_size]));
+            if linear.name.contains(".gate_") {
+                norm(&mut tensors, after_attention, self.hidden_size);
+                norm(&mut tensors, before_mlp, self.hidden_size);
             }
             tensors.push(tensor(&format!("{}.weight", linear.name), &[linear.out_features, linear.in_features]));
             if linear.bias {
                 tensors.push(tensor(&format!("{}.bias", linear.name), &[linear.out_features]));
             }
-            if self.qk_norm && linear.name.ends_with(".k_proj") {
-                tensors.push(tensor(&format!("{prefix}.self_attn.q_norm.weight"), &[self.head_dim]));
-                tensors.push(tensor(&format!("{prefix}.self_attn.k_norm.weight"), &[self.head_dim]));
+            if let Some([query, key]) = self.qk_norm_sizes().filter(|_| linear.name.ends_with(".k_proj")) {
+                norm(&mut tensors, Some("self_attn.q_norm"), query);
+                norm(&mut tensors, Some("self_attn.k_norm"), key);
             }
         }
+        norm(&mut tensors, after_mlp, self.hidden_size);
         tensors
     }
 
-    /// Every linear module in model order: q, k, v, o, gate, up, down of each block, then `lm_head` (tied or not).
+    /// How long the weights of the norms on queries and keys are.
+    fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
+        match self.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => Some([self.head_dim; 2]),
+            QkNorm::Whole => {
+                Some([self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * self.head_dim))
+            }
+        }
+    }
+
+    /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not).
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
         let mut modules: Vec<_> = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)).collect();
         modules.push(LinearSpec {
@@ -314,23 +282,34 @@ impl Arch {
     fn layer_linears(&self, layer: usize) -> Vec<LinearSpec> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
         let (query, key) = (self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim);
-        [
-            ("self_attn.q_proj", query, hidden, self.qkv_bias),
-            ("self_attn.k_proj", key, hidden, self.qkv_bias),
-            ("self_attn.v_proj", key, hidden, self.qkv_bias),
-            ("self_attn.o_proj", hidden, query, self.o_bias),
-            ("mlp.gate_proj", inner, hidden, self.mlp_bias),
-            ("mlp.up_proj", inner, hidden, self.mlp_bias),
-            ("mlp.down_proj", hidden, inner, self.mlp_bias),
-        ]
-        .map(|(name, out_features, in_features, bias)| LinearSpec {
+        let o = ("self_attn.o_proj", hidden, query, self.o_bias);
+        let down = ("mlp.down_proj", hidden, inner, self.mlp_bias);
+        let linears = if self.fused {
+            vec![
+                ("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias),
+                o,
+                ("mlp.gate_up_proj", 2 * inner, hidden, self.mlp_bias),
+                down,
+            ]
+        } else {
+            vec![
+                ("self_attn.q_proj", query, hidden, self.qkv_bias),
+                ("self_attn.k_proj", key, hidden, self.qkv_bias),
+                ("self_attn.v_proj", key, hidden, self.qkv_bias),
+                o,
+                ("mlp.gate_proj", inner, hidden, self.mlp_bias),
+                ("mlp.up_proj", inner, hidden, self.mlp_bias),
+                down,
+            ]
+        };
+        let spec = |(name, out_features, in_features, bias)| LinearSpec {
             name: format!("model.layers.{layer}.{name}"),
             out_features,
             in_features,
             bias,
             layer: Some(layer),
-        })
-        .to_vec()
+        };
+        linears.into_iter().map(spec).collect()
     }
 }
 

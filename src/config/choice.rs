@@ -7,14 +7,14 @@ use std::path::PathBuf;
 macro_rules! choices {
     ($(
         $(#[doc = $doc:literal])*
-        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal, )+ } $( later $later:expr )?;
+        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal $( | $alias:literal )*, )+ } $( later $later:expr )?;
     )*) => {$(
         $(#[doc = $doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
 
         impl $name {
-            /// The words that the configuration accepts.
+            /// The words that the configuration accepts, less second names.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
             const LATER: &'static [&'static str] = choices!(@or $($later)?);
 
@@ -33,7 +33,7 @@ macro_rules! choices {
         impl ConfigValue for $name {
             fn from_node(node: &Node) -> Result<Self, Refusal> {
                 match node {
-                    $( Node::Str(word) if word == $word => Ok(Self::$variant), )+
+                    $( Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
                     _ => Err(refuse_word(node, Self::WORDS, Self::LATER)),
                 }
             }
@@ -48,7 +48,10 @@ macro_rules! choices {
 
             fn schema() -> Json {
                 json!({ "oneOf": [
-                    $( { "const": $word, "description": concat!($($variant_doc),*).trim() }, )+
+                    $(
+                        { "const": $word, "description": concat!($($variant_doc),*).trim() },
+                        $( { "const": $alias, "description": concat!("The same as `", $word, "`.") }, )*
+                    )+
                 ] })
             }
         }
@@ -82,6 +85,16 @@ choices! {
         Random = "random",
     };
 
+    /// How the weights that are not trained are kept in memory. Products are computed in float32 in any case.
+    Dtype {
+        /// As the checkpoint has them: bfloat16 where it does, which loses nothing, else float32.
+        Auto = "auto",
+        /// All in float32.
+        Float32 = "float32" | "fp32",
+        /// Matrices in bfloat16, rounded where the checkpoint is more precise.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
     /// What is trained.
     Mode {
         /// Low-rank adapters on frozen weights.
@@ -98,9 +111,44 @@ choices! {
         ConstantWithWarmup = "constant_with_warmup",
         /// Rises during warm-up, then falls on a line to 0.
         Linear = "linear",
-        /// Rises during warm-up, then falls on half a cosine to 0.
+        /// Rises during warm-up, then falls on half a cosine to 0 (`num_cycles`: 0.5).
         Cosine = "cosine",
-    } later ["cosine_with_restarts", "polynomial", "inverse_sqrt", "reduce_lr_on_plateau", "cosine_with_min_lr", "warmup_stable_decay"];
+        /// Rises during warm-up, then falls on `num_cycles` (1) half cosines, each from the top.
+        CosineWithRestarts = "cosine_with_restarts",
+        /// Rises during warm-up, then falls as a power (`power`: 1) to `lr_end` (1e-7).
+        Polynomial = "polynomial",
+        /// Rises during warm-up, then falls as `1 / sqrt(step)` (`timescale`: the warm-up's steps, or 10000).
+        InverseSqrt = "inverse_sqrt",
+        /// As `cosine`, to `min_lr` or to `min_lr_rate` of the highest rate.
+        CosineWithMinLr = "cosine_with_min_lr",
+        /// As `cosine_with_min_lr`, with a warm-up that begins at `warmup_lr_rate` and not at 0.
+        CosineWarmupWithMinLr = "cosine_warmup_with_min_lr",
+        /// Rises during warm-up, stays, then falls over `num_decay_steps` to `min_lr_ratio` (0) of the highest rate.
+        WarmupStableDecay = "warmup_stable_decay",
+    } later ["reduce_lr_on_plateau", "greedy"];
+
+    /// The optimizer.
+    Optim {
+        /// `AdamW`, as PyTorch does it.
+        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused",
+        /// Gradient descent (`momentum`: 0, `dampening`: 0, `nesterov`: false).
+        Sgd = "sgd",
+        /// Adafactor: second moments by row and column (`clip_threshold`: 1, `decay_rate`: -0.8, `beta1`: none, `scale_parameter`: false).
+        Adafactor = "adafactor",
+        /// Lion: the sign of a momentum; wants a rate some 3 to 10 times lower than `AdamW`'s, and `adam_beta2: 0.99`.
+        Lion = "lion" | "lion_32bit" | "paged_lion_32bit",
+        /// `AdamW` with moments of one byte, as bitsandbytes does it.
+        AdamW8bit = "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit",
+        /// Muon for matrices, `AdamW` for the rest (`momentum`: 0.95, `nesterov`: true, `ns_steps`: 5, `adjust_lr_fn`: original).
+        Muon = "muon",
+        /// `AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).
+        ScheduleFreeAdamW = "schedule_free_adamw",
+    } later [
+        "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_adamw_32bit", "paged_ademamix_32bit",
+        "paged_ademamix_8bit", "lion_8bit", "paged_lion_8bit", "adagrad", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit",
+        "rmsprop_bnb_32bit", "adamw_anyprecision", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw",
+        "lomo", "adalomo", "grokadamw", "stable_adamw", "schedule_free_sgd", "schedule_free_radam",
+    ];
 
     /// When the validation loss is measured.
     EvalStrategy {

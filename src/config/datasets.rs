@@ -10,13 +10,13 @@ use super::value::{ConfigValue, Node, Refusal, quoted};
 /// A source of training rows.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DatasetSpec {
-    /// Files or patterns; empty where `name` is set.
+    /// Files or patterns; where `name` is set, empty until the files are fetched.
     pub path: Vec<PathBuf>,
     /// A data set of the hub: `owner/name`.
     pub name: Option<String>,
     /// Which of its configurations.
     pub config: Option<String>,
-    /// Which of its splits (`null`: `train`).
+    /// Which of its splits.
     pub split: Option<String>,
     /// Which revision of it.
     pub revision: Option<String>,
@@ -88,7 +88,7 @@ impl ConfigValue for DatasetSpec {
 
     fn to_json(&self) -> Json {
         let mut fields = Map::new();
-        if !self.path.is_empty() {
+        if !self.path.is_empty() && self.name.is_none() {
             fields.insert("path".into(), self.path.to_json());
         }
         let texts =

@@ -5,11 +5,13 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::arch::{Family, Rope, RopeScaling};
+use super::arch::{Activation, Arch, BlockKind, FAMILIES, Family, NormPlacement, QkNorm};
 use crate::error::{Error, Result};
 
 /// Bound of every width, head count and vocabulary: products of two stay far from overflow.
 pub(super) const MAX_SIZE: usize = 1 << 24;
+/// Bound of the number of decoder blocks.
+const MAX_LAYERS: usize = 4096;
 /// More than any real `config.json` holds.
 const CONFIG_BYTES: u64 = 4 << 20;
 
@@ -35,16 +37,16 @@ pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
 
 /// A parsed JSON object with getters whose errors name the file and the key.
 pub(super) struct Source<'a> {
-    origin: &'a Path,
-    map: Map<String, Value>,
+    pub(super) origin: &'a Path,
+    pub(super) map: Map<String, Value>,
     /// What precedes a key in messages: empty, or the object that holds it, such as `rope_scaling.`.
-    prefix: &'static str,
+    pub(super) prefix: String,
 }
 
 impl<'a> Source<'a> {
     pub(super) fn parse(text: &str, origin: &'a Path) -> Result<Self> {
         match serde_json::from_str(text) {
-            Ok(Value::Object(map)) => Ok(Self { origin, map, prefix: "" }),
+            Ok(Value::Object(map)) => Ok(Self { origin, map, prefix: String::new() }),
             Ok(other) => {
                 Err(Error::model(format!("{}: expected a JSON object, found {}", origin.display(), brief(&other))))
             }
@@ -52,24 +54,29 @@ impl<'a> Source<'a> {
         }
     }
 
+    /// A source without any key.
+    pub(super) fn empty(origin: &'a Path) -> Self {
+        Self { origin, map: Map::new(), prefix: String::new() }
+    }
+
     pub(super) fn error(&self, message: impl std::fmt::Display) -> Error {
         Error::model(format!("{}: {message}", self.origin.display()))
     }
 
     /// An error about one key: found and expected.
-    fn mismatch(&self, key: &str, expected: &str) -> Error {
+    pub(super) fn mismatch(&self, key: &str, expected: &str) -> Error {
         match self.map.get(key) {
             Some(value) => self.error(format!("{}{key} is {}, expected {expected}", self.prefix, brief(value))),
             None => self.error(format!("no key {}{key}, expected {expected}", self.prefix)),
         }
     }
 
-    fn not_yet(&self, what: impl std::fmt::Display) -> Error {
+    pub(super) fn not_yet(&self, what: impl std::fmt::Display) -> Error {
         self.error(format!("not yet: {what}"))
     }
 
     /// The value unless it is absent or null.
-    fn get(&self, key: &str) -> Option<&Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
@@ -98,7 +105,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn number(&self, key: &str) -> Result<Option<f64>> {
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
         match self.get(key) {
             Some(value) => match value.as_f64().filter(|value| value.is_finite()) {
                 Some(value) => Ok(Some(value)),
@@ -114,7 +121,16 @@ impl<'a> Source<'a> {
         if (1e-30..=1e30).contains(&value) { Ok(value) } else { Err(self.mismatch(key, "a number above 0")) }
     }
 
-    fn text(&self, key: &str) -> Result<Option<&str>> {
+    /// A number above 0; null means none, an absent key the default.
+    pub(super) fn optional_positive(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
+        match self.get(key) {
+            Some(_) => self.positive(key, 1.0).map(Some),
+            None if self.has(key) => Ok(None),
+            None => Ok(default),
+        }
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.get(key) {
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.mismatch(key, "a string")),
             None => Ok(None),
@@ -136,20 +152,20 @@ impl<'a> Source<'a> {
         Ok(ids)
     }
 
-    pub(super) fn family(&self) -> Result<Family> {
-        let supported = Family::ALL.map(Family::model_type).join(", ");
+    pub(super) fn family(&self) -> Result<&'static Family> {
+        let supported = FAMILIES.map(|family| family.model_type).join(", ");
         let found =
             self.text("model_type")?.ok_or_else(|| self.mismatch("model_type", &format!("one of {supported}")))?;
-        let family = Family::ALL.into_iter().find(|family| family.model_type() == found);
+        let family = FAMILIES.into_iter().find(|family| family.model_type == found);
         family.ok_or_else(|| {
             self.not_yet(format!("model_type {found:?}")).hint(format!("supported in this version: {supported}"))
         })
     }
 
     /// Features that change the numbers and that this version does not compute.
-    pub(super) fn refuse_unsupported(&self, family: Family) -> Result<()> {
+    pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         if let Some(classes) = self.get("architectures") {
-            let expected = family.class_name();
+            let expected = family.class_name;
             let has = |class: &Value| class.as_str() == Some(expected);
             let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;
             if !classes.is_empty() && !classes.iter().any(has) {
@@ -163,16 +179,11 @@ impl<'a> Source<'a> {
                 .not_yet(format!("quantized base: quantization_config{method}"))
                 .hint("use the unquantized model, with weights in f32, bf16 or f16"));
         }
-        match self.text("hidden_act")? {
-            None | Some("silu" | "swish") => {}
-            Some(act) => return Err(self.not_yet(format!("hidden_act {act:?}")).hint("supported: \"silu\"")),
-        }
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
                 return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
             }
         }
-        self.refuse_sliding_window(family)?;
         let experts = ["num_experts", "num_local_experts"].into_iter().find(|key| self.get(key).is_some());
         match experts {
             Some(key) => Err(self.not_yet(format!("mixture of experts ({key})"))),
@@ -180,47 +191,156 @@ impl<'a> Source<'a> {
         }
     }
 
-    fn refuse_sliding_window(&self, family: Family) -> Result<()> {
+    /// Refuses a window for families whose code has none.
+    pub(super) fn refuse_window(&self) -> Result<()> {
         if let Some(kinds) = self.get("layer_types") {
             let kinds = kinds.as_array().ok_or_else(|| self.mismatch("layer_types", "a list"))?;
             if let Some(kind) = kinds.iter().find(|kind| kind.as_str() != Some("full_attention")) {
-                return Err(self
-                    .not_yet(format!("layer_types with {}", brief(kind)))
-                    .hint("supported: \"full_attention\""));
-            }
-            let layers = self.size("num_hidden_layers", None)?;
-            if kinds.len() != layers {
-                return Err(
-                    self.error(format!("layer_types has {} entries, num_hidden_layers is {layers}", kinds.len()))
-                );
+                return Err(self.error(format!("layer_types has {}, expected \"full_attention\"", brief(kind))));
             }
         }
-        // Llama's code never reads the key: where a file sets it, somebody means another model.
-        let used = self.flag("use_sliding_window", family == Family::Llama)?;
-        if !used || self.get("sliding_window").is_none() {
+        if self.get("sliding_window").is_none() || !self.flag("use_sliding_window", true)? {
             return Ok(());
         }
-        if family != Family::Llama && self.get("layer_types").is_none() {
-            let layers = self.size("num_hidden_layers", None)?;
-            let first = self.get("max_window_layers").map_or(Some(28), Value::as_u64);
-            if first.is_some_and(|first| first >= layers as u64) {
-                return Ok(()); // no block is late enough to have the window
-            }
-        } else if family != Family::Llama {
-            return Ok(()); // layer_types, all full, decide
-        }
         Err(self
-            .not_yet(format!(
-                "sliding-window attention (sliding_window {})",
-                self.get("sliding_window").map_or_else(String::new, brief)
-            ))
+            .mismatch("sliding_window", "null: this family's code has no window")
             .hint("if the model attends to the full context, set sliding_window to null in config.json"))
     }
 
-    pub(super) fn head_dim(&self, family: Family, hidden_size: usize, heads: usize) -> Result<usize> {
-        let class_default = family == Family::Qwen3 && !self.has("head_dim");
-        if self.get("head_dim").is_some() || class_default {
-            return self.size("head_dim", Some(128));
+    /// Refuses attention that sees later tokens.
+    pub(super) fn refuse_bidirectional(&self) -> Result<()> {
+        if self.flag("use_bidirectional_attention", false)? {
+            return Err(self.mismatch("use_bidirectional_attention", "false: a causal language model"));
+        }
+        Ok(())
+    }
+
+    fn activation(&self) -> Result<Activation> {
+        let key = if self.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+        match self.text(key)? {
+            None | Some("silu" | "swish") => Ok(Activation::Silu),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+            Some(act) => Err(self.not_yet(format!("{key} {act:?}")).hint("supported: \"silu\", \"gelu_pytorch_tanh\"")),
+        }
+    }
+
+    /// What all families share, as Llama has it; a family's file then changes what it does otherwise.
+    pub(super) fn decoder(&self, family: &'static Family, defaults: &Defaults) -> Result<Arch> {
+        let hidden_size = self.size("hidden_size", None)?;
+        let num_attention_heads = self.size("num_attention_heads", None)?;
+        // A key that is written as null means as many as query heads, whatever the class's default is.
+        let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
+        let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
+        let num_hidden_layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
+        let max_position_embeddings =
+            self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
+        let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
+        Ok(Arch {
+            family,
+            hidden_size,
+            intermediate_size: self.size("intermediate_size", None)?,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
+            head_dim,
+            vocab_size: self.size("vocab_size", None)?,
+            rms_norm_eps: self.positive("rms_norm_eps", defaults.eps)?,
+            norm_offset: 0.0,
+            norms: NormPlacement::Pre,
+            qk_norm: QkNorm::None,
+            blocks: vec![BlockKind { window: None, rope: Some(0) }; num_hidden_layers],
+            ropes: vec![self.rope(head_dim, max_position_embeddings, defaults.theta)?],
+            attention_scale: (head_dim as f64).powf(-0.5),
+            attention_softcap: None,
+            logit_softcap: None,
+            embedding_scale: 1.0,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            activation: self.activation()?,
+            fused: false,
+            tie_word_embeddings: self.flag("tie_word_embeddings", defaults.tied)?,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            max_position_embeddings,
+            initializer_range: self.positive("initializer_range", 0.02)?,
+            bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
+            eos_token_ids: self.token_ids("eos_token_id")?,
+            pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
+        })
+    }
+
+    /// `attention_bias` as (q, k, v; o).
+    pub(super) fn attention_bias(&self) -> Result<(bool, bool)> {
+        self.flag("attention_bias", false).map(|bias| (bias, bias))
+    }
+
+    /// `sliding_window`; null means none, an absent key the class's default.
+    pub(super) fn window(&self, default: Option<usize>) -> Result<Option<usize>> {
+        match self.get("sliding_window") {
+            Some(_) => self.size_up_to("sliding_window", None, usize::MAX >> 1).map(Some),
+            None if self.has("sliding_window") => Ok(None),
+            None => Ok(default),
+        }
+    }
+
+    /// Qwen's windows: with `use_sliding_window`, in the blocks from `max_window_layers` on.
+    pub(super) fn late_windows(&self, arch: &mut Arch) -> Result<()> {
+        let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
+        let first = match self.get("max_window_layers") {
+            Some(value) => value.as_u64().ok_or_else(|| self.mismatch("max_window_layers", "a whole number"))?,
+            None => 28,
+        };
+        self.layer_windows(arch, window, |layer| window.is_some() && layer as u64 >= first)
+    }
+
+    /// Gives the window to the blocks that `layer_types` says, or `default` where the key is absent.
+    pub(super) fn layer_windows(
+        &self,
+        arch: &mut Arch,
+        window: Option<usize>,
+        default: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let slides = self.layer_list("layer_types", arch, |kind| match kind.as_str() {
+            Some("sliding_attention") => Some(true),
+            Some("full_attention") => Some(false),
+            _ => None,
+        })?;
+        for (layer, block) in arch.blocks.iter_mut().enumerate() {
+            if slides.as_ref().map_or_else(|| default(layer), |slides| slides[layer]) {
+                block.window = Some(window.ok_or_else(|| {
+                    self.error(format!("layer {layer} has a sliding window, and sliding_window is not set or not used"))
+                })?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A list of 0 and 1, or of true and false, one a block.
+    pub(super) fn layer_flags(&self, key: &str, arch: &Arch, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+        let flags = self.layer_list(key, arch, |value| match value.as_u64() {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => value.as_bool(),
+        })?;
+        Ok(flags.unwrap_or_else(|| (0..arch.num_hidden_layers).map(default).collect()))
+    }
+
+    /// A list with an entry for each block.
+    fn layer_list<T>(&self, key: &str, arch: &Arch, read: impl Fn(&Value) -> Option<T>) -> Result<Option<Vec<T>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let values = value.as_array().ok_or_else(|| self.mismatch(key, "a list"))?;
+        let layers = arch.num_hidden_layers;
+        if values.len() != layers {
+            return Err(self.error(format!("{key} has {} entries, num_hidden_layers is {layers}", values.len())));
+        }
+        let entry = |value| read(value).ok_or_else(|| self.not_yet(format!("{key} with {}", brief(value))));
+        values.iter().map(entry).collect::<Result<_>>().map(Some)
+    }
+
+    fn head_dim(&self, default: Option<usize>, hidden_size: usize, heads: usize) -> Result<usize> {
+        if self.get("head_dim").is_some() || (default.is_some() && !self.has("head_dim")) {
+            return self.size("head_dim", default);
         }
         if hidden_size.is_multiple_of(heads) {
             Ok(hidden_size / heads)
@@ -230,70 +350,34 @@ impl<'a> Source<'a> {
             )))
         }
     }
+}
 
-    /// `rope_scaling` (Transformers 4) or `rope_parameters` (5); theta from there, else from the top, else 10000.
-    pub(super) fn rope(&self, max_position_embeddings: usize) -> Result<Rope> {
-        let theta = self.positive("rope_theta", 10_000.0)?;
-        self.refuse_partial_rotary()?;
-        let named = ["rope_scaling", "rope_parameters"].into_iter().find(|key| match self.get(key) {
-            Some(Value::Object(map)) => !map.is_empty(),
-            Some(_) => true,
-            None => false,
-        });
-        let Some(key) = named else { return Ok(Rope { theta, scaling: RopeScaling::None }) };
-        let Some(Value::Object(map)) = self.get(key) else { return Err(self.mismatch(key, "an object or null")) };
-        let prefix = if key == "rope_scaling" { "rope_scaling." } else { "rope_parameters." };
-        let inner = Source { origin: self.origin, map: map.clone(), prefix };
-        if let Some((kind, _)) = inner.map.iter().find(|(_, value)| value.is_object()) {
-            return Err(self.not_yet(format!("{key} by layer type ({kind:?})")));
-        }
-        inner.refuse_partial_rotary()?;
-        let theta = inner.positive("rope_theta", theta)?;
-        let kind = inner.text("rope_type")?.or(inner.text("type")?).unwrap_or("default");
-        match kind {
-            "default" => Ok(Rope { theta, scaling: RopeScaling::None }),
-            "llama3" => {
-                let required = |key| match inner.number(key)? {
-                    Some(_) => inner.positive(key, 1.0),
-                    None => Err(inner.mismatch(key, "a number above 0")),
-                };
-                let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
-                if high <= low {
-                    return Err(inner.mismatch("high_freq_factor", &format!("more than low_freq_factor {low}")));
-                }
-                let context = inner.size_up_to(
-                    "original_max_position_embeddings",
-                    Some(max_position_embeddings),
-                    usize::MAX >> 1,
-                )?;
-                let original_max_position_embeddings =
-                    self.size_up_to("original_max_position_embeddings", Some(context), usize::MAX >> 1)?;
-                let scaling = RopeScaling::Llama3 {
-                    factor: required("factor")?,
-                    low_freq_factor: low,
-                    high_freq_factor: high,
-                    original_max_position_embeddings,
-                };
-                Ok(Rope { theta, scaling })
-            }
-            other => {
-                Err(self.not_yet(format!("{prefix}rope_type {other:?}")).hint("supported: \"default\", \"llama3\""))
-            }
-        }
-    }
+/// What a family's Transformers class assumes where a key is absent.
+pub(super) struct Defaults {
+    /// Key and value heads; none means as many as query heads.
+    pub kv_heads: Option<usize>,
+    /// Width of a head; none means `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// Context.
+    pub context: usize,
+    /// Rotary base.
+    pub theta: f64,
+    /// Epsilon of the norms.
+    pub eps: f64,
+    /// Whether the head is the embedding.
+    pub tied: bool,
+    /// Padding token.
+    pub pad: Option<u32>,
+}
 
-    fn refuse_partial_rotary(&self) -> Result<()> {
-        match self.number("partial_rotary_factor")? {
-            Some(factor) if factor != 1.0 => {
-                Err(self.not_yet(format!("{}partial_rotary_factor {factor}", self.prefix)))
-            }
-            _ => Ok(()),
-        }
+impl Default for Defaults {
+    fn default() -> Self {
+        Self { kv_heads: None, head_dim: None, context: 32_768, theta: 1e4, eps: 1e-6, tied: false, pad: None }
     }
 }
 
 /// A JSON value short enough for a message.
-fn brief(value: &Value) -> String {
+pub(super) fn brief(value: &Value) -> String {
     match value {
         Value::Object(_) => "an object".into(),
         Value::Array(items) if items.len() > 4 => format!("a list of {}", items.len()),

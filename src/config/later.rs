@@ -5,6 +5,7 @@ const LOADER: &str = "rows are tokenized before training, there is no data loade
 const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
 const DAPT: &str = "domain-adaptive pretraining is not yet part of this version";
 const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
+const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str = "quantized base weights are not yet part of this version";
 
 /// Full keys (or sections) and why they are refused.
@@ -29,9 +30,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("train.eval_accumulation_steps", "validation keeps no logits, so there is nothing to accumulate; remove the key"),
     ("train.eval_on_start", "a validation before the first step is not yet part of this version"),
     ("train.eval_delay", "a delayed first validation is not yet part of this version"),
-    ("train.label_smoothing_factor", "label smoothing is not yet part of this version"),
-    ("train.neftune_noise_alpha", "NEFTune is not yet part of this version"),
-    ("train.lr_scheduler_kwargs", "schedules with arguments are not yet part of this version"),
     ("train.report_to", "set logging.tensorboard instead"),
     ("train.logging_dir", "set logging.logging_dir instead"),
     ("train.run_name", "set logging.run_name instead"),
@@ -42,9 +40,12 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("train.pack_factor", DAPT),
     ("data.block_size", DAPT),
     ("data.pack_factor", DAPT),
-    ("data.name", "set data.datasets: [{name: owner/name}] instead"),
-    ("model.dtype", "this version computes in float32; remove the key"),
-    ("model.torch_dtype", "this version computes in float32; remove the key"),
+    ("data.name", "set data.datasets: [{name: owner/name}], or data.train_path: hf://datasets/owner/name/file"),
+    ("model.token", SECRET),
+    ("model.hub_token", SECRET),
+    ("model.use_auth_token", SECRET),
+    ("model.hf_token", SECRET),
+    ("train.hub_token", SECRET),
     ("model.attn_implementation", "there is one attention in this version; remove the key"),
     ("model.load_in_4bit", QUANT),
     ("model.load_in_8bit", QUANT),

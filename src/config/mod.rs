@@ -1,24 +1,31 @@
 //! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
 //! combinations are refused. Each setting is defined once, in [`schema`].
 pub mod arch;
+pub mod arguments;
 mod choice;
 mod datasets;
 pub mod docs;
+mod families;
 mod hf_json;
 mod later;
 mod option;
 pub mod resolve;
+mod rope;
+mod rope_json;
 pub mod schema;
 mod validate;
 mod value;
 mod yaml;
 
+pub use arguments::Arguments;
 pub use choice::{BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
-pub use choice::{EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Resume, SaveStrategy};
+pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{
     Config, DataConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig, TuningConfig,
 };
+pub use validate::is_hub_name;
 pub use value::{ConfigValue, Node, Patterns, Refusal};
+pub(crate) use yaml::parse_yaml;

@@ -1,8 +1,9 @@
 //! Every setting, defined once: name, type, default, aliases, bounds, documentation. The structs, the resolver,
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
+use super::arguments::Arguments;
 use super::choice::{
-    BuiltinTemplate, Contamination, Dedupe, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, MixStrategy,
-    Mode, Resume, SaveStrategy, TargetModules, Truncation,
+    BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler,
+    MixStrategy, Mode, Optim, Resume, SaveStrategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -35,10 +36,13 @@ pub fn options() -> impl Iterator<Item = &'static OptionDef> {
 }
 
 section! {
-    /// The base model: a local folder as Hugging Face writes it.
+    /// The base model: a folder as Hugging Face writes it, or a repository of the Hugging Face Hub.
     ModelConfig, MODEL = "model" at model {
-        /// The model folder: `config.json`, safetensors and tokenizer files. Names of the hub are not fetched yet.
+        /// The model: a folder with `config.json`, safetensors and tokenizer files, or a name of the hub, `owner/name`,
+        /// which is fetched into the cache (`docs/hub.md`).
         name: Option<String> = None;
+        /// The branch, tag or commit of a model of the hub (`null`: `main`).
+        revision: Option<String> = None;
         /// A folder to use instead of `name`.
         local_dir: Option<PathBuf> = None;
         /// The longest row in tokens; `data.truncation` says what happens to longer ones.
@@ -46,10 +50,10 @@ section! {
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
+        /// How the weights that are not trained are kept in memory; products are computed in float32 in any case.
+        dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
     }
     fixed {
-        /// The model's revision.
-        "revision" = [Scalar::Str("main")], because "models come from a local folder; revisions of the hub are not yet part of this version";
         /// The kind of model.
         "type" = [Scalar::Str("causal")], because "other kinds of model are not yet part of this version";
         /// Code that comes with a model is never run.
@@ -62,7 +66,7 @@ section! {
     TuningConfig, TUNING = "tuning" at tuning {
         /// `lora` trains low-rank adapters, `full` every weight.
         mode: Mode = Mode::Lora;
-        /// A folder with a PEFT adapter to start from, instead of a fresh one.
+        /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
     }
     nested {
@@ -100,6 +104,8 @@ section! {
         modules_to_save: Vec<String> = Vec::new();
         /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
         init_lora_weights: InitLora = InitLora::Kaiming;
+        /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
+        loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
     }
     fixed {
         /// Which biases are trained.
@@ -126,24 +132,43 @@ section! {
         eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::within(1.0, 1e6);
         /// The highest learning rate of the schedule.
         learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
-        /// AdamW's decoupled weight decay.
+        /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
+        /// the highest rate. Of several that match, the first counts.
+        learning_rates: Patterns<f64> = Patterns::default(), range Range::at_least(0.0);
+        /// The optimizer; in brackets what `optim_args` may set.
+        optim: Optim = Optim::AdamW;
+        /// Arguments of the optimizer: a mapping, or a string `momentum=0.9,nesterov=true`.
+        optim_args: Arguments = Arguments::default();
+        /// Weight decay: decoupled, but for `sgd`, which adds it to the gradient.
         weight_decay: f64 = 0.0, range Range::at_least(0.0);
-        /// AdamW's decay of the first moment.
+        /// Decay of the first moment.
         adam_beta1: f64 = 0.9, range Range::from_to_below(0.0, 1.0);
-        /// AdamW's decay of the second moment.
+        /// Decay of the second moment.
         adam_beta2: f64 = 0.999, range Range::from_to_below(0.0, 1.0);
         /// AdamW's denominator offset.
         adam_epsilon: f64 = 1e-8, range Range::greater_than(0.0);
         /// Decay norm weights and biases too. The default leaves them out, as Hugging Face does.
         decay_norms_and_bias: bool = false;
-        /// How the learning rate goes over the run.
+        /// How the learning rate goes over the run; in brackets what `lr_scheduler_kwargs` may set.
         lr_scheduler_type: LrScheduler = LrScheduler::Linear;
+        /// Arguments of the schedule: a mapping, or a string `num_cycles=2`.
+        lr_scheduler_kwargs: Arguments = Arguments::default();
         /// The share of all steps in which the learning rate rises from 0.
         warmup_ratio: f64 = 0.0, range Range::within(0.0, 1.0);
         /// The number of steps in which the learning rate rises from 0.
         warmup_steps: u64 = 0;
         /// Gradients are scaled down to this norm; 0 turns clipping off.
         max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
+        /// How much of each label's weight is spread over the whole vocabulary.
+        label_smoothing_factor: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// The factor of `log(Z)^2`, `Z` the sum of a token's exponentials, that is added to its loss (`PaLM`: 1e-4).
+        z_loss: f64 = 0.0, range Range::at_least(0.0);
+        /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
+        /// (`null`: none).
+        neftune_noise_alpha: Option<f64> = None, range Range::at_least(0.0);
+        /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
+        /// (`null`: none).
+        ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
         /// Run each block again in the backward pass instead of keeping its activations: less memory, more time.
         gradient_checkpointing: bool = false;
         /// With `gradient_checkpointing`: only the first so many blocks are run again (`null`: all), to spend no more time than
@@ -170,6 +195,9 @@ section! {
         early_stopping_patience: usize = 0;
         /// By how much the loss must fall to count as improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
+        /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
+        /// Products are computed in float32.
+        bf16: bool = false;
         /// The seed of adapter initialisation and dropout.
         seed: u64 = 42;
         /// The seed of shuffling and splitting (`null`: `seed`).
@@ -184,9 +212,6 @@ section! {
         num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
     }
     fixed {
-        /// The optimizer.
-        "optim" = [Scalar::Str("adamw_torch"), Scalar::Str("adamw"), Scalar::Str("adamw_torch_fused")],
-            because "other optimizers are not yet part of this version";
         /// The measure of the best checkpoint.
         "metric_for_best_model" = [Scalar::Str("eval_loss"), Scalar::Str("loss")],
             because "other metrics are not yet part of this version";
@@ -194,8 +219,6 @@ section! {
         "greater_is_better" = [Scalar::Bool(false), Scalar::Null], because "a lower eval_loss is better; remove the key";
         /// How work is shared among processes.
         "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
-        /// Compute in bfloat16.
-        "bf16" = [Scalar::Bool(false)], because "this version computes in float32; bf16 is not yet part of it";
         /// Compute in float16.
         "fp16" = [Scalar::Bool(false)], because "this version computes in float32; fp16 is not yet part of it";
     }
@@ -204,7 +227,8 @@ section! {
 section! {
     /// Where rows come from and how they become tokens and labels.
     DataConfig, DATA = "data" at data {
-        /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`.
+        /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
+        /// `hf://datasets/owner/name/file` is one of the hub.
         train_path: Vec<PathBuf> = Vec::new();
         /// Validation rows.
         val_path: Vec<PathBuf> = Vec::new();

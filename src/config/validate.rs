@@ -1,6 +1,6 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
-use super::resolve::{Resolved, Source};
-use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, SaveStrategy};
+use super::resolve::Resolved;
+use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,26 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         warms,
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
+    let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
+    both(
+        schedule_free && !constant,
+        "train.optim",
+        "train.lr_scheduler_type",
+        "its averages take the place of a schedule; set lr_scheduler_type: constant, or constant_with_warmup for a warm-up",
+    )?;
+    both(
+        schedule_free && train.ema_decay.is_some(),
+        "train.optim",
+        "train.ema_decay",
+        "the optimizer averages the weights itself; keep one",
+    )?;
+    both(
+        tuning.mode == Mode::Full && tuning.lora.loraplus_lr_ratio.is_some(),
+        "tuning.mode",
+        "tuning.lora.loraplus_lr_ratio",
+        "full training has no A and B; remove the ratio",
     )?;
     both(
         train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
@@ -149,23 +169,11 @@ pub(super) fn required(resolved: &Resolved) -> Result<()> {
             "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
         );
     }
-    if let (None, Some(name)) = (&config.model.local_dir, &config.model.name)
-        && is_hub_name(name)
-    {
-        let place = match resolved.source("model.name") {
-            Source::Default => resolved.path.display().to_string(),
-            source => source.place(),
-        };
-        return Err(Error::config(format!(
-            "{place}: model.name: no folder {name} here, and hub names are not supported"
-        ))
-        .hint("downloads are not yet part of this version; fetch the model and set model.local_dir to its folder"));
-    }
     Ok(())
 }
 
 /// Whether a name looks like `owner/model` of the hub, and is no folder here.
-fn is_hub_name(name: &str) -> bool {
+pub fn is_hub_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
             && !part.starts_with('.')
@@ -176,7 +184,7 @@ fn is_hub_name(name: &str) -> bool {
 }
 
 impl ModelConfig {
-    /// The model folder: `local_dir`, or else `name`.
+    /// The local model folder: `local_dir`, or else `name`.
     ///
     /// # Errors
     /// [`crate::Kind::Config`] when neither is set, [`crate::Kind::Model`] when there is no such folder.
@@ -190,7 +198,8 @@ impl ModelConfig {
             return Ok(dir);
         }
         let what = if dir.exists() { "is no folder" } else { "does not exist" };
-        Err(Error::model(format!("{key}: {} {what}", dir.display()))
-            .hint("paths are relative to the current directory, not to the configuration file"))
+        Err(Error::model(format!("{key}: {} {what}", dir.display())).hint(
+            "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name",
+        ))
     }
 }

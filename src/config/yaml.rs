@@ -86,6 +86,11 @@ pub(super) fn parse_value(text: &str) -> Node {
     parse(text).unwrap_or_else(|_| Node::Str(text.to_owned()))
 }
 
+/// Reads YAML from elsewhere, such as the front matter of a data set's card, with the limits of configuration files.
+pub(crate) fn parse_yaml(text: &str) -> Option<Node> {
+    parse(text).ok()
+}
+
 /// The file in the same folder with the most similar name.
 fn nearest_file(path: &Path) -> Option<PathBuf> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());

@@ -20,7 +20,7 @@ impl Example {
 }
 
 /// A padding-free batch: sequences laid end to end; attention never crosses a boundary, positions restart at 0.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct Batch {
     /// `[tokens]` ids of all sequences.
     pub tokens: Vec<u32>,
@@ -31,6 +31,8 @@ pub struct Batch {
     /// How many tokens the step's earlier micro-batches hold: the dropout counter of token t is `first_row + t`,
     /// so that splitting a step otherwise does not change its masks.
     pub first_row: u64,
+    /// `[tokens]` what each position's loss counts; empty where all count 1.
+    pub weights: Vec<f32>,
 }
 
 impl Batch {
@@ -51,6 +53,28 @@ impl Batch {
             self.targets.push(IGNORE);
             self.cu_seqlens.push(self.tokens.len());
         }
+    }
+
+    /// Lets the sequence that was appended last count `weight` times in the loss.
+    pub fn weigh_last(&mut self, weight: f32) {
+        let tokens = self.tokens.len();
+        if weight == 1.0 && self.weights.is_empty() {
+            return;
+        }
+        let start = self.cu_seqlens.len().checked_sub(2).map_or(0, |last| self.cu_seqlens[last]);
+        self.weights.resize(start, 1.0);
+        self.weights.resize(tokens, weight);
+    }
+
+    /// What a position's loss counts.
+    pub fn weight(&self, position: usize) -> f32 {
+        self.weights.get(position).copied().unwrap_or(1.0)
+    }
+
+    /// The sum of the weights of the positions that carry a loss; their number where all count 1.
+    pub fn label_weight(&self) -> f64 {
+        let labelled = self.targets.iter().enumerate().filter(|&(_, &target)| target != IGNORE);
+        labelled.map(|(position, _)| f64::from(self.weight(position))).sum()
     }
 
     /// How many positions carry a loss.

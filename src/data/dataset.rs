@@ -321,24 +321,25 @@ impl Loader<'_> {
         let encoder = &self.encoder;
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
-            let outcome = encoder.encode(row.parse(forms)?).map_err(|error| error.context(&place))?;
-            Ok((place, outcome))
+            let (row, weight) = row.parse_weighted(forms)?;
+            let outcome = encoder.encode(row).map_err(|error| error.context(&place))?;
+            Ok((place, outcome, weight))
         };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome)| {
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight)| {
             counts.rows += 1;
             let mut kept = None;
             match outcome {
                 Outcome::Kept { example, truncated } => {
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
-                    kept = Some(example);
+                    kept = Some((example, weight));
                 }
                 Outcome::TooLong => counts.too_long += 1,
                 Outcome::BelowMinimum => counts.below_min_length += 1,
                 Outcome::AboveMaximum => counts.above_max_length += 1,
                 Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),
             }
-            writer.push(kept.as_ref())
+            writer.push(kept.as_ref().map(|(example, weight)| (example, *weight)))
         })?;
         Ok((writer.finish(&counts)?, counts))
     }

@@ -94,7 +94,7 @@ pub fn near(
                 Example { input_ids: numbers, labels }
             };
             if members.next().is_some() {
-                writer.push(signature.map(stored).as_ref())?;
+                writer.push(signature.map(stored).as_ref().map(|stored| (stored, 1.0)))?;
             }
             Ok(())
         })?;
@@ -114,7 +114,7 @@ pub fn near(
 fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
     let (bands, rows) = bands(threshold);
     let mut roots: Vec<u32> = (0..signatures.rows() as u32).collect();
-    let read = |row: u32| signatures.example(row).map(|stored| stored.input_ids);
+    let read = |row: u32| signatures.read(row).map(|(stored, _)| stored.input_ids);
     for number in 0..bands {
         let usable: Vec<u32> = signatures.usable().collect();
         let key = |row: u32| Ok((band(&read(row)?, number, rows), row));

@@ -77,26 +77,11 @@ impl Inputs {
 
 fn source(spec: &DatasetSpec, number: usize, format: Format) -> Result<Input> {
     let setting = format!("data.datasets: source {number}");
-    let (name, paths) = if let Some(name) = &spec.name {
-        (name.clone(), hub_files(spec, &setting)?)
-    } else {
-        let names: Vec<String> = spec.path.iter().map(|path| path.display().to_string()).collect();
-        (names.join(", "), glob::expand(&spec.path, &setting)?)
-    };
+    let names: Vec<String> = spec.path.iter().map(|path| path.display().to_string()).collect();
+    let name = spec.name.clone().unwrap_or_else(|| names.join(", "));
+    if spec.path.is_empty() {
+        return Err(Error::config(format!("{setting}: {name} was not fetched from the hub")));
+    }
+    let paths = glob::expand(&spec.path, &setting)?;
     Ok(Input { setting, name, paths, format: Form::of(spec.format.unwrap_or(format)), weight: spec.weight })
-}
-
-/// The files of a data set of the hub, by `name`, `config`, `split` and `revision`. This is the one place that asks the
-/// hub for data.
-fn hub_files(spec: &DatasetSpec, setting: &str) -> Result<Vec<PathBuf>> {
-    let DatasetSpec { name, config, split, revision, .. } = spec;
-    let parts = [("config", config), ("split", split), ("revision", revision)];
-    let parts: Vec<String> =
-        parts.iter().filter_map(|(key, part)| part.as_ref().map(|part| format!(", {key} {part}"))).collect();
-    let name = name.as_deref().unwrap_or_default();
-    Err(Error::config(format!(
-        "{setting}: {name}{}: data sets of the hub are not yet part of this version",
-        parts.concat()
-    ))
-    .hint("download its files and name them by path"))
 }

@@ -58,7 +58,14 @@ pub fn rows(
     let mut wanted = wanted.into_iter().peekable();
     let threads = threads(config)?;
     let walker = Walker { threads: &threads, progress, max_rows: config.data.max_rows };
-    let write = |row: RawRow, forms: &[Form]| Ok(row.parse(forms)?.into_json().to_string());
+    let write = |row: RawRow, forms: &[Form]| {
+        let (row, weight) = row.parse_weighted(forms)?;
+        let mut row = row.into_json();
+        if weight != 1.0 {
+            row["loss_weight"] = weight.into();
+        }
+        Ok(row.to_string())
+    };
     let mut count = 0;
     for (input, set) in inputs.iter().zip(0..) {
         let mut next = RowId { set, row: 0 };

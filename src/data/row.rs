@@ -14,7 +14,8 @@
 //! | `text` | `text` |
 //!
 //! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
-//! is an error. Other fields (ids, sources, scores) are not looked at. A field that is null counts as absent.
+//! is an error. A row of any form may have a `loss_weight` ([`loss_weight`]). Other fields (ids, sources, scores) are
+//! not looked at. A field that is null counts as absent.
 use std::fmt;
 
 use serde_json::{Map, Value, json};
@@ -258,6 +259,23 @@ impl Row {
         }
         words
     }
+}
+
+/// What a row's loss counts: its field `loss_weight`, 1 where there is none. In CSV files it is a string.
+///
+/// # Errors
+/// It is no number of at least 0.
+pub fn loss_weight(row: &Value) -> Result<f32> {
+    let number = match &row["loss_weight"] {
+        Value::Null => return Ok(1.0),
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) if text.trim().is_empty() => return Ok(1.0),
+        Value::String(text) => text.trim().parse().ok(),
+        _ => None,
+    };
+    number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
+        Error::data(format!("field \"loss_weight\" is {}, expected a number of at least 0", row["loss_weight"]))
+    })
 }
 
 /// What a value is, in words.

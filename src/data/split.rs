@@ -35,7 +35,7 @@ impl Split {
         let mut writer =
             TokenWriter::scratch(&dir).map_err(|error| Error::io("write tokenized data to", &dir, &error))?;
         for example in examples {
-            writer.push(Some(example))?;
+            writer.push(Some((example, 1.0)))?;
         }
         Ok(Self::of(vec![Arc::new(writer.finish(&Counts::default())?)]))
     }
@@ -93,7 +93,7 @@ impl Split {
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
     pub fn example(&self, index: usize) -> Result<Example> {
         let (set, row) = self.at(index);
-        set.example(row)
+        Ok(set.read(row)?.0)
     }
 
     /// An example as a question and its answer: the tokens before its last run of labels, and that run.
@@ -114,8 +114,10 @@ impl Split {
     pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> Result<Batch> {
         let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
         for index in indices {
-            let example = self.example(index)?;
+            let (set, row) = self.at(index);
+            let (example, weight) = set.read(row)?;
             batch.push(&example.input_ids, &example.labels);
+            batch.weigh_last(weight);
         }
         Ok(batch)
     }

@@ -5,8 +5,8 @@
 //! is damaged in any way. One that is not kept has no name.
 //!
 //! Layout, little-endian: magic, key [32] | rows of u32: ids, bit 31 set where there is no label; a row with labels of
-//! its own has ids, then labels | per row the number of its tokens (bit 31: labels of its own) and of its label tokens,
-//! u32 each; 0 tokens for a row that is left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3
+//! its own has ids, then labels; a row whose loss does not count 1 has its weight behind it | per row the number of its
+//! tokens (bit 31: labels of its own, bit 30: a weight) and of its label tokens, u32 each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3
 //! of rows and numbers [32], BLAKE3 of the rest [32].
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
@@ -17,12 +17,14 @@ use super::batch::{Example, IGNORE};
 use super::report::Counts;
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 16] = b"tunesmith-data2\n";
+const MAGIC: &[u8; 16] = b"tunesmith-data3\n";
 const HEADER: usize = MAGIC.len() + 32;
 const TRAILER: usize = 3 * 8 + 2 * 32;
 const PIECE: usize = 1 << 20;
 /// In an id: no label. In a count of tokens: the row has labels of its own.
 const FLAG: u32 = 1 << 31;
+/// In a count of tokens: the row has a weight.
+const WEIGHED: u32 = 1 << 30;
 
 /// The folder that is used unless the configuration names one.
 pub fn default_dir() -> Option<PathBuf> {
@@ -39,18 +41,18 @@ pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
 /// The size of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
-    /// With [`FLAG`] where labels are stored beside the ids.
+    /// With [`FLAG`] where labels are stored beside the ids, and [`WEIGHED`].
     tokens: u32,
     label_tokens: u32,
 }
 
 impl Size {
     const fn len(self) -> usize {
-        (self.tokens & !FLAG) as usize
+        (self.tokens & !(FLAG | WEIGHED)) as usize
     }
 
     const fn words(self) -> u64 {
-        (self.len() as u64) << (self.tokens >> 31)
+        ((self.len() as u64) << (self.tokens >> 31)) + (self.tokens >> 30 & 1) as u64
     }
 }
 
@@ -140,22 +142,25 @@ impl TokenSet {
         &self.content
     }
 
-    /// Reads a row.
+    /// Reads a row, and what its loss counts.
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the file cannot be read (any more).
-    pub fn example(&self, row: u32) -> Result<Example> {
+    pub fn read(&self, row: u32) -> Result<(Example, f32)> {
         let size = self.sizes[row as usize];
         let mut bytes = vec![0; 4 * size.words() as usize];
         read_at(&self.file, &mut bytes, HEADER as u64 + 4 * self.starts[row as usize])
             .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
         let words = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        let weight = words.clone().next_back().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, f32::from_bits);
+        let first = words.clone().take(size.len());
         if size.tokens & FLAG != 0 {
-            let input_ids: Vec<u32> = words.clone().take(size.len()).collect();
-            return Ok(Example { input_ids, labels: words.skip(size.len()).map(|word| word as i32).collect() });
+            let labels = words.skip(size.len()).take(size.len()).map(|word| word as i32).collect();
+            return Ok((Example { input_ids: first.collect(), labels }, weight));
         }
         let label = |word: u32| if word & FLAG == 0 { word as i32 } else { IGNORE };
-        Ok(Example { input_ids: words.clone().map(|word| word & !FLAG).collect(), labels: words.map(label).collect() })
+        let labels = first.clone().map(label).collect();
+        Ok((Example { input_ids: first.map(|word| word & !FLAG).collect(), labels }, weight))
     }
 }
 
@@ -237,18 +242,18 @@ impl TokenWriter {
         Ok(writer)
     }
 
-    /// Appends a row; none for one that is left out.
+    /// Appends a row with what its loss counts; none for one that is left out.
     ///
     /// # Errors
-    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 2 billion tokens in one.
-    pub fn push(&mut self, example: Option<&Example>) -> Result<()> {
-        let Some(example) = example else {
+    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 1 billion tokens in one.
+    pub fn push(&mut self, row: Option<(&Example, f32)>) -> Result<()> {
+        let Some((example, weight)) = row else {
             self.sizes.push(Size::default());
             return Ok(());
         };
         let Example { input_ids, labels } = example;
-        if self.sizes.len() >= u32::MAX as usize || input_ids.len() >= FLAG as usize {
-            return Err(Error::data("more than 4 billion rows, or 2 billion tokens in a row")
+        if self.sizes.len() >= u32::MAX as usize || input_ids.len() >= WEIGHED as usize {
+            return Err(Error::data("more than 4 billion rows, or 1 billion tokens in a row")
                 .hint("split the set, or set data.max_rows"));
         }
         let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
@@ -262,8 +267,12 @@ impl TokenWriter {
             self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
         }
         let flag = if is_plain { 0 } else { FLAG };
+        let weighed = if weight == 1.0 { 0 } else { WEIGHED };
+        if weighed != 0 {
+            self.record.extend(weight.to_le_bytes());
+        }
         let label_tokens = example.label_tokens() as u32;
-        self.sizes.push(Size { tokens: input_ids.len() as u32 | flag, label_tokens });
+        self.sizes.push(Size { tokens: input_ids.len() as u32 | flag | weighed, label_tokens });
         self.hasher.update(&self.record);
         self.file.write_all(&self.record).map_err(|error| self.failed(&error))
     }
@@ -360,14 +369,14 @@ mod tests {
         ];
         let folder = tempfile::tempdir().unwrap();
         let mut writer = TokenWriter::scratch(folder.path()).unwrap();
-        for row in &rows {
-            writer.push(Some(row)).unwrap();
+        for (row, weight) in rows.iter().zip([1.0, 0.5, 0.0]) {
+            writer.push(Some((row, weight))).unwrap();
             writer.push(None).unwrap();
         }
         let set = writer.finish(&Counts::default()).unwrap();
         assert_eq!(set.usable().collect::<Vec<_>>(), [0, 2, 4]);
-        for (row, expected) in rows.iter().enumerate() {
-            assert_eq!(set.example(2 * row as u32).unwrap(), *expected);
+        for (row, (expected, weight)) in rows.iter().zip([1.0, 0.5, 0.0]).enumerate() {
+            assert_eq!(set.read(2 * row as u32).unwrap(), (expected.clone(), weight));
             assert_eq!(set.length(2 * row as u32), expected.input_ids.len());
             assert_eq!(set.label_tokens(2 * row as u32), expected.label_tokens());
         }

@@ -1,48 +1,67 @@
-//! One decoder block: `x2 = x + O(attention(norm(x)))`, `y = x2 + D(silu(G h) * U h)` with `h = norm(x2)`.
-//! Llama, Qwen2 (biases on q, k, v) and Qwen3 (norms on each head of q and k) are this block.
+//! One decoder block: attention and MLP, each a branch beside the residual stream.
+//!
+//! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`. Families differ
+//! in where the norms are (see `NormPlacement`) and in how a branch joins the stream.
+use super::attention::{self, Attention};
 use super::linear::{Input, Linear, Low};
+use super::mlp::{self, Mlp};
+use super::norm::Norm;
 use super::pass::{Pass, Rows};
-use super::weight::Weight;
-use crate::ops::attention::{self, Heads};
 use crate::ops::panel::Act;
-use crate::ops::{gated_mlp, norm};
 
-/// An `RMSNorm`'s weight and epsilon.
+/// How a branch joins the residual stream.
 #[derive(Debug)]
-pub struct Norm {
-    /// `[features]`, or `[head_dim]` for the norms on heads.
-    pub weight: Weight,
-    /// Added to the mean square.
-    pub eps: f32,
+pub enum Join {
+    /// `x + y`, in one with the branch's last product.
+    Plain,
+    /// `x + factor y`. Granite.
+    Scaled(f32),
+    /// `x + norm(y)`. Gemma 2, OLMo 2.
+    Normed(Norm),
 }
 
-impl Norm {
-    /// `(h, rstd)` of `x [tokens, groups * features]`.
-    pub fn forward(&self, pass: &Pass<'_>, x: &Act, groups: usize) -> (Act, Act) {
-        let rstd = norm::stats(x, groups, self.eps);
-        (self.again(pass, x, &rstd), rstd)
+/// What a norm behind a branch needs in backward: its input and `rstd`.
+type Raw<T = Act> = Option<(T, Act)>;
+
+impl Join {
+    /// The stream `x` with the branch that ends in `last(input)`.
+    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Low, Raw) {
+        match self {
+            Self::Plain => {
+                let (y, low) = last.forward(pass, input, Some(x));
+                (y, low, None)
+            }
+            Self::Scaled(factor) => {
+                let (mut y, low) = last.forward(pass, input, None);
+                y.data_mut().iter_mut().zip(x.data()).for_each(|(y, x)| *y = *y * factor + x);
+                (y, low, None)
+            }
+            Self::Normed(norm) => {
+                let (raw, low) = last.forward(pass, input, None);
+                let (mut y, rstd) = norm.forward(pass, &raw, 1);
+                y.add(x);
+                (y, low, Some((raw, rstd)))
+            }
+        }
     }
 
-    /// `h` from a kept `rstd`.
-    pub fn again(&self, pass: &Pass<'_>, x: &Act, rstd: &Act) -> Act {
-        norm::apply(x, rstd, &self.weight.view(pass.values))
+    /// The gradient of `last`'s output, where it isn't `dy` itself, that of the joined stream.
+    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut [f32]) -> Option<Act> {
+        let mut d_last = (!matches!(self, Self::Plain)).then(|| dy.like())?;
+        match (self, raw) {
+            (Self::Normed(norm), Some((raw, rstd))) => {
+                norm.backward(pass, (&raw, &rstd), dy, Some((&mut d_last, false)), grads);
+            }
+            (Self::Scaled(factor), _) => {
+                d_last.data_mut().iter_mut().zip(dy.data()).for_each(|(d, dy)| *d = factor * dy);
+            }
+            _ => unreachable!("a norm keeps its input"),
+        }
+        Some(d_last)
     }
 
-    /// Adds the weight's gradient to `grads` if it is trained, and the input's to `dx` (replacing it unless `add`).
-    pub fn backward(
-        &self,
-        pass: &Pass<'_>,
-        (x, rstd): (&Act, &Act),
-        dh: &Act,
-        dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
-    ) {
-        if let Some(range) = self.weight.trained() {
-            norm::backward_weight(x, rstd, dh, &mut grads[range.clone()]);
-        }
-        if let Some((dx, add)) = dx {
-            norm::backward(x, rstd, &self.weight.view(pass.values), dh, dx, add);
-        }
+    fn trains(&self) -> bool {
+        matches!(self, Self::Normed(norm) if norm.weight.trained().is_some())
     }
 }
 
@@ -50,90 +69,76 @@ impl Norm {
 #[derive(Debug)]
 pub struct Block {
     /// Before attention.
-    pub input_norm: Norm,
-    /// Query projection.
-    pub q: Linear,
-    /// Key projection.
-    pub k: Linear,
-    /// Value projection.
-    pub v: Linear,
-    /// Output projection.
-    pub o: Linear,
-    /// Norms on each head of q and k.
-    pub qk_norm: Option<(Norm, Norm)>,
+    pub attention_norm: Option<Norm>,
+    /// The first branch.
+    pub attention: Attention,
+    /// How it joins.
+    pub attention_join: Join,
     /// Before the MLP.
-    pub post_norm: Norm,
-    /// Gate projection.
-    pub gate: Linear,
-    /// Up projection.
-    pub up: Linear,
-    /// Down projection.
-    pub down: Linear,
-    /// Head counts and width.
-    pub heads: Heads,
+    pub mlp_norm: Option<Norm>,
+    /// The second branch.
+    pub mlp: Mlp,
+    /// How it joins.
+    pub mlp_join: Join,
 }
-
-/// What a head norm needs in backward: its input and `rstd`.
-type Raw = (Act, Act);
 
 /// What forward keeps for backward, beside the block's input.
 #[derive(Debug)]
-pub struct Saved {
-    rstd1: Act,
-    q: Act,
-    k: Act,
-    v: Act,
-    raw: Option<(Raw, Raw)>,
-    o: Act,
-    lse: Act,
-    x2: Act,
-    rstd2: Act,
-    gate: Act,
-    up: Act,
-    low: [Low; 7],
+pub struct Saved<T = Act> {
+    rstd1: Option<Act>,
+    attention: attention::Saved<T>,
+    attention_raw: Raw<T>,
+    x2: T,
+    rstd2: Option<Act>,
+    mlp: mlp::Saved<T>,
+    mlp_raw: Raw<T>,
+    low: [Option<T>; 2],
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        let raw = |raw: Raw<T>| raw.map(|(input, rstd)| (f(input), rstd));
+        Saved {
+            rstd1: self.rstd1,
+            attention: self.attention.map(f),
+            attention_raw: raw(self.attention_raw),
+            x2: f(self.x2),
+            rstd2: self.rstd2,
+            mlp: self.mlp.map(f),
+            mlp_raw: raw(self.mlp_raw),
+            low: self.low.map(|low| low.map(f)),
+        }
+    }
 }
 
 impl Block {
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
-        let norm = |norm: &Norm| norm.weight.trained().is_some();
-        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down].iter().any(|linear| linear.trains())
-            || norm(&self.input_norm)
-            || norm(&self.post_norm)
-            || self.qk_norm.as_ref().is_some_and(|(q, k)| norm(q) || norm(k))
-    }
-
-    fn scale(&self) -> f32 {
-        1.0 / (self.heads.dim as f32).sqrt()
+        let norm = |norm: &Option<Norm>| norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
+        self.attention.linears().chain(self.mlp.linears()).any(Linear::trains)
+            || self.attention.trains_norms()
+            || norm(&self.attention_norm)
+            || norm(&self.mlp_norm)
+            || self.attention_join.trains()
+            || self.mlp_join.trains()
     }
 
     /// `[tokens, hidden]` to `[rows, hidden]`, where the rows are all tokens unless `rows` picks some.
-    /// `all` holds the rotary table of every token.
+    /// `all` holds the rotary tables of every token.
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows) -> (Act, Saved) {
-        // Attention.
-        let (h, rstd1) = self.input_norm.forward(pass, x, 1);
-        let (mut k, k_low) = self.k.forward(pass, &h, None);
-        let (v, v_low) = self.v.forward(pass, &h, None);
-        let picked = rows.picked.as_ref().map(|picked| (h.gather(picked), x.gather(picked)));
-        let (h, x) = picked.as_ref().map_or((&h, x), |(h, x)| (h, x));
-        let (mut q, q_low) = self.q.forward(pass, h, None);
-        let raw = self.qk_norm.as_ref().map(|(q_norm, k_norm)| {
-            let (q_new, q_rstd) = q_norm.forward(pass, &q, self.heads.query);
-            let (k_new, k_rstd) = k_norm.forward(pass, &k, self.heads.kv);
-            ((std::mem::replace(&mut q, q_new), q_rstd), (std::mem::replace(&mut k, k_new), k_rstd))
-        });
-        rows.rope.forward(&mut q);
-        all.rope.forward(&mut k);
-        let (o, lse) = attention::forward(&q, &k, &v, &rows.spans, self.heads, self.scale());
-        let (x2, o_low) = self.o.forward(pass, &o, Some(x));
-        // MLP.
-        let (h, rstd2) = self.post_norm.forward(pass, &x2, 1);
-        let (gate, gate_low) = self.gate.forward(pass, &h, None);
-        let (up, up_low) = self.up.forward(pass, &h, None);
+        let (h, rstd1) = self.attention_norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
+        let attention = self.attention.forward(pass, h.as_ref().unwrap_or(x), all, rows);
         drop(h);
-        let (y, down_low) = self.down.forward(pass, &gated_mlp::forward(&gate, &up), Some(&x2));
-        let low = [q_low, k_low, v_low, o_low, gate_low, up_low, down_low];
-        (y, Saved { rstd1, q, k, v, raw, o, lse, x2, rstd2, gate, up, low })
+        let picked = rows.picked.as_ref().map(|picked| x.gather(picked));
+        let stream = picked.as_ref().unwrap_or(x);
+        let (x2, o_low, attention_raw) = self.attention_join.forward(pass, &self.attention.o, &attention.mixed, stream);
+        drop(picked);
+        let (h, rstd2) = self.mlp_norm.as_ref().map(|norm| norm.forward(pass, &x2, 1)).unzip();
+        let mlp = self.mlp.forward(pass, h.as_ref().unwrap_or(&x2));
+        drop(h);
+        let (y, down_low, mlp_raw) = self.mlp_join.forward(pass, &self.mlp.down, &self.mlp.middle(&mlp), &x2);
+        (y, Saved { rstd1, attention, attention_raw, x2, rstd2, mlp, mlp_raw, low: [o_low, down_low] })
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
@@ -147,62 +152,45 @@ impl Block {
         want_dx: bool,
         grads: &mut [f32],
     ) -> Option<Act> {
-        let Saved { rstd1, q, k, v, raw, o, lse, x2, rstd2, mut gate, mut up, low } = saved;
-        let [q_low, k_low, v_low, o_low, gate_low, up_low, down_low] = &low;
-        let like = |other: &Act| other.pool().act(other.tokens(), other.features());
+        let Saved { rstd1, attention, attention_raw, x2, rstd2, mut mlp, mlp_raw, low: [o_low, down_low] } = saved;
         // MLP.
         let mut dx2 = dy;
         {
-            let act = gated_mlp::forward(&gate, &up);
-            let mut d_act = like(&act);
-            self.down.backward(pass, &Input::new(&act), down_low.as_ref(), &dx2, Some((&mut d_act, false)), grads);
-            drop(act);
-            gated_mlp::backward(&mut gate, &mut up, &d_act);
+            let d_down = self.mlp_join.backward(pass, mlp_raw, &dx2, grads);
+            self.mlp.backward_down(pass, &mut mlp, down_low.as_ref(), d_down.as_ref().unwrap_or(&dx2), grads);
         }
-        {
-            let h = self.post_norm.again(pass, &x2, &rstd2);
-            let (input, mut dh) = (Input::new(&h), like(&h));
-            self.gate.backward(pass, &input, gate_low.as_ref(), &gate, Some((&mut dh, false)), grads);
-            self.up.backward(pass, &input, up_low.as_ref(), &up, Some((&mut dh, true)), grads);
-            drop((gate, up));
-            self.post_norm.backward(pass, (&x2, &rstd2), &dh, Some((&mut dx2, true)), grads);
-        }
-        // Attention.
-        let mut d_o = like(&o);
-        self.o.backward(pass, &Input::new(&o), o_low.as_ref(), &dx2, Some((&mut d_o, false)), grads);
-        let (mut dq, mut dk, dv) =
-            attention::backward((&q, &k, &v), (&o, &lse), &d_o, &rows.spans, self.heads, self.scale());
-        drop((d_o, o, q, k, v));
-        rows.rope.backward(&mut dq);
-        all.rope.backward(&mut dk);
-        if let (Some((q_norm, k_norm)), Some(((q_raw, q_rstd), (k_raw, k_rstd)))) = (&self.qk_norm, &raw) {
-            let (mut dq_raw, mut dk_raw) = (like(&dq), like(&dk));
-            q_norm.backward(pass, (q_raw, q_rstd), &dq, Some((&mut dq_raw, false)), grads);
-            k_norm.backward(pass, (k_raw, k_rstd), &dk, Some((&mut dk_raw, false)), grads);
-            (dq, dk) = (dq_raw, dk_raw);
-        }
-        let want_dh = want_dx || self.input_norm.weight.trained().is_some();
-        let h = self.input_norm.again(pass, x, &rstd1);
-        let mut dh = if let Some(picked) = &rows.picked {
-            let h = h.gather(picked);
-            let mut dh = like(&h);
-            self.q.backward(pass, &Input::new(&h), q_low.as_ref(), &dq, want_dh.then_some((&mut dh, false)), grads);
-            want_dh.then(|| dh.scatter(picked, x.tokens()))
+        if let (Some(norm), Some(rstd2)) = (&self.mlp_norm, &rstd2) {
+            let h = norm.again(pass, &x2, rstd2);
+            let dh = self.mlp.backward_gate_up(pass, &h, mlp, grads);
+            drop(h);
+            norm.backward(pass, (&x2, rstd2), &dh, Some((&mut dx2, true)), grads);
         } else {
-            let mut dh = want_dh.then(|| like(&h));
-            let to = dh.as_mut().map(|dh| (dh, false));
-            self.q.backward(pass, &Input::new(&h), q_low.as_ref(), &dq, to, grads);
-            dh
-        };
-        let input = Input::new(&h);
-        self.k.backward(pass, &input, k_low.as_ref(), &dk, dh.as_mut().map(|dh| (dh, true)), grads);
-        self.v.backward(pass, &input, v_low.as_ref(), &dv, dh.as_mut().map(|dh| (dh, true)), grads);
-        let dh = dh?;
+            dx2.add(&self.mlp.backward_gate_up(pass, &x2, mlp, grads));
+        }
+        drop((x2, rstd2));
+        // Attention.
+        let mut d_mixed = attention.mixed.like();
+        {
+            let d_o = self.attention_join.backward(pass, attention_raw, &dx2, grads);
+            let dy = d_o.as_ref().unwrap_or(&dx2);
+            let input = Input::new(&attention.mixed);
+            self.attention.o.backward(pass, &input, o_low.as_ref(), dy, Some((&mut d_mixed, false)), grads);
+        }
+        let projected = self.attention.backward_mix(pass, attention, d_mixed, (all, rows), grads);
+        let trains_norm = self.attention_norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
+        let want_dh = want_dx || trains_norm;
+        let normed = self.attention_norm.as_ref().zip(rstd1.as_ref());
+        let h = normed.map(|(norm, rstd)| norm.again(pass, x, rstd));
+        let h = h.as_ref().unwrap_or(x);
+        let dh = self.attention.backward_projections(pass, h, projected, rows, want_dh, grads)?;
         let mut dx = want_dx.then(|| match &rows.picked {
             Some(picked) => dx2.scatter(picked, x.tokens()),
             None => dx2,
         });
-        self.input_norm.backward(pass, (x, &rstd1), &dh, dx.as_mut().map(|dx| (dx, true)), grads);
+        match normed {
+            Some((norm, rstd)) => norm.backward(pass, (x, rstd), &dh, dx.as_mut().map(|dx| (dx, true)), grads),
+            None => dx.iter_mut().for_each(|dx| dx.add(&dh)),
+        }
         dx
     }
 }

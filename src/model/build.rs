@@ -1,18 +1,23 @@
 //! Builds a [`Model`]: reads or draws every tensor, and decides which are trained.
-use super::block::{Block, Norm};
+use super::attention::{Attention, Qkv};
+use super::block::{Block, Join};
 use super::decoder::Model;
 use super::head::Head;
 use super::init;
 use super::linear::{Linear, Lora};
+use super::mlp::{GateUp, Mlp};
+use super::norm::Norm;
 use super::params::Params;
 use super::targets::{Placement, place, saved_tensors};
 use super::weight::Weight;
 use super::weights::WeightFiles;
-use crate::config::arch::{Arch, LinearSpec};
-use crate::config::{Config, Mode};
+use crate::config::arch::{Activation, Arch, LinearSpec, QkNorm};
+use crate::config::{Config, Dtype, Mode};
 use crate::error::{Error, Result};
-use crate::ops::attention::Heads;
+use crate::ops::attention::{Heads, Scores};
+use crate::ops::gated_mlp::Gate;
 use crate::ops::panel::Pool;
+use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 
 struct Builder<'a> {
@@ -65,7 +70,7 @@ impl Builder<'_> {
         } else if self.config.tuning.mode == Mode::Lora && embedding.trained().is_some() {
             // As in PEFT: the saved copy is the input's; the tied head stays with the original.
             let shape = &self.sizes[embedding_name];
-            Weight::frozen(self.values(embedding_name, shape.iter().product())?, shape)?
+            self.frozen(embedding_name, shape)?
         } else {
             embedding.clone()
         };
@@ -74,7 +79,14 @@ impl Builder<'_> {
             std::mem::take(&mut self.params),
             embedding,
             blocks,
-            Head { norm, weight: head, vocabulary: arch.vocab_size, pool: Pool::new() },
+            Head {
+                norm,
+                weight: head,
+                vocabulary: arch.vocab_size,
+                scale: arch.logit_scale as f32,
+                softcap: arch.logit_softcap.map(|cap| cap as f32),
+                pool: Pool::new(),
+            },
             self.config,
         ))
     }
@@ -90,7 +102,7 @@ impl Builder<'_> {
                 files.read_into(name, &mut values)?;
                 Ok(values)
             }
-            None => Ok(init::base(self.config.train.seed, name, count, self.arch.initializer_range)),
+            None => Ok(init::base(self.config.train.seed, name, count, self.arch)),
         }
     }
 
@@ -101,17 +113,39 @@ impl Builder<'_> {
             None if name == "lm_head.weight" => head.to_vec(),
             None => return Err(Error::model(format!("the architecture has no tensor {name:?}"))),
         };
-        let values = self.values(name, shape.iter().product())?;
         if self.trained.contains(name) {
+            let values = self.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.config.train.decay_norms_and_bias;
             Ok(Weight::Trained(self.params.push(name.to_owned(), shape, decay, &values)))
         } else {
-            Weight::frozen(values, &shape)
+            self.frozen(name, &shape)
+        }
+    }
+
+    /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so.
+    fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        let count = shape.iter().product();
+        let narrow = match self.config.model.dtype {
+            Dtype::Float32 => false,
+            Dtype::Bfloat16 => true,
+            Dtype::Auto => self.weights.is_some_and(|files| files.is_bf16(name)),
+        };
+        match self.weights.filter(|_| narrow && shape.len() > 1) {
+            Some(files) => {
+                let mut values = vec![bf16::ZERO; count];
+                files.read_bf16_into(name, &mut values)?;
+                Weight::frozen(values, shape)
+            }
+            None if narrow && shape.len() > 1 => {
+                Weight::frozen(self.values(name, count)?.into_iter().map(bf16::from_f32).collect(), shape)
+            }
+            None => Weight::frozen(self.values(name, count)?, shape),
         }
     }
 
     fn norm(&mut self, name: &str) -> Result<Norm> {
-        Ok(Norm { weight: self.weight(name)?, eps: self.arch.rms_norm_eps as f32 })
+        let (offset, eps) = (self.arch.norm_offset as f32, self.arch.rms_norm_eps as f32);
+        Ok(Norm { weight: self.weight(name)?, offset, eps })
     }
 
     fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
@@ -134,26 +168,62 @@ impl Builder<'_> {
     }
 
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
-        let prefix = format!("model.layers.{layer}");
+        let (arch, prefix) = (self.arch, format!("model.layers.{layer}"));
         let mut linear = |this: &mut Self, name: &str| {
             let name = format!("{prefix}.{name}");
             let spec = linears.remove(&name).ok_or_else(|| Error::model(format!("the architecture has no {name}")))?;
             this.linear(&spec)
         };
-        let input_norm = self.norm(&format!("{prefix}.input_layernorm.weight"))?;
-        let (q, k) = (linear(self, "self_attn.q_proj")?, linear(self, "self_attn.k_proj")?);
-        let (v, o) = (linear(self, "self_attn.v_proj")?, linear(self, "self_attn.o_proj")?);
-        let qk_norm = if self.arch.qk_norm {
-            let mut norm = |name: &str| self.norm(&format!("{prefix}.self_attn.{name}.weight"));
-            Some((norm("q_norm")?, norm("k_norm")?))
-        } else {
-            None
+        let norm = |this: &mut Self, name: &str| this.norm(&format!("{prefix}.{name}.weight"));
+        let [before_attention, after_attention, before_mlp, after_mlp] = arch.norms.names();
+        let join = |this: &mut Self, name: Option<&str>| match name {
+            Some(name) => norm(this, name).map(Join::Normed),
+            None if arch.residual_scale == 1.0 => Ok(Join::Plain),
+            None => Ok(Join::Scaled(arch.residual_scale as f32)),
         };
-        let post_norm = self.norm(&format!("{prefix}.post_attention_layernorm.weight"))?;
-        let (gate, up) = (linear(self, "mlp.gate_proj")?, linear(self, "mlp.up_proj")?);
-        let down = linear(self, "mlp.down_proj")?;
-        let arch = self.arch;
+
+        let attention_norm = before_attention.map(|name| norm(self, name)).transpose()?;
+        let qkv = if arch.fused {
+            Qkv::Fused(linear(self, "self_attn.qkv_proj")?)
+        } else {
+            let (q, k) = (linear(self, "self_attn.q_proj")?, linear(self, "self_attn.k_proj")?);
+            Qkv::Apart(Box::new([q, k, linear(self, "self_attn.v_proj")?]))
+        };
         let heads = Heads { query: arch.num_attention_heads, kv: arch.num_key_value_heads, dim: arch.head_dim };
-        Ok(Block { input_norm, q, k, v, o, qk_norm, post_norm, gate, up, down, heads })
+        let groups = match arch.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => Some([heads.query, heads.kv]),
+            QkNorm::Whole => Some([1, 1]),
+        };
+        let qk_norm = match groups {
+            Some([query, key]) => {
+                Some([(norm(self, "self_attn.q_norm")?, query), (norm(self, "self_attn.k_norm")?, key)])
+            }
+            None => None,
+        };
+        let kind = arch.blocks[layer];
+        let how = Scores {
+            scale: arch.attention_scale as f32,
+            softcap: arch.attention_softcap.map(|cap| cap as f32),
+            window: kind.window,
+        };
+        let o = linear(self, "self_attn.o_proj")?;
+        let attention = Attention { qkv, qk_norm, o, heads, how, rope: kind.rope };
+        let attention_join = join(self, after_attention)?;
+
+        let mlp_norm = before_mlp.map(|name| norm(self, name)).transpose()?;
+        let gate_up = if arch.fused {
+            GateUp::Fused(linear(self, "mlp.gate_up_proj")?)
+        } else {
+            let gate = linear(self, "mlp.gate_proj")?;
+            GateUp::Apart(Box::new([gate, linear(self, "mlp.up_proj")?]))
+        };
+        let gate = match arch.activation {
+            Activation::Silu => Gate::Silu,
+            Activation::GeluTanh => Gate::GeluTanh,
+        };
+        let mlp = Mlp { gate_up, down: linear(self, "mlp.down_proj")?, gate };
+        let mlp_join = join(self, after_mlp)?;
+        Ok(Block { attention_norm, attention, attention_join, mlp_norm, mlp, mlp_join })
     }
 }

@@ -3,6 +3,7 @@
 use super::block::{Block, Saved};
 use super::build;
 use super::head::Head;
+use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
 use super::weight::Weight;
@@ -11,8 +12,10 @@ use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::batch::{Batch, IGNORE};
 use crate::error::{Error, Result};
-use crate::ops::embedding;
+use crate::ops::dropout::key;
+use crate::ops::loss::Terms;
 use crate::ops::panel::{Act, Pool};
+use crate::ops::{embedding, noise};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -28,12 +31,17 @@ pub struct Model {
     embedding: Weight,
     blocks: Vec<Block>,
     head: Head,
-    inv_freq: Vec<f32>,
     pool: Arc<Pool>,
     /// The first so many blocks are run again in backward.
     recompute: usize,
+    /// What forward keeps for backward is bfloat16.
+    narrow: bool,
     dropout: f32,
     seed: u64,
+    /// What the objective has beside plain cross-entropy.
+    terms: Terms,
+    /// The alpha of `NEFTune`.
+    noise: Option<f64>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
 }
@@ -69,7 +77,6 @@ impl Model {
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
         Self {
-            inv_freq: arch.rope.inv_freq(arch.head_dim),
             arch,
             params,
             phases: Phases::default(),
@@ -83,8 +90,11 @@ impl Model {
             } else {
                 0
             },
+            narrow: config.train.bf16,
             dropout: config.tuning.lora.lora_dropout as f32,
             seed: config.train.seed,
+            terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
+            noise: config.train.neftune_noise_alpha.filter(|&alpha| alpha > 0.0),
         }
     }
 
@@ -105,12 +115,14 @@ impl Model {
     }
 
     fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Act {
-        embedding::forward(pass.pool, &self.embedding.view(pass.values), self.arch.hidden_size, tokens)
+        let scale = self.arch.embedding_scale as f32;
+        embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
 
-    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)` to the gradients of
-    /// [`Model::params`] and returns the sum. `step` decides the dropout masks. `scale` is 1 / the label tokens of the
-    /// whole effective batch.
+    /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
+    /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
+    /// [`Model::params`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
+    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary.
@@ -128,23 +140,32 @@ impl Model {
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let pass = Pass { values, pool: &self.pool, dropout: (self.dropout > 0.0).then_some(drops) };
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.inv_freq);
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         let rows_of = |index| if index == last { &layout.last } else { &layout.all };
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
         let mut x = self.embed(&pass, &batch.tokens);
-        let mut kept: Vec<Option<(Act, Option<Saved>)>> = Vec::with_capacity(self.blocks.len());
+        if let Some(alpha) = self.noise {
+            noise::add(&mut x, &batch.cu_seqlens, alpha, key(self.seed, step, NOISE), first_row);
+        }
+        let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
             let saved = (index >= self.recompute || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
-            kept.push((index >= self.lowest).then_some((input, saved)));
+            let keep = |act| Kept::new(act, self.narrow && index != last);
+            kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
         }
         self.phases.forward += lap();
 
         // Head and loss, both directions.
-        let (total, mut dy) = self.head.forward_backward(&pass, &x, &targets, scale, grads);
+        let (total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
+            self.head.forward_backward(&pass, &x, &targets, scale, grads)
+        } else {
+            let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
+            self.head.weighted(&pass, &x, &targets, &weights, self.terms, scale, grads)
+        };
         drop(x);
         self.phases.head += lap();
 
@@ -152,7 +173,11 @@ impl Model {
         let trains_embedding = self.embedding.trained();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
-            let saved = saved.unwrap_or_else(|| block.forward(&pass, &x, &layout.all, rows_of(index)).1);
+            let x = x.restore();
+            let saved = match saved {
+                Some(saved) => saved.map(&Kept::restore),
+                None => block.forward(&pass, &x, &layout.all, rows_of(index)).1,
+            };
             let want_dx = index > self.lowest || trains_embedding.is_some();
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
@@ -160,7 +185,8 @@ impl Model {
             dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
         }
         if let Some(range) = trains_embedding {
-            embedding::backward(&dy, &batch.tokens, self.arch.pad_token_id, &mut grads[range.clone()]);
+            let scale = self.arch.embedding_scale as f32;
+            embedding::backward(&dy, &batch.tokens, scale, self.arch.pad_token_id, &mut grads[range.clone()]);
         }
         drop((dy, layout));
         self.phases.backward += lap();
@@ -171,7 +197,7 @@ impl Model {
     /// The last block's output on the tokens `rows` (rising).
     fn hidden(&self, pass: &Pass<'_>, batch: &Batch, rows: &[usize]) -> Act {
         self.pool.reserve(batch.tokens.len());
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.inv_freq);
+        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         let start = self.embed(pass, &batch.tokens);
         self.blocks.iter().enumerate().fold(start, |x, (index, block)| {
@@ -197,12 +223,16 @@ impl Model {
         Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
     }
 
-    /// The sum of the label tokens' losses, without dropout.
+    /// The sum of the label tokens' losses, each counted with its weight, without dropout.
     ///
     /// # Errors
     /// As [`Model::forward_backward`].
     pub fn loss(&self, batch: &Batch) -> Result<f64> {
-        Ok(self.token_losses(batch)?.into_iter().map(f64::from).sum())
+        let losses = self.token_losses(batch)?.into_iter().map(f64::from);
+        if batch.weights.is_empty() {
+            return Ok(losses.sum());
+        }
+        Ok(losses.zip(labelled(batch).0).map(|(loss, row)| loss * f64::from(batch.weight(row))).sum())
     }
 
     /// Logits `[rows, vocabulary]`, row-major, at the tokens `rows` (rising) of the batch.
@@ -215,6 +245,9 @@ impl Model {
         Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
     }
 }
+
+/// Tells the noise on embeddings from the dropout of any module.
+const NOISE: u64 = u64::MAX;
 
 /// The positions that carry a label, and their targets.
 fn labelled(batch: &Batch) -> (Vec<usize>, Vec<u32>) {

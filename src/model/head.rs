@@ -3,12 +3,13 @@
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
-use super::block::Norm;
+use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
-use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use crate::ops::loss;
+use crate::ops::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, outer};
+use crate::ops::loss::{self, Terms};
 use crate::ops::panel::{Act, LANES, Pool};
+use crate::ops::softcap;
 use std::sync::Arc;
 
 /// The head's weights.
@@ -20,6 +21,10 @@ pub struct Head {
     pub weight: Weight,
     /// Rows of the weight.
     pub vocabulary: usize,
+    /// What logits are multiplied by.
+    pub scale: f32,
+    /// Then they go through `cap * tanh(logit / cap)`.
+    pub softcap: Option<f32>,
     /// Chunks of logits come from here, so that the walk's pool does not size them for a whole batch.
     pub pool: Arc<Pool>,
 }
@@ -34,31 +39,49 @@ impl Head {
         (CHUNK_BYTES / (self.vocabulary * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
     }
 
+    /// The normed rows, times the head's constant, and `rstd`.
+    fn normed(&self, pass: &Pass<'_>, x: &Act) -> (Act, Act) {
+        let (mut h, rstd) = self.norm.forward(pass, x, 1);
+        self.rescale(&mut h);
+        (h, rstd)
+    }
+
+    fn rescale(&self, h: &mut Act) {
+        if self.scale != 1.0 {
+            h.data_mut().iter_mut().for_each(|value| *value *= self.scale);
+        }
+    }
+
+    /// Logits of the rows `h`.
+    fn project(&self, weight: Store<'_>, h: &Act) -> Act {
+        let mut logits = self.pool.act(h.tokens(), self.vocabulary);
+        matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(weight, h.features()), x: h }]);
+        if let Some(cap) = self.softcap {
+            softcap::forward(&mut logits, cap);
+        }
+        logits
+    }
+
     /// Logits `[rows, vocabulary]`, row-major, of a few rows `x [rows, hidden]`.
     pub fn logits(&self, pass: &Pass<'_>, x: &Act) -> Vec<f32> {
-        let (h, _) = self.norm.forward(pass, x, 1);
+        let (h, _) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut rows = Vec::with_capacity(x.tokens() * self.vocabulary);
         let all: Vec<usize> = (0..x.tokens()).collect();
         for part in all.chunks(self.chunk()) {
-            let part = h.gather(part);
-            let mut logits = self.pool.act(part.tokens(), self.vocabulary);
-            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, h.features()), x: &part }]);
-            rows.extend(logits.to_rows());
+            rows.extend(self.project(weight.store(), &h.gather(part)).to_rows());
         }
         rows
     }
 
     /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`.
     pub fn losses(&self, pass: &Pass<'_>, x: &Act, targets: &[u32]) -> Vec<f32> {
-        let (h, _) = self.norm.forward(pass, x, 1);
+        let (h, _) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut losses = Vec::with_capacity(targets.len());
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
-            let part = h.gather(part);
-            let mut logits = self.pool.act(part.tokens(), self.vocabulary);
-            matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(&weight, h.features()), x: &part }]);
+            let mut logits = self.project(weight.store(), &h.gather(part));
             losses.extend(loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll));
         }
         losses
@@ -74,22 +97,25 @@ impl Head {
         scale: f32,
         grads: &mut [f32],
     ) -> (f64, Act) {
+        if self.softcap.is_some() {
+            return self.weighted(pass, x, targets, &vec![1.0; targets.len()], Terms::default(), scale, grads);
+        }
         let hidden = x.features();
-        let (h, rstd) = self.norm.forward(pass, x, 1);
+        let (h, rstd) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut dh = x.pool().act(x.tokens(), hidden);
+        let mut row = vec![0.0; hidden];
         let mut total = 0.0;
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (rows, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
             let mut part = self.pool.act(rows.len(), hidden);
             let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
             part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
-            let mut e = self.pool.act(rows.len(), self.vocabulary);
-            matmul(&mut e, Init::Zero, &[Term { matrix: Matrix::rows(&weight, hidden), x: &part }]);
+            let mut e = self.project(weight.store(), &part);
             let losses = loss::forward(&mut e, targets);
             total += losses.iter().map(|&(nll, _)| f64::from(nll)).sum::<f64>();
             let mut d_part = self.pool.act(rows.len(), hidden);
-            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(&weight, hidden), x: &e }]);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(weight.store(), hidden), x: &e }]);
             for panel in 0..d_part.panels() {
                 let mut factor = [0.0f32; LANES];
                 for (lane, &(_, sum)) in losses[panel * LANES..].iter().take(LANES).enumerate() {
@@ -100,7 +126,7 @@ impl Head {
                     lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
                 }
                 for (lane, &target) in targets[panel * LANES..].iter().take(LANES).enumerate() {
-                    let row = &weight[target as usize * hidden..][..hidden];
+                    weight.store().widen(target as usize * hidden, &mut row);
                     for (feature, w) in row.iter().enumerate() {
                         values[feature * LANES + lane] -= scale * w;
                     }
@@ -125,6 +151,57 @@ impl Head {
                 }
             }
         }
+        self.rescale(&mut dh);
+        let mut dx = x.pool().act(x.tokens(), hidden);
+        self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
+        (total, dx)
+    }
+}
+
+/// Objectives beside plain cross-entropy, rows that count more or less than others, and capped logits. Here the gradient
+/// of the logits is formed: one pass more over a chunk.
+impl Head {
+    /// As [`Head::forward_backward`], each row's loss counting `weights[row]` times, with further `terms` in the gradient.
+    /// The sum is that of the plain losses by their weights.
+    #[allow(clippy::too_many_arguments)] // the plain case's, and what makes it not plain
+    pub fn weighted(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        targets: &[u32],
+        weights: &[f32],
+        terms: Terms,
+        scale: f32,
+        grads: &mut [f32],
+    ) -> (f64, Act) {
+        let hidden = x.features();
+        let (h, rstd) = self.normed(pass, x);
+        let weight = self.weight.view(pass.values);
+        let mut dh = x.pool().act(x.tokens(), hidden);
+        let mut total = 0.0;
+        let all: Vec<usize> = (0..x.tokens()).collect();
+        for rows in all.chunks(self.chunk()) {
+            let (targets, weights) = (&targets[rows[0]..][..rows.len()], &weights[rows[0]..][..rows.len()]);
+            let mut part = self.pool.act(rows.len(), hidden);
+            let (first, floats) = (rows[0] / LANES * h.stride(), part.panels() * part.stride());
+            part.data_mut().copy_from_slice(&h.data()[first..first + floats]);
+            let mut logits = self.project(weight.store(), &part);
+            // The cap's slope is found from the capped logits, which the gradient overwrites.
+            let capped = self.softcap.map(|cap| (logits.columns(0..self.vocabulary), cap));
+            let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
+            let losses = loss::gradient(&mut logits, targets, &scales, terms);
+            if let Some((capped, cap)) = &capped {
+                softcap::backward(capped, *cap, &mut logits);
+            }
+            total += losses.iter().zip(weights).map(|(&nll, &weight)| f64::from(nll) * f64::from(weight)).sum::<f64>();
+            let mut d_part = self.pool.act(rows.len(), hidden);
+            matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(weight.store(), hidden), x: &logits }]);
+            dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            if let Some(range) = self.weight.trained() {
+                outer(Target::Rows(&mut grads[range.clone()]), &logits, &Transposed::new(&part));
+            }
+        }
+        self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), hidden);
         self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
         (total, dx)

@@ -1,6 +1,7 @@
 //! Fresh values: a base model from scratch, and adapters. Every tensor draws from a stream of its own, named by the
 //! run's seed and the tensor's name, so that adding a tensor changes no other.
 use crate::config::InitLora;
+use crate::config::arch::Arch;
 
 /// A stream of numbers that depends on the seed and the name only (`SplitMix64`, Steele, Lea and Flood, 2014).
 #[derive(Debug)]
@@ -52,15 +53,15 @@ fn is_bias(name: &str) -> bool {
     name.rsplit('.').next() == Some("bias")
 }
 
-/// A base tensor from scratch, as `transformers` does it: ones for norms, zeros for biases, else normal with the
-/// model's `initializer_range`.
-pub fn base(seed: u64, name: &str, count: usize, deviation: f64) -> Vec<f32> {
+/// A base tensor from scratch, as `transformers` does it: a gain of one for norms, zeros for biases, else normal with
+/// the model's `initializer_range`.
+pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
     if name.ends_with("norm.weight") {
-        vec![1.0; count]
+        vec![1.0 - arch.norm_offset as f32; count]
     } else if is_bias(name) {
         vec![0.0; count]
     } else {
-        Stream::new(seed, name).normals(deviation, count)
+        Stream::new(seed, name).normals(arch.initializer_range, count)
     }
 }
 

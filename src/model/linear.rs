@@ -77,11 +77,11 @@ impl Linear {
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> (Act, Low) {
         let weight = self.weight.view(pass.values);
         let bias = self.bias.as_ref().map(|bias| bias.view(pass.values));
-        let base = Term { matrix: Matrix::rows(&weight, self.in_features), x };
+        let base = Term { matrix: Matrix::rows(weight.store(), self.in_features), x };
         let mut y = x.pool().act(x.tokens(), self.out_features);
-        let init = match (residual, bias.as_deref()) {
+        let init = match (residual, bias.as_ref()) {
             (Some(residual), _) => Init::Add(residual),
-            (None, Some(bias)) => Init::Bias(bias),
+            (None, Some(bias)) => Init::Bias(bias.vector()),
             (None, None) => Init::Zero,
         };
         let low = self.lora.as_ref().map(|lora| {
@@ -100,7 +100,7 @@ impl Linear {
             _ => matmul(&mut y, init, &[base]),
         }
         if let (Some(_), Some(bias)) = (residual, bias) {
-            add_bias(&mut y, &bias);
+            add_bias(&mut y, bias.vector());
         }
         (y, low)
     }
@@ -135,7 +135,7 @@ impl Linear {
         }
         let Some((dx, add)) = dx else { return };
         let weight = self.weight.view(pass.values);
-        let base = Term { matrix: Matrix::transposed(&weight, self.in_features), x: dy };
+        let base = Term { matrix: Matrix::transposed(weight.store(), self.in_features), x: dy };
         let init = if add { Init::Out } else { Init::Zero };
         let Some((lora, d_low)) = adapter else { return matmul(dx, init, &[base]) };
         let a = Term { matrix: Matrix::transposed(&pass.values[lora.a.clone()], self.in_features), x: &d_low };

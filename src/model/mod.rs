@@ -1,11 +1,15 @@
 //! Layer 4: the decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
 //! inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
+pub mod attention;
 pub mod block;
 mod build;
 pub mod decoder;
 pub mod head;
 pub mod init;
+pub mod kept;
 pub mod linear;
+pub mod mlp;
+pub mod norm;
 pub mod params;
 pub mod pass;
 pub mod targets;

@@ -2,7 +2,7 @@
 use std::ops::Range;
 
 /// One trainable tensor's place in the flat buffer.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ParamSpec {
     /// Hugging Face's tensor name, or `<module>.lora_A.weight` / `<module>.lora_B.weight`.
     pub name: String,
@@ -12,6 +12,8 @@ pub struct ParamSpec {
     pub offset: usize,
     /// Whether weight decay applies to it.
     pub decay: bool,
+    /// Its learning rate by that of the run.
+    pub lr_scale: f64,
 }
 
 impl ParamSpec {
@@ -33,7 +35,7 @@ pub struct Params {
 impl Params {
     /// Appends a tensor; returns its place.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: &[f32]) -> Range<usize> {
-        let spec = ParamSpec { name, shape, offset: self.values.len(), decay };
+        let spec = ParamSpec { name, shape, offset: self.values.len(), decay, lr_scale: 1.0 };
         let range = spec.range();
         assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
         self.values.extend_from_slice(values);

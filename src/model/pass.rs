@@ -1,9 +1,11 @@
 //! What every segment needs in one pass over a batch.
 
+use crate::config::arch::{self, Frequencies};
 use crate::ops::dropout::{Dropout, key};
 use crate::ops::panel::Pool;
 use crate::ops::rope::Rope;
 use crate::ops::spans::{Span, full_spans, row_spans};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// One walk over the segments.
@@ -48,8 +50,8 @@ pub struct Rows {
     pub picked: Option<Vec<usize>>,
     /// Keys and queries of each sequence.
     pub spans: Vec<Span>,
-    /// Rotary table of the queries.
-    pub rope: Rope,
+    /// Rotary tables of the queries, one for each of the architecture's rules.
+    pub ropes: Vec<Rope>,
 }
 
 /// Sequence boundaries and rotary tables of a batch.
@@ -63,10 +65,26 @@ pub struct Layout {
 
 impl Layout {
     /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising).
-    pub fn new(pool: &Arc<Pool>, cu_seqlens: &[usize], rows: &[usize], inv_freq: &[f32]) -> Self {
-        let positions: Vec<usize> = cu_seqlens.windows(2).flat_map(|ends| 0..ends[1] - ends[0]).collect();
-        let rope = Rope::new(pool, &positions, inv_freq);
-        let last = Rows { rope: rope.gather(rows), spans: row_spans(cu_seqlens, rows), picked: Some(rows.to_vec()) };
-        Self { all: Rows { picked: None, spans: full_spans(cu_seqlens), rope }, last }
+    pub fn new(pool: &Arc<Pool>, cu_seqlens: &[usize], rows: &[usize], rules: &[arch::Rope]) -> Self {
+        let ropes: Vec<Rope> = rules.iter().map(|rule| table(pool, cu_seqlens, rule)).collect();
+        let last = Rows {
+            ropes: ropes.iter().map(|rope| rope.gather(rows)).collect(),
+            spans: row_spans(cu_seqlens, rows),
+            picked: Some(rows.to_vec()),
+        };
+        Self { all: Rows { picked: None, spans: full_spans(cu_seqlens), ropes }, last }
     }
+}
+
+/// One rule's table for sequences with these boundaries.
+fn table(pool: &Arc<Pool>, cu_seqlens: &[usize], rule: &arch::Rope) -> Rope {
+    let lengths = || cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
+    // A rule that doesn't look at the length has one entry for all.
+    let key = |length| if rule.depends_on_length() { length } else { 0 };
+    let by_length: BTreeMap<usize, Frequencies> =
+        lengths().map(|length| (key(length), rule.frequencies(key(length)))).collect();
+    Rope::new(pool, lengths(), |length| {
+        let found = &by_length[&key(length)];
+        (&found.inv_freq, found.attention_factor)
+    })
 }

@@ -1,9 +1,10 @@
-//! A weight as a segment sees it: frozen (a candle tensor) or trained (a part of the flat buffer).
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16) or trained (a part of the flat buffer).
 use crate::error::{Error, Result};
-use candle_core::{Device, Storage, StorageRef, Tensor};
-use std::ops::{Deref, Range};
+use crate::ops::gemm::Store;
+use candle_core::{CpuStorage, DType, Device, Storage, StorageRef, Tensor};
+use std::ops::Range;
 
-/// A matrix or vector of the model, f32, row-major.
+/// A matrix or vector of the model, row-major.
 #[derive(Debug, Clone)]
 pub enum Weight {
     /// Not trained.
@@ -25,8 +26,16 @@ impl Weight {
     ///
     /// # Errors
     /// Candle's, as [`crate::Kind::Model`].
-    pub fn frozen(values: Vec<f32>, shape: &[usize]) -> Result<Self> {
+    pub fn frozen<T: candle_core::WithDType>(values: Vec<T>, shape: &[usize]) -> Result<Self> {
         Tensor::from_vec(values, shape, &Device::Cpu).map(Self::Frozen).map_err(|error| Error::model(error.to_string()))
+    }
+
+    /// Bytes of one number.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Frozen(tensor) => tensor.dtype().size_in_bytes(),
+            Self::Trained(_) => DType::F32.size_in_bytes(),
+        }
     }
 
     /// The values, out of the flat buffer `values` where the weight is trained.
@@ -46,16 +55,24 @@ impl Weight {
     }
 }
 
-impl Deref for View<'_> {
-    type Target = [f32];
-
-    fn deref(&self) -> &[f32] {
+impl View<'_> {
+    /// The numbers as they are stored.
+    pub fn store(&self) -> Store<'_> {
         match self {
             Self::Frozen(storage) => match &**storage {
-                Storage::Cpu(cpu) => cpu.as_slice::<f32>().unwrap_or(&[]),
-                _ => &[],
+                Storage::Cpu(CpuStorage::F32(values)) => Store::F32(values),
+                Storage::Cpu(CpuStorage::BF16(values)) => Store::Bf16(values),
+                _ => Store::F32(&[]), // no other is ever made
             },
-            Self::Trained(values) => values,
+            Self::Trained(values) => Store::F32(values),
+        }
+    }
+
+    /// The numbers of a vector, which is always f32.
+    pub fn vector(&self) -> &[f32] {
+        match self.store() {
+            Store::F32(values) => values,
+            Store::Bf16(_) => &[],
         }
     }
 }

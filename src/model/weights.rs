@@ -9,11 +9,13 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use serde::Deserialize;
 
 use format::{CHUNK_BYTES, Entry, Pairs, read_header};
-pub use format::{Dtype, write_safetensors, write_safetensors_to};
+pub use format::{Dtype, Numbers, write_numbers_to, write_safetensors, write_safetensors_to};
 
 use crate::config::arch::TensorSpec;
 use crate::error::{Error, Result};
@@ -172,6 +174,51 @@ impl WeightFiles {
         self.chunks(entry, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
             dtype.widen(bytes, now);
+            rest = later;
+        })
+        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+    }
+
+    /// Fills `out`, which is as long as the tensor, with its bytes as they are stored.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`]: no such tensor, another length or dtype than U8, or the file has shrunk.
+    pub fn read_bytes_into(&self, name: &str, out: &mut [u8]) -> Result<()> {
+        let Some(entry) = self.entries.get(name).filter(|entry| entry.dtype == "U8") else {
+            return Err(Error::model(format!("no tensor {name:?} of bytes (U8)")));
+        };
+        if entry.len() != out.len() {
+            return Err(self.fail(entry, name, format!("is {:?}, expected {} bytes", entry.shape, out.len())));
+        }
+        let mut rest = out;
+        self.chunks(entry, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
+            now.copy_from_slice(bytes);
+            rest = later;
+        })
+        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+    }
+
+    /// Whether a tensor is stored as bfloat16.
+    pub fn is_bf16(&self, name: &str) -> bool {
+        self.readable(name).is_ok_and(|(_, dtype)| dtype == Dtype::BF16)
+    }
+
+    /// As [`WeightFiles::read_into`], rounded to bfloat16 where the file is more precise.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read_into`].
+    pub fn read_bf16_into(&self, name: &str, out: &mut [bf16]) -> Result<()> {
+        let (entry, dtype) = self.readable(name)?;
+        if entry.len() != out.len() {
+            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
+        }
+        let (mut rest, mut wide) = (out, Vec::new());
+        self.chunks(entry, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
+            wide.resize(now.len(), 0.0);
+            dtype.widen(bytes, &mut wide);
+            now.convert_from_f32_slice(&wide);
             rest = later;
         })
         .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))

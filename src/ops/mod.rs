@@ -9,12 +9,15 @@ pub mod embedding;
 pub mod gated_mlp;
 pub mod gemm;
 pub mod loss;
+pub mod narrow;
+pub mod noise;
 pub mod norm;
 pub mod panel;
 pub mod par;
 pub mod peak;
 pub mod rope;
 pub mod simd;
+pub mod softcap;
 pub mod spans;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -1,8 +1,17 @@
-//! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * weight`, over all features or over each head's (Qwen3's q and k).
+//! `RMSNorm`: `h = x / sqrt(mean(x^2) + eps) * (weight + offset)`, over all features or over each head's (Qwen3's q and k).
 //! Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
 use super::panel::{Act, LANES};
 use super::par;
 use super::simd::{Simd, dispatch};
+
+/// What a normed row is multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub struct Gain<'a> {
+    /// One number a feature.
+    pub weight: &'a [f32],
+    /// Added to each of them: Gemma counts its weights from 1.
+    pub offset: f32,
+}
 
 #[inline(always)]
 unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32) {
@@ -35,41 +44,43 @@ unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f
 dispatch! { fn stats_panel = stats_kernel(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32); }
 
 #[inline(always)]
-unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, weight: &[f32], groups: usize, out: *mut f32) {
-    // SAFETY: one panel of `groups * weight.len()` vectors.
+unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, out: *mut f32) {
+    // SAFETY: one panel of `groups * gain.weight.len()` vectors.
     unsafe {
         for group in 0..groups {
             let r = S::load(rstd.add(group * LANES));
-            for (feature, &w) in weight.iter().enumerate() {
-                let at = (group * weight.len() + feature) * LANES;
-                S::store(out.add(at), S::mul(S::mul(S::load(x.add(at)), r), S::splat(w)));
+            for (feature, &w) in gain.weight.iter().enumerate() {
+                let at = (group * gain.weight.len() + feature) * LANES;
+                S::store(out.add(at), S::mul(S::mul(S::load(x.add(at)), r), S::splat(w + gain.offset)));
             }
         }
     }
 }
 
-dispatch! { fn apply_panel = apply_kernel(x: *const f32, rstd: *const f32, weight: &[f32], groups: usize, out: *mut f32); }
+dispatch! {
+    fn apply_panel = apply_kernel(x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, out: *mut f32);
+}
 
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,
     rstd: *const f32,
-    weight: &[f32],
+    gain: Gain<'_>,
     groups: usize,
     dh: *const f32,
     dx: *mut f32,
     add: bool,
 ) {
-    // SAFETY: one panel of `groups * weight.len()` vectors.
+    // SAFETY: one panel of `groups * gain.weight.len()` vectors.
     unsafe {
-        let dim = weight.len();
+        let dim = gain.weight.len();
         for group in 0..groups {
             let base = group * dim * LANES;
             let r = S::load(rstd.add(group * LANES));
             let (mut even, mut odd) = (S::splat(0.0), S::splat(0.0));
-            for (feature, &w) in weight.iter().enumerate() {
+            for (feature, &w) in gain.weight.iter().enumerate() {
                 let at = base + feature * LANES;
-                let term = S::mul(S::load(dh.add(at)), S::splat(w));
+                let term = S::mul(S::load(dh.add(at)), S::splat(w + gain.offset));
                 if feature % 2 == 0 {
                     even = S::fma(term, S::load(x.add(at)), even);
                 } else {
@@ -79,9 +90,9 @@ unsafe fn backward_kernel<S: Simd>(
             // dx = r (w dh - x r^2 mean(w dh x))
             let mean = S::mul(S::add(even, odd), S::splat(-1.0 / dim as f32));
             let pull = S::mul(S::mul(mean, r), r);
-            for (feature, &w) in weight.iter().enumerate() {
+            for (feature, &w) in gain.weight.iter().enumerate() {
                 let at = base + feature * LANES;
-                let inner = S::fma(S::load(x.add(at)), pull, S::mul(S::load(dh.add(at)), S::splat(w)));
+                let inner = S::fma(S::load(x.add(at)), pull, S::mul(S::load(dh.add(at)), S::splat(w + gain.offset)));
                 let value = S::mul(inner, r);
                 S::store(dx.add(at), if add { S::add(S::load(dx.add(at)), value) } else { value });
             }
@@ -91,7 +102,7 @@ unsafe fn backward_kernel<S: Simd>(
 
 dispatch! {
     fn backward_panel = backward_kernel(
-        x: *const f32, rstd: *const f32, weight: &[f32], groups: usize, dh: *const f32, dx: *mut f32, add: bool,
+        x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, dh: *const f32, dx: *mut f32, add: bool,
     );
 }
 
@@ -107,35 +118,35 @@ pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
     out
 }
 
-/// `h = x * rstd * weight`, with `rstd` from [`stats`] and `weight [dim]` for every group.
-pub fn apply(x: &Act, rstd: &Act, weight: &[f32]) -> Act {
+/// `h = x * rstd * gain`, with `rstd` from [`stats`] and one gain of `dim` for every group.
+pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
     let groups = rstd.features();
-    assert_eq!(x.features(), groups * weight.len(), "a weight for each feature");
+    assert_eq!(x.features(), groups * gain.weight.len(), "a weight for each feature");
     let mut out = x.pool().act(x.tokens(), x.features());
     let (to, stride) = (out.shared(), out.stride());
     par::run(x.panels(), |panel| {
         let (x, rstd) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr());
         // SAFETY: a task owns its panel.
-        unsafe { apply_panel(x, rstd, weight, groups, to.get().add(panel * stride)) };
+        unsafe { apply_panel(x, rstd, gain, groups, to.get().add(panel * stride)) };
     });
     out
 }
 
 /// The gradient of [`apply`] after [`stats`] with respect to `x`, written to `dx` or added to it.
-pub fn backward(x: &Act, rstd: &Act, weight: &[f32], dh: &Act, dx: &mut Act, add: bool) {
+pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add: bool) {
     for other in [dh, &*dx] {
         assert_eq!((x.tokens(), x.features()), (other.tokens(), other.features()), "all have one shape");
     }
     assert_eq!(
         (x.tokens(), x.features()),
-        (rstd.tokens(), rstd.features() * weight.len()),
+        (rstd.tokens(), rstd.features() * gain.weight.len()),
         "a weight for each feature"
     );
     let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
     par::run(x.panels(), |panel| {
         let (x, rstd, dh) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr(), dh.panel(panel).as_ptr());
         // SAFETY: a task owns its panel.
-        unsafe { backward_panel(x, rstd, weight, groups, dh, to.get().add(panel * stride), add) };
+        unsafe { backward_panel(x, rstd, gain, groups, dh, to.get().add(panel * stride), add) };
     });
 }
 
@@ -161,10 +172,10 @@ mod tests {
     use crate::ops::panel::Pool;
     use crate::ops::testing::{check_gradient, each_level, numbers};
 
-    fn reference(x: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
+    fn reference(x: &[f64], weight: &[f64], offset: f64, eps: f64) -> Vec<f64> {
         let one = |x: &[f64]| {
             let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
-            x.iter().zip(weight).map(|(x, w)| x / (mean + eps).sqrt() * w).collect::<Vec<_>>()
+            x.iter().zip(weight).map(|(x, w)| x / (mean + eps).sqrt() * (w + offset)).collect::<Vec<_>>()
         };
         x.chunks(weight.len()).flat_map(one).collect()
     }
@@ -172,25 +183,28 @@ mod tests {
     #[test]
     fn equals_the_definition_and_its_finite_differences() {
         each_level(|_| {
-            for (tokens, groups, dim) in [(1, 1, 1), (5, 1, 7), (17, 3, 8), (33, 1, 65)] {
+            for (tokens, groups, dim, offset) in [(1, 1, 1, 0.0), (5, 1, 7, 1.0), (17, 3, 8, 0.0), (33, 1, 65, 1.0)] {
                 let (x, weight, seed) =
                     (numbers(1, tokens * groups * dim), numbers(2, dim), numbers(3, tokens * groups * dim));
                 let double = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
                 let pool = Pool::new();
                 let (xa, dh) = (Act::from_rows(&pool, &x, groups * dim), Act::from_rows(&pool, &seed, groups * dim));
                 let rstd = stats(&xa, groups, 1e-3);
-                let h = apply(&xa, &rstd, &weight);
-                for (got, want) in h.to_rows().iter().zip(reference(&double(&x), &double(&weight), 1e-3)) {
+                let gain = Gain { weight: &weight, offset };
+                let h = apply(&xa, &rstd, gain);
+                for (got, want) in
+                    h.to_rows().iter().zip(reference(&double(&x), &double(&weight), f64::from(offset), 1e-3))
+                {
                     assert!((f64::from(*got) - want).abs() < 1e-5, "{got} != {want}");
                 }
                 let loss = |x: &[f64], w: &[f64]| -> f64 {
-                    reference(x, w, 1e-3).iter().zip(&seed).map(|(h, &s)| h * f64::from(s)).sum()
+                    reference(x, w, f64::from(offset), 1e-3).iter().zip(&seed).map(|(h, &s)| h * f64::from(s)).sum()
                 };
                 let mut dx = pool.act(tokens, groups * dim);
-                backward(&xa, &rstd, &weight, &dh, &mut dx, false);
+                backward(&xa, &rstd, gain, &dh, &mut dx, false);
                 check_gradient("dx", &x, &dx.to_rows(), |x| loss(x, &double(&weight)));
                 let once = dx.to_rows();
-                backward(&xa, &rstd, &weight, &dh, &mut dx, true);
+                backward(&xa, &rstd, gain, &dh, &mut dx, true);
                 assert!(dx.to_rows().iter().zip(&once).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));
                 let mut dw = vec![0.0; dim];
                 backward_weight(&xa, &rstd, &dh, &mut dw);

@@ -179,6 +179,50 @@ impl Act {
         self.data_mut().fill(0.0);
     }
 
+    /// Another one of the same shape, its values undefined.
+    #[must_use]
+    pub fn like(&self) -> Self {
+        self.pool.act(self.tokens, self.features)
+    }
+
+    /// Adds another one of the same shape.
+    pub fn add(&mut self, other: &Self) {
+        assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
+        let (to, stride) = (self.shared(), self.stride());
+        par::run(other.panels(), |panel| {
+            // SAFETY: a task owns its panel.
+            let sums = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), stride) };
+            sums.iter_mut().zip(other.panel(panel)).for_each(|(sum, value)| *sum += value);
+        });
+    }
+
+    /// Some features of every token, from one on, as an activation of its own.
+    #[must_use]
+    pub fn columns(&self, columns: std::ops::Range<usize>) -> Self {
+        let mut out = self.pool.act(self.tokens, columns.len());
+        for panel in 0..self.panels() {
+            let from = &self.panel(panel)[columns.start * LANES..columns.end * LANES];
+            out.panel_mut(panel).copy_from_slice(from);
+        }
+        out
+    }
+
+    /// The features of several with the same tokens, one after the other.
+    #[must_use]
+    pub fn side_by_side(parts: &[&Self]) -> Self {
+        let features = parts.iter().map(|part| part.features).sum();
+        let mut out = parts[0].pool.act(parts[0].tokens, features);
+        for panel in 0..out.panels() {
+            let mut rest = out.panel_mut(panel);
+            for part in parts {
+                let (to, after) = rest.split_at_mut(part.stride());
+                to.copy_from_slice(part.panel(panel));
+                rest = after;
+            }
+        }
+        out
+    }
+
     /// The value of one feature of one token.
     pub fn at(&self, token: usize, feature: usize) -> f32 {
         self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]

@@ -89,6 +89,10 @@ pub trait Simd: Copy + 'static {
     unsafe fn load(from: *const f32) -> Self::V;
     /// Writes 16 floats.
     unsafe fn store(to: *mut f32, value: Self::V);
+    /// Reads 16 bfloat16 numbers, given by their bits.
+    unsafe fn load_bf16(from: *const u16) -> Self::V;
+    /// Writes 16 bfloat16 numbers, rounded to the nearest, ties to even; NaN stays NaN.
+    unsafe fn store_bf16(to: *mut u16, value: Self::V);
     /// `a * b + c`.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     /// `a + b`.
@@ -133,6 +137,25 @@ pub trait Simd: Copy + 'static {
         }
     }
 
+    /// `tanh x` with a relative error of about 2e-7.
+    #[inline(always)]
+    unsafe fn tanh(x: Self::V) -> Self::V {
+        // Small arguments by the Taylor polynomial, where the quotient below would lose digits; the rest by exp.
+        unsafe {
+            let square = Self::mul(x, x);
+            let mut p = Self::splat(-1382.0 / 155_925.0);
+            p = Self::fma(p, square, Self::splat(62.0 / 2835.0));
+            p = Self::fma(p, square, Self::splat(-17.0 / 315.0));
+            p = Self::fma(p, square, Self::splat(2.0 / 15.0));
+            p = Self::fma(p, square, Self::splat(-1.0 / 3.0));
+            let small = Self::fma(Self::mul(p, square), x, x);
+            let e = Self::exp(Self::min(Self::splat(40.0), Self::mul(Self::splat(2.0), x)));
+            let one = Self::splat(1.0);
+            let large = Self::div(Self::sub(e, one), Self::add(e, one));
+            Self::if_gt(Self::splat(0.35 * 0.35), square, small, large)
+        }
+    }
+
     /// `1 / (1 + e^-x)`.
     #[inline(always)]
     unsafe fn sigmoid(x: Self::V) -> Self::V {
@@ -172,6 +195,19 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::V) {
         unsafe { to.cast::<[f32; 16]>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self::V {
+        let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
+        lanes!(i => f32::from_bits(u32::from(bits[i]) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, value: Self::V) {
+        let mut bits = [0u16; 16];
+        for (slot, value) in bits.iter_mut().zip(value) {
+            *slot = half::bf16::from_f32(value).to_bits();
+        }
+        unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
     }
     #[inline(always)]
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
@@ -258,6 +294,38 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn load_bf16(from: *const u16) -> Pair {
+            #[inline(always)]
+            unsafe fn half(from: *const u16) -> __m256 {
+                unsafe {
+                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+                }
+            }
+            unsafe { Pair(half(from), half(from.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(to: *mut u16, value: Pair) {
+            #[inline(always)]
+            unsafe fn half(to: *mut u16, value: __m256) {
+                unsafe {
+                    let bits = _mm256_castps_si256(value);
+                    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                    let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+                    let rounded = _mm256_srli_epi32::<16>(rounded);
+                    let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+                    let words = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
+                    let packed = _mm256_packus_epi32(words, words);
+                    let low = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed));
+                    _mm_storeu_si128(to.cast(), low);
+                }
+            }
+            unsafe {
+                half(to, value.0);
+                half(to.add(8), value.1);
+            }
+        }
+        #[inline(always)]
         unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
             both!(_mm256_fmadd_ps, a, b, c)
         }
@@ -331,6 +399,25 @@ mod x86 {
         #[inline(always)]
         unsafe fn store(to: *mut f32, value: __m512) {
             unsafe { _mm512_storeu_ps(to, value) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const u16) -> __m512 {
+            unsafe {
+                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+            }
+        }
+        #[inline(always)]
+        unsafe fn store_bf16(to: *mut u16, value: __m512) {
+            unsafe {
+                let bits = _mm512_castps_si512(value);
+                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+                let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+                let rounded = _mm512_srli_epi32::<16>(rounded);
+                let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+                let words = _mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7FC0));
+                _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
+            }
         }
         #[inline(always)]
         unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
@@ -414,6 +501,59 @@ mod tests {
         unsafe { S::store(x, S::exp(S::load(x))) }
     }
     dispatch! { fn exp_lanes = exp_kernel(x: *mut f32); }
+
+    #[inline(always)]
+    unsafe fn tanh_kernel<S: Simd>(x: *mut f32) {
+        unsafe { S::store(x, S::tanh(S::load(x))) }
+    }
+    dispatch! { fn tanh_lanes = tanh_kernel(x: *mut f32); }
+
+    #[inline(always)]
+    unsafe fn bf16_kernel<S: Simd>(x: *mut f32, bits: *mut u16) {
+        unsafe {
+            S::store_bf16(bits, S::load(x));
+            S::store(x, S::load_bf16(bits));
+        }
+    }
+    dispatch! { fn bf16_lanes = bf16_kernel(x: *mut f32, bits: *mut u16); }
+
+    #[test]
+    fn bf16_rounds_as_the_half_crate_does() {
+        crate::ops::testing::each_level(|level| {
+            let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-40];
+            let ties = [0x3F80_8000u32, 0x3F81_8000, 0x3F80_8001, 0x3F80_7FFF].map(f32::from_bits);
+            let values = special.iter().chain(&ties).copied().chain(crate::ops::testing::numbers(3, 500));
+            let values: Vec<f32> = values.collect();
+            for chunk in values.chunks_exact(16) {
+                let (mut lanes, mut bits) = ([0.0f32; 16], [0u16; 16]);
+                lanes.copy_from_slice(chunk);
+                unsafe { bf16_lanes(lanes.as_mut_ptr(), bits.as_mut_ptr()) };
+                for ((&value, &got), &back) in chunk.iter().zip(&bits).zip(&lanes) {
+                    let want = half::bf16::from_f32(value);
+                    assert!(got == want.to_bits() || (want.is_nan() && back.is_nan()), "{level:?}: {value}");
+                    assert!(back == want.to_f32() || back.is_nan());
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn tanh_is_accurate_and_saturates() {
+        let mut worst = 0.0f64;
+        for step in -30_000..30_000 {
+            let x = step as f32 * 0.001;
+            let mut lanes = [x; 16];
+            unsafe { tanh_lanes(lanes.as_mut_ptr()) };
+            let exact = f64::from(x).tanh();
+            worst = worst.max((f64::from(lanes[5]) - exact).abs() / exact.abs().max(1e-30));
+        }
+        assert!(worst < 5e-7, "relative error {worst:e}");
+        for (x, y) in [(1e30, 1.0), (-1e30, -1.0), (f32::INFINITY, 1.0), (0.0, 0.0)] {
+            let mut lanes = [x; 16];
+            unsafe { tanh_lanes(lanes.as_mut_ptr()) };
+            assert_eq!(lanes, [y; 16], "{x}");
+        }
+    }
 
     #[test]
     fn exp_is_accurate_and_saturates() {

@@ -1,7 +1,21 @@
-//! Layer 4: optimizers as pure updates on slices, learning-rate schedules, clipping.
+//! Layer 4: optimizers as pure updates of tensors, learning-rate schedules, clipping.
+//!
+//! An optimizer is one file with a [`Rule`] and one line in [`registry`].
+pub mod adafactor;
 pub mod adamw;
+pub mod adamw_8bit;
 pub mod clip;
+pub mod ema;
+pub mod lion;
+pub mod muon;
+pub mod optimizer;
+pub mod rates;
+pub mod registry;
 pub mod schedule;
+pub mod schedule_free;
+pub mod sgd;
 
 pub use adamw::{AdamW, Betas};
+pub use ema::Ema;
+pub use optimizer::{Optimizer, Rule, Slot, State};
 pub use schedule::Schedule;

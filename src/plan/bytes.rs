@@ -4,16 +4,16 @@
 /// Room beside the tensors: headers, JSON files, metrics, logs, the report.
 const SMALL_FILES: u64 = 1 << 20;
 
-/// Bytes of one checkpoint: the trained values and AdamW's two moments, all f32, and the small files.
-pub fn checkpoint(trainable: u64, extra_files: u64) -> u64 {
-    3 * 4 * trainable + extra_files + SMALL_FILES
+/// Bytes of one checkpoint: the trained values in f32, the optimizer's state, and the small files.
+pub fn checkpoint(trainable: u64, optimizer: u64, extra_files: u64) -> u64 {
+    4 * trainable + optimizer + extra_files + SMALL_FILES
 }
 
 /// The most bytes that a run holds on disk at once. An old checkpoint goes only after the new one is durable, so one
 /// more than `keep` exists for a while; the final weights and the tokenizer (`extra_files`) come on top.
-pub fn run(trainable: u64, extra_files: u64, checkpoints: u64, keep: Option<u64>) -> u64 {
+pub fn run(trainable: u64, optimizer: u64, extra_files: u64, checkpoints: u64, keep: Option<u64>) -> u64 {
     let held = keep.map_or(checkpoints, |keep| checkpoints.min(keep + 1));
-    held.max(1) * checkpoint(trainable, extra_files) + 4 * trainable + extra_files + SMALL_FILES
+    held.max(1) * checkpoint(trainable, optimizer, extra_files) + 4 * trainable + extra_files + SMALL_FILES
 }
 
 #[cfg(test)]
@@ -22,12 +22,12 @@ mod tests {
 
     #[test]
     fn the_new_checkpoint_stands_beside_those_kept() {
-        let one = checkpoint(1000, 50);
+        let one = checkpoint(1000, 8000, 50);
         assert_eq!(one, 12_000 + 50 + SMALL_FILES);
         let last = 4000 + 50 + SMALL_FILES;
-        assert_eq!(run(1000, 50, 10, Some(3)), 4 * one + last);
-        assert_eq!(run(1000, 50, 2, Some(3)), 2 * one + last);
-        assert_eq!(run(1000, 50, 10, None), 10 * one + last);
-        assert_eq!(run(1000, 50, 0, None), one + last);
+        assert_eq!(run(1000, 8000, 50, 10, Some(3)), 4 * one + last);
+        assert_eq!(run(1000, 8000, 50, 2, Some(3)), 2 * one + last);
+        assert_eq!(run(1000, 8000, 50, 10, None), 10 * one + last);
+        assert_eq!(run(1000, 8000, 50, 0, None), one + last);
     }
 }

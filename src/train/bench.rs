@@ -1,6 +1,7 @@
 //! `tunesmith bench`: real optimizer steps on random weights of a shape, timed, beside what the machine can do.
 use super::feed;
 use super::machine::peak_bytes;
+use super::optimizer::slots;
 use super::step::step;
 use crate::comm::single::Single;
 use crate::config::arch::Arch;
@@ -11,7 +12,7 @@ use crate::model::Model;
 use crate::ops::gemm::{Init, Matrix, Term, matmul};
 use crate::ops::panel::Pool;
 use crate::ops::{peak, simd};
-use crate::optim::{AdamW, Betas};
+use crate::optim::{AdamW, Betas, Optimizer};
 use serde::Serialize;
 use std::io::BufRead as _;
 use std::path::Path;
@@ -188,7 +189,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let synthetic = || synthetic(request, arch.vocab_size);
     let split = Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
-    let mut optimizer = AdamW::new(betas, model.params.len());
+    let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let batches_of = |index: usize| {
         let chosen: Vec<Vec<usize>> =
             (0..request.batch).map(|row| vec![(index * request.batch + row) % split.len()]).collect();

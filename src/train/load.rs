@@ -2,6 +2,7 @@
 use std::time::Instant;
 
 use super::metrics::Metrics;
+use super::optimizer;
 use super::output;
 use super::prepare::{self, Prepared};
 use super::progress::{Event, Observer, Pace};
@@ -14,7 +15,6 @@ use crate::checkpoint::{self, TrainState, atomic, disk::RealDisk};
 use crate::config::Resolved;
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::optim::{AdamW, Betas};
 
 /// The model as it is before step 1 of a new run.
 ///
@@ -60,19 +60,14 @@ impl<'a> Session<'a> {
         observer.event(&Event::Phase("loading the model"));
         let mut model = model(&prepared)?;
         let train = &prepared.config.train;
-        let betas = Betas {
-            beta1: train.adam_beta1,
-            beta2: train.adam_beta2,
-            epsilon: train.adam_epsilon,
-            weight_decay: train.weight_decay,
-        };
-        let mut optimizer = AdamW::new(betas, model.params.len());
+        let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
+        let mut ema = optimizer::average(&prepared.config, &model.params);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
-            saved.restore(&specs, model.params.values_mut(), &mut optimizer.m, &mut optimizer.v)?;
-            optimizer.step = saved.state.adam_step;
+            let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
+            saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
             state = saved.state.clone();
             let position = serde_json::from_value(state.sampler.clone()).ok();
             if !position.is_some_and(|position| prepared.sampler.restore(position)) {
@@ -92,6 +87,7 @@ impl<'a> Session<'a> {
             observer,
             model,
             optimizer,
+            ema,
             saved: state.step,
             state,
             metrics: None,

@@ -9,6 +9,7 @@ pub mod lock;
 pub mod machine;
 pub mod metrics;
 mod norms;
+pub mod optimizer;
 pub mod output;
 mod prepare;
 pub mod progress;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
-use super::progress::{Event, Observer};
+use super::progress::{Downloads, Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
 use super::{adapter, output};
@@ -12,20 +12,24 @@ use crate::checkpoint::stamp::{Hashes, Stamp};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, Init, LrScheduler, Mode, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, Init, Mode, Optim, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
+use crate::hub::{self, Part, Snapshot};
 use crate::model::targets::{self, Placement};
 use crate::model::weights::WeightFiles;
-use crate::optim::schedule::Schedule;
+use crate::optim::optimizer::state_bytes;
+use crate::optim::{Schedule, Slot, rates, registry};
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
-use crate::plan::{bytes, grouped};
+use crate::plan::{bytes, grouped, human_bytes};
 
 /// A run that has been found possible.
 pub struct Prepared {
     /// The base model's folder.
     pub model_dir: PathBuf,
+    /// Where on the hub it came from, if it did.
+    pub snapshot: Option<Snapshot>,
     /// Its shape.
     pub arch: Arch,
     /// Its weights, opened and checked; nothing when they are drawn at random.
@@ -38,6 +42,8 @@ pub struct Prepared {
     pub placements: Vec<Placement>,
     /// How many values are trained.
     pub trainable: u64,
+    /// The bytes that the optimizer and the averages keep beside them.
+    pub optimizer_bytes: u64,
     /// Holds the output directory.
     pub lock: DirLock,
     /// The rows.
@@ -67,20 +73,33 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
             Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
         );
     }
-    let model_dir = resolved.config.model.dir()?;
-    let arch = Arch::from_dir(&model_dir)?;
     let mut config = resolved.config.clone();
+    // Of a model on the hub first what describes it: it may be refused before gigabytes are fetched.
+    let downloads = Downloads(observer);
+    let hub::Found { dir: model_dir, snapshot } = hub::model_dir(&config.model, Part::Description, &downloads)?;
+    let arch = Arch::from_dir(&model_dir)?;
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
     let mut adapter = None;
-    if let Some(dir) = &resolved.config.tuning.adapter {
-        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+    if let Some(named) = &resolved.config.tuning.adapter {
+        let dir = hub::adapter_dir(named, &downloads)?;
+        let (lora, tensors) = adapter::open(&dir, resolved, &arch)?;
+        config.tuning.adapter = Some(dir);
         (config.tuning.lora, adapter) = (lora, Some(tensors));
     }
     let placements = match config.tuning.mode {
         Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
         Mode::Full => Vec::new(),
     };
-    let trainable = trainable(&config, &arch, &placements)?;
+    let tensors = trained_tensors(&config, &arch, &placements)?;
+    let trainable = tensors.iter().map(|(_, shape)| count(shape)).sum();
+    let optimizer_bytes = optimizer_bytes(&config, tensors)?;
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    if let Some(snapshot) = &snapshot {
+        config.model.revision = Some(snapshot.commit.clone());
+        if config.model.init == Init::Pretrained {
+            hub::model_dir(&config.model, Part::Whole, &downloads)?;
+        }
+    }
     let weights = match config.model.init {
         Init::Pretrained => Some(WeightFiles::open(&model_dir, &arch.tensors())?),
         Init::Random => None,
@@ -102,19 +121,24 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&config);
     let batches = batches(&config, &dataset, &sampler)?;
-    let schedule = schedule(&config, &batches);
+    let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
     // What is there already of this run, or goes before the first step, needs no further room.
     let held = if goes_on_here || options.overwrite { output::bytes_of_runs(output_dir) } else { 0 };
-    check_disk(&config, &model_dir, trainable, &batches, held)?;
+    // Where averages are published, the trained values stand beside them in a checkpoint.
+    let averages = config.train.optim == Optim::ScheduleFreeAdamW;
+    let state = optimizer_bytes + if averages { 4 * trainable } else { 0 };
+    check_disk(&config, &model_dir, (trainable, state), &batches, held)?;
     let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
+        snapshot,
         arch,
         weights,
         config,
         adapter,
         placements,
         trainable,
+        optimizer_bytes,
         lock,
         dataset,
         sampler,
@@ -138,16 +162,32 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
     }
 }
 
-fn trainable(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {
-    let count = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
-    let tensors = arch.tensors();
+fn count(shape: &[usize]) -> u64 {
+    shape.iter().map(|&size| size as u64).product()
+}
+
+/// What is trained: names and shapes.
+fn trained_tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
     if config.tuning.mode == Mode::Full {
-        return Ok(tensors.iter().map(|spec| count(&spec.shape)).sum());
+        return Ok(arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect());
     }
     let saved = targets::saved_tensors(arch, &config.tuning.lora)?;
-    let in_full = saved.iter().map(|name| count(&adapter::shape_of(arch, name)));
-    let adapters = placements.iter().flat_map(Placement::tensors).map(|(_, shape)| count(&shape));
-    Ok(in_full.chain(adapters).sum())
+    let in_full = saved.into_iter().map(|name| (name.clone(), adapter::shape_of(arch, &name)));
+    let adapters = placements.iter().flat_map(Placement::tensors).map(|(name, shape)| (name, shape.to_vec()));
+    Ok(in_full.chain(adapters).collect())
+}
+
+/// The bytes that the optimizer and the averages keep beside the trained values. Refuses arguments of the optimizer, the
+/// schedule and the learning rates that fit nothing.
+fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> Result<u64> {
+    let rule = registry::rule(&config.train)?;
+    Schedule::of(&config.train, 0, u64::MAX)?;
+    let scales = rates::scales(&config.train, config.tuning.lora.loraplus_lr_ratio, &tensors)?;
+    let slot = |((name, shape), lr_scale)| Slot { name, shape, decay: true, lr_scale };
+    let slots: Vec<Slot> = tensors.into_iter().zip(scales).map(slot).collect();
+    let values: u64 = slots.iter().map(|slot| count(&slot.shape)).sum();
+    let averages = if config.train.ema_decay.is_some() { 4 * values } else { 0 };
+    Ok(state_bytes(rule.as_ref(), &slots) + averages)
 }
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
@@ -211,8 +251,11 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
         setting.key != "train.resume_from_checkpoint" && !(of_adapter && setting.source == Source::Default)
     });
     for setting in &mut settings {
-        if setting.key == "model.max_seq_len" {
-            setting.value = config.model.max_seq_len.into();
+        match setting.key.as_str() {
+            "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            // A branch moves on; the run belongs to the commit.
+            "model.revision" => setting.value = config.model.revision.clone().into(),
+            _ => {}
         }
     }
     settings
@@ -249,7 +292,13 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
 }
 
 /// A disk that cannot hold the run is refused now and not after hours. `held` bytes of it are there already.
-fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batches, held: u64) -> Result<()> {
+fn check_disk(
+    config: &Config,
+    model_dir: &Path,
+    (trainable, state): (u64, u64),
+    batches: &Batches,
+    held: u64,
+) -> Result<()> {
     let train = &config.train;
     let saves = match train.save_strategy {
         SaveStrategy::No => 1,
@@ -259,7 +308,7 @@ fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batch
     let best = u64::from(train.load_best_model_at_end);
     let keep = train.save_total_limit.map(|limit| limit as u64 + best);
     let tokenizer = output::size_of(&output::tokenizer_files(model_dir));
-    let needed = bytes::run(trainable, tokenizer, saves, keep);
+    let needed = bytes::run(trainable, state, tokenizer, saves, keep);
     checkpoint::preflight(&train.output_dir, needed.saturating_sub(held))
 }
 
@@ -269,6 +318,9 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        let state = human_bytes(self.optimizer_bytes);
+        let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
+        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
         }
@@ -312,16 +364,6 @@ pub fn rate_table(prepared: &Prepared) -> Vec<Rate> {
     rates(total_steps, warmup_steps, |step| prepared.schedule.lr(step))
 }
 
-fn schedule(config: &Config, batches: &Batches) -> Schedule {
-    let warmup = if config.train.lr_scheduler_type == LrScheduler::Constant { 0 } else { batches.warmup_steps };
-    Schedule {
-        form: config.train.lr_scheduler_type,
-        peak: config.train.learning_rate,
-        warmup,
-        total: batches.total_steps,
-    }
-}
-
 /// The model in a line: where it is, what it is, how much of it is trained.
 pub fn describe(prepared: &Prepared) -> String {
     let what = match prepared.config.tuning.mode {
@@ -329,7 +371,8 @@ pub fn describe(prepared: &Prepared) -> String {
         Mode::Full => "every weight".to_owned(),
     };
     let family = format!("{:?}", prepared.arch.family);
-    format!("{} · {family} · {what} · {} values trained", prepared.model_dir.display(), grouped(prepared.trainable))
+    let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
+    format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
 }
 
 /// What the data came to: label and value.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use super::metrics::{EvalLine, StepLine};
 use super::report::Sample;
+use crate::hub;
 use crate::plan::batches::Batches;
+use crate::plan::human_bytes;
 use crate::plan::rates::Rate;
 
 /// Something that happened.
@@ -59,6 +61,28 @@ pub enum Event<'a> {
 pub trait Observer: crate::data::Progress + Sync {
     /// `event` has happened.
     fn event(&self, event: &Event<'_>);
+}
+
+/// Tells an observer what is downloaded.
+pub struct Downloads<'a>(pub &'a dyn Observer);
+
+impl hub::Watch for Downloads<'_> {
+    fn begin(&self, what: &str, total: u64) {
+        self.0.event(&Event::Notice(&format!("{what}: {}", human_bytes(total))));
+        self.0.begin(what, total);
+    }
+
+    fn advance(&self, by: u64) {
+        self.0.advance(by);
+    }
+
+    fn end(&self) {
+        self.0.end();
+    }
+
+    fn notice(&self, text: &str) {
+        self.0.event(&Event::Notice(text));
+    }
 }
 
 /// How fast the run goes and how long it will take, from the steps done so far.

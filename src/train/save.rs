@@ -19,33 +19,35 @@ pub fn checkpoint(session: &mut Session<'_>) -> Result<PathBuf> {
         Some(stamp) => stamp,
         None => session.prepared.stamp()?,
     };
-    let train = &session.prepared.config.train;
-    let root = &train.output_dir;
-    session.state.adam_step = session.optimizer.step;
+    session.state.optimizer_step = session.optimizer.step;
+    session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.prepared.sampler.state())
         .map_err(|error| Error::checkpoint(format!("the position in the data cannot be written: {error}")))?;
     let adapter = adapter_config(session);
-    let weights = match &adapter {
-        Some(adapter) => Weights::Adapter(adapter),
-        None => Weights::Model(&session.prepared.model_dir),
-    };
-    let dir = checkpoint::save(
-        root,
-        &Snapshot {
-            stamp: &stamp,
-            state: &session.state,
-            weights,
-            specs: &session.model.params.specs,
-            values: session.model.params.values(),
-            m: &session.optimizer.m,
-            v: &session.optimizer.v,
-        },
-    )?;
+    let dir = session.published(|session, trained| {
+        let weights = match &adapter {
+            Some(adapter) => Weights::Adapter(adapter),
+            None => Weights::Model(&session.prepared.model_dir),
+        };
+        checkpoint::save(
+            &session.prepared.config.train.output_dir,
+            &Snapshot {
+                stamp: &stamp,
+                state: &session.state,
+                weights,
+                specs: &session.model.params.specs,
+                values: session.model.params.values(),
+                trained,
+                optimizer: &session.optimizer,
+            },
+        )
+    })?;
     session.saved = session.state.step;
     session.stamp = Some(stamp);
     let best = point_best(session)?;
+    let train = &session.prepared.config.train;
     if let Some(limit) = train.save_total_limit {
-        checkpoint::prune(root, limit, best.as_deref())?;
+        checkpoint::prune(&train.output_dir, limit, best.as_deref())?;
     }
     session.done.saving += began.elapsed();
     Ok(dir)
@@ -128,7 +130,10 @@ fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
 /// What PEFT must know of the adapter; nothing when every weight is trained.
 fn adapter_config(session: &Session<'_>) -> Option<AdapterConfig> {
     let (config, prepared) = (&session.prepared.config, &session.prepared);
-    let base = prepared.model_dir.to_string_lossy();
+    let base = match &prepared.snapshot {
+        Some(snapshot) => snapshot.repo.id.as_str().into(),
+        None => prepared.model_dir.to_string_lossy(),
+    };
     (config.tuning.mode == Mode::Lora)
         .then(|| AdapterConfig::new(&config.tuning.lora, &prepared.placements, Some(&base)))
 }

@@ -13,7 +13,7 @@ use crate::comm::single::Single;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::optim::AdamW;
+use crate::optim::{Ema, Optimizer};
 
 /// What a run holds while it goes.
 pub struct Session<'a> {
@@ -27,8 +27,10 @@ pub struct Session<'a> {
     pub prepared: Prepared,
     /// The model with its trained values.
     pub model: Model,
-    /// The optimizer's moments.
-    pub optimizer: AdamW,
+    /// The optimizer with its state.
+    pub optimizer: Optimizer,
+    /// The moving average of the weights, if there is one.
+    pub ema: Option<Ema>,
     /// Where the run stands between two steps.
     pub state: TrainState,
     /// The step of the last checkpoint.
@@ -78,6 +80,9 @@ impl Session<'_> {
         let batches = feed::batches(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass)?;
         let rate = self.prepared.schedule.lr(self.state.step);
         let stats = step(&mut self.model, &mut self.optimizer, &Single, &batches, rate, train.max_grad_norm)?;
+        if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
+            ema.update(self.model.params.values(), self.optimizer.step);
+        }
         self.state.step += 1;
         self.state.epoch = self.prepared.sampler.epoch();
         self.state.tokens += stats.tokens;
@@ -174,29 +179,19 @@ impl Session<'_> {
     /// The engine or the disk.
     pub fn evaluate(&mut self) -> Result<()> {
         let Some(validation) = &self.prepared.dataset.validation else { return Ok(()) };
-        let began = Instant::now();
-        self.observer.event(&Event::Evaluating { rows: validation.len() as u64 });
-        let train = &self.resolved.config.train;
-        let (mut sum, mut label_tokens) = (0.0, 0u64);
-        for start in (0..validation.len()).step_by(train.eval_batch_size) {
-            if self.stop.requested().is_some() {
-                return Ok(());
-            }
-            let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
-            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
-                label_tokens += batch.label_tokens() as u64;
-                sum += self.model.loss(&batch)?;
-            }
-        }
+        let (began, rows) = (Instant::now(), validation.len() as u64);
+        self.observer.event(&Event::Evaluating { rows });
+        let Some((loss, label_tokens)) = self.published(|session, _| session.validation_loss())? else {
+            return Ok(());
+        };
         let step = self.state.step;
-        let loss = sum / label_tokens.max(1) as f64;
-        let best = judge(&mut self.state, loss, train.early_stopping_threshold);
+        let best = judge(&mut self.state, loss, self.resolved.config.train.early_stopping_threshold);
         let line = EvalLine {
             step,
             epoch: self.state.epoch,
             eval_loss: finite(loss),
             eval_label_tokens: label_tokens,
-            eval_rows: validation.len() as u64,
+            eval_rows: rows,
             eval_seconds: began.elapsed().as_secs_f64(),
         };
         self.done.evaluating += began.elapsed();
@@ -206,6 +201,25 @@ impl Session<'_> {
         }
         self.observer.event(&Event::Eval { line: &line, best });
         Ok(())
+    }
+
+    /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
+    fn validation_loss(&self) -> Result<Option<(f64, u64)>> {
+        let Some(validation) = &self.prepared.dataset.validation else { return Ok(None) };
+        let train = &self.resolved.config.train;
+        let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0u64);
+        for start in (0..validation.len()).step_by(train.eval_batch_size) {
+            if self.stop.requested().is_some() {
+                return Ok(None);
+            }
+            let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
+            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
+                label_tokens += batch.label_tokens() as u64;
+                weight += batch.label_weight();
+                sum += self.model.loss(&batch)?;
+            }
+        }
+        Ok(Some((if weight > 0.0 { sum / weight } else { 0.0 }, label_tokens)))
     }
 
     /// Whether early stopping ends the run here.

@@ -3,12 +3,12 @@ use crate::comm::Collectives;
 use crate::data::batch::Batch;
 use crate::error::Result;
 use crate::model::Model;
-use crate::optim::{AdamW, clip};
+use crate::optim::{Optimizer, clip};
 
 /// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepStats {
-    /// Mean loss over the label tokens of the whole effective batch.
+    /// Mean cross-entropy over the label tokens of the whole effective batch, each counted with its row's weight.
     pub loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
@@ -22,14 +22,14 @@ pub struct StepStats {
 
 /// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
 ///
-/// The loss is the sum over label tokens divided by their number in the whole effective batch, so that neither the
-/// number of micro-batches nor the number of ranks changes it.
+/// The loss is the sum over label tokens divided by their number (where rows have weights, by the sum of the tokens'
+/// weights) in the whole effective batch, so that neither the number of micro-batches nor of ranks changes it.
 ///
 /// # Errors
 /// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone.
 pub fn step(
     model: &mut Model,
-    optimizer: &mut AdamW,
+    optimizer: &mut Optimizer,
     comm: &dyn Collectives,
     micro_batches: &[Batch],
     rate: f64,
@@ -42,7 +42,10 @@ pub fn step(
     ];
     comm.all_reduce_counts(&mut counts)?;
     let [label_tokens, tokens] = counts;
-    let scale = 1.0 / label_tokens.max(1) as f32;
+    let mut weight = [micro_batches.iter().map(Batch::label_weight).sum()];
+    comm.all_reduce_sums(&mut weight)?;
+    let [weight] = weight;
+    let scale = if weight > 0.0 { 1.0 / weight as f32 } else { 0.0 };
 
     // Forward and backward.
     model.params.zero_grads();
@@ -57,15 +60,13 @@ pub fn step(
     comm.all_reduce_sums(&mut sum)?;
 
     // Update.
-    let loss = sum[0] / label_tokens.max(1) as f64;
+    let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };
     let grad_norm = clip::norm(model.params.grads());
     let skipped = !(loss.is_finite() && grad_norm.is_finite());
     if !skipped {
         let factor = clip::factor(grad_norm, max_grad_norm);
-        let specs = &model.params.specs;
-        let decayed: Vec<_> = specs.iter().filter(|spec| spec.decay).map(crate::model::ParamSpec::range).collect();
         let (values, grads) = model.params.split_mut();
-        optimizer.update(values, grads, factor, rate, &decayed);
+        optimizer.update(values, grads, factor, rate);
     }
     Ok(StepStats { loss, grad_norm, label_tokens, tokens, skipped })
 }

@@ -17,6 +17,8 @@ use tunesmith::config::{Config, LoraConfig, TargetModules};
 use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;
+use tunesmith::optim::{AdamW, Betas, Optimizer, State};
+use tunesmith::train::optimizer::slots;
 use tunesmith::{Error, Kind};
 
 fn golden(path: &str) -> PathBuf {
@@ -31,8 +33,19 @@ struct Run {
     adapter: AdapterConfig,
     specs: Vec<ParamSpec>,
     values: Vec<f32>,
-    m: Vec<f32>,
-    v: Vec<f32>,
+    optimizer: Optimizer,
+}
+
+/// AdamW with these moments.
+fn adamw(specs: &[ParamSpec], values: &[f32], moments: [&[f32]; 2]) -> Optimizer {
+    let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(specs), values);
+    for (spec, pair) in specs.iter().zip(optimizer.tensors_mut().chunks_mut(2)) {
+        for ((_, _, state), moment) in pair.iter_mut().zip(moments) {
+            state.floats().copy_from_slice(&moment[spec.range()]);
+        }
+    }
+    optimizer
 }
 
 fn run(step: u64, salt: f32) -> Run {
@@ -42,7 +55,7 @@ fn run(step: u64, salt: f32) -> Run {
     let mut specs: Vec<ParamSpec> = Vec::new();
     for (name, shape) in placements.iter().flat_map(tunesmith::model::targets::Placement::tensors) {
         let offset = specs.last().map_or(0, |spec| spec.range().end);
-        specs.push(ParamSpec { name, shape: shape.to_vec(), offset, decay: true });
+        specs.push(ParamSpec { name, shape: shape.to_vec(), offset, decay: true, lr_scale: 1.0 });
     }
     let len = specs.last().unwrap().range().end;
     let fill = |factor: f32| -> Vec<f32> {
@@ -62,7 +75,8 @@ fn run(step: u64, salt: f32) -> Run {
         sampler: json!({"step": 7}),
         ..TrainState::default()
     };
-    Run { config, stamp, state, adapter, specs, values: fill(0.37), m: fill(1e-3), v: fill(1e-7) }
+    let optimizer = adamw(&specs, &fill(0.37), [&fill(1e-3), &fill(1e-7)]);
+    Run { config, stamp, state, adapter, specs, values: fill(0.37), optimizer }
 }
 
 impl Run {
@@ -73,19 +87,23 @@ impl Run {
             weights: Weights::Adapter(&self.adapter),
             specs: &self.specs,
             values: &self.values,
-            m: &self.m,
-            v: &self.v,
+            trained: None,
+            optimizer: &self.optimizer,
         }
     }
 
     /// Whether the checkpoint holds exactly this run.
     fn is_in(&self, dir: &Path) -> bool {
         let loaded = checkpoint::load(dir).unwrap();
-        let mut buffers = [0, 1, 2].map(|_| vec![f32::NAN; self.values.len()]);
-        let [values, m, v] = &mut buffers;
-        loaded.restore(&self.specs, values, m, v).unwrap();
+        let nothing = || vec![f32::NAN; self.values.len()];
+        let (mut values, mut optimizer) = (nothing(), adamw(&self.specs, &self.values, [&nothing(), &nothing()]));
+        loaded.restore(&self.specs, &mut values, &mut optimizer, None).unwrap();
         let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
-        let same = buffers.iter().zip([&self.values, &self.m, &self.v]).all(|(a, b)| bits(a) == bits(b));
+        let moments = |optimizer: &Optimizer| -> Vec<Vec<u32>> {
+            let all = optimizer.tensors().into_iter();
+            all.map(|(_, _, state)| if let State::F32(values) = state { bits(values) } else { Vec::new() }).collect()
+        };
+        let same = bits(&values) == bits(&self.values) && moments(&optimizer) == moments(&self.optimizer);
         same && loaded.state == self.state && loaded.stamp == self.stamp
     }
 }
@@ -143,7 +161,8 @@ fn a_full_checkpoint_is_a_model_folder() {
     let base = WeightFiles::open(&dir, &arch.tensors()).unwrap();
     let (mut specs, mut values) = (Vec::new(), Vec::new());
     for spec in arch.tensors() {
-        specs.push(ParamSpec { name: spec.name.clone(), shape: spec.shape.clone(), offset: values.len(), decay: true });
+        let (name, shape) = (spec.name.clone(), spec.shape.clone());
+        specs.push(ParamSpec { name, shape, offset: values.len(), decay: true, lr_scale: 1.0 });
         values.extend(base.read(&spec.name).unwrap().1);
     }
     let zeros = vec![0.0; values.len()];
@@ -153,8 +172,7 @@ fn a_full_checkpoint_is_a_model_folder() {
         weights: Weights::Model(&dir),
         specs: &specs,
         values: &values,
-        m: &zeros,
-        v: &zeros,
+        optimizer: &adamw(&specs, &values, [&zeros, &zeros]),
         ..run.snapshot()
     };
     let saved = checkpoint::save(root.path(), &snapshot).unwrap();
@@ -247,13 +265,12 @@ fn tensors_of_another_run_are_refused_with_both_sides() {
     let loaded = checkpoint::load(&root.path().join("checkpoint-000001")).unwrap();
     let mut run = run(1, 1.0);
     let len = run.values.len();
-    let mut buffers = [0, 1, 2].map(|_| vec![0.0; len]);
-    let [values, m, v] = &mut buffers;
+    let mut values = vec![0.0; len];
     run.specs[1].shape = vec![4, 16];
-    let error = loaded.restore(&run.specs, values, m, v).unwrap_err();
+    let error = loaded.restore(&run.specs, &mut values, &mut run.optimizer, None).unwrap_err();
     assert_says(&error, Kind::Checkpoint, &["lora_B", "is [32, 2], expected [4, 16]"]);
     let dropped = run.specs.remove(1);
-    let error = loaded.restore(&run.specs, values, m, v).unwrap_err();
+    let error = loaded.restore(&run.specs, &mut values, &mut run.optimizer, None).unwrap_err();
     assert_says(&error, Kind::Checkpoint, &[&dropped.name, "has no place", "4 tensors there, 3 expected"]);
 }
 

@@ -4,6 +4,8 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+#[cfg(feature = "hub")]
+mod hub;
 mod oracle;
 mod parity;
 mod peft;

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Config, InitLora, LrScheduler, Mode, Patterns, TargetModules};
+use tunesmith::config::{Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
-use tunesmith::optim::{AdamW, Betas, Schedule};
+use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
+use tunesmith::train::optimizer::slots;
 use tunesmith::train::step::step;
 
 /// Limits of `tests/golden/README.md`.
@@ -203,8 +204,8 @@ fn check_trace(model: &mut Model, trace: &Value) {
         })
         .collect();
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
-    let mut optimizer = AdamW::new(betas, model.params.len());
-    let schedule = Schedule { form: LrScheduler::Cosine, peak: 1e-3, warmup: 3, total: 20 };
+    let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+    let schedule = Schedule::new(LrScheduler::Cosine, 1e-3, 3, 20).unwrap();
     let steps = trace["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 20);
     for (index, expected) in steps.iter().enumerate() {
@@ -271,29 +272,38 @@ fn check_family(family: &str) {
     }
 }
 
-#[test]
-fn llama_equals_peft() {
-    check_family("llama");
+macro_rules! families {
+    ($($test:ident: $family:literal,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                check_family($family);
+            }
+        )*
+        const FAMILIES: &[&str] = &[$($family),*];
+    };
 }
 
-#[test]
-fn qwen2_equals_peft() {
-    check_family("qwen2");
-}
-
-#[test]
-fn qwen3_equals_peft() {
-    check_family("qwen3");
+families! {
+    llama_equals_peft: "llama",
+    qwen2_equals_peft: "qwen2",
+    qwen3_equals_peft: "qwen3",
+    gemma2_equals_peft: "gemma2",
+    gemma3_equals_peft: "gemma3",
+    mistral_equals_peft: "mistral",
+    phi3_equals_peft: "phi3",
+    smollm3_equals_peft: "smollm3",
+    olmo2_equals_peft: "olmo2",
 }
 
 #[test]
 fn both_styles_of_config_json_describe_the_same_model() {
-    for family in ["llama", "qwen2", "qwen3"] {
+    for family in FAMILIES {
         let dir = golden(family).join("model");
         let old = dir.join("config_v4.json");
         let old = Arch::from_json(&std::fs::read_to_string(&old).unwrap(), &old).unwrap();
         let new = Arch::from_dir(&dir).unwrap();
-        assert_eq!((old.rope, old.tensors(), old.rms_norm_eps), (new.rope, new.tensors(), new.rms_norm_eps));
+        assert_eq!(old, new, "{family}");
     }
 }
 
@@ -401,4 +411,48 @@ fn packed_rows_equal_rows_apart() {
     let mean = model.loss(&batch).unwrap() / batch.label_tokens() as f64;
     assert!((mean - f64::from(stored["loss"].1[0])).abs() <= 1e-5, "mean loss {mean}");
     check_gradients(&mut model, &batch, &tensors(&dir.join("lora_grads.safetensors")));
+}
+
+/// The base in bfloat16 where the checkpoint has it so is the same model, to the bit.
+#[test]
+fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
+    let run = |dtype| {
+        let mut config = recipe();
+        config.model.dtype = dtype;
+        let mut model = load("gemma3", &config);
+        let batch = Forward::read("gemma3").batch();
+        model.params.zero_grads();
+        let loss = model.forward_backward(&batch, 1.0, 0).unwrap();
+        (loss, model.params.grads().to_vec())
+    };
+    assert_eq!(run(Dtype::Auto), run(Dtype::Float32));
+    assert_eq!(run(Dtype::Auto), run(Dtype::Bfloat16));
+}
+
+/// `train.bf16` rounds what waits for the backward pass: the loss is the same, gradients differ by its rounding.
+#[test]
+fn activations_in_bf16_move_gradients_by_their_rounding_only() {
+    for family in ["llama", "gemma2", "phi3"] {
+        let run = |bf16, recompute| {
+            let mut config = adapter_config(&golden(family).join("adapter_init/adapter_config.json"));
+            config.train.bf16 = bf16;
+            config.train.gradient_checkpointing = recompute;
+            let mut model = load(family, &config);
+            put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
+            let batch = Forward::read(family).batch();
+            model.params.zero_grads();
+            let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+            (loss, model.params.grads().to_vec())
+        };
+        let (loss, exact) = run(false, false);
+        for recompute in [false, true] {
+            let (other, rounded) = run(true, recompute);
+            assert_eq!(loss, other, "{family}: forward is not touched");
+            assert_ne!(exact, rounded, "{family}: the last block alone is not rounded");
+            let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+            let error = norm(&mut exact.iter().zip(&rounded).map(|(a, b)| f64::from(a - b)));
+            let size = norm(&mut exact.iter().map(|&a| f64::from(a)));
+            assert!(error < 0.01 * size, "{family}: {error} of {size}");
+        }
+    }
 }

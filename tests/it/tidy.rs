@@ -17,7 +17,6 @@ const MAX_LINES: usize = 600;
 /// Where `unsafe` may stand, and why; folders end with a slash.
 const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("src/ops/", "vector instructions and tiles that threads write side by side"),
-    ("src/optim/adamw.rs", "ranges that threads update side by side"),
     ("src/checkpoint/disk.rs", "statvfs of the C library"),
 ];
 

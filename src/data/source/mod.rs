@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use self::compressed::Compression;
-use crate::data::row::{Form, PROBE_ROWS, Row};
+use crate::data::row::{Form, PROBE_ROWS, Row, loss_weight};
 use crate::error::{Error, Result};
 
 /// The longest line or JSON row that is read.
@@ -101,8 +101,20 @@ impl RawRow {
     /// # Errors
     /// Malformed rows, with file and line, what was found and what is expected.
     pub fn parse(self, forms: &[Form]) -> Result<Row> {
+        self.parse_weighted(forms).map(|(row, _)| row)
+    }
+
+    /// As [`Self::parse`], with what the row's loss counts ([`loss_weight`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse_weighted(self, forms: &[Form]) -> Result<(Row, f32)> {
         let place = self.place.clone();
-        self.value().and_then(|value| Row::parse(value, forms)).map_err(|error| error.context(place))
+        let both = |value| {
+            let weight = loss_weight(&value)?;
+            Ok((Row::parse(value, forms)?, weight))
+        };
+        self.value().and_then(both).map_err(|error| error.context(place))
     }
 
     /// The form that `auto` sees; `None` if the row is malformed, which [`Self::parse`] will report.

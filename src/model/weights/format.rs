@@ -186,6 +186,31 @@ fn item_bytes(dtype: &str) -> Option<u64> {
     }
 }
 
+/// Numbers to write.
+#[derive(Debug, Clone, Copy)]
+pub enum Numbers<'a> {
+    /// As F32.
+    F32(&'a [f32]),
+    /// As U8.
+    U8(&'a [u8]),
+}
+
+impl Numbers<'_> {
+    const fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::U8(values) => values.len(),
+        }
+    }
+
+    const fn dtype(self) -> (&'static str, u64) {
+        match self {
+            Self::F32(_) => ("F32", 4),
+            Self::U8(_) => ("U8", 1),
+        }
+    }
+}
+
 /// Writes a new F32 safetensors file, as [`write_safetensors_to`]; the file must not exist. Does not sync.
 ///
 /// # Errors
@@ -199,17 +224,31 @@ pub fn write_safetensors(
     write().map_err(|error| Error::io("write", path, &error))
 }
 
-/// Streams F32 tensors sorted by name, as the Python library writes them, through a buffer of 1 MiB.
+/// Streams F32 tensors sorted by name, as [`write_numbers_to`].
 ///
 /// # Errors
-/// The writer's; `InvalidInput` where two tensors have one name or a shape does not fit its values.
+/// As there.
 pub fn write_safetensors_to(
     writer: &mut dyn Write,
     tensors: &[(String, Vec<usize>, &[f32])],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
+    let numbers = tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values)));
+    write_numbers_to(writer, &numbers.collect::<Vec<_>>(), metadata)
+}
+
+/// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
+/// 1 MiB.
+///
+/// # Errors
+/// The writer's; `InvalidInput` where two tensors have one name or a shape does not fit its values.
+pub fn write_numbers_to(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, Numbers<'_>)],
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
     let mut sorted: Vec<_> = tensors.iter().collect();
-    sorted.sort_by(|a, b| a.0.cmp(&b.0));
+    sorted.sort_by(|a, b| b.2.dtype().1.cmp(&a.2.dtype().1).then_with(|| a.0.cmp(&b.0)));
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
         let strings: BTreeMap<_, _> = metadata.iter().copied().collect();
@@ -217,8 +256,9 @@ pub fn write_safetensors_to(
     }
     let mut at = 0;
     for (name, shape, values) in &sorted {
-        let end = at + 4 * values.len() as u64;
-        let tensor = TensorInfo { dtype: "F32".into(), shape: shape.clone(), data_offsets: (at, end) };
+        let (dtype, bytes) = values.dtype();
+        let end = at + bytes * values.len() as u64;
+        let tensor = TensorInfo { dtype: dtype.into(), shape: shape.clone(), data_offsets: (at, end) };
         let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
         if twice || shape.iter().product::<usize>() != values.len() {
             let message = format!("tensor {name:?} {shape:?} of {} values, there twice: {twice}", values.len());
@@ -232,10 +272,15 @@ pub fn write_safetensors_to(
     writer.write_all(&text)?;
     let mut buffer = Vec::with_capacity(CHUNK_BYTES);
     for (_, _, values) in sorted {
-        for chunk in values.chunks(CHUNK_BYTES / 4) {
-            buffer.clear();
-            buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
-            writer.write_all(&buffer)?;
+        match values {
+            Numbers::U8(bytes) => writer.write_all(bytes)?,
+            Numbers::F32(values) => {
+                for chunk in values.chunks(CHUNK_BYTES / 4) {
+                    buffer.clear();
+                    buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
+                    writer.write_all(&buffer)?;
+                }
+            }
         }
     }
     writer.flush()

@@ -105,7 +105,6 @@ fn keys_of_later_versions_are_refused_by_name() {
         "train: {ddp_find_unused_parameters: false}",
         "train: {predict_with_generate: true}",
         "train: {lr_scheduler_type: polynomial}",
-        "data: {datasets: []}",
         "block_size: 1024",
         "mode: dapt",
         "deepspeed: x.json",
@@ -193,9 +192,9 @@ fn a_run_needs_a_model_and_rows() {
     assert!(run(&[]).unwrap_err().message().contains("model.name is not set"));
     assert!(run(&["model.name=x"]).unwrap_err().message().contains("data.train_path is not set"));
     assert!(run(&["model.local_dir=x", "data.train_path=y"]).is_ok());
-    let hub = run(&["model.name=Qwen/Qwen3-0.6B", "data.train_path=y"]).unwrap_err();
-    assert!(hub.message().contains("no folder Qwen/Qwen3-0.6B here"), "{hub}");
-    assert!(hub.hint_text().unwrap().contains("not yet part of this version"), "{hub}");
+    assert!(run(&["model.name=Qwen/Qwen3-0.6B", "model.revision=main", "data.train_path=y"]).is_ok());
+    let secret = run(&["model.token=hf_secret"]).unwrap_err().to_string();
+    assert!(secret.contains("HF_TOKEN") && !secret.contains("hf_secret"), "{secret}");
 }
 
 #[test]

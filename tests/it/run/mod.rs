@@ -1,7 +1,7 @@
 //! `tunesmith train`, end to end on a tiny model made here.
 mod ends;
 mod events;
-mod fixture;
+pub(super) mod fixture;
 mod refusals;
 mod resume;
 mod signals;

@@ -1,0 +1,130 @@
+//! `tunesmith download`: fetches a model or a data set of the hub, and tells where it lies; how downloads are shown.
+use std::fmt::Write as _;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::terminal;
+use crate::error::{Error, Result};
+use crate::hub::{Hub, Part, Place, Settings, Watch};
+use crate::plan::{human_bytes, human_seconds};
+
+/// The arguments of `tunesmith download`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The repository: owner/name (also as the word MODEL=owner/name, or in the environment variable MODEL)
+    #[arg(value_name = "NAME")]
+    name: Option<String>,
+    /// A branch, tag or commit instead of `main`
+    #[arg(long, value_name = "REVISION")]
+    revision: Option<String>,
+    /// A data set, not a model
+    #[arg(long)]
+    dataset: bool,
+    /// The configuration of the data set
+    #[arg(long, value_name = "CONFIG", requires = "dataset")]
+    config: Option<String>,
+    /// The split of the data set
+    #[arg(long, value_name = "SPLIT", requires = "dataset")]
+    split: Option<String>,
+    /// Put the files here instead of into the cache
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of the hub: no such repository, no access, no network, no room.
+pub fn run(args: &Args) -> Result<()> {
+    let named = args.name.clone().or_else(|| std::env::var("MODEL").ok()).unwrap_or_default();
+    let name = named.strip_prefix("MODEL=").unwrap_or(&named);
+    if name.is_empty() {
+        return Err(Error::config("no repository is named")
+            .hint("`tunesmith download owner/name`, or `just download-model MODEL=owner/name`"));
+    }
+    let settings = Settings::from_env()?;
+    let downloads = Downloads::default();
+    let place = args.dir.clone().map_or(Place::Cache, Place::Folder);
+    let hub = Hub::new(settings, &downloads);
+    let revision = args.revision.as_deref();
+    let (snapshot, files) = if args.dataset {
+        hub.dataset_at(name, args.config.as_deref(), args.split.as_deref(), revision, place)?
+    } else {
+        (hub.model(name, revision, Part::Whole, place)?, Vec::new())
+    };
+    let mut text = format!("{} is in {}\n", snapshot.label(), snapshot.dir.display());
+    for file in &files {
+        let _ = writeln!(text, "  {}", file.display()); // a String never fails
+    }
+    let how = match (args.dataset, &args.dir) {
+        (false, Some(dir)) => format!("model.local_dir={}", dir.display()),
+        (false, None) => format!("model.name={name} model.revision={}", snapshot.commit),
+        (true, _) => "data.train_path=FILE".to_owned(),
+    };
+    terminal::print(&format!("{text}use it with {how}\n"))
+}
+
+/// Shows downloads on standard error: a bar on a terminal, elsewhere a line at the beginning and one at the end.
+#[derive(Default)]
+pub(super) struct Downloads(Mutex<Option<Running>>);
+
+struct Running {
+    what: String,
+    total: u64,
+    arrived: u64,
+    began: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Downloads {
+    fn running(&self) -> MutexGuard<'_, Option<Running>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A line on standard error; nowhere to complain if that is closed.
+fn line(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+impl Watch for Downloads {
+    fn begin(&self, what: &str, total: u64) {
+        let bar = std::io::stderr().is_terminal().then(|| {
+            let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+            let bar = ProgressBar::new(total).with_message(what.to_owned());
+            style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
+        });
+        if bar.is_none() {
+            line(&format!("{what}: {}", human_bytes(total)));
+        }
+        *self.running() = Some(Running { what: what.to_owned(), total, arrived: 0, began: Instant::now(), bar });
+    }
+
+    fn advance(&self, by: u64) {
+        let mut running = self.running();
+        let Some(running) = running.as_mut() else { return };
+        running.arrived += by;
+        running.bar.iter().for_each(|bar| bar.inc(by));
+    }
+
+    fn end(&self) {
+        let Some(Running { what, total, arrived, began, bar }) = self.running().take() else { return };
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        let took = human_seconds(began.elapsed().as_secs_f64());
+        let of = if arrived < total { format!(" of {}", human_bytes(total)) } else { String::new() };
+        line(&format!("{what}: {}{of} in {took}", human_bytes(arrived)));
+    }
+
+    fn notice(&self, text: &str) {
+        match &*self.running() {
+            Some(Running { bar: Some(bar), .. }) => bar.suspend(|| line(text)),
+            _ => line(text),
+        }
+    }
+}

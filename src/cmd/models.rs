@@ -1,0 +1,91 @@
+//! `tunesmith models`: the families that are supported, or what one model folder holds.
+use crate::config::arch::{Arch, FAMILIES, QkNorm, TensorSpec};
+use crate::error::Result;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+/// What `models` takes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A model folder to describe instead of the list
+    dir: Option<PathBuf>,
+    /// Print the list as docs/models.md has it
+    #[arg(long, conflicts_with = "dir")]
+    docs: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// A folder that holds no supported model.
+pub fn run(args: &Args) -> Result<()> {
+    match &args.dir {
+        Some(dir) => print!("{}", describe(&Arch::from_dir(dir)?)),
+        None if args.docs => print!("{}", table()),
+        None => {
+            for family in FAMILIES {
+                println!("{:12} {}\n{:12} {}", family.model_type, family.models, "", family.features);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The table of docs/models.md.
+pub fn table() -> String {
+    let mut out = String::from("| `model_type` | models | beside Llama's form |\n|---|---|---|\n");
+    for family in FAMILIES {
+        let _ = writeln!(out, "| `{}` | {} | {} |", family.model_type, family.models, family.features);
+    }
+    out
+}
+
+/// What an architecture is, a line a fact.
+fn describe(arch: &Arch) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        let _ = writeln!(out, "{name:18} {value}");
+    };
+    let parameters: usize = arch.tensors().iter().map(TensorSpec::len).sum();
+    line("family", format!("{} ({})", arch.family.model_type, arch.family.models));
+    line("parameters", format!("{:.1} M", parameters as f64 / 1e6));
+    line("blocks", arch.num_hidden_layers.to_string());
+    line("widths", format!("{} hidden, {} in the MLP", arch.hidden_size, arch.intermediate_size));
+    let (query, key) = (arch.num_attention_heads, arch.num_key_value_heads);
+    line("heads", format!("{query} query, {key} key/value, {} wide", arch.head_dim));
+    let tied = if arch.tie_word_embeddings { "the head is the embedding" } else { "the head has a matrix of its own" };
+    line("vocabulary", format!("{}, {tied}", arch.vocab_size));
+    line("context", format!("{} tokens", arch.max_position_embeddings));
+    let sliding: Vec<usize> = arch.blocks.iter().filter_map(|block| block.window).collect();
+    if let Some(window) = sliding.first() {
+        line("sliding window", format!("{window} tokens in {} of {} blocks", sliding.len(), arch.num_hidden_layers));
+    }
+    let still = arch.blocks.iter().filter(|block| block.rope.is_none()).count();
+    if still > 0 {
+        line("no positions", format!("in {still} of {} blocks", arch.num_hidden_layers));
+    }
+    for rope in &arch.ropes {
+        line(
+            "rotary",
+            format!("base {}, {} of {} features, {}", rope.theta, rope.rotary_dim, arch.head_dim, rope.scaling),
+        );
+    }
+    if arch.qk_norm != QkNorm::None {
+        line("norms on q and k", if arch.qk_norm == QkNorm::Head { "a head" } else { "all heads" }.to_string());
+    }
+    let modules: Vec<String> = arch
+        .linear_modules()
+        .into_iter()
+        .filter(|module| module.layer == Some(0))
+        .map(|module| {
+            format!(
+                "{} [{}, {}]",
+                module.name.rsplit('.').next().unwrap_or_default(),
+                module.out_features,
+                module.in_features
+            )
+        })
+        .collect();
+    line("linear modules", modules.join(", "));
+    out
+}

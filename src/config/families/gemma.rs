@@ -1,0 +1,36 @@
+//! Gemma (the first): GeGLU, norm weights counted from 1, embeddings scaled by the root of the width.
+use super::Family;
+use crate::config::arch::{Activation, Arch};
+use crate::config::hf_json::{Defaults, Source};
+use crate::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma",
+    class_name: "GemmaForCausalLM",
+    models: "Gemma 2B and 7B, CodeGemma",
+    features: "GeGLU, norm weights counted from 1, scaled embeddings",
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults {
+        kv_heads: Some(16),
+        head_dim: Some(256),
+        context: 8192,
+        tied: true,
+        pad: Some(0),
+        ..Defaults::default()
+    };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
+    gemma(&mut arch);
+    // Transformers takes the tanh form whatever the file says: the first files said "gelu" and meant it.
+    arch.activation = Activation::GeluTanh;
+    Ok(arch)
+}
+
+/// What all Gemmas share.
+pub(super) fn gemma(arch: &mut Arch) {
+    arch.norm_offset = 1.0;
+    arch.embedding_scale = (arch.hidden_size as f64).sqrt();
+}

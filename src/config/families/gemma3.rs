@@ -1,0 +1,45 @@
+//! Gemma 3, text: Gemma 2 without its caps, with norms on each head of q and k; five blocks with a window and their own
+//! rotary base between two without.
+use super::Family;
+use super::gemma::gemma;
+use crate::config::arch::{Arch, NormPlacement, QkNorm};
+use crate::config::hf_json::{Defaults, Source};
+use crate::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma3_text",
+    class_name: "Gemma3ForCausalLM",
+    models: "Gemma 3 270M and 1B, and the text part of the larger ones",
+    features: "GeGLU, four norms a block, norms on each head of q and k, a sliding window and its own rotary base in five of six blocks",
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults {
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        context: 131_072,
+        theta: 1e6,
+        tied: true,
+        pad: Some(0),
+        ..Defaults::default()
+    };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    source.refuse_bidirectional()?;
+    (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
+    gemma(&mut arch);
+    arch.norms = NormPlacement::Sandwich;
+    arch.qk_norm = QkNorm::Head;
+    arch.attention_scale = source.positive("query_pre_attn_scalar", 256.0)?.powf(-0.5);
+    arch.attention_softcap = source.optional_positive("attn_logit_softcapping", None)?;
+    arch.logit_softcap = source.optional_positive("final_logit_softcapping", None)?;
+    let window = source.window(Some(4096))?;
+    let pattern = source.size("sliding_window_pattern", Some(6))?;
+    source.layer_windows(&mut arch, window, |layer| (layer + 1) % pattern != 0)?;
+    // The window's blocks turn by a base of their own.
+    arch.ropes.push(source.local_rope(&arch)?);
+    for block in &mut arch.blocks {
+        block.rope = Some(usize::from(block.window.is_some()));
+    }
+    Ok(arch)
+}

@@ -1,0 +1,21 @@
+//! Mistral: Llama with a sliding window in every block, unless `sliding_window` is null.
+use super::Family;
+use crate::config::arch::Arch;
+use crate::config::hf_json::{Defaults, Source};
+use crate::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "mistral",
+    class_name: "MistralForCausalLM",
+    models: "Mistral 7B, Mistral Nemo, Mistral Small 2409, Zephyr",
+    features: "a sliding window in every block, unless it is null",
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let mut arch =
+        source.decoder(&FAMILY, &Defaults { kv_heads: Some(8), context: 4096 * 32, ..Defaults::default() })?;
+    let window = source.window(Some(4096))?;
+    arch.blocks.iter_mut().for_each(|block| block.window = window);
+    Ok(arch)
+}

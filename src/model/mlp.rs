@@ -1,0 +1,108 @@
+//! A block's gated MLP: gate and up (two modules or one), the activation, and down.
+use super::linear::{Input, Linear};
+use super::pass::Pass;
+use crate::ops::gated_mlp::{self, Gate};
+use crate::ops::panel::Act;
+
+/// The projections to gate and up.
+#[derive(Debug)]
+pub enum GateUp {
+    /// Two modules.
+    Apart(Box<[Linear; 2]>),
+    /// One, whose outputs lie side by side. Phi-3.
+    Fused(Linear),
+}
+
+/// The weights.
+#[derive(Debug)]
+pub struct Mlp {
+    /// To gate and up.
+    pub gate_up: GateUp,
+    /// Down projection.
+    pub down: Linear,
+    /// What the gate goes through.
+    pub gate: Gate,
+}
+
+/// What forward keeps for backward.
+#[derive(Debug)]
+pub struct Saved<T = Act> {
+    gate: T,
+    up: T,
+    low: [Option<T>; 2],
+}
+
+impl<T> Saved<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
+        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(f)) }
+    }
+}
+
+impl Mlp {
+    /// All linear modules.
+    pub fn linears(&self) -> impl Iterator<Item = &Linear> {
+        let gate_up = match &self.gate_up {
+            GateUp::Apart(linears) => &linears[..],
+            GateUp::Fused(linear) => std::slice::from_ref(linear),
+        };
+        gate_up.iter().chain([&self.down])
+    }
+
+    /// Gate and up of `h [rows, hidden]`.
+    pub fn forward(&self, pass: &Pass<'_>, h: &Act) -> Saved {
+        match &self.gate_up {
+            GateUp::Apart(linears) => {
+                let [to_gate, to_up] = &**linears;
+                let (gate, gate_low) = to_gate.forward(pass, h, None);
+                let (up, up_low) = to_up.forward(pass, h, None);
+                Saved { gate, up, low: [gate_low, up_low] }
+            }
+            GateUp::Fused(linear) => {
+                let (y, low) = linear.forward(pass, h, None);
+                let inner = y.features() / 2;
+                Saved { gate: y.columns(0..inner), up: y.columns(inner..2 * inner), low: [low, None] }
+            }
+        }
+    }
+
+    /// What `down` takes: `[rows, intermediate]`.
+    pub fn middle(&self, saved: &Saved) -> Act {
+        gated_mlp::forward(self.gate, &saved.gate, &saved.up)
+    }
+
+    /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place.
+    pub fn backward_down(
+        &self,
+        pass: &Pass<'_>,
+        saved: &mut Saved,
+        down_low: Option<&Act>,
+        dy: &Act,
+        grads: &mut [f32],
+    ) {
+        let middle = self.middle(saved);
+        let mut d_middle = middle.like();
+        self.down.backward(pass, &Input::new(&middle), down_low, dy, Some((&mut d_middle, false)), grads);
+        drop(middle);
+        gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, &d_middle);
+    }
+
+    /// From the gradients of gate and up to that of `h`.
+    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut [f32]) -> Act {
+        let Saved { gate, up, low: [gate_low, up_low] } = saved;
+        let (input, mut dh) = (Input::new(h), h.like());
+        match &self.gate_up {
+            GateUp::Apart(linears) => {
+                let [to_gate, to_up] = &**linears;
+                to_gate.backward(pass, &input, gate_low.as_ref(), &gate, Some((&mut dh, false)), grads);
+                to_up.backward(pass, &input, up_low.as_ref(), &up, Some((&mut dh, true)), grads);
+            }
+            GateUp::Fused(linear) => {
+                let dy = Act::side_by_side(&[&gate, &up]);
+                drop((gate, up));
+                linear.backward(pass, &input, gate_low.as_ref(), &dy, Some((&mut dh, false)), grads);
+            }
+        }
+        dh
+    }
+}

@@ -1,0 +1,48 @@
+//! Stochastic gradient descent with momentum, equal to `torch.optim.SGD`: the decay is added to the gradient.
+use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use rayon::prelude::*;
+
+/// The rule; its state is the momentum, if there is any.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// How much of the last step's direction is kept.
+    pub momentum: f64,
+    /// How much of the new gradient is left out of the momentum, after the first step.
+    pub dampening: f64,
+    /// Look ahead along the momentum.
+    pub nesterov: bool,
+    /// Added to the gradient, by the weights.
+    pub weight_decay: f64,
+}
+
+impl Rule for Sgd {
+    fn state(&self, slot: &Slot) -> Vec<StateSpec> {
+        if self.momentum == 0.0 { Vec::new() } else { vec![StateSpec::like("momentum_buffer", slot)] }
+    }
+
+    fn update(&self, update: Update<'_>) {
+        let Update { slot, values, grads, factor, rate, step, state } = update;
+        let decay = if slot.decay { self.weight_decay as f32 } else { 0.0 };
+        let rate = rate as f32;
+        let Some(buffer) = state.first_mut() else {
+            values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).for_each(|(values, grads)| {
+                for (value, grad) in values.iter_mut().zip(grads) {
+                    *value -= rate * (grad * factor + decay * *value);
+                }
+            });
+            return;
+        };
+        let momentum = self.momentum as f32;
+        let fresh = if step == 1 { 1.0 } else { (1.0 - self.dampening) as f32 };
+        let buffer = buffer.floats().par_chunks_mut(TASK);
+        let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(buffer);
+        parts.for_each(|((values, grads), buffer)| {
+            for ((value, grad), velocity) in values.iter_mut().zip(grads).zip(buffer) {
+                let grad = grad * factor + decay * *value;
+                *velocity = momentum * *velocity + fresh * grad;
+                let direction = if self.nesterov { grad + momentum * *velocity } else { *velocity };
+                *value -= rate * direction;
+            }
+        });
+    }
+}
