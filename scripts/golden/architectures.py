@@ -1,5 +1,5 @@
 """The tiny models of the parity goldens. The order counts: each takes its seed from its place, so new ones go to the end."""
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BASE = dict(
     hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, vocab_size=512,
@@ -8,6 +8,8 @@ BASE = dict(
 LLAMA3_ROPE = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32,
 )
+ATTENTION, DENSE = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 
 
 @dataclass
@@ -19,9 +21,8 @@ class Architecture:
     stored: str
     # The size above which the weights are split over several files.
     shard: str | None = None
-    # Whether every row is computed as if it were alone: Transformers stretches the rotary frequencies of `dynamic` and `longrope` by
-    # the longest row of the batch (and `dynamic` also by those before it), so a row's result would depend on its neighbours.
-    alone: bool = False
+    # What the adapter's configuration says beyond rank and alpha; without it every linear layer gets one.
+    lora: dict = field(default_factory=dict)
 
 
 ARCHITECTURES = {
@@ -53,4 +54,59 @@ ARCHITECTURES = {
     ),
     "smollm3": Architecture("SmolLM3Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=5e6, no_rope_layers=[1, 0], tie_word_embeddings=True), "BF16"),
     "olmo2": Architecture("Olmo2Config", dict(BASE, rms_norm_eps=1e-6, rope_theta=5e5, tie_word_embeddings=False, intermediate_size=136), "BF16"),
+    "gemma": Architecture(
+        "GemmaConfig", dict(BASE, rms_norm_eps=1e-6, rope_theta=10000.0, head_dim=24, num_key_value_heads=1, tie_word_embeddings=True), "BF16"
+    ),
+    "granite": Architecture(
+        "GraniteConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, embedding_multiplier=3.0, attention_multiplier=0.3, residual_multiplier=0.6,
+             logits_scaling=1.7, tie_word_embeddings=True),
+        "BF16",
+    ),
+    "phi3_longrope": Architecture(
+        "Phi3Config",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=7, tie_word_embeddings=True, partial_rotary_factor=0.5,
+             original_max_position_embeddings=16,
+             rope_scaling=dict(type="longrope", short_factor=[1.0, 1.05, 1.3, 1.6], long_factor=[1.1, 2.5, 6.0, 14.0])),
+        "BF16",
+    ),
+    "mistral_yarn": Architecture(
+        "MistralConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, sliding_window=None, tie_word_embeddings=False, max_position_embeddings=128,
+             rope_scaling=dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
+        "BF16",
+    ),
+    "qwen2_window": Architecture(
+        "Qwen2Config",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, use_sliding_window=True, sliding_window=6, max_window_layers=1),
+        "BF16",
+    ),
+    "llama_dynamic": Architecture(
+        "LlamaConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=10000.0, tie_word_embeddings=True, max_position_embeddings=16,
+             rope_scaling=dict(rope_type="dynamic", factor=4.0)),
+        "BF16",
+    ),
+    "mixtral": Architecture(
+        "MixtralConfig",
+        dict(BASE, rms_norm_eps=1e-5, rope_theta=1e6, sliding_window=None, tie_word_embeddings=True, intermediate_size=48, num_local_experts=4,
+             num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.02),
+        "BF16",
+        lora=dict(target_modules=ATTENTION, target_parameters=EXPERTS),
+    ),
+    "qwen2_moe": Architecture(
+        "Qwen2MoeConfig",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, intermediate_size=80, num_experts=6, num_experts_per_tok=3,
+             moe_intermediate_size=24, shared_expert_intermediate_size=40, mlp_only_layers=[0], decoder_sparse_step=1, norm_topk_prob=False),
+        "BF16",
+        # The names of the MLP reach the dense block and the shared expert.
+        lora=dict(target_modules=ATTENTION + DENSE, target_parameters=EXPERTS),
+    ),
+    "qwen3_moe": Architecture(
+        "Qwen3MoeConfig",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=1e6, tie_word_embeddings=True, head_dim=24, num_experts=6, num_experts_per_tok=3,
+             moe_intermediate_size=24, mlp_only_layers=[], decoder_sparse_step=1, norm_topk_prob=True),
+        "BF16",
+        lora=dict(target_modules=ATTENTION, target_parameters=EXPERTS),
+    ),
 }

@@ -70,7 +70,7 @@ def make_weights(config, seed, stored):
         elif "lm_head" in name:
             value = noise * (2.0 / math.sqrt(parameter.shape[1]))
         else:
-            value = noise * (1.2 / math.sqrt(parameter.shape[1]))
+            value = noise * (1.2 / math.sqrt(parameter.shape[-1]))
         weights[name] = value.to(DTYPES[stored]).to(torch.float32)
     return weights
 
@@ -78,7 +78,8 @@ def make_weights(config, seed, stored):
 def build(config, weights, double=False, attention="eager"):
     """The model with the given weights, in training mode (there is no dropout)."""
     dtype = torch.float64 if double else torch.float32
-    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention, dtype=dtype)
+    implementation = dict(attn_implementation=attention, experts_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype, **implementation)
     missing, unexpected = model.load_state_dict(weights, strict=False)
     model.tie_weights()
     assert not unexpected and all("lm_head" in key for key in missing), (missing, unexpected)
@@ -137,8 +138,42 @@ def token_losses(logits, labels, reduction):
     return F.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=IGNORE, reduction=reduction)
 
 
+def by_length(model):
+    """Whether the rotary frequencies depend on the length: of `dynamic` and `longrope` they do."""
+    return (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+
+
+def forget_lengths(model):
+    """Undoes what the rows so far did to the frequencies of `dynamic`: Transformers keeps those of the longest one."""
+    for module in model.modules():
+        if hasattr(module, "original_max_seq_len"):
+            module.inv_freq.copy_(module.original_inv_freq)
+            module.max_seq_len_cached = module.original_max_seq_len
+
+
+def outputs_of(model, ids, mask):
+    """The logits of a batch of rows padded on the right, and what the loss is raised by for uneven use of experts (mostly nothing).
+
+    Where the frequencies depend on the length, Transformers takes the longest row of the batch (and `dynamic` those before it), so
+    that a row's result depends on its neighbours. Here each row is a batch of its own then, as if it were alone.
+    """
+    if not by_length(model):
+        output = model(input_ids=ids, attention_mask=mask, use_cache=False)
+        uneven = getattr(output, "aux_loss", None)
+        return output.logits, 0.0 if uneven is None else model.config.router_aux_loss_coef * uneven
+    rows = []
+    for row, length in zip(ids, mask.sum(1).tolist()):
+        forget_lengths(model)
+        logits = model(input_ids=row[None, :length], use_cache=False).logits[0]
+        rows.append(F.pad(logits, (0, 0, 0, len(row) - length)))
+    return torch.stack(rows), 0.0
+
+
 def train_trace(model, rows, groups=None):
-    """Twenty AdamW steps; a step's loss is the sum over its label tokens by their number, not a mean of means."""
+    """Twenty AdamW steps; a step's loss is the sum over its label tokens by their number, not a mean of means.
+
+    What uneven use of experts adds is a mean over the micro-batches, so that it weighs the same however a step is split.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(
         groups(model) if groups else trained, lr=LEARNING_RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=WEIGHT_DECAY
@@ -151,8 +186,8 @@ def train_trace(model, rows, groups=None):
         label_tokens = sum(int((labels[:, 1:] != IGNORE).sum()) for _, _, labels in micro_batches)
         total = 0.0
         for ids, mask, labels in micro_batches:
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            loss = token_losses(logits, labels, "sum") / label_tokens
+            logits, uneven = outputs_of(model, ids, mask)
+            loss = token_losses(logits, labels, "sum") / label_tokens + uneven / GRAD_ACCUM
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(trained, 1.0).item()
@@ -175,12 +210,13 @@ def forward_batch(vocabulary, seed):
 
 
 def forward(model, ids, mask, labels, backward=False):
-    """Logits, the loss of each token's successor, and the mean loss."""
-    output = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False)
-    losses = token_losses(output.logits, labels, "none").reshape(ids.shape[0], -1)
+    """Logits, the loss of each token's successor, and the mean loss with what uneven use of experts adds."""
+    logits, uneven = outputs_of(model, ids, mask)
+    losses = token_losses(logits, labels, "none").reshape(ids.shape[0], -1)
+    loss = token_losses(logits, labels, "mean") + uneven
     if backward:
-        output.loss.backward()
-    return output.logits.detach(), losses.detach(), output.loss.detach()
+        loss.backward()
+    return logits.detach(), losses.detach(), loss.detach()
 
 
 def adapter_state(model):
@@ -198,7 +234,7 @@ def gradients(model):
 
 
 def save_adapter(model, folder):
-    """PEFT's own files, less its README, and with `target_modules` sorted (PEFT writes a set in no fixed order)."""
+    """PEFT's own files, less its README, and with the targets sorted (PEFT writes sets in no fixed order)."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     for name in os.listdir(folder):
@@ -208,8 +244,24 @@ def save_adapter(model, folder):
     with open(path, encoding="utf-8") as file:
         written = json.load(file)
     written["target_modules"].sort()
+    if written["target_parameters"]:
+        written["target_parameters"].sort()
     with open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps(written, indent=2, sort_keys=True))
+
+
+def watch_routers(model):
+    """A list that fills with how far apart the last chosen and the first refused expert were: a small gap may go either way elsewhere."""
+    gaps = []
+
+    def note(router, _, output):
+        best = output[0].detach().softmax(-1).topk(router.top_k + 1).values
+        gaps.append(float((best[:, -2] - best[:, -1]).min()))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("TopKRouter"):
+            module.register_forward_hook(note)
+    return gaps
 
 
 def difference(ours, theirs):

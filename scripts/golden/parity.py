@@ -56,10 +56,11 @@ def reload_difference(folder, spelling, batch, logits):
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(folder, copy)
     shutil.copy(f"{folder}/{spelling}", f"{copy}/config.json")
-    model = transformers.AutoModelForCausalLM.from_pretrained(copy, attn_implementation="eager", dtype=torch.float32)
+    implementation = dict(attn_implementation="eager", experts_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(copy, dtype=torch.float32, **implementation)
     shutil.rmtree(copy)
     with torch.no_grad():
-        found = difference(model(input_ids=ids, attention_mask=mask).logits[mask.bool()], logits[mask.bool()])
+        found = difference(outputs_of(model, ids, mask)[0][mask.bool()], logits[mask.bool()])
     assert found < 1e-6, (folder, spelling, found)
     return found
 
@@ -69,7 +70,8 @@ def greedy(model, prompt):
     ids, margin = list(prompt), 1e9
     with torch.no_grad():
         for _ in range(NEW_TOKENS):
-            best = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].topk(2)
+            text = torch.tensor([ids])
+            best = outputs_of(model, text, torch.ones_like(text))[0][0, -1].topk(2)
             margin = min(margin, (best.values[0] - best.values[1]).item())
             ids.append(int(best.indices[0]))
     return ids[len(prompt) :], margin
@@ -87,9 +89,11 @@ def cached_generate(model, prompts):
         return model.generate(input_ids=ids, attention_mask=mask, generation_config=settings)[:, longest:].tolist()
 
 
-def generation(config, weights, seed):
+def generation(config, weights, seed, lora):
     """Two prompts, picked by seed so that no step is a near tie, and what each model answers."""
-    base, tuned = build(config, weights).eval(), with_lora(config, weights, seed + 2).eval()
+    config = copy.deepcopy(config)
+    config.output_router_logits = False  # generate can't, with a cache
+    base, tuned = build(config, weights).eval(), with_lora(config, weights, seed + 2, **lora).eval()
     answers = []
     for attempt in range(300):
         distinct = 5 if attempt < 100 else 3 if attempt < 200 else 1
@@ -109,9 +113,19 @@ def generation(config, weights, seed):
             break
     prompts = [answer["prompt"] for answer in answers]
     assert len(answers) == 2
-    assert cached_generate(base, prompts) == [answer["base"] for answer in answers]
-    assert cached_generate(tuned, prompts) == [answer["lora"] for answer in answers]
-    note = "greedy, no eos; equal with HF generate (KV cache, both prompts left-padded in one batch)"
+    rope = (config.rope_parameters or {}).get("rope_type")
+    if rope == "dynamic":
+        # With a cache the keys of each length would keep that length's frequencies.
+        note = "greedy, no eos, no cache: each token from the whole text so far, turned by the frequencies of its length"
+    elif rope == "longrope":
+        # Each prompt alone: the padded length would decide between the short and the long factors. At the switch generate starts anew.
+        for side, model in (("base", base), ("lora", tuned)):
+            assert [cached_generate(model, [prompt])[0] for prompt in prompts] == [answer[side] for answer in answers]
+        note = "greedy, no eos; equal with HF generate (KV cache, each prompt alone), which drops its cache where the factors switch"
+    else:
+        assert cached_generate(base, prompts) == [answer["base"] for answer in answers]
+        assert cached_generate(tuned, prompts) == [answer["lora"] for answer in answers]
+        note = "greedy, no eos; equal with HF generate (KV cache, both prompts left-padded in one batch)"
     return dict(max_new_tokens=NEW_TOKENS, eos=None, prompts=answers, note=note)
 
 
@@ -130,8 +144,9 @@ def architecture(name, seed, rows, out):
         with float64(double):
             with torch.no_grad():
                 base = forward(build(config, weights, double), *batch)
-            model = with_lora(config, weights, seed + 2, double)
+            model = with_lora(config, weights, seed + 2, double, **ARCHITECTURES[name].lora)
             if not double:
+                gaps = watch_routers(model)
                 save_adapter(model, f"{folder}/adapter_init")
             tuned = forward(model, *batch, backward=True)
             grads = gradients(model)
@@ -143,6 +158,8 @@ def architecture(name, seed, rows, out):
                     tolerances[f"reload_{spelling}_max_logit_diff"] = reload_difference(f"{folder}/model", spelling, batch, base[0])
             runs.append((base, tuned, grads, trace, adapter_state(model)))
     (base, tuned, grads, trace, final), (base64, tuned64, grads64, trace64, final64) = runs
+    if gaps:
+        tolerances["smallest_router_gap"] = min(gaps)
     if config.model_type != "gemma2":  # its soft cap on the scores is not in PyTorch's own attention
         with torch.no_grad():
             sdpa = forward(build(config, weights, attention="sdpa"), *batch)
@@ -157,7 +174,7 @@ def architecture(name, seed, rows, out):
     hyper = dict(lr=LEARNING_RATE, betas=[0.9, 0.999], eps=1e-8, weight_decay=WEIGHT_DECAY, warmup=WARMUP, steps=STEPS, schedule="cosine",
                  clip=1.0, micro_batch=MICRO_BATCH, grad_accum=GRAD_ACCUM, data="data.json", order="sequential")
     dump(dict(hyper=hyper, steps=beside_float64(trace, trace64)), f"{folder}/trace.json")
-    dump(generation(config, weights, seed), f"{folder}/generate.json")
+    dump(generation(config, weights, seed, ARCHITECTURES[name].lora), f"{folder}/generate.json")
     tolerances |= dict(
         logits_base=difference(base[0][valid], base64[0][valid]),
         logits_lora=difference(tuned[0][valid], tuned64[0][valid]),

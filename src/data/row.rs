@@ -373,6 +373,19 @@ mod tests {
         Row::parse(row, &Form::ALL)
     }
 
+    #[test]
+    fn a_loss_weight_is_a_number_of_at_least_0() {
+        let weight = |value: Value| loss_weight(&json!({ "text": "x", "loss_weight": value }));
+        assert_eq!(loss_weight(&json!({ "text": "x" })).unwrap(), 1.0);
+        assert_eq!(
+            [json!(0.25), json!("0.25"), json!(null), json!("")].map(|value| weight(value).unwrap()),
+            [0.25, 0.25, 1.0, 1.0]
+        );
+        for bad in [json!(-1), json!("much"), json!(1e300), json!([1])] {
+            assert!(weight(bad.clone()).unwrap_err().to_string().contains("loss_weight"), "{bad}");
+        }
+    }
+
     fn contents(row: Row) -> Vec<(String, String)> {
         let Row::Chat(chat) = row else { panic!("not a chat") };
         let part = |value: &Value| value.as_str().unwrap().to_owned();

@@ -169,7 +169,9 @@ pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<F
     match (&model.local_dir, &model.name) {
         (None, Some(name)) if is_hub_name(name) => {
             let revision = model.revision.as_deref();
-            let snapshot = Hub::from_env(watch)?.model(name, revision, part, Place::Cache)?;
+            let snapshot = Hub::from_env(watch)?
+                .model(name, revision, part, Place::Cache)
+                .map_err(|error| error.context(format!("model.name: {name} is no folder here, and on the hub")))?;
             Ok(Found { dir: snapshot.dir.clone(), snapshot: Some(snapshot) })
         }
         _ => {
@@ -219,5 +221,20 @@ pub fn adapter_dir(named: &Path, watch: &dyn Watch) -> Result<PathBuf> {
     if !is_hub_name(name) {
         return Ok(named.to_owned());
     }
-    Ok(Hub::from_env(watch)?.adapter(name, revision)?.dir)
+    let found = Hub::from_env(watch)?.adapter(name, revision);
+    Ok(found.map_err(|error| error.context(format!("tuning.adapter: {text} is no folder here, and on the hub")))?.dir)
+}
+
+#[cfg(all(test, not(feature = "hub")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_feature_one_line_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().to_str().unwrap().to_owned();
+        let settings = Settings::from(&|name| (name == "HF_HOME").then(|| home.clone())).unwrap();
+        let error = Hub::new(settings, &Quiet).model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+        assert!(error.message().contains("built without the feature `hub`"), "{error}");
+    }
 }

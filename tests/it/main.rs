@@ -6,6 +6,8 @@ mod data;
 mod examples;
 #[cfg(feature = "hub")]
 mod hub;
+mod objective;
+mod optim;
 mod oracle;
 mod parity;
 mod peft;
