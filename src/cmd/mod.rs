@@ -9,6 +9,7 @@ pub mod data;
 pub mod doctor;
 pub mod download;
 pub mod models;
+pub mod process;
 pub mod terminal;
 pub mod train;
 
@@ -43,6 +44,8 @@ enum Command {
     Download(download::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
+    /// Write the rows that a run would train on, in one form, with a report
+    Process(process::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -55,6 +58,7 @@ impl Command {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
             Self::Data(args) => data::run(args),
+            Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),

@@ -237,6 +237,34 @@ choices! {
         /// It is left out.
         Drop = "drop",
     };
+
+    /// How large a mix of sources is in which each has its share.
+    MixStrategy {
+        /// As large as it can be without using a row twice.
+        InterleaveUnder = "interleave_under",
+        /// As small as it can be with every row in it; rows of other sources repeat.
+        InterleaveOver = "interleave_over",
+    };
+
+    /// Which training rows count as repetitions.
+    Dedupe {
+        /// None.
+        None = "none",
+        /// Those that say the same to the letter.
+        Exact = "exact",
+        /// Those that say the same, or nearly (`MinHash`, `dedupe_threshold`).
+        Minhash = "minhash",
+    };
+
+    /// What happens to training rows that are also in the validation or test rows.
+    Contamination {
+        /// Nobody looks.
+        Off = "off",
+        /// They are counted and named.
+        Warn = "warn",
+        /// They are left out of training.
+        Drop = "drop",
+    };
 }
 
 /// Which linear layers get an adapter.

@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod arguments;
 mod choice;
+mod datasets;
 pub mod docs;
 mod families;
 mod hf_json;
@@ -17,8 +18,9 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{Bias, BuiltinTemplate, TargetModules, Truncation};
+pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
+pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial};
 pub use schema::{

@@ -2,9 +2,10 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Bias, BuiltinTemplate, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume,
-    SaveStrategy, TargetModules, Truncation,
+    Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler,
+    MixStrategy, Mode, Optim, Resume, SaveStrategy, TargetModules, Truncation,
 };
+use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
 use super::value::{ConfigValue, Patterns};
 use std::path::PathBuf;
@@ -250,18 +251,26 @@ section! {
 section! {
     /// Where rows come from and how they become tokens and labels.
     DataConfig, DATA = "data" at data {
-        /// Training rows: JSONL, JSON or CSV files; `hf://datasets/owner/name/file` is one of the hub.
+        /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
+        /// `hf://datasets/owner/name/file` is one of the hub.
         train_path: Vec<PathBuf> = Vec::new();
         /// Validation rows.
         val_path: Vec<PathBuf> = Vec::new();
         /// Test rows.
         test_path: Vec<PathBuf> = Vec::new();
+        /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of
+        /// `{name, config, split, revision, weight, format}` for data sets of the hub. Without weights every row is taken once.
+        datasets: Vec<DatasetSpec> = Vec::new();
+        /// How large a mix by weight is.
+        mix_strategy: MixStrategy = MixStrategy::InterleaveUnder;
         /// The form of a row.
         format: Format = Format::Auto;
         /// A Jinja file to use as the chat template.
         template_path: Option<PathBuf> = None;
         /// A built-in chat template (`null`: the tokenizer's own).
         chat_template: Option<BuiltinTemplate> = None;
+        /// The date that templates write as today's, as `2025-07-26` (`null`: today).
+        template_date: Option<String> = None;
         /// The share of the training rows that is set apart for validation; 0 for none.
         split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// Which tokens carry the loss.
@@ -272,14 +281,28 @@ section! {
         packing: bool = false;
         /// What happens to rows that are too long.
         truncation: Truncation = Truncation::Right;
+        /// Rows with fewer tokens are left out.
+        min_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Rows with more tokens, before any truncation, are left out.
+        max_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Leave out training rows that repeat an earlier one.
+        dedupe: Dedupe = Dedupe::None;
+        /// How alike two rows must be to count as near-duplicates: the share of their sequences of five words that both have.
+        dedupe_threshold: f64 = 0.8, range Range::within(0.1, 1.0);
+        /// What happens to training rows that are also in the validation or test rows.
+        contamination: Contamination = Contamination::Off;
         /// Threads that tokenize (`null`: one a core).
         num_proc: Option<usize> = None, range Range::within(1.0, 4096.0);
-        /// The folder for tokenized data (`null`: `~/.cache/tunesmith`).
+        /// The folder for tokenized data, about 4 bytes a token (`null`: `~/.cache/tunesmith`).
         cache_dir: Option<PathBuf> = None;
-        /// Keep tokenized data for the next run, keyed by content.
+        /// Keep tokenized data for the next run, keyed by content; `false` removes it when the run ends.
         use_cache: bool = true;
-        /// Use only this many rows of each file set.
+        /// Use only this many rows of each file set, or of each source.
         max_rows: Option<usize> = None, range Range::at_least(1.0);
+    }
+    fixed {
+        /// Rows are always tokenized into a file and read from it, so that a set may be larger than memory.
+        "streaming" = [Scalar::Bool(true)], because "every set is streamed from disk, shuffled and resumed alike; remove the key";
     }
 }
 

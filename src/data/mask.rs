@@ -25,28 +25,41 @@ pub fn render(
 ) -> Result<Rendered> {
     let turns = Turns::new(conversation)?;
     let mut full = template.render_first(&turns, turns.len(), false)?;
-    if loss_on == LossOn::All {
-        full.spans.clear();
-        full.spans.push(0..full.text.len());
-        return Ok(full);
-    }
     let assistants = conversation.messages.iter().enumerate();
     let assistants: Vec<usize> =
         assistants.filter(|(_, message)| message["role"] == "assistant").map(|(index, _)| index).collect();
-    let mut wanted: Vec<usize> =
-        assistants.iter().copied().filter(|&index| index >= conversation.first_supervised).collect();
-    if loss_on == LossOn::Completion {
-        wanted = wanted.pop().into_iter().collect();
-    }
-    if !template.marks_generation() {
+    let unlearned = |index: &usize| conversation.unlearned.contains(index);
+    let all = loss_on == LossOn::All;
+    let wanted: Vec<usize> = match loss_on {
+        // Found to be cut out of the whole.
+        LossOn::All => assistants.iter().copied().filter(unlearned).collect(),
+        LossOn::Assistant | LossOn::Completion => {
+            let last = assistants.last().filter(|_| loss_on == LossOn::Completion);
+            let first = conversation.first_supervised.max(last.copied().unwrap_or(0));
+            assistants.iter().copied().filter(|index| *index >= first && !unlearned(index)).collect()
+        }
+    };
+    let blocks = std::mem::take(&mut full.spans);
+    let spans = if template.marks_generation() && blocks.len() == assistants.len() {
+        let of_turns = assistants.iter().zip(blocks);
+        of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
+    } else if template.marks_generation() && !all && assistants.ends_with(&wanted) {
+        // The template leaves turns out or has several blocks in one: the last blocks belong to the last turns.
+        let kept = if wanted.len() < assistants.len() { wanted.len() } else { blocks.len() };
+        blocks[blocks.len().saturating_sub(kept)..].to_vec()
+    } else {
         let finder = Finder { template, conversation, turns: &turns, full: &full.text, special_texts };
-        full.spans = wanted.into_iter().map(|index| finder.span(index)).collect::<Result<_>>()?;
-    } else if wanted.len() < assistants.len() {
-        // One block for each assistant turn: the last blocks belong to the last turns.
-        let skipped = full.spans.len().saturating_sub(wanted.len());
-        full.spans.drain(..skipped);
-    }
+        wanted.into_iter().map(|index| finder.span(index)).collect::<Result<Vec<_>>>()?
+    };
+    full.spans = if all { around(&spans, full.text.len()) } else { spans };
     Ok(full)
+}
+
+/// What lies outside of some ranges that are in order.
+fn around(ranges: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
+    let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
+    let ends = ranges.iter().map(|range| range.start).chain([end]);
+    starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| start..end).collect()
 }
 
 /// Finds the span of one turn by rendering other versions of the conversation.
@@ -117,6 +130,10 @@ impl Finder<'_> {
         {
             tokens.push(rest.len() - length..rest.len());
             rest = rest[..rest.len() - length].trim_end();
+        }
+        // A call has no content that it could stand behind, and may itself end in a special token.
+        if content.is_empty() && text[begin..].trim() != tokens.last().map_or("", |token| text[token.start..].trim()) {
+            return tokens.first().cloned();
         }
         // The content itself may end in what looks like a special token.
         let behind = |token: &&Range<usize>| text[..token.start].trim_end().ends_with(content.trim_end());

@@ -188,7 +188,8 @@ pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<F
     }
 }
 
-/// Replaces each `hf://…` among the paths of `data` by the files that it names, which are fetched.
+/// Replaces each `hf://…` among the paths of `data` by the files that it names, which are fetched; sources of
+/// `data.datasets` that are named get their files as paths.
 ///
 /// # Errors
 /// Those of [`Hub::local_paths`].
@@ -196,6 +197,14 @@ pub fn fetch_paths(data: &mut DataConfig, watch: &dyn Watch) -> Result<()> {
     for paths in [&mut data.train_path, &mut data.val_path, &mut data.test_path] {
         if paths.iter().any(|path| is_hub_path(path)) {
             *paths = Hub::from_env(watch)?.local_paths(paths)?;
+        }
+    }
+    for spec in &mut data.datasets {
+        if let Some(name) = &spec.name {
+            let (config, split) = (spec.config.as_deref(), spec.split.as_deref());
+            spec.path = dataset_files(name, config, split, spec.revision.as_deref(), watch)?;
+        } else if spec.path.iter().any(|path| is_hub_path(path)) {
+            spec.path = Hub::from_env(watch)?.local_paths(&spec.path)?;
         }
     }
     Ok(())

@@ -39,7 +39,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
 
     let asking = Instant::now();
     let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
-    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation);
+    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation)?;
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }

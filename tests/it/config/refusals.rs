@@ -105,7 +105,6 @@ fn keys_of_later_versions_are_refused_by_name() {
         "train: {ddp_find_unused_parameters: false}",
         "train: {predict_with_generate: true}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
-        "data: {datasets: []}",
         "block_size: 1024",
         "mode: dapt",
         "deepspeed: x.json",
