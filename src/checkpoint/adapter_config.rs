@@ -39,7 +39,9 @@ impl AdapterConfig {
     pub fn new(lora: &LoraConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
         let mut targets = Targets::from(lora);
         if targets.target_modules == TargetModules::AllLinear {
-            targets.target_modules = TargetModules::List(placements.iter().map(|p| p.module.clone()).collect());
+            targets.target_modules = TargetModules::List(
+                placements.iter().filter(|p| p.experts.is_none()).map(|p| p.module.clone()).collect(),
+            );
         }
         Self {
             targets: Targets { strict: false, ..targets },
@@ -99,6 +101,7 @@ impl AdapterConfig {
             token_modules,
             targets: Targets {
                 target_modules,
+                target_parameters: source.strings("target_parameters")?,
                 exclude_modules: source.modules("exclude_modules")?,
                 layers_to_transform: source.layers()?,
                 layers_pattern: source.strings("layers_pattern")?,
@@ -134,7 +137,8 @@ impl AdapterConfig {
     pub fn lora_config(&self, arch: &Arch, like: &LoraConfig) -> Result<LoraConfig> {
         let targets = self.targets.clone();
         let placements = targets.place(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
-        let listed = placements.iter().map(|placement| placement.module.clone()).collect();
+        let modules = placements.iter().filter(|placement| placement.experts.is_none());
+        let listed = modules.map(|placement| placement.module.clone()).collect();
         let by_name = |value: fn(&Placement) -> f64| {
             placements.iter().map(move |p| (format!("^{}", regex::escape(&p.module)), value(p)))
         };
@@ -148,6 +152,7 @@ impl AdapterConfig {
             use_dora: targets.use_dora,
             bias: targets.bias,
             exclude_modules: None,
+            target_parameters: targets.target_parameters,
             init_lora_weights: match self.init_lora_weights.as_str() {
                 Some("pissa") => InitLora::Pissa,
                 _ => InitLora::Kaiming,
@@ -200,7 +205,7 @@ impl AdapterConfig {
             "rank_pattern": patterns_json(&targets.rank_pattern, |rank| (*rank).into()),
             "revision": null,
             "target_modules": modules_json(&targets.target_modules),
-            "target_parameters": null,
+            "target_parameters": list(&targets.target_parameters),
             "task_type": "CAUSAL_LM",
             "trainable_token_indices": self.tokens_json(),
             "use_bdlora": null,
@@ -241,10 +246,9 @@ fn patterns_json<T>(patterns: &Patterns<T>, value: impl Fn(&T) -> Value) -> Valu
 }
 
 /// Features that change the numbers: absent, null, false or empty, or refused.
-const UNSUPPORTED: [&str; 14] = [
+const UNSUPPORTED: [&str; 13] = [
     "lora_bias",
     "fan_in_fan_out",
-    "target_parameters",
     "layer_replication",
     "alora_invocation_tokens",
     "arrow_config",

@@ -65,6 +65,7 @@ pub const COVERED: &[&str] = &[
     "tuning.lora.r",
     "tuning.lora.lora_alpha",
     "tuning.lora.target_modules",
+    "tuning.lora.target_parameters",
     "tuning.lora.exclude_modules",
     "tuning.lora.bias",
     "tuning.lora.use_rslora",

@@ -52,7 +52,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("model.quantization", QUANT),
     ("tuning.bnb", QUANT),
     ("tuning.lora.layers_pattern", "layers are always counted along model.layers; use layers_to_transform"),
-    ("tuning.lora.target_parameters", "adapters on bare parameters are not yet part of this version"),
     (
         "tuning.lora.trainable_token_indices",
         "training the embeddings of tokens that exist is not yet part of this version; see tuning.new_tokens",

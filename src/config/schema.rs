@@ -113,6 +113,9 @@ section! {
         alpha_pattern: Patterns<f64> = Patterns::default(), range Range::greater_than(0.0);
         /// The numbers of the decoder layers that get adapters (`null`: all).
         layers_to_transform: Option<Vec<usize>> = None;
+        /// Parameters that are no modules and get adapters: `mlp.experts.gate_up_proj` and `mlp.experts.down_proj` of a model with
+        /// experts, one adapter for each of them.
+        target_parameters: Vec<String> = Vec::new();
         /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();
         /// Which biases are trained too.

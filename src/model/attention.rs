@@ -11,7 +11,7 @@ pub enum Qkv {
     /// Three modules.
     Apart(Box<[Linear; 3]>),
     /// One, whose outputs lie side by side. Phi-3.
-    Fused(Linear),
+    Fused(Box<Linear>),
 }
 
 /// The weights and constants.
@@ -65,7 +65,7 @@ impl Attention {
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv = match &self.qkv {
             Qkv::Apart(linears) => &linears[..],
-            Qkv::Fused(linear) => std::slice::from_ref(linear),
+            Qkv::Fused(linear) => std::slice::from_ref(&**linear),
         };
         qkv.iter().chain([&self.o])
     }

@@ -1,6 +1,6 @@
 //! Builds a [`Model`]: reads or draws every tensor, and decides which are trained.
 use super::attention::{Attention, Qkv};
-use super::block::{Block, Join};
+use super::block::{Block, Feed, Join};
 use super::decoder::Model;
 use super::dora::{self, Magnitude, Update};
 use super::freeze;
@@ -9,13 +9,14 @@ use super::init;
 use super::init::Stream;
 use super::linear::{Linear, Lora};
 use super::mlp::{GateUp, Mlp};
+use super::moe::Moe;
 use super::norm::Norm;
 use super::params::Params;
 use super::stack::Stack;
 use super::targets::{Placement, Targets, is_vocabulary, place, saved_tensors, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
-use crate::config::arch::{Activation, Arch, LinearSpec, QkNorm};
+use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm};
 use crate::config::{Config, Dtype, InitLora, Mode};
 use crate::error::{Error, Result};
 use crate::ops::attention::{Heads, Scores};
@@ -254,15 +255,120 @@ impl Builder<'_> {
         };
         let (a, b) = (push(&a), push(&b));
         let magnitude = magnitudes.map(|(squares, norms)| Magnitude { range: push(&norms), squares });
-        Lora { a, b, rank, scale, module, magnitude }
+        Lora { a, b, rank, scale, module, magnitude, expert: None }
+    }
+
+    /// The adapter of all experts of a block on one of their matrices, part by part.
+    fn expert_loras(&mut self, wrapper: &str) -> Vec<Option<Lora>> {
+        let Some((module, placement)) = self.placements.remove(wrapper) else { return Vec::new() };
+        let (experts, rank) = (placement.experts.unwrap_or(1), placement.r);
+        let tensors = placement.tensors();
+        let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
+        let features = (placement.in_features, placement.out_features);
+        let start = init::lora(how, seed, (&tensors[0].0, &tensors[1].0), rank * experts, features);
+        let mut ranges = tensors
+            .into_iter()
+            .zip(start)
+            .map(|((name, shape), values)| self.params.push(name, shape, true, &values))
+            .collect::<Vec<_>>();
+        let (b, a) = (ranges.pop().unwrap_or_default(), ranges.pop().unwrap_or_default());
+        let one = |expert: usize| {
+            let rows = rank * placement.in_features;
+            let a = a.start + expert * rows..a.start + (expert + 1) * rows;
+            Lora {
+                a,
+                b: b.clone(),
+                rank,
+                scale: placement.scale,
+                module,
+                magnitude: None,
+                expert: Some((expert, experts)),
+            }
+        };
+        (0..experts).map(one).map(Some).collect()
+    }
+
+    /// The two matrices of an expert that lie side by side in Transformers 5, as one.
+    fn joined(&mut self, names: [&str; 2], shape: &[usize; 2]) -> Result<Weight> {
+        let (one, both) = (shape[0] * shape[1], [2 * shape[0], shape[1]]);
+        let [first, second] = names;
+        if self.trained.contains(first) && self.trained.contains(second) {
+            // One after the other in the flat buffer: their ranges are one.
+            let (first, second) = (self.weight(first)?, self.weight(second)?);
+            return match (first.trained(), second.trained()) {
+                (Some(first), Some(second)) => Ok(Weight::Trained(first.start..second.end)),
+                _ => Err(Error::model("an expert's gate and up are trained together")),
+            };
+        }
+        if self.trained.contains(first) || self.trained.contains(second) {
+            return Err(Error::config(format!("{first} and {second} can only be trained together")));
+        }
+        match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
+            (Weight::Frozen(first), Weight::Frozen(second)) => {
+                let joined = candle_core::Tensor::cat(&[&first, &second], 0);
+                let joined = joined.map_err(|error| Error::model(error.to_string()))?;
+                debug_assert_eq!((joined.elem_count(), joined.dims()), (2 * one, &both[..]));
+                Ok(Weight::Frozen(joined))
+            }
+            _ => Err(Error::model("an expert's gate and up are frozen together")),
+        }
+    }
+
+    fn moe(&mut self, layer: usize, experts: &Experts, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Moe> {
+        let (prefix, hidden, gate) = (format!("model.layers.{layer}"), self.arch.hidden_size, gate(self.arch));
+        let router = self.weight(&format!("{prefix}.{}", experts.router()))?;
+        let module = format!("{prefix}.mlp.experts");
+        // The wrapper without `base_layer` belongs to `down_proj`, unless only the other one has an adapter.
+        let inner = format!("{module}.base_layer");
+        let alone = self.placements.get(&module).is_some_and(|(_, placement)| placement.in_features == hidden);
+        let alone = alone && !self.placements.contains_key(&inner) && self.only_gate_up();
+        let gate_up_loras = self.expert_loras(if alone { &module } else { &inner });
+        let down_loras = self.expert_loras(&module);
+        let mut parts = Vec::with_capacity(experts.count);
+        let loras = |loras: Vec<Option<Lora>>| loras.into_iter().chain(std::iter::repeat(None)).take(experts.count);
+        for (expert, (gate_up_lora, down_lora)) in loras(gate_up_loras).zip(loras(down_loras)).enumerate() {
+            let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
+            let width = experts.width;
+            let linear = |weight, lora, out_features, in_features| Linear {
+                weight,
+                bias: None,
+                out_features,
+                in_features,
+                lora,
+            };
+            let gate_up = linear(self.joined([&to_gate, &to_up], &[width, hidden])?, gate_up_lora, 2 * width, hidden);
+            let down = linear(self.weight(&to_down)?, down_lora, hidden, width);
+            parts.push(Mlp { gate_up: GateUp::Fused(Box::new(gate_up)), down, gate });
+        }
+        let shared = match experts.shared {
+            Some(_) => {
+                let mut linear = |name: &str| self.named(&format!("{prefix}.mlp.{name}"), linears);
+                let (to_gate, to_up) = (linear("shared_expert.gate_proj")?, linear("shared_expert.up_proj")?);
+                let down = linear("shared_expert.down_proj")?;
+                let mlp = Mlp { gate_up: GateUp::Apart(Box::new([to_gate, to_up])), down, gate };
+                Some((mlp, linear("shared_expert_gate")?))
+            }
+            None => None,
+        };
+        let (per_token, normalised) = (experts.per_token, experts.normalised);
+        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool: Pool::stepped() })
+    }
+
+    /// Whether `target_parameters` names the experts' first matrix and not the second.
+    fn only_gate_up(&self) -> bool {
+        self.config.tuning.lora.target_parameters.iter().all(|target| !target.ends_with("down_proj"))
+    }
+
+    /// The linear module of that name, taken out of `linears`.
+    fn named(&mut self, name: &str, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Linear> {
+        let spec = linears.remove(name).ok_or_else(|| Error::model(format!("the architecture has no {name}")))?;
+        self.linear(&spec)
     }
 
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
         let (arch, prefix) = (self.arch, format!("model.layers.{layer}"));
-        let mut linear = |this: &mut Self, name: &str| {
-            let name = format!("{prefix}.{name}");
-            let spec = linears.remove(&name).ok_or_else(|| Error::model(format!("the architecture has no {name}")))?;
-            this.linear(&spec)
+        let linear = |this: &mut Self, linears: &mut BTreeMap<String, LinearSpec>, name: &str| {
+            this.named(&format!("{prefix}.{name}"), linears)
         };
         let norm = |this: &mut Self, name: &str| this.norm(&format!("{prefix}.{name}.weight"));
         let [before_attention, after_attention, before_mlp, after_mlp] = arch.norms.names();
@@ -274,10 +380,10 @@ impl Builder<'_> {
 
         let attention_norm = before_attention.map(|name| norm(self, name)).transpose()?;
         let qkv = if arch.fused {
-            Qkv::Fused(linear(self, "self_attn.qkv_proj")?)
+            Qkv::Fused(Box::new(linear(self, linears, "self_attn.qkv_proj")?))
         } else {
-            let (q, k) = (linear(self, "self_attn.q_proj")?, linear(self, "self_attn.k_proj")?);
-            Qkv::Apart(Box::new([q, k, linear(self, "self_attn.v_proj")?]))
+            let (q, k) = (linear(self, linears, "self_attn.q_proj")?, linear(self, linears, "self_attn.k_proj")?);
+            Qkv::Apart(Box::new([q, k, linear(self, linears, "self_attn.v_proj")?]))
         };
         let heads = Heads { query: arch.num_attention_heads, kv: arch.num_key_value_heads, dim: arch.head_dim };
         let groups = match arch.qk_norm {
@@ -297,23 +403,31 @@ impl Builder<'_> {
             softcap: arch.attention_softcap.map(|cap| cap as f32),
             window: kind.window,
         };
-        let o = linear(self, "self_attn.o_proj")?;
+        let o = linear(self, linears, "self_attn.o_proj")?;
         let attention = Attention { qkv, qk_norm, o, heads, how, rope: kind.rope };
         let attention_join = join(self, after_attention)?;
 
         let mlp_norm = before_mlp.map(|name| norm(self, name)).transpose()?;
-        let gate_up = if arch.fused {
-            GateUp::Fused(linear(self, "mlp.gate_up_proj")?)
+        let feed = if let Some(experts) = arch.experts_of(layer) {
+            Feed::Sparse(Box::new(self.moe(layer, experts, linears)?))
         } else {
-            let gate = linear(self, "mlp.gate_proj")?;
-            GateUp::Apart(Box::new([gate, linear(self, "mlp.up_proj")?]))
+            let gate_up = if arch.fused {
+                GateUp::Fused(Box::new(linear(self, linears, "mlp.gate_up_proj")?))
+            } else {
+                let gate = linear(self, linears, "mlp.gate_proj")?;
+                GateUp::Apart(Box::new([gate, linear(self, linears, "mlp.up_proj")?]))
+            };
+            let down = linear(self, linears, "mlp.down_proj")?;
+            Feed::Dense(Box::new(Mlp { gate_up, down, gate: gate(arch) }))
         };
-        let gate = match arch.activation {
-            Activation::Silu => Gate::Silu,
-            Activation::GeluTanh => Gate::GeluTanh,
-        };
-        let mlp = Mlp { gate_up, down: linear(self, "mlp.down_proj")?, gate };
         let mlp_join = join(self, after_mlp)?;
-        Ok(Block { attention_norm, attention, attention_join, mlp_norm, mlp, mlp_join })
+        Ok(Block { attention_norm, attention, attention_join, mlp_norm, feed, mlp_join })
+    }
+}
+
+fn gate(arch: &Arch) -> Gate {
+    match arch.activation {
+        Activation::Silu => Gate::Silu,
+        Activation::GeluTanh => Gate::GeluTanh,
     }
 }

@@ -131,11 +131,12 @@ impl Model {
     /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
     /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
     /// [`Model::params`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
-    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch.
+    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch, `share` is this batch's
+    /// part of it: a loss for uneven use of experts, where the model has one, is a batch's own, and counts so much.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary.
-    pub fn forward_backward(&mut self, batch: &Batch, scale: f32, step: u64) -> Result<f64> {
+    pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
         self.check(batch)?;
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
@@ -149,10 +150,14 @@ impl Model {
         self.pool.reserve(batch.tokens.len());
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
-        let pass = Pass { values, pool: &self.pool, dropout: (self.dropout > 0.0).then_some(drops) };
+        let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
+        uneven = Vec::new();
+        let mut pass = Pass { values, pool: &self.pool, balance: None, dropout: (self.dropout > 0.0).then_some(drops) };
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
-        let rows_of = |index| if index == last { &layout.last } else { &layout.all };
+        // The loss for uneven use of experts looks at every token, in the last block too.
+        let balance = self.arch.experts.as_ref().and_then(|experts| experts.balance);
+        let rows_of = |index| if index == last && balance.is_none() { &layout.last } else { &layout.all };
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
         let mut x = self.embed(&pass, &batch.tokens);
@@ -162,21 +167,35 @@ impl Model {
         let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
+            if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
+                uneven.push(routing.use_of_experts().collect());
+            }
             let saved = (index >= self.recompute || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
             let keep = |act| Kept::new(act, self.narrow && index != last);
             kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
         }
+        if balance.is_some() {
+            x = x.gather(&rows);
+        }
         self.phases.forward += lap();
 
         // Head and loss, both directions.
-        let (total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
+        let (mut total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
             self.head.forward_backward(&pass, &x, &targets, scale, grads)
         } else {
             let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
             self.head.weighted(&pass, &x, &targets, &weights, self.terms, scale, grads)
         };
         drop(x);
+        if let Some(coefficient) = balance {
+            dy = dy.scatter(&rows, batch.tokens.len());
+            let (loss, slope) = balance_loss(&uneven, batch.tokens.len());
+            let weight = coefficient * f64::from(share);
+            total += loss * weight / f64::from(scale);
+            slopes = slope.into_iter().map(|slope| (slope * weight) as f32).collect();
+            pass.balance = Some(&slopes);
+        }
         self.phases.head += lap();
 
         // Backward.
@@ -223,7 +242,7 @@ impl Model {
 
     fn evaluation(&self) -> Pass<'_> {
         self.refresh(self.params.values());
-        Pass { values: self.params.values(), pool: &self.pool, dropout: None }
+        Pass { values: self.params.values(), pool: &self.pool, balance: None, dropout: None }
     }
 
     /// The loss of each label token of the batch, in order, without dropout.
@@ -265,6 +284,19 @@ impl Model {
 
 /// Tells the noise on embeddings from the dropout of any module.
 const NOISE: u64 = u64::MAX;
+
+/// The loss for uneven use of experts of Transformers' `load_balancing_loss_func`, `E sum_e f_e P_e` with the share f of
+/// tokens and the mean probability P of each expert over all blocks and tokens; and its derivative with respect to one
+/// token's probability of each, for which f counts as a constant.
+fn balance_loss(blocks: &[Vec<(f64, f64)>], tokens: usize) -> (f64, Vec<f64>) {
+    let all = (blocks.len() * tokens) as f64;
+    let count = blocks.first().map_or(0, Vec::len);
+    let sum =
+        |expert: usize| blocks.iter().fold((0.0, 0.0), |sum, block| (sum.0 + block[expert].0, sum.1 + block[expert].1));
+    let uses: Vec<(f64, f64)> = (0..count).map(sum).map(|(tokens, sum)| (tokens / all, sum / all)).collect();
+    let loss = uses.iter().map(|(share, mean)| share * mean).sum::<f64>() * count as f64;
+    (loss, uses.iter().map(|(share, _)| share * count as f64 / all).collect())
+}
 
 /// The positions that carry a label, and their targets.
 fn labelled(batch: &Batch) -> (Vec<usize>, Vec<u32>) {

@@ -20,7 +20,7 @@ use std::ops::Range;
 pub struct Lora {
     /// `[rank, in_features]`.
     pub a: Range<usize>,
-    /// `[out_features, rank]`.
+    /// `[out_features, rank]`, or of all experts `[out_features, rank * experts]`.
     pub b: Range<usize>,
     /// Rows of A.
     pub rank: usize,
@@ -30,6 +30,8 @@ pub struct Lora {
     pub module: u64,
     /// `DoRA`'s magnitudes.
     pub magnitude: Option<Magnitude>,
+    /// Of an expert its number and how many there are: column i of its B is column `i * experts + expert` of the stored one.
+    pub expert: Option<(usize, usize)>,
 }
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
@@ -122,7 +124,8 @@ impl Linear {
             let x_low = dropped.as_ref().unwrap_or(x);
             matmul(&mut low, Init::Zero, &[Term { matrix: a, x: x_low }]);
             scale(&mut low, lora.scale);
-            let b = Term { matrix: Matrix::rows(&pass.values[lora.b.clone()], lora.rank), x: &low };
+            let (b, row, col) = lora.b(pass.values);
+            let b = Term { matrix: Matrix::strided(b, row, col), x: &low };
             let Some(magnitude) = &lora.magnitude else {
                 matmul(&mut y, init, &[base, b]);
                 return Low { low, direction: None };
@@ -173,10 +176,12 @@ impl Linear {
             });
             let dv_or_dy = dv.as_ref().unwrap_or(dy);
             let mut d_low = dy.pool().act(dy.tokens(), lora.rank);
-            let b = Matrix::transposed(&pass.values[lora.b.clone()], lora.rank);
+            let (b, row, col) = lora.b(pass.values);
+            let b = Matrix::strided(b, col, row);
             matmul(&mut d_low, Init::Zero, &[Term { matrix: b, x: dv_or_dy }]);
             scale(&mut d_low, lora.scale);
-            outer(Target::Rows(&mut grads[lora.b.clone()]), dv_or_dy, &Transposed::new(&kept.low));
+            let to = Target::Strided(&mut grads[lora.b.clone()][lora.first_column()..], row, col);
+            outer(to, dv_or_dy, &Transposed::new(&kept.low));
             let x = dropped.as_ref().unwrap_or(input.x);
             outer(Target::Transposed(&mut grads[lora.a.clone()]), x, &Transposed::new(&d_low));
             (lora, d_low, dv)
@@ -209,6 +214,16 @@ impl Linear {
 }
 
 impl Lora {
+    fn first_column(&self) -> usize {
+        self.expert.map_or(0, |(expert, _)| expert)
+    }
+
+    /// B's values from its first on, and how far its rows and columns lie apart.
+    fn b<'a>(&self, values: &'a [f32]) -> (&'a [f32], usize, usize) {
+        let experts = self.expert.map_or(1, |(_, experts)| experts);
+        (&values[self.b.clone()][self.first_column()..], self.rank * experts, experts)
+    }
+
     fn update<'a>(&self, pass: &Pass<'a>) -> Update<'a> {
         let values = pass.values;
         Update { a: &values[self.a.clone()], b: &values[self.b.clone()], rank: self.rank, scale: self.scale }
@@ -310,11 +325,12 @@ mod tests {
                         scale: SCALE as f32,
                         module: 5,
                         magnitude: Some(Magnitude { range: m_range.clone(), squares: squares.clone() }),
+                        expert: None,
                     }),
                     weight,
                 };
                 let drops = Drops { rate, seed: 1, step: 2, first_row: 3, picked: &[] };
-                let pass = Pass { values: &values, pool: &pool, dropout: (rate > 0.0).then_some(drops) };
+                let pass = Pass { values: &values, pool: &pool, balance: None, dropout: (rate > 0.0).then_some(drops) };
                 let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
                 let (y, kept) = linear.forward(&pass, &xa, None);
                 let mut grads = vec![0.0; values.len()];

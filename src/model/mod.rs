@@ -11,6 +11,7 @@ pub mod init;
 pub mod kept;
 pub mod linear;
 pub mod mlp;
+pub mod moe;
 pub mod norm;
 pub mod params;
 pub mod pass;

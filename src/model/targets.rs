@@ -34,15 +34,18 @@ pub struct Placement {
     pub in_features: usize,
     /// Whether magnitudes are trained beside it (`DoRA`).
     pub dora: bool,
+    /// On a block's experts: how many there are. Rows `e r..` of A are expert e's, and every so many-th column of B.
+    pub experts: Option<usize>,
 }
 
 impl Placement {
     /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`: A, B, and with `DoRA` the
     /// magnitudes.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let rank = self.r * self.experts.unwrap_or(1);
         let mut tensors = vec![
-            (format!("{}.lora_A.weight", self.module), vec![self.r, self.in_features]),
-            (format!("{}.lora_B.weight", self.module), vec![self.out_features, self.r]),
+            (format!("{}.lora_A.weight", self.module), vec![rank, self.in_features]),
+            (format!("{}.lora_B.weight", self.module), vec![self.out_features, rank]),
         ];
         if self.dora {
             tensors.push((format!("{}.lora_magnitude_vector", self.module), vec![self.out_features]));
@@ -56,6 +59,8 @@ impl Placement {
 pub struct Targets {
     /// PEFT's `target_modules`.
     pub target_modules: TargetModules,
+    /// PEFT's `target_parameters`: the experts' matrices, as Transformers 5 holds them.
+    pub target_parameters: Vec<String>,
     /// PEFT's `exclude_modules`: never these.
     pub exclude_modules: Option<TargetModules>,
     /// Only these blocks (none or empty: all).
@@ -87,6 +92,7 @@ impl From<&LoraConfig> for Targets {
     fn from(lora: &LoraConfig) -> Self {
         Self {
             target_modules: lora.target_modules.clone(),
+            target_parameters: lora.target_parameters.clone(),
             exclude_modules: lora.exclude_modules.clone(),
             layers_to_transform: lora.layers_to_transform.clone(),
             layers_pattern: Vec::new(),
@@ -164,9 +170,11 @@ impl Targets {
         }
         let placed: Vec<_> =
             blocks.iter().filter(|linear| rules.targets(&linear.name)).map(|linear| rules.placement(linear)).collect();
-        if placed.is_empty() {
+        if placed.is_empty() && self.target_parameters.is_empty() {
             return Err(self.nothing_matches(&blocks));
         }
+        let mut placed = placed;
+        placed.extend(self.place_experts(arch, &rules)?);
         if let Some(large) = placed.iter().find(|placement| placement.r == 0 || placement.r > MAX_RANK) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", large.r, large.module);
             return Err(Error::config(format!("tuning.lora: {message}")));
@@ -175,6 +183,52 @@ impl Targets {
             self.refuse_unused(&blocks, &placed, &rules)?;
         }
         Ok(placed)
+    }
+
+    /// The adapters on experts: PEFT holds those of a block's two stacked matrices in two wrappers, the outer for the last.
+    fn place_experts(&self, arch: &Arch, rules: &Rules<'_>) -> Result<Vec<Placement>> {
+        let mut placed = Vec::new();
+        let mut used = vec![false; self.target_parameters.len()];
+        for layer in 0..arch.num_hidden_layers {
+            let Some(experts) = arch.experts_of(layer) else { continue };
+            let (module, hidden) = (format!("model.layers.{layer}.mlp.experts"), arch.hidden_size);
+            let mut wanted = |name: &str| {
+                let full = format!("{module}.{name}");
+                let hits: Vec<bool> =
+                    self.target_parameters.iter().map(|target| ends_with_module(&full, target)).collect();
+                used.iter_mut().zip(&hits).for_each(|(used, hit)| *used |= hit);
+                hits.contains(&true)
+            };
+            let (gate_up, down) = (wanted("gate_up_proj"), wanted("down_proj"));
+            let mut place = |name: &str, wrapper: String, out_features, in_features| {
+                let full = LinearSpec {
+                    name: format!("{module}.{name}"),
+                    out_features,
+                    in_features,
+                    bias: false,
+                    layer: Some(layer),
+                };
+                let plain = rules.placement(&full);
+                placed.push(Placement { module: wrapper, experts: Some(experts.count), ..plain });
+            };
+            if gate_up {
+                let wrapper = if down { format!("{module}.base_layer") } else { module.clone() };
+                place("gate_up_proj", wrapper, 2 * experts.width, hidden);
+            }
+            if down {
+                place("down_proj", module.clone(), hidden, experts.width);
+            }
+        }
+        if self.use_dora && !placed.is_empty() {
+            return Err(Error::config("tuning.lora.use_dora with target_parameters: PEFT has no DoRA on parameters"));
+        }
+        match self.target_parameters.iter().zip(used).find(|(_, used)| !used) {
+            Some((target, _)) => Err(Error::config(format!(
+                "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
+            ))
+            .hint("those of a model with experts are mlp.experts.gate_up_proj and mlp.experts.down_proj")),
+            None => Ok(placed),
+        }
     }
 
     /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
@@ -392,6 +446,7 @@ impl<'a> Rules<'a> {
             out_features: linear.out_features,
             in_features: linear.in_features,
             dora: self.targets.use_dora,
+            experts: None,
         }
     }
 }
@@ -415,7 +470,8 @@ fn modules(arch: &Arch) -> Vec<String> {
     let linears = arch.linear_modules().into_iter().map(|linear| linear.name);
     let owners =
         arch.tensors().into_iter().map(|spec| spec.name.rsplit_once('.').map_or(String::new(), |(m, _)| m.into()));
-    for owner in owners.chain(linears) {
+    // Experts are parameters in Transformers 5, not modules, whatever their tensors are called on disk.
+    for owner in owners.chain(linears).filter(|owner| !owner.contains(".experts.")) {
         let ends = owner.match_indices('.').map(|(at, _)| at).chain([owner.len()]);
         for name in ends.map(|end| &owner[..end]) {
             if seen.insert(name.to_owned()) {

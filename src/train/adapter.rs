@@ -111,6 +111,9 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
             return refuse("an adapter with tokens of its own", "go on from it with tuning.adapter");
         }
         let placements = own.targets.place(arch).map_err(|error| error.with_kind(crate::Kind::Checkpoint))?;
+        if placements.iter().any(|placement| placement.experts.is_some()) {
+            return refuse("an adapter on experts", "go on from it with tuning.adapter");
+        }
         let mut expected: Vec<_> = placements.iter().flat_map(Placement::tensors).collect();
         expected.extend(own.targets.beside(arch, &placements)?);
         peft::check_tensors(dir, &tensors, &expected)?;

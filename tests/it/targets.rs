@@ -35,6 +35,7 @@ fn patterns<T>(value: &Value, read: impl Fn(&Value) -> T) -> Patterns<T> {
 fn targets(config: &Value) -> Targets {
     let given = |key: &str| config.get(key);
     Targets {
+        target_parameters: Vec::new(),
         target_modules: modules(&config["target_modules"]),
         exclude_modules: given("exclude_modules").map(modules),
         layers_to_transform: given("layers_to_transform").map(|layers| match layers.as_u64() {

@@ -27,7 +27,7 @@ fn open(family: &str) -> (Arch, WeightFiles) {
 fn gradients(model: &mut Model) -> BTreeMap<String, Vec<f32>> {
     let batch = Forward::read("llama").batch();
     model.params.zero_grads();
-    model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+    model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
     let specs = &model.params.specs;
     specs.iter().map(|spec| (spec.name.clone(), model.params.grads()[spec.range()].to_vec())).collect()
 }

@@ -70,6 +70,11 @@ impl<'a> Matrix<'a> {
         Self { data: data.into(), row: width, col: 1 }
     }
 
+    /// Element (m, k) is `data[m * row + k * col]`.
+    pub fn strided(data: &'a [f32], row: usize, col: usize) -> Self {
+        Self { data: Store::F32(data), row, col }
+    }
+
     /// Row-major `data: [rows, width]` transposed: element (m, k) is `data[k * width + m]`.
     pub fn transposed(data: impl Into<Store<'a>>, width: usize) -> Self {
         Self { data: data.into(), row: 1, col: width }
