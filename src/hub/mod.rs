@@ -7,6 +7,10 @@
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
+#![cfg_attr(
+    not(feature = "hub"),
+    allow(dead_code, clippy::unused_self, reason = "what only downloads need stands idle")
+)]
 mod checkout;
 mod datasets;
 #[cfg(feature = "hub")]
