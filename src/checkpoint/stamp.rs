@@ -57,10 +57,18 @@ pub const COVERED: &[&str] = &[
     "model.init",
     "tuning.mode",
     "tuning.adapter",
+    "tuning.adapters",
+    "tuning.new_tokens",
+    "tuning.freeze.trainable_layers",
+    "tuning.freeze.trainable_modules",
+    "tuning.freeze.trainable_patterns",
     "tuning.lora.r",
     "tuning.lora.lora_alpha",
     "tuning.lora.target_modules",
+    "tuning.lora.exclude_modules",
+    "tuning.lora.bias",
     "tuning.lora.use_rslora",
+    "tuning.lora.use_dora",
     "tuning.lora.rank_pattern",
     "tuning.lora.alpha_pattern",
     "tuning.lora.layers_to_transform",
@@ -131,7 +139,7 @@ pub struct Stamp {
     pub quantization: String,
     /// What is computed in.
     pub dtype: String,
-    /// `lora` or `full`.
+    /// `lora`, `full` or `freeze`.
     pub mode: String,
     /// Which modules have adapters, of which rank and scale, and what is trained in full.
     pub adapter: String,
@@ -170,7 +178,8 @@ struct Difference {
 }
 
 impl Stamp {
-    /// The stamp of a run: `placements` and `saved` (tensors trained in full beside adapters) are empty in full mode.
+    /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
+    /// `mode: freeze`, alone; both are empty in full mode.
     pub fn new(config: &Config, placements: &[Placement], saved: &[String], hashes: Hashes<'_>) -> Self {
         let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
             let value = match option.path().as_str() {
@@ -187,6 +196,7 @@ impl Stamp {
             mode: match config.tuning.mode {
                 Mode::Lora => "lora".into(),
                 Mode::Full => "full".into(),
+                Mode::Freeze => "freeze".into(),
             },
             adapter: describe_adapter(placements, saved),
             base_model: hashes.base_model.into(),
@@ -260,14 +270,15 @@ const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
 fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
-    if placements.is_empty() {
+    if placements.is_empty() && saved.is_empty() {
         return "none".into();
     }
     let mut hasher = blake3::Hasher::new();
     let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
     for placement in placements {
-        let Placement { module, r, alpha, scale, .. } = placement;
-        hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}\n").as_bytes());
+        let Placement { module, r, alpha, scale, dora, .. } = placement;
+        let dora = if *dora { " dora" } else { "" };
+        hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}{dora}\n").as_bytes());
         ranks.push(*r as f64);
         alphas.push(*alpha);
     }

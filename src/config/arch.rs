@@ -156,6 +156,8 @@ pub struct Arch {
     pub eos_token_ids: Vec<u32>,
     /// Padding. Its embedding row takes no gradient from the input side in Transformers.
     pub pad_token_id: Option<u32>,
+    /// The rows of the embedding that `tuning.new_tokens` fills; none in a `config.json`.
+    pub new_tokens: Vec<u32>,
 }
 
 impl Arch {
@@ -264,6 +266,13 @@ impl Arch {
                 Some([self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * self.head_dim))
             }
         }
+    }
+
+    /// Makes room for tokens: the embedding and the head end behind the highest of them, if they ended before.
+    pub fn grow(&mut self, tokens: Vec<u32>) {
+        let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
+        self.vocab_size = self.vocab_size.max(needed);
+        self.new_tokens = tokens;
     }
 
     /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not).

@@ -267,6 +267,7 @@ impl<'a> Source<'a> {
             bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id")?,
             pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
+            new_tokens: Vec::new(),
         })
     }
 

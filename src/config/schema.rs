@@ -2,7 +2,7 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler,
+    Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler,
     MixStrategy, Mode, Optim, Resume, SaveStrategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
@@ -28,7 +28,7 @@ pub struct Config {
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 7] = [&MODEL, &TUNING, &LORA, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 8] = [&MODEL, &TUNING, &LORA, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -64,14 +64,22 @@ section! {
 section! {
     /// What is trained.
     TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `full` every weight.
+        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names.
         mode: Mode = Mode::Lora;
         /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
+        /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
+        /// adapter is trained on top of them and needs them again where it is used.
+        adapters: Vec<PathBuf> = Vec::new();
+        /// Tokens that the tokenizer gets, and the model rows for in its embedding and head. They start as the mean of all rows
+        /// and are trained.
+        new_tokens: Vec<String> = Vec::new();
     }
     nested {
         /// The section `tuning.lora`.
         lora: LoraConfig;
+        /// The section `tuning.freeze`.
+        freeze: FreezeConfig;
     }
     fixed {
         /// The engine.
@@ -92,8 +100,13 @@ section! {
         /// `auto` (or `all-linear`): every linear layer except the LM head. A list: layers whose name ends with an entry.
         /// Any other string: a regular expression that must match the whole name.
         target_modules: TargetModules = TargetModules::AllLinear;
+        /// Layers that get none all the same: names, or a regular expression, as in `target_modules`.
+        exclude_modules: Option<TargetModules> = None;
         /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
         use_rslora: bool = false;
+        /// Train a magnitude for each output feature beside A and B (DoRA): nearer to full training, at a low rank above all; more
+        /// memory and time.
+        use_dora: bool = false;
         /// Ranks of layers that differ from `r`: a regular expression on the end of the name, then the rank.
         rank_pattern: Patterns<usize> = Patterns::default(), range Range::at_least(1.0);
         /// Alphas of layers that differ from `lora_alpha`, as in `rank_pattern`.
@@ -102,16 +115,27 @@ section! {
         layers_to_transform: Option<Vec<usize>> = None;
         /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();
+        /// Which biases are trained too.
+        bias: Bias = Bias::None;
         /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
+        /// `pissa`: the largest singular values of the weight, which keeps the rest; `pissa_niter_N` finds them in N rounds of a
+        /// randomized method, much faster.
         init_lora_weights: InitLora = InitLora::Kaiming;
         /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
         loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
     }
-    fixed {
-        /// Which biases are trained.
-        "bias" = [Scalar::Str("none")], because "training of biases is not yet part of this version";
-        /// Weight-decomposed adapters.
-        "use_dora" = [Scalar::Bool(false)], because "DoRA is not yet part of this version";
+}
+
+section! {
+    /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.
+    FreezeConfig, FREEZE = "tuning.freeze" at tuning.freeze {
+        /// Decoder blocks: the last so many if above 0, the first so many if below 0; 0 for all that the other keys name.
+        trainable_layers: i64 = 0;
+        /// Parts by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it. The words
+        /// `norms`, `embeddings` and `head` name kinds; what lies outside the blocks always counts.
+        trainable_modules: Vec<String> = Vec::new();
+        /// Regular expressions that must match a tensor's name from its start, such as `model.layers.(30|31).mlp`; in addition.
+        trainable_patterns: Vec<String> = Vec::new();
     }
 }
 

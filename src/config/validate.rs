@@ -139,10 +139,30 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "packed rows are all of one length; keep one",
     )?;
     both(
-        tuning.mode == Mode::Full && tuning.adapter.is_some(),
+        tuning.mode != Mode::Lora && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
-        "full training has no adapter; use mode: lora, or remove the adapter",
+        "only mode: lora trains an adapter; use it, remove the adapter, or merge it with tuning.adapters",
+    )?;
+    let freeze = &tuning.freeze;
+    let names = [
+        (freeze.trainable_layers != 0, "tuning.freeze.trainable_layers"),
+        (!freeze.trainable_modules.is_empty(), "tuning.freeze.trainable_modules"),
+        (!freeze.trainable_patterns.is_empty(), "tuning.freeze.trainable_patterns"),
+    ];
+    for (set, key) in names {
+        both(
+            set && tuning.mode != Mode::Freeze,
+            key,
+            "tuning.mode",
+            "it says what mode: freeze trains; set that, or remove it",
+        )?;
+    }
+    both(
+        tuning.lora.init_lora_weights.is_pissa() && tuning.adapter.is_some(),
+        "tuning.lora.init_lora_weights",
+        "tuning.adapter",
+        "an adapter to go on from has started already; remove one of them",
     )
 }
 

@@ -115,7 +115,7 @@ pub(super) fn threads(config: &Config) -> Result<rayon::ThreadPool> {
 pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
     let data = &config.data;
     let inputs = Inputs::of(config)?;
-    let tokenizer = Tokenizer::load(model_dir)?;
+    let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
     let date = data.template_date.as_deref().map(clock::parse_date).transpose()?;
     let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
         .map(|template| template.at(date));

@@ -40,4 +40,4 @@ pub use report::{Counts, Report};
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};

@@ -25,7 +25,7 @@ type Raw<T = Act> = Option<(T, Act)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
-    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Low, Raw) {
+    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<Low>, Raw) {
         match self {
             Self::Plain => {
                 let (y, low) = last.forward(pass, input, Some(x));
@@ -92,7 +92,7 @@ pub struct Saved<T = Act> {
     rstd2: Option<Act>,
     mlp: mlp::Saved<T>,
     mlp_raw: Raw<T>,
-    low: [Option<T>; 2],
+    low: [Option<Low<T>>; 2],
 }
 
 impl<T> Saved<T> {
@@ -107,7 +107,7 @@ impl<T> Saved<T> {
             rstd2: self.rstd2,
             mlp: self.mlp.map(f),
             mlp_raw: raw(self.mlp_raw),
-            low: self.low.map(|low| low.map(f)),
+            low: self.low.map(|low| low.map(|low| low.map(f))),
         }
     }
 }

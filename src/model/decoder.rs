@@ -6,6 +6,7 @@ use super::head::Head;
 use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
+use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::Config;
@@ -64,7 +65,15 @@ impl Model {
     /// # Errors
     /// [`crate::Kind::Model`] for weights that cannot be read, [`crate::Kind::Config`] for targets that do not exist.
     pub fn load(arch: &Arch, weights: Option<&WeightFiles>, config: &Config) -> Result<Self> {
-        build::model(arch, weights, config)
+        Self::load_on(arch, weights, config, &Stack::default())
+    }
+
+    /// As [`Model::load`], with finished adapters merged into the base.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; [`crate::Kind::Checkpoint`] for an adapter that does not fit.
+    pub fn load_on(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Self> {
+        build::model(arch, weights, config, stack)
     }
 
     pub(super) fn new(
@@ -80,7 +89,7 @@ impl Model {
             arch,
             params,
             phases: Phases::default(),
-            lowest: if embedding.trained().is_some() { 0 } else { lowest },
+            lowest: if embedding.trains() { 0 } else { lowest },
             embedding,
             blocks,
             head,
@@ -136,6 +145,7 @@ impl Model {
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
         let mut params = std::mem::take(&mut self.params);
         let (values, grads) = params.split();
+        self.refresh(values);
         self.pool.reserve(batch.tokens.len());
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
@@ -170,7 +180,7 @@ impl Model {
         self.phases.head += lap();
 
         // Backward.
-        let trains_embedding = self.embedding.trained();
+        let trains_embedding = self.embedding.trains();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
             let x = x.restore();
@@ -178,15 +188,15 @@ impl Model {
                 Some(saved) => saved.map(&Kept::restore),
                 None => block.forward(&pass, &x, &layout.all, rows_of(index)).1,
             };
-            let want_dx = index > self.lowest || trains_embedding.is_some();
+            let want_dx = index > self.lowest || trains_embedding;
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
             let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
             dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
         }
-        if let Some(range) = trains_embedding {
+        if trains_embedding {
             let scale = self.arch.embedding_scale as f32;
-            embedding::backward(&dy, &batch.tokens, scale, self.arch.pad_token_id, &mut grads[range.clone()]);
+            self.embedding.add_embedding_gradient(&dy, &batch.tokens, scale, self.arch.pad_token_id, grads);
         }
         drop((dy, layout));
         self.phases.backward += lap();
@@ -205,7 +215,14 @@ impl Model {
         })
     }
 
+    /// Brings tables of which some rows are trained up to date.
+    fn refresh(&self, values: &[f32]) {
+        self.embedding.refresh(values);
+        self.head.weight.refresh(values);
+    }
+
     fn evaluation(&self) -> Pass<'_> {
+        self.refresh(self.params.values());
         Pass { values: self.params.values(), pool: &self.pool, dropout: None }
     }
 

@@ -1,5 +1,5 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
-use super::linear::{Input, Linear};
+use super::linear::{Input, Linear, Low};
 use super::pass::Pass;
 use crate::ops::gated_mlp::{self, Gate};
 use crate::ops::panel::Act;
@@ -29,13 +29,13 @@ pub struct Mlp {
 pub struct Saved<T = Act> {
     gate: T,
     up: T,
-    low: [Option<T>; 2],
+    low: [Option<Low<T>>; 2],
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(f)) }
+        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(|low| low.map(f))) }
     }
 }
 
@@ -76,7 +76,7 @@ impl Mlp {
         &self,
         pass: &Pass<'_>,
         saved: &mut Saved,
-        down_low: Option<&Act>,
+        down_low: Option<&Low>,
         dy: &Act,
         grads: &mut [f32],
     ) {

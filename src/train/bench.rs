@@ -167,7 +167,7 @@ fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
     };
     let (passes, adapters) = match mode {
         Mode::Lora => (4.0, model.params.len() as f64),
-        Mode::Full => (6.0, 0.0),
+        Mode::Full | Mode::Freeze => (6.0, 0.0),
     };
     let width = (arch.num_attention_heads * arch.head_dim * arch.num_hidden_layers) as f64;
     let of = |batch: &Batch| {

@@ -14,4 +14,5 @@ mod peft;
 mod run;
 mod targets;
 mod tidy;
+mod tuning;
 mod weights;

@@ -22,9 +22,9 @@ const TRACE_NORM: f64 = 1e-5;
 const ADAPTER: f32 = 5e-6;
 const FULL: f32 = 2e-5;
 
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-fn golden(path: &str) -> PathBuf {
+pub fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
 }
 
@@ -33,7 +33,7 @@ fn json(path: &Path) -> Value {
 }
 
 /// F32 and I32 tensors alike, as f32 (the integers are small).
-fn tensors(path: &Path) -> Tensors {
+pub fn tensors(path: &Path) -> Tensors {
     let bytes = std::fs::read(path).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let widen = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
@@ -52,13 +52,14 @@ fn peft(name: &str) -> String {
 }
 
 /// The configuration of an adapter as PEFT wrote it, in the goldens' recipe.
-fn adapter_config(path: &Path) -> Config {
+pub fn adapter_config(path: &Path) -> Config {
     let adapter = json(path);
     let mut config = recipe();
     let lora = &mut config.tuning.lora;
     lora.r = adapter["r"].as_u64().unwrap() as usize;
     lora.lora_alpha = adapter["lora_alpha"].as_f64().unwrap();
     lora.use_rslora = adapter["use_rslora"].as_bool().unwrap();
+    lora.use_dora = adapter["use_dora"].as_bool().unwrap();
     let words = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
     };
@@ -72,14 +73,14 @@ fn adapter_config(path: &Path) -> Config {
     config
 }
 
-fn recipe() -> Config {
+pub fn recipe() -> Config {
     let mut config = Config::default();
     config.tuning.lora.init_lora_weights = InitLora::Kaiming;
     config.train.decay_norms_and_bias = true;
     config
 }
 
-fn load(family: &str, config: &Config) -> Model {
+pub fn load(family: &str, config: &Config) -> Model {
     let dir = golden(family).join("model");
     let arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
@@ -87,7 +88,7 @@ fn load(family: &str, config: &Config) -> Model {
 }
 
 /// Puts stored tensors into the trainables; every stored one must have its place, in its shape.
-fn put(model: &mut Model, stored: &Tensors) {
+pub fn put(model: &mut Model, stored: &Tensors) {
     for (name, (shape, values)) in stored {
         let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
@@ -97,7 +98,7 @@ fn put(model: &mut Model, stored: &Tensors) {
 }
 
 /// An adapter on a golden model, whose first `recompute` blocks are run again in backward.
-fn adapted(family: &str, dir: &Path, recompute: usize) -> Model {
+pub fn adapted(family: &str, dir: &Path, recompute: usize) -> Model {
     let mut config = adapter_config(&dir.join("adapter_config.json"));
     config.train.gradient_checkpointing = recompute > 0;
     config.train.gradient_checkpointing_layers = Some(recompute);
@@ -114,19 +115,19 @@ fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
     got.iter().zip(want).fold(0.0, |most, (got, want)| most.max((got - want).abs()))
 }
 
-fn close(what: &str, got: &[f32], want: &[f32], limit: f32) {
+pub fn close(what: &str, got: &[f32], want: &[f32], limit: f32) {
     let difference = largest_difference(got, want);
     assert!(difference <= limit, "{what}: largest difference {difference:e}, limit {limit:e}");
 }
 
 /// The rows of `forward.safetensors` without their padding.
-struct Forward {
-    examples: Vec<Example>,
-    tensors: Tensors,
+pub struct Forward {
+    pub examples: Vec<Example>,
+    pub tensors: Tensors,
 }
 
 impl Forward {
-    fn read(family: &str) -> Self {
+    pub fn read(family: &str) -> Self {
         let tensors = tensors(&golden(family).join("forward.safetensors"));
         let (ids, mask, labels) = (&tensors["input_ids"], &tensors["attention_mask"].1, &tensors["labels"].1);
         let width = ids.0[1];
@@ -141,12 +142,12 @@ impl Forward {
         Self { examples: examples.collect(), tensors }
     }
 
-    fn batch(&self) -> Batch {
+    pub fn batch(&self) -> Batch {
         Batch::from_examples(&self.examples)
     }
 
     /// Holds a model's logits, token losses and mean loss against the stored ones, `sel` saying at which positions.
-    fn check(&self, model: &Model, stored: &Tensors, suffix: &str) {
+    pub fn check(&self, model: &Model, stored: &Tensors, suffix: &str) {
         let batch = self.batch();
         let positions = stored["sel_row"].1.iter().zip(&stored["sel_pos"].1);
         let rows: Vec<usize> = positions.map(|(&row, &at)| batch.cu_seqlens[row as usize] + at as usize).collect();
@@ -342,6 +343,11 @@ fn check_norm(what: &str, values: &[f32], expected: f64) {
 #[test]
 fn rank_stabilised_lora_equals_peft() {
     check_variant("rslora");
+}
+
+#[test]
+fn dora_equals_peft() {
+    check_variant("dora");
 }
 
 #[test]

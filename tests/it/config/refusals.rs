@@ -90,9 +90,9 @@ fn a_key_given_twice_is_refused_with_both_places() {
 fn keys_of_later_versions_are_refused_by_name() {
     for text in [
         "tuning: {mode: qlora}",
-        "tuning: {mode: freeze}",
+        "tuning: {lora: {init_lora_weights: loftq}}",
+        "tuning: {lora: {init_lora_weights: olora}}",
         "tuning: {backend: bnb}",
-        "tuning: {lora: {use_dora: true}}",
         "model: {revision: v2}",
         "model: {type: seq2seq}",
         "train: {batch_size: auto}",

@@ -114,7 +114,7 @@ fn a_moving_average_is_evaluated_and_published() {
 
 #[test]
 fn the_average_of_schedule_free_is_evaluated_and_published() {
-    publishes_averages(&["train.optim: schedule_free_adamw", "train.lr_scheduler_type: constant"]);
+    publishes_averages(&["train.optim: schedule_free_adamw", "train.lr_scheduler_type: constant_with_warmup"]);
 }
 
 #[test]
