@@ -68,8 +68,9 @@ def hugging_face(path, model, processes, text):
 
 
 def tunesmith(path, model, processes, binary, folder):
-    words = [f"model.name={model}", f"data.train_path={path}", "data.val_path=[]", f"data.num_proc={processes}", "data.use_cache=false",
-             f"data.cache_dir={folder}", "train.eval_strategy=no", "train.load_best_model_at_end=false"]
+    words = [
+        f"model.name={model}", f"data.train_path={path}", f"data.num_proc={processes}", "data.use_cache=false", f"data.cache_dir={folder}",
+    ]
     config = os.path.join(folder, "config.yaml")
     with open(config, "w", encoding="utf-8") as out:
         out.write("model:\n  max_seq_len: 2048\n")

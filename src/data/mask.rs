@@ -100,8 +100,20 @@ impl Finder<'_> {
         let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
         match prompt {
             Some(prompt) if self.full.starts_with(&prompt.text) => Some(prompt.text.len()),
-            prompt => self.content_start(index).or_else(|| self.common_start(index, &prompt?.text)),
+            prompt => self.content_start(index).or_else(|| {
+                let prompt = prompt?.text;
+                self.start_behind(index, &prompt).or_else(|| self.common_start(index, &prompt))
+            }),
         }
+    }
+
+    /// A prompt that differs from the text further up (Mistral moves tools and system to the last question), for a turn
+    /// without content to mark (a call): it begins behind what the prompt writes behind the message before.
+    fn start_behind(&self, index: usize, prompt: &str) -> Option<usize> {
+        let in_full = self.content_end(index - 1)?;
+        let in_prompt = self.marked_place(index - 1, Self::ends_marked, (index, true), prompt)?;
+        let between = &prompt[in_prompt..];
+        self.full[in_full..].starts_with(between).then_some(in_full + between.len())
     }
 
     /// A prompt that ends in more than the text has there (an opened thought): what both share, up to the end of a
@@ -142,29 +154,37 @@ impl Finder<'_> {
 
     /// Where the content of a message begins, found by a mark before it.
     fn content_start(&self, index: usize) -> Option<usize> {
-        let mark = self.turns.marks.0;
-        let marked = |content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
-        self.marked_place(index, marked)
+        let marked = |mark, content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
+        self.marked_place(index, marked, (self.turns.len(), false), self.full)
     }
 
     /// Where it ends.
     fn content_end(&self, index: usize) -> Option<usize> {
-        let mark = self.turns.marks.0;
-        let marked = |content: &str| [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())];
-        self.marked_place(index, marked)
+        self.marked_place(index, Self::ends_marked, (self.turns.len(), false), self.full)
     }
 
-    /// Renders the conversation with a marked content; without the mark it must be the text we know.
-    fn marked_place(&self, index: usize, marked: impl Fn(&str) -> [String; 2]) -> Option<usize> {
+    fn ends_marked(mark: char, content: &str) -> [String; 2] {
+        [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())]
+    }
+
+    /// Renders a conversation (its first so many messages, with or without the prompt for an answer) with a marked
+    /// content; without the mark it must be the text that is known.
+    fn marked_place(
+        &self,
+        index: usize,
+        marked: impl Fn(char, &str) -> [String; 2],
+        (count, prompts): (usize, bool),
+        known: &str,
+    ) -> Option<usize> {
         let mark = self.turns.marks.0;
         let message = &self.conversation.messages[index];
-        for variant in marked(message["content"].as_str()?) {
+        for variant in marked(mark, message["content"].as_str()?) {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);
-            let Ok(rendered) = self.template.render_marked(&turns, turns.len(), false) else { continue };
+            let Ok(rendered) = self.template.render_marked(&turns, count, prompts) else { continue };
             if let Some((before, after)) = rendered.split_once(mark)
-                && self.full.strip_prefix(before) == Some(after)
+                && known.strip_prefix(before) == Some(after)
             {
                 return Some(before.len());
             }

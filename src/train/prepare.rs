@@ -519,6 +519,21 @@ pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
     ] {
         fact(label, grouped(number));
     }
+    for (label, number) in [
+        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
+        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
+        ("rows also in the evaluation rows", report.train.contaminated.rows),
+    ] {
+        if number > 0 {
+            fact(label, grouped(number));
+        }
+    }
+    for share in &report.mix {
+        fact(
+            &format!("rows from {}", share.source),
+            format!("{} of {}", grouped(share.used), grouped(share.available)),
+        );
+    }
     facts
 }
 

@@ -52,7 +52,9 @@ fn chats_render_as_in_transformers() {
 #[test]
 fn what_is_learned_is_what_the_assistant_wrote() {
     let chats = chats();
-    let tokenizer = tokenizer("bpe_llama3");
+    let mut special_texts = tokenizer("bpe_llama3").special_texts().to_vec();
+    // Where a template drops thoughts that its prompt opens, a turn begins behind a special token.
+    special_texts.push("<｜Assistant｜>".to_owned());
     let mut checked = 0;
     for case in chats["cases"].as_array().unwrap() {
         let name = case["conversation"].as_str().unwrap();
@@ -62,7 +64,7 @@ fn what_is_learned_is_what_the_assistant_wrote() {
         let label = format!("{} {name}", case["template"]);
         let conversation = conversation(&chats["conversations"][name]);
         let template = template(case["template"].as_str().unwrap());
-        let rendered = mask::render(&template, &conversation, LossOn::Assistant, tokenizer.special_texts());
+        let rendered = mask::render(&template, &conversation, LossOn::Assistant, &special_texts);
         let rendered = rendered.unwrap_or_else(|error| panic!("{label}: {error}"));
         let learned: Vec<&str> = rendered.spans.iter().map(|span| &rendered.text[span.clone()]).collect();
         let assistants: Vec<&Value> =
@@ -70,10 +72,10 @@ fn what_is_learned_is_what_the_assistant_wrote() {
         assert_eq!(learned.len(), assistants.len(), "{label}");
         for (learned, message) in learned.iter().zip(assistants) {
             let answer = message["content"].as_str().unwrap().rsplit("</think>").next().unwrap().trim();
-            // One template leaves out what is said beside a call.
+            // Some templates leave out what is said beside a call.
             let written = rendered.text.contains(answer);
             assert!(!written || learned.contains(answer), "{label}: {learned:?} lacks {answer:?}");
-            assert!(written || case["template"] == "llama31", "{label}");
+            assert!(written || name == "tool_with_words", "{label}");
             for call in message["tool_calls"].as_array().into_iter().flatten() {
                 assert!(learned.contains(call["function"]["name"].as_str().unwrap()), "{label}: {learned:?}");
             }
