@@ -42,7 +42,11 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let config = args.config.load(&[])?.config;
     let model_dir = config.model.dir()?;
-    let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
+    let mut arch = Arch::from_dir(&model_dir)?;
+    if !config.tuning.new_tokens.is_empty() {
+        arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
+    }
+    let vocabulary = arch.vocab_size;
     let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
     if let Some(path) = &args.dump {
         dump(&data, path)?;

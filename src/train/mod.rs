@@ -21,3 +21,4 @@ mod session;
 pub mod signals;
 pub mod step;
 pub mod tensorboard;
+pub mod trained;

@@ -1,13 +1,12 @@
 //! Everything before the weights: the model's shape, the output directory, the data, the schedule, the disk, the
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
 use super::progress::{Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, output};
+use super::{adapter, output, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::stamp::{Hashes, Stamp};
 use crate::checkpoint::{self, Checkpoint};
@@ -78,8 +77,8 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let mut config = resolved.config.clone();
     let stored = arch.tensors();
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
-    let source = adapter_source(&config, observer)?;
-    arch.grow(new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    let source = adapter::source(&config, observer)?;
+    arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
     if let Some(dir) = &source {
         let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -90,7 +89,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         Mode::Full | Mode::Freeze => Vec::new(),
     };
     let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
-    let trainable = trainable(&config, &arch, &placements)?;
+    let trainable = trained::count(&config, &arch, &placements)?;
     let weights = match config.model.init {
         Init::Pretrained => Some(WeightFiles::open(&model_dir, &stored)?),
         Init::Random => None,
@@ -115,7 +114,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let schedule = schedule(&config, &batches);
     // What is there already of this run, or goes before the first step, needs no further room.
     let held = if goes_on_here || options.overwrite { output::bytes_of_runs(output_dir) } else { 0 };
-    check_disk(&config, &model_dir, trainable, &batches, held)?;
+    check_disk(&config, &arch, &model_dir, trainable, &batches, held)?;
     let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
@@ -148,67 +147,6 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
         ))
         .hint(format!("set model.max_seq_len to at most {limit}"))),
     }
-}
-
-fn trainable(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {
-    let count = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
-    let tensors = arch.tensors();
-    match config.tuning.mode {
-        Mode::Full => Ok(tensors.iter().map(|spec| count(&spec.shape)).sum()),
-        Mode::Freeze => {
-            let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
-            let both = tensors.iter().find(|spec| targets::is_vocabulary(&spec.name) && !trained.contains(&spec.name));
-            if let Some(spec) = both.filter(|_| !arch.new_tokens.is_empty()) {
-                return Err(Error::config(format!(
-                    "tuning.new_tokens with mode: freeze, which does not train {}, where their rows are",
-                    spec.name
-                ))
-                .hint("add embeddings and head to tuning.freeze.trainable_modules"));
-            }
-            Ok(tensors.iter().filter(|spec| trained.contains(&spec.name)).map(|spec| count(&spec.shape)).sum())
-        }
-        Mode::Lora => {
-            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
-            let adapters = placements.iter().flat_map(Placement::tensors);
-            Ok(adapters.chain(beside).map(|(_, shape)| count(&shape)).sum())
-        }
-    }
-}
-
-/// The folder of `tuning.adapter`; if it is gone and the run goes on from a checkpoint, the checkpoint, which holds an
-/// adapter with the same settings.
-fn adapter_source(config: &Config, observer: &dyn Observer) -> Result<Option<PathBuf>> {
-    let Some(dir) = &config.tuning.adapter else { return Ok(None) };
-    let checkpoint = match &config.train.resume_from_checkpoint {
-        _ if dir.is_dir() => None,
-        None => None,
-        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
-        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
-    };
-    if let Some(checkpoint) = &checkpoint {
-        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
-        observer.event(&Event::Notice(&text));
-    }
-    Ok(Some(checkpoint.unwrap_or_else(|| dir.clone())))
-}
-
-/// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.
-fn new_tokens(config: &Config, model_dir: &Path, source: Option<&Path>, rows: usize) -> Result<Vec<u32>> {
-    let ids = match config.tuning.new_tokens.as_slice() {
-        [] => Vec::new(),
-        tokens => data::new_token_ids(model_dir, tokens)?,
-    };
-    let Some(source) = source else { return Ok(ids) };
-    let trained = adapter::trained_tokens(source)?;
-    let known = trained.iter().all(|&id| (id as usize) < rows);
-    if trained == ids || (ids.is_empty() && known) {
-        return Ok(trained);
-    }
-    Err(Error::config(format!(
-        "tuning.new_tokens are the ids {ids:?}, the adapter {} trains those of {trained:?}",
-        source.display()
-    ))
-    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))
 }
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
@@ -310,7 +248,14 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
 }
 
 /// A disk that cannot hold the run is refused now and not after hours. `held` bytes of it are there already.
-fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batches, held: u64) -> Result<()> {
+fn check_disk(
+    config: &Config,
+    arch: &Arch,
+    model_dir: &Path,
+    trainable: u64,
+    batches: &Batches,
+    held: u64,
+) -> Result<()> {
     let train = &config.train;
     let saves = match train.save_strategy {
         SaveStrategy::No => 1,
@@ -321,7 +266,13 @@ fn check_disk(config: &Config, model_dir: &Path, trainable: u64, batches: &Batch
     let keep = train.save_total_limit.map(|limit| limit as u64 + best);
     let tokenizer = output::size_of(&output::tokenizer_files(model_dir));
     let needed = bytes::run(trainable, tokenizer, saves, keep);
-    checkpoint::preflight(&train.output_dir, needed.saturating_sub(held))
+    // What the final weights hold beside the trained values.
+    let beside = match config.tuning.mode {
+        Mode::Freeze => trained::values(arch).saturating_sub(trainable),
+        Mode::Lora if config.tuning.lora.init_lora_weights.is_pissa() => trainable,
+        Mode::Lora | Mode::Full => 0,
+    };
+    checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held))
 }
 
 impl Prepared {
@@ -330,7 +281,7 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
-        facts.extend(trained_facts(self));
+        facts.extend(trained::facts(self));
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
         }
@@ -401,49 +352,6 @@ pub fn describe(prepared: &Prepared) -> String {
     };
     let family = format!("{:?}", prepared.arch.family);
     format!("{} · {family} · {what} · {} values trained", prepared.model_dir.display(), grouped(prepared.trainable))
-}
-
-/// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
-/// `tuning.freeze` has chosen them.
-fn trained_facts(prepared: &Prepared) -> Vec<(String, String)> {
-    let all: u64 =
-        prepared.arch.tensors().iter().map(|spec| spec.shape.iter().map(|&n| n as u64).product::<u64>()).sum();
-    let share = 100.0 * prepared.trainable as f64 / all.max(1) as f64;
-    let values = format!("{} values, {share:.3} % of the model's {}", grouped(prepared.trainable), grouped(all));
-    let mut facts = vec![("trained".to_owned(), values)];
-    if prepared.config.tuning.mode == Mode::Freeze
-        && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
-    {
-        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
-    }
-    if !prepared.config.tuning.adapters.is_empty() {
-        let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
-        facts.push(("on top of".to_owned(), below.join(", ")));
-    }
-    if !prepared.arch.new_tokens.is_empty() {
-        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
-    }
-    facts
-}
-
-/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
-fn by_block(names: &[String]) -> String {
-    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
-    for name in names {
-        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        let (before, block, after) =
-            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
-        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
-            Some((_, _, blocks)) => blocks.extend(block),
-            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
-        }
-    }
-    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
-        [] => before.clone(),
-        [one] => format!("{before}.{one}.{after}"),
-        many => format!("{before}.{{{}}}.{after}", many.join(",")),
-    };
-    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
 }
 
 /// What the data came to: label and value.

@@ -1,0 +1,86 @@
+//! What a run trains, counted and told: every value, chosen tensors, or adapters and what stands beside them.
+use std::collections::BTreeSet;
+
+use super::prepare::Prepared;
+use crate::config::arch::Arch;
+use crate::config::{Config, Mode};
+use crate::error::{Error, Result};
+use crate::model::freeze;
+use crate::model::targets::{self, Placement, Targets};
+use crate::plan::grouped;
+
+/// How many values the whole model has.
+pub fn values(arch: &Arch) -> u64 {
+    arch.tensors().iter().map(|spec| spec.shape.iter().map(|&size| size as u64).product::<u64>()).sum()
+}
+
+/// How many values are trained.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: what is to be trained does not exist.
+pub fn count(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<u64> {
+    let size = |shape: &[usize]| shape.iter().map(|&size| size as u64).product::<u64>();
+    let tensors = arch.tensors();
+    match config.tuning.mode {
+        Mode::Full => Ok(tensors.iter().map(|spec| size(&spec.shape)).sum()),
+        Mode::Freeze => {
+            let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
+            let both = tensors.iter().find(|spec| targets::is_vocabulary(&spec.name) && !trained.contains(&spec.name));
+            if let Some(spec) = both.filter(|_| !arch.new_tokens.is_empty()) {
+                return Err(Error::config(format!(
+                    "tuning.new_tokens with mode: freeze, which does not train {}, where their rows are",
+                    spec.name
+                ))
+                .hint("add embeddings and head to tuning.freeze.trainable_modules"));
+            }
+            Ok(tensors.iter().filter(|spec| trained.contains(&spec.name)).map(|spec| size(&spec.shape)).sum())
+        }
+        Mode::Lora => {
+            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
+            let adapters = placements.iter().flat_map(Placement::tensors);
+            Ok(adapters.chain(beside).map(|(_, shape)| size(&shape)).sum())
+        }
+    }
+}
+
+/// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
+/// `tuning.freeze` has chosen them.
+pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
+    let all = values(&prepared.arch);
+    let share = 100.0 * prepared.trainable as f64 / all.max(1) as f64;
+    let counted = format!("{} values, {share:.3} % of the model's {}", grouped(prepared.trainable), grouped(all));
+    let mut facts = vec![("trained".to_owned(), counted)];
+    if prepared.config.tuning.mode == Mode::Freeze
+        && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
+    {
+        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+    }
+    if !prepared.config.tuning.adapters.is_empty() {
+        let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
+        facts.push(("on top of".to_owned(), below.join(", ")));
+    }
+    if !prepared.arch.new_tokens.is_empty() {
+        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
+    }
+    facts
+}
+
+/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
+fn by_block(names: &[String]) -> String {
+    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
+    for name in names {
+        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (before, block, after) =
+            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
+        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
+            Some((_, _, blocks)) => blocks.extend(block),
+            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
+        }
+    }
+    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
+        [] => before.clone(),
+        [one] => format!("{before}.{one}.{after}"),
+        many => format!("{before}.{{{}}}.{after}", many.join(",")),
+    };
+    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
+}
