@@ -107,7 +107,8 @@ fn trained_tokens_are_written_and_read_as_peft_does() {
         let config = AdapterConfig::new(&lora, &place(&arch, &lora).unwrap(), None).with_tokens(&arch).unwrap();
         let text = config.to_json();
         assert_eq!(text["trainable_token_indices"], written);
-        assert_eq!(AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap(), config);
+        let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
+        assert_eq!((again.trained_tokens, again.token_modules), (config.trained_tokens, config.token_modules));
     }
     assert_eq!(with("trainable_token_indices", json!([3, 1])).unwrap().trained_tokens, [3, 1]);
     assert_eq!(
