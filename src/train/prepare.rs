@@ -89,7 +89,9 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let mut adapter = None;
     if let Some(dir) = &source {
         let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
-        config.tuning.adapter = Some(dir.clone());
+        if config.train.resume_from_checkpoint.is_none() {
+            config.tuning.adapter = Some(dir.clone());
+        }
         (config.tuning.lora, adapter) = (lora, Some(tensors));
     }
     let placements = match config.tuning.mode {

@@ -267,3 +267,11 @@ fn mutated_files_never_panic() {
     }
     assert!(read > 100, "{read}");
 }
+
+#[test]
+fn the_table_of_families_is_the_documented_one() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/models.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let table = text.split_once("<!-- tunesmith models --docs -->\n").unwrap().1.split_once("<!-- end -->").unwrap().0;
+    assert_eq!(table, tunesmith::cmd::models::table(), "paste the output of `tunesmith models --docs`");
+}
