@@ -8,6 +8,7 @@ pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod download;
+pub mod import;
 pub mod models;
 pub mod terminal;
 pub mod train;
@@ -41,6 +42,8 @@ enum Command {
     Data(data::Args),
     /// Fetch a model or a data set of the hub into the cache, or into a folder
     Download(download::Args),
+    /// Turn a configuration of Axolotl, LLaMA-Factory or SFT-Play into one of ours
+    Import(import::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
     /// Measure training speed and memory of a model shape on this machine
@@ -56,6 +59,7 @@ impl Command {
             Self::Train(args) => train::run(args),
             Self::Data(args) => data::run(args),
             Self::Download(args) => download::run(args),
+            Self::Import(args) => import::run(args),
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
