@@ -75,13 +75,13 @@ install *ARGS:
 @data *ARGS: _build
     "{{ tunesmith }}" data "$@"
 
-# writes the normalised, tokenized data set to OUT: just process CONFIG=… OUT=rows.jsonl
+# writes the rows that a run would train on, in one form, with a report: just process CONFIG=… OUT=rows.jsonl
 [group('data')]
 [no-exit-message]
 @process *ARGS: _build
     left=$#; while [ "$left" -gt 0 ]; do \
         case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
-    done; "{{ tunesmith }}" data --dump "$OUT" "$@"
+    done; "{{ tunesmith }}" process --out "$OUT" "$@"
 
 # fetches a model of the hub: just download-model MODEL=owner/name [--revision R] [--dir DIR]; --dataset for rows
 [group('data')]

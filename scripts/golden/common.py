@@ -88,7 +88,7 @@ def build(config, weights, double=False, attention="eager"):
 
 
 def with_lora(config, weights, seed, double=False, **changes):
-    """The model with a LoRA adapter on every linear layer, A and B both random and non-zero."""
+    """The model with a LoRA adapter on every linear layer, A and B both random and non-zero; DoRA's magnitudes moved by a tenth."""
     arguments = dict(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules="all-linear", bias="none", task_type="CAUSAL_LM")
     model = peft.get_peft_model(build(config, weights, double), peft.LoraConfig(**(arguments | changes)))
     rng = np.random.default_rng(seed)
@@ -97,7 +97,10 @@ def with_lora(config, weights, seed, double=False, **changes):
             if "lora_" not in name:
                 continue
             noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32)).to(parameter.dtype)
-            parameter.copy_(noise / math.sqrt(parameter.shape[1]) if "lora_A" in name else noise * 0.1)
+            if "magnitude" in name:
+                parameter.mul_((1 + 0.1 * noise).to(parameter.dtype))
+            else:
+                parameter.copy_(noise / math.sqrt(parameter.shape[1]) if "lora_A" in name else noise * 0.1)
     return model.train()
 
 
@@ -227,7 +230,7 @@ def adapter_state(model):
 def gradients(model):
     """The gradients under the names of adapter_model.safetensors."""
     return {
-        name.replace(".default.weight", ".weight").replace(".modules_to_save.default", ""): parameter.grad.detach().clone()
+        name.replace("vector.default.weight", "vector").replace(".default.weight", ".weight").replace(".modules_to_save.default", ""): parameter.grad.detach().clone()
         for name, parameter in model.named_parameters()
         if parameter.requires_grad
     }

@@ -1,4 +1,4 @@
-"""The part of parity.py that goes beyond plain LoRA, on the llama model: rsLoRA, patterns, modules_to_save, full training, packing."""
+"""The part of parity.py that goes beyond plain LoRA, on the llama model: DoRA, rsLoRA, patterns, modules_to_save, full training, packing."""
 import os
 
 import numpy as np
@@ -135,6 +135,7 @@ def make(out, rows):
     common = (out, config, weights, rows)
     patterns = dict(rank_pattern={"down_proj": 2}, alpha_pattern={"layers.1.self_attn.v_proj": 3}, layers_to_transform=None)
     return dict(
+        dora=lora("dora", *common, use_dora=True),
         rslora=lora("rslora", *common, use_rslora=True),
         modules_to_save=lora("modules_to_save", *common, modules_to_save=["lm_head"], target_modules=["q_proj", "v_proj"]),
         patterns=lora("patterns", *common, target_modules=["q_proj", "v_proj", "down_proj"], **patterns),

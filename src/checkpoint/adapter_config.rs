@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::peft::CONFIG_FILE;
 use crate::Kind;
 use crate::config::arch::Arch;
-use crate::config::{InitLora, LoraConfig, Patterns, TargetModules};
+use crate::config::{Bias, InitLora, LoraConfig, Patterns, TargetModules};
 use crate::error::{Error, Result};
 use crate::model::targets::{Placement, Targets};
 
@@ -26,6 +26,10 @@ pub struct AdapterConfig {
     pub lora_dropout: f64,
     /// How A and B started; of no effect once they are stored.
     pub init_lora_weights: Value,
+    /// Rows of the embedding, and of a head of its own, that are trained by themselves.
+    pub trained_tokens: Vec<u32>,
+    /// The tensors with such rows, by PEFT's names (`embed_tokens`, `lm_head`).
+    pub token_modules: Vec<String>,
     /// The base model's name or folder.
     pub base_model_name_or_path: Option<String>,
 }
@@ -35,7 +39,9 @@ impl AdapterConfig {
     pub fn new(lora: &LoraConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
         let mut targets = Targets::from(lora);
         if targets.target_modules == TargetModules::AllLinear {
-            targets.target_modules = TargetModules::List(placements.iter().map(|p| p.module.clone()).collect());
+            targets.target_modules = TargetModules::List(
+                placements.iter().filter(|p| p.experts.is_none()).map(|p| p.module.clone()).collect(),
+            );
         }
         Self {
             targets: Targets { strict: false, ..targets },
@@ -44,9 +50,25 @@ impl AdapterConfig {
                 InitLora::Kaiming => true.into(),
                 InitLora::Random => false.into(),
                 InitLora::Gaussian => "gaussian".into(),
+                InitLora::Pissa => "pissa".into(),
+                InitLora::PissaRounds(rounds) => format!("pissa_niter_{rounds}").into(),
             },
+            trained_tokens: Vec::new(),
+            token_modules: Vec::new(),
             base_model_name_or_path: base_model.map(Into::into),
         }
+    }
+
+    /// With the rows of new tokens, which PEFT calls `trainable_token_indices`.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn with_tokens(mut self, arch: &Arch) -> Result<Self> {
+        let tensors = self.targets.token_tensors(arch)?;
+        let module = |name: &str| if name.starts_with("lm_head") { "lm_head" } else { "embed_tokens" };
+        self.token_modules = tensors.iter().map(|(name, _)| module(name).to_owned()).collect();
+        self.trained_tokens = if tensors.is_empty() { Vec::new() } else { arch.new_tokens.clone() };
+        Ok(self)
     }
 
     /// Reads `dir/adapter_config.json`.
@@ -73,9 +95,13 @@ impl AdapterConfig {
         let Some(target_modules) = source.modules("target_modules")? else {
             return Err(source.mismatch("target_modules", "a list of names or a regular expression"));
         };
+        let (trained_tokens, token_modules) = source.tokens()?;
         Ok(Self {
+            trained_tokens,
+            token_modules,
             targets: Targets {
                 target_modules,
+                target_parameters: source.strings("target_parameters")?,
                 exclude_modules: source.modules("exclude_modules")?,
                 layers_to_transform: source.layers()?,
                 layers_pattern: source.strings("layers_pattern")?,
@@ -83,6 +109,13 @@ impl AdapterConfig {
                 r: source.rank(source.get("r").unwrap_or(&json!(8)), "r")?,
                 lora_alpha: source.positive(source.get("lora_alpha").unwrap_or(&json!(8)), "lora_alpha")?,
                 use_rslora: source.flag("use_rslora")?,
+                use_dora: source.flag("use_dora")?,
+                bias: match source.get("bias").map_or(Some("none"), Value::as_str) {
+                    Some("none") => Bias::None,
+                    Some("all") => Bias::All,
+                    Some("lora_only") => Bias::LoraOnly,
+                    _ => return Err(source.mismatch("bias", "none, all or lora_only")),
+                },
                 rank_pattern: source.patterns("rank_pattern", |value| source.rank(value, "rank_pattern"))?,
                 alpha_pattern: source.patterns("alpha_pattern", |value| source.positive(value, "alpha_pattern"))?,
                 strict: false,
@@ -104,16 +137,26 @@ impl AdapterConfig {
     pub fn lora_config(&self, arch: &Arch, like: &LoraConfig) -> Result<LoraConfig> {
         let targets = self.targets.clone();
         let placements = targets.place(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
-        let listed = placements.iter().map(|placement| placement.module.clone()).collect();
+        let modules = placements.iter().filter(|placement| placement.experts.is_none());
+        let listed = modules.map(|placement| placement.module.clone()).collect();
         let by_name = |value: fn(&Placement) -> f64| {
             placements.iter().map(move |p| (format!("^{}", regex::escape(&p.module)), value(p)))
         };
+        #[allow(clippy::needless_update, reason = "settings of training alone are none of an adapter's")]
         Ok(LoraConfig {
             r: targets.r,
             lora_alpha: targets.lora_alpha,
             lora_dropout: self.lora_dropout,
             target_modules: TargetModules::List(listed),
             use_rslora: targets.use_rslora,
+            use_dora: targets.use_dora,
+            bias: targets.bias,
+            exclude_modules: None,
+            target_parameters: targets.target_parameters,
+            init_lora_weights: match self.init_lora_weights.as_str() {
+                Some("pissa") => InitLora::Pissa,
+                _ => InitLora::Kaiming,
+            },
             rank_pattern: Patterns(
                 by_name(|p| p.r as f64).filter(|(_, r)| *r != targets.r as f64).map(|(k, r)| (k, r as usize)).collect(),
             ),
@@ -134,7 +177,7 @@ impl AdapterConfig {
             "arrow_config": null,
             "auto_mapping": null,
             "base_model_name_or_path": self.base_model_name_or_path,
-            "bias": "none",
+            "bias": targets.bias.as_str(),
             "corda_config": null,
             "ensure_weight_tying": false,
             "eva_config": null,
@@ -162,15 +205,22 @@ impl AdapterConfig {
             "rank_pattern": patterns_json(&targets.rank_pattern, |rank| (*rank).into()),
             "revision": null,
             "target_modules": modules_json(&targets.target_modules),
-            "target_parameters": null,
+            "target_parameters": list(&targets.target_parameters),
             "task_type": "CAUSAL_LM",
-            "trainable_token_indices": null,
+            "trainable_token_indices": self.tokens_json(),
             "use_bdlora": null,
-            "use_dora": false,
+            "use_dora": targets.use_dora,
             "use_qalora": false,
             "use_rslora": targets.use_rslora,
             "velora_config": null,
         })
+    }
+}
+
+impl AdapterConfig {
+    fn tokens_json(&self) -> Value {
+        let modules = self.token_modules.iter().map(|module| (module.clone(), json!(self.trained_tokens)));
+        if self.trained_tokens.is_empty() { Value::Null } else { modules.collect::<Map<_, _>>().into() }
     }
 }
 
@@ -196,12 +246,9 @@ fn patterns_json<T>(patterns: &Patterns<T>, value: impl Fn(&T) -> Value) -> Valu
 }
 
 /// Features that change the numbers: absent, null, false or empty, or refused.
-const UNSUPPORTED: [&str; 16] = [
-    "use_dora",
+const UNSUPPORTED: [&str; 13] = [
     "lora_bias",
     "fan_in_fan_out",
-    "trainable_token_indices",
-    "target_parameters",
     "layer_replication",
     "alora_invocation_tokens",
     "arrow_config",
@@ -235,7 +282,7 @@ impl Source<'_> {
         let found = self.map.get(key).unwrap_or(&Value::Null).to_string();
         let found: String = found.chars().take(80).collect();
         Error::checkpoint(format!("{}: not yet: {key} = {found}", self.origin.display()))
-            .hint("this version reads plain LoRA adapters (also rsLoRA, rank and alpha patterns, modules_to_save)")
+            .hint("this version reads LoRA adapters (also DoRA, rsLoRA, rank and alpha patterns, modules_to_save)")
     }
 
     fn refuse_unsupported(&self) -> Result<()> {
@@ -248,10 +295,9 @@ impl Source<'_> {
         }
         one_of("peft_type", &["LORA"])?;
         one_of("task_type", &["CAUSAL_LM"])?;
-        one_of("bias", &["none"])?;
         // Ways to start that also change the base weights: their adapters fit another base.
         if self.get("init_lora_weights").is_some_and(|init| !init.is_boolean()) {
-            one_of("init_lora_weights", &["gaussian", "eva", "orthogonal"])?;
+            one_of("init_lora_weights", &["gaussian", "eva", "orthogonal", "pissa"])?;
         }
         let in_use = |value: &Value| match value {
             Value::Null | Value::Bool(false) => false,
@@ -260,7 +306,7 @@ impl Source<'_> {
             _ => true,
         };
         for (key, value) in &self.map {
-            let unknown_switch = key.starts_with("use_") && key != "use_rslora";
+            let unknown_switch = key.starts_with("use_") && !["use_rslora", "use_dora"].contains(&key.as_str());
             if (UNSUPPORTED.contains(&key.as_str()) || unknown_switch) && in_use(value) {
                 return Err(self.refuse(key));
             }
@@ -297,6 +343,34 @@ impl Source<'_> {
             Some(Value::String(pattern)) => Some(TargetModules::Regex(pattern.clone())),
             Some(_) => Some(TargetModules::List(self.strings(key)?)),
         })
+    }
+
+    /// `trainable_token_indices`: a list for the embedding, or a list a module; all lists alike.
+    fn tokens(&self) -> Result<(Vec<u32>, Vec<String>)> {
+        let key = "trainable_token_indices";
+        let expected = "a list of token ids, the same for embed_tokens and lm_head";
+        let list = |value: &Value| -> Option<Vec<u32>> {
+            value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+        };
+        match self.get(key) {
+            None => Ok((Vec::new(), Vec::new())),
+            Some(Value::Object(map)) => {
+                let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
+                let modules: Vec<String> = map.keys().map(|name| last(name)).collect();
+                let mut lists = map.values().map(list);
+                let first = lists.next().flatten().ok_or_else(|| self.mismatch(key, expected))?;
+                let known = modules.iter().all(|name| ["embed_tokens", "lm_head"].contains(&name.as_str()));
+                if !known || lists.any(|other| other.as_ref() != Some(&first)) {
+                    return Err(self.mismatch(key, expected));
+                }
+                Ok((first, modules))
+            }
+            Some(value) => match list(value) {
+                Some(tokens) if tokens.is_empty() => Ok((tokens, Vec::new())),
+                Some(tokens) => Ok((tokens, vec!["embed_tokens".to_owned()])),
+                None => Err(self.mismatch(key, expected)),
+            },
+        }
     }
 
     fn layers(&self) -> Result<Option<Vec<usize>>> {

@@ -1,12 +1,13 @@
 //! A model folder as Transformers loads it: `config.json`, `model.safetensors`, and the tokenizer's files as they were.
-use std::fs;
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use serde_json::Value;
 
 use super::atomic::Staging;
 use crate::error::{Error, Result};
-use crate::model::weights::write_safetensors_to;
+use crate::model::weights::write_safetensors_with;
 
 /// The file with the weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -33,27 +34,82 @@ pub fn companion_bytes(model_dir: &Path) -> u64 {
     companions(model_dir).filter_map(|(_, path)| path.metadata().ok()).map(|metadata| metadata.len()).sum()
 }
 
-/// Writes a model folder: `config.json` of `model_dir` with the dtype of the new weights, f32, and its companions.
+/// The model that a folder is made from, and what is new about its vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// Its folder.
+    pub dir: &'a Path,
+    /// The text of `tokenizer.json` where tokens were added, and the rows that the embedding now has.
+    pub grown: Option<(&'a str, usize)>,
+}
+
+/// The tensors of a model that were not trained, which are fetched one at a time.
+pub struct Rest<'a> {
+    /// Names and shapes.
+    pub tensors: &'a [(String, Vec<usize>)],
+    /// A tensor's values.
+    pub fetch: &'a dyn Fn(&str) -> Result<Vec<f32>>,
+}
+
+/// Copies the tokenizer's files and their like, with the tokens that were added.
 ///
 /// # Errors
-/// [`crate::Kind::Io`]; [`crate::Kind::Model`] where `config.json` is not valid.
-pub fn stage(staging: &mut Staging<'_>, model_dir: &Path, tensors: &[(String, Vec<usize>, &[f32])]) -> Result<()> {
-    let path = model_dir.join("config.json");
-    let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
-    staging.write_json("config.json", &f32_config(&text, &path)?)?;
-    for (name, path) in companions(model_dir) {
-        staging.copy(name, &path)?;
+/// [`crate::Kind::Io`].
+pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+    for (name, path) in companions(source.dir) {
+        match source.grown {
+            Some((text, _)) if name == "tokenizer.json" => {
+                staging.write(name, |writer| writer.write_all(text.as_bytes()))?;
+            }
+            _ => staging.copy(name, &path)?,
+        }
     }
-    staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, tensors, &[("format", "pt")]))
+    Ok(())
+}
+
+/// Writes a model folder: `config.json` of the source with the dtype of the new weights, f32, its companions, and the
+/// weights: `tensors`, and what was not trained.
+///
+/// # Errors
+/// [`crate::Kind::Io`]; [`crate::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
+pub fn stage(
+    staging: &mut Staging<'_>,
+    source: Source<'_>,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    rest: &Rest<'_>,
+) -> Result<()> {
+    let path = source.dir.join("config.json");
+    let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
+    staging.write_json("config.json", &f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?)?;
+    stage_companions(staging, source)?;
+    let mut failed = None;
+    let fetch = RefCell::new(&mut failed);
+    let written = staging.write(WEIGHTS_FILE, |writer| {
+        let fetch = |name: &str| {
+            (rest.fetch)(name).map_err(|error| {
+                let message = error.to_string();
+                **fetch.borrow_mut() = Some(error);
+                io::Error::other(message)
+            })
+        };
+        write_safetensors_with(writer, tensors, rest.tensors, &fetch, &[("format", "pt")])
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => written,
+    }
 }
 
 /// Transformers casts on loading to the dtype that `config.json` names; the weights written here are f32.
-fn f32_config(text: &str, path: &Path) -> Result<Value> {
+fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
     let mut config: Value = serde_json::from_str(text)
         .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
     if let Some(map) = config.as_object_mut() {
         let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         map.insert(key.into(), "float32".into());
+        if let Some(rows) = rows {
+            map.insert("vocab_size".into(), rows.into());
+        }
     }
     Ok(config)
 }

@@ -6,6 +6,7 @@
 //! checkpoint-000200/
 //!   adapter_config.json  adapter_model.safetensors    LoRA: PEFT loads this folder
 //!   config.json  model.safetensors  tokenizer.json …  full: Transformers loads this folder
+//!   trained.safetensors                               freeze: what is trained, without the rest
 //!   optimizer.safetensors                             its state: NAME.exp_avg, NAME.exp_avg_sq, … of each tensor
 //!   state.json                                        step, data position, best loss, counters, seeds
 //!   backend.json                                      the stamp
@@ -16,6 +17,7 @@ pub mod atomic;
 pub mod disk;
 pub mod folder;
 pub mod peft;
+pub mod pissa;
 pub mod stamp;
 pub mod state;
 pub mod store;
@@ -34,13 +36,15 @@ pub use store::{newest_complete, pointed, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{Numbers, WeightFiles, write_numbers_to};
+use crate::model::weights::{Numbers, WeightFiles, write_numbers_to, write_safetensors_to};
 use crate::optim::{Optimizer, State};
 use disk::{Disk, RealDisk};
 
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// After the name of a tensor: the values that training goes on from, where averages are published.
 const TRAINED: &str = ".trained";
+/// The trained tensors, where they are a part of a model.
+const PART: &str = "trained.safetensors";
 const STATE: &str = "state.json";
 const STAMP: &str = "backend.json";
 
@@ -49,8 +53,10 @@ const STAMP: &str = "backend.json";
 pub enum Weights<'a> {
     /// The trained tensors are an adapter with these settings.
     Adapter(&'a AdapterConfig),
-    /// The trained tensors are the whole model, made from the one in this folder.
-    Model(&'a Path),
+    /// The trained tensors are the whole model, made from this one.
+    Model(folder::Source<'a>),
+    /// The trained tensors are a part of a model.
+    Part,
 }
 
 /// A run between two steps, as it is to be saved. The buffers are flat, in the order of `specs`.
@@ -85,8 +91,8 @@ impl Snapshot<'_> {
     pub fn bytes(&self) -> u64 {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
-            Weights::Adapter(_) => 0,
-            Weights::Model(model_dir) => folder::companion_bytes(model_dir),
+            Weights::Adapter(_) | Weights::Part => 0,
+            Weights::Model(source) => folder::companion_bytes(source.dir),
         };
         let trained = self.trained.map_or(0, <[f32]>::len);
         let state = self.optimizer.tensors().into_iter().map(|(_, _, state)| match state {
@@ -135,7 +141,13 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
     atomic::publish(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
-            Weights::Model(model_dir) => folder::stage(staging, model_dir, &tensors)?,
+            Weights::Model(source) => {
+                let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
+                folder::stage(staging, source, &tensors, &folder::Rest { tensors: &[], fetch: &nothing })?;
+            }
+            Weights::Part => {
+                staging.write(PART, |writer| write_safetensors_to(writer, &tensors, &[("format", "pt")]))?;
+            }
         }
         staging.write(OPTIMIZER, |writer| write_numbers_to(writer, &snapshot.state_tensors(), &[]))?;
         staging.write_json(STATE, snapshot.state)?;
@@ -190,8 +202,13 @@ pub struct Checkpoint {
 /// [`Kind::Checkpoint`]: not complete, damaged, or no checkpoint of a run.
 pub fn load(dir: &Path) -> Result<Checkpoint> {
     let manifest = verify(dir)?;
-    let is_adapter = manifest.lists(peft::WEIGHTS_FILE);
-    let (file, prefix) = if is_adapter { (peft::WEIGHTS_FILE, peft::PREFIX) } else { (folder::WEIGHTS_FILE, "") };
+    let (file, prefix) = if manifest.lists(peft::WEIGHTS_FILE) {
+        (peft::WEIGHTS_FILE, peft::PREFIX)
+    } else if manifest.lists(PART) {
+        (PART, "")
+    } else {
+        (folder::WEIGHTS_FILE, "")
+    };
     for name in [file, OPTIMIZER, STATE, STAMP] {
         if !manifest.lists(name) {
             return Err(Error::checkpoint(format!(

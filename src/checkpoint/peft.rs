@@ -75,6 +75,13 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
                 dir.join(WEIGHTS_FILE).display()
             )));
         };
+        // Copies that PEFT writes where a vocabulary has grown: the base's own rows, and a shared head's rows again.
+        let copy = name.ends_with(".token_adapter.base_layer.weight")
+            || (plain.starts_with("lm_head.token_adapter.")
+                && !config.token_modules.iter().any(|name| name == "lm_head"));
+        if copy {
+            continue;
+        }
         let tensor = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
         tensors.insert(plain.to_owned(), tensor);
     }

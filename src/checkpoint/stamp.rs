@@ -57,20 +57,37 @@ pub const COVERED: &[&str] = &[
     "model.init",
     "tuning.mode",
     "tuning.adapter",
+    "tuning.adapters",
+    "tuning.new_tokens",
+    "tuning.freeze.trainable_layers",
+    "tuning.freeze.trainable_modules",
+    "tuning.freeze.trainable_patterns",
     "tuning.lora.r",
     "tuning.lora.lora_alpha",
     "tuning.lora.target_modules",
+    "tuning.lora.target_parameters",
+    "tuning.lora.exclude_modules",
+    "tuning.lora.bias",
     "tuning.lora.use_rslora",
+    "tuning.lora.use_dora",
     "tuning.lora.rank_pattern",
     "tuning.lora.alpha_pattern",
     "tuning.lora.layers_to_transform",
     "tuning.lora.modules_to_save",
     "tuning.lora.init_lora_weights",
     "data.train_path",
+    "data.datasets",
+    "data.mix_strategy",
     "data.format",
     "data.template_path",
     "data.chat_template",
+    "data.template_date",
     "data.split",
+    "data.min_length",
+    "data.max_length",
+    "data.dedupe",
+    "data.dedupe_threshold",
+    "data.contamination",
     "data.loss_on",
     "data.truncation",
     "data.max_rows",
@@ -123,7 +140,7 @@ pub struct Stamp {
     pub quantization: String,
     /// What is computed in.
     pub dtype: String,
-    /// `lora` or `full`.
+    /// `lora`, `full` or `freeze`.
     pub mode: String,
     /// Which modules have adapters, of which rank and scale, and what is trained in full.
     pub adapter: String,
@@ -162,7 +179,8 @@ struct Difference {
 }
 
 impl Stamp {
-    /// The stamp of a run: `placements` and `saved` (tensors trained in full beside adapters) are empty in full mode.
+    /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
+    /// `mode: freeze`, alone; both are empty in full mode.
     pub fn new(config: &Config, placements: &[Placement], saved: &[String], hashes: Hashes<'_>) -> Self {
         let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
             let value = match option.path().as_str() {
@@ -179,6 +197,7 @@ impl Stamp {
             mode: match config.tuning.mode {
                 Mode::Lora => "lora".into(),
                 Mode::Full => "full".into(),
+                Mode::Freeze => "freeze".into(),
             },
             adapter: describe_adapter(placements, saved),
             base_model: hashes.base_model.into(),
@@ -252,14 +271,15 @@ const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
 fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
-    if placements.is_empty() {
+    if placements.is_empty() && saved.is_empty() {
         return "none".into();
     }
     let mut hasher = blake3::Hasher::new();
     let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
     for placement in placements {
-        let Placement { module, r, alpha, scale, .. } = placement;
-        hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}\n").as_bytes());
+        let Placement { module, r, alpha, scale, dora, .. } = placement;
+        let dora = if *dora { " dora" } else { "" };
+        hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}{dora}\n").as_bytes());
         ranks.push(*r as f64);
         alphas.push(*alpha);
     }

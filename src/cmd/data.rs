@@ -3,7 +3,7 @@ use super::args::ConfigArgs;
 use super::download::Downloads;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
-use crate::data::{self, Counts, Dataset, IGNORE, Progress, Split};
+use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -57,18 +57,17 @@ pub fn run(args: &Args) -> Result<()> {
     let colour = terminal::stdout_colour();
     let mut text = overview(&data, colour);
     for index in 0..args.rows.min(data.train.len()) {
-        let example = data.train.ids(index);
-        // As the table counts: the first token is never predicted.
-        let supervised = data.train.labels(index).iter().skip(1).filter(|&&label| label != IGNORE).count();
-        let title = format!("row {} of train: {} tokens, {supervised} with loss", index + 1, example.len());
-        let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, index, colour)?);
+        let example = data.train.example(index)?;
+        let (tokens, supervised) = (example.input_ids.len(), example.label_tokens());
+        let title = format!("row {} of train: {tokens} tokens, {supervised} with loss", index + 1);
+        let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
     }
     terminal::print(&text)
 }
 
 /// The progress of tokenizing on standard error; nothing where that is no terminal.
 #[derive(Default)]
-struct Bar(RefCell<Option<ProgressBar>>);
+pub(super) struct Bar(RefCell<Option<ProgressBar>>);
 
 impl Progress for Bar {
     fn begin(&self, what: &str, total: u64) {
@@ -95,7 +94,7 @@ fn splits(data: &Dataset) -> impl Iterator<Item = (&'static str, &Split, Option<
     train.into_iter().chain(validation).chain(test)
 }
 
-fn numbers(data: &Dataset) -> Value {
+pub(super) fn numbers(data: &Dataset) -> Value {
     let split = |(name, split, counts): (&str, &Split, Option<&Counts>)| {
         let lengths = split.lengths();
         let value = json!({
@@ -114,12 +113,13 @@ fn numbers(data: &Dataset) -> Value {
         "template": data.template.as_ref().map(data::ChatTemplate::origin),
         "from_cache": data.report.from_cache,
         "fingerprint": data.fingerprint,
+        "mix": data.report.mix,
         "warnings": data.report.warnings,
     })
 }
 
 /// Counts per split, the histogram of lengths, warnings.
-fn overview(data: &Dataset, colour: bool) -> String {
+pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     let percent = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
     let header = ["", "rows", "tokens", "with loss", "mean", "longest", "truncated", "left out"].map(String::from);
     let mut table = vec![header];
@@ -136,7 +136,7 @@ fn overview(data: &Dataset, colour: bool) -> String {
             format!("{:.1}", tokens as f64 / rows.max(1) as f64),
             split.lengths().into_iter().max().unwrap_or(0).to_string(),
             of_files(|counts| counts.truncated),
-            of_files(|counts| counts.too_long + counts.unlabeled),
+            of_files(Counts::left_out),
         ]);
     }
     let mut text = String::new();
@@ -151,6 +151,10 @@ fn overview(data: &Dataset, colour: bool) -> String {
     if data.report.templated {
         let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
         let _ = writeln!(text, "chat template: {template}");
+    }
+    for share in &data.report.mix {
+        let weight = share.weight.map_or(String::new(), |weight| format!(", weight {weight}"));
+        let _ = writeln!(text, "source {}: {} of {} rows{weight}", share.source, share.used, share.available);
     }
     if data.report.from_cache {
         text.push_str("tokens from the cache\n");
@@ -184,8 +188,8 @@ fn histogram(lengths: &[usize]) -> String {
 }
 
 /// The text of a training row, special tokens and all; what carries a loss stands out.
-fn marked(data: &Dataset, index: usize, colour: bool) -> Result<String> {
-    let (ids, labels) = (data.train.ids(index), data.train.labels(index));
+fn marked(data: &Dataset, example: &Example, colour: bool) -> Result<String> {
+    let Example { input_ids: ids, labels } = example;
     let whole = data.tokenizer.decode(ids, false)?;
     let mut text = String::new();
     let (mut begin, mut shown) = (0, 0);
@@ -216,8 +220,9 @@ fn dump(data: &Dataset, path: &Path) -> Result<()> {
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     for (_, split, _) in splits(data) {
         for index in 0..split.len() {
-            let (ids, labels) = (split.ids(index), split.labels(index));
-            let row = json!({ "text": data.tokenizer.decode(ids, false)?, "input_ids": ids, "labels": labels });
+            let Example { input_ids, labels } = split.example(index)?;
+            let text = data.tokenizer.decode(&input_ids, false)?;
+            let row = json!({ "text": text, "input_ids": input_ids, "labels": labels });
             writeln!(file, "{row}").map_err(failed)?;
         }
     }

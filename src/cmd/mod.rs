@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod download;
 pub mod import;
 pub mod models;
+pub mod process;
 pub mod terminal;
 pub mod train;
 
@@ -46,6 +47,8 @@ enum Command {
     Import(import::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
+    /// Write the rows that a run would train on, in one form, with a report
+    Process(process::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -58,6 +61,7 @@ impl Command {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
             Self::Data(args) => data::run(args),
+            Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
             Self::Import(args) => import::run(args),
             Self::Models(args) => models::run(args),

@@ -57,9 +57,46 @@ pub enum Activation {
     GeluTanh,
 }
 
+/// The experts of the blocks that have them.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Experts {
+    /// How many.
+    pub count: usize,
+    /// How many of them a token goes through.
+    pub per_token: usize,
+    /// Width inside an expert.
+    pub width: usize,
+    /// The weights of a token's experts are made to sum to 1.
+    pub normalised: bool,
+    /// Width inside the expert that every token goes through, where there is one.
+    pub shared: Option<usize>,
+    /// The coefficient of the loss for uneven use of experts, where it is switched on.
+    pub balance: Option<f64>,
+    /// The tensors' names are Mixtral's.
+    pub mixtral: bool,
+}
+
+impl Experts {
+    /// The names of an expert's gate, up and down matrices within a block, and of the router's.
+    pub fn names(&self, expert: usize) -> [String; 3] {
+        if self.mixtral {
+            ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}.weight"))
+        } else {
+            ["gate", "up", "down"].map(|name| format!("mlp.experts.{expert}.{name}_proj.weight"))
+        }
+    }
+
+    /// The name of the router's matrix within a block.
+    pub const fn router(&self) -> &'static str {
+        if self.mixtral { "block_sparse_moe.gate.weight" } else { "mlp.gate.weight" }
+    }
+}
+
 /// What differs from block to block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockKind {
+    /// The MLP is made of [`Arch::experts`].
+    pub sparse: bool,
     /// A query sees this many keys up to its own; none means all.
     pub window: Option<usize>,
     /// Which of [`Arch::ropes`] turns queries and keys; none means no positions.
@@ -138,6 +175,8 @@ pub struct Arch {
     pub activation: Activation,
     /// q, k and v are one module, gate and up another.
     pub fused: bool,
+    /// The experts, in families that have them.
+    pub experts: Option<Experts>,
     /// The head uses the embedding's matrix.
     pub tie_word_embeddings: bool,
     /// Biases on q, k and v.
@@ -156,6 +195,8 @@ pub struct Arch {
     pub eos_token_ids: Vec<u32>,
     /// Padding. Its embedding row takes no gradient from the input side in Transformers.
     pub pad_token_id: Option<u32>,
+    /// The rows of the embedding that `tuning.new_tokens` fills; none in a `config.json`.
+    pub new_tokens: Vec<u32>,
 }
 
 impl Arch {
@@ -202,16 +243,19 @@ impl Arch {
                 source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
             );
         }
-        if !self.head_dim.is_multiple_of(2) {
-            return Err(source.error(format!("head_dim is {}, expected an even number", self.head_dim)));
-        }
         if heads * self.head_dim > MAX_SIZE {
             let found = heads * self.head_dim;
             return Err(source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}")));
         }
-        let layer: usize = self.layer_tensors(0).iter().map(TensorSpec::len).sum();
+        // The widest kind of block, and its experts counted rather than listed.
+        let expert = |experts: &Experts| 3 * experts.width * self.hidden_size + self.hidden_size;
+        let experts = self.experts.as_ref().map_or(Some(0), |experts| experts.count.checked_mul(expert(experts)));
+        let dense = Self { experts: None, ..self.clone() };
+        let layer: usize = dense.layer_tensors(0).iter().map(TensorSpec::len).sum();
         let rest = 2 * self.vocab_size * self.hidden_size;
-        let bytes = layer.checked_mul(self.num_hidden_layers).and_then(|n| n.checked_add(rest)?.checked_mul(16));
+        let layer = experts.and_then(|experts| layer.checked_add(experts));
+        let bytes =
+            layer.and_then(|layer| layer.checked_mul(self.num_hidden_layers)?.checked_add(rest)?.checked_mul(16));
         match bytes {
             Some(_) => Ok(()),
             None => Err(source.error("the sizes describe a model beyond what this machine can address")),
@@ -237,8 +281,10 @@ impl Arch {
             tensors.extend(name.map(|name| tensor(&format!("{prefix}.{name}.weight"), &[size])));
         };
         norm(&mut tensors, before_attention, self.hidden_size);
+        let mut inside = false;
         for linear in self.layer_linears(layer) {
-            if linear.name.contains(".gate_") {
+            if !inside && !linear.name.contains(".self_attn.") {
+                inside = true;
                 norm(&mut tensors, after_attention, self.hidden_size);
                 norm(&mut tensors, before_mlp, self.hidden_size);
             }
@@ -251,8 +297,27 @@ impl Arch {
                 norm(&mut tensors, Some("self_attn.k_norm"), key);
             }
         }
+        if !inside {
+            norm(&mut tensors, after_attention, self.hidden_size);
+            norm(&mut tensors, before_mlp, self.hidden_size);
+        }
+        if let Some(experts) = self.experts_of(layer) {
+            let hidden = self.hidden_size;
+            tensors.push(tensor(&format!("{prefix}.{}", experts.router()), &[experts.count, hidden]));
+            for expert in 0..experts.count {
+                let [gate, up, down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
+                tensors.push(tensor(&gate, &[experts.width, hidden]));
+                tensors.push(tensor(&up, &[experts.width, hidden]));
+                tensors.push(tensor(&down, &[hidden, experts.width]));
+            }
+        }
         norm(&mut tensors, after_mlp, self.hidden_size);
         tensors
+    }
+
+    /// The experts of a block, if it has them.
+    pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|_| self.blocks[layer].sparse)
     }
 
     /// How long the weights of the norms on queries and keys are.
@@ -264,6 +329,13 @@ impl Arch {
                 Some([self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * self.head_dim))
             }
         }
+    }
+
+    /// Makes room for tokens: the embedding and the head end behind the highest of them, if they ended before.
+    pub fn grow(&mut self, tokens: Vec<u32>) {
+        let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
+        self.vocab_size = self.vocab_size.max(needed);
+        self.new_tokens = tokens;
     }
 
     /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not).
@@ -281,10 +353,12 @@ impl Arch {
 
     fn layer_linears(&self, layer: usize) -> Vec<LinearSpec> {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let experts = self.experts_of(layer);
+        let shared = experts.and_then(|experts| experts.shared);
         let (query, key) = (self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim);
         let o = ("self_attn.o_proj", hidden, query, self.o_bias);
         let down = ("mlp.down_proj", hidden, inner, self.mlp_bias);
-        let linears = if self.fused {
+        let mut linears = if self.fused {
             vec![
                 ("self_attn.qkv_proj", query + 2 * key, hidden, self.qkv_bias),
                 o,
@@ -302,6 +376,17 @@ impl Arch {
                 down,
             ]
         };
+        if experts.is_some() {
+            linears.retain(|(name, ..)| name.starts_with("self_attn."));
+        }
+        if let Some(width) = shared {
+            linears.extend([
+                ("mlp.shared_expert.gate_proj", width, hidden, false),
+                ("mlp.shared_expert.up_proj", width, hidden, false),
+                ("mlp.shared_expert.down_proj", hidden, width, false),
+                ("mlp.shared_expert_gate", 1, hidden, false),
+            ]);
+        }
         let spec = |(name, out_features, in_features, bias)| LinearSpec {
             name: format!("model.layers.{layer}.{name}"),
             out_features,

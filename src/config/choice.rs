@@ -101,7 +101,19 @@ choices! {
         Lora = "lora",
         /// Every weight.
         Full = "full",
-    } later ["qlora", "freeze"];
+        /// Those weights that `tuning.freeze` names.
+        Freeze = "freeze",
+    } later ["qlora"];
+
+    /// Which biases are trained beside the adapters.
+    Bias {
+        /// None.
+        None = "none",
+        /// Every one in the model.
+        All = "all",
+        /// Those of the modules that have an adapter.
+        LoraOnly = "lora_only",
+    };
 
     /// How the learning rate goes over the run.
     LrScheduler {
@@ -225,6 +237,34 @@ choices! {
         /// It is left out.
         Drop = "drop",
     };
+
+    /// How large a mix of sources is in which each has its share.
+    MixStrategy {
+        /// As large as it can be without using a row twice.
+        InterleaveUnder = "interleave_under",
+        /// As small as it can be with every row in it; rows of other sources repeat.
+        InterleaveOver = "interleave_over",
+    };
+
+    /// Which training rows count as repetitions.
+    Dedupe {
+        /// None.
+        None = "none",
+        /// Those that say the same to the letter.
+        Exact = "exact",
+        /// Those that say the same, or nearly (`MinHash`, `dedupe_threshold`).
+        Minhash = "minhash",
+    };
+
+    /// What happens to training rows that are also in the validation or test rows.
+    Contamination {
+        /// Nobody looks.
+        Off = "off",
+        /// They are counted and named.
+        Warn = "warn",
+        /// They are left out of training.
+        Drop = "drop",
+    };
 }
 
 /// Which linear layers get an adapter.
@@ -279,6 +319,20 @@ pub enum InitLora {
     Gaussian,
     /// `false`: A and B both random, so that the adapter changes the model from the start (for tests).
     Random,
+    /// `"pissa"`: the largest singular values of the weight, which keeps the rest (`PiSSA`).
+    Pissa,
+    /// `"pissa_niter_N"`: the same by N rounds of a randomized method: much faster, nearly as exact.
+    PissaRounds(u32),
+}
+
+/// Ways to start that other toolkits have.
+const LATER_INITS: [&str; 7] = ["loftq", "olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
+
+impl InitLora {
+    /// Whether the base weight gives up what the adapter starts with.
+    pub const fn is_pissa(self) -> bool {
+        matches!(self, Self::Pissa | Self::PissaRounds(_))
+    }
 }
 
 impl ConfigValue for InitLora {
@@ -287,6 +341,14 @@ impl ConfigValue for InitLora {
             Node::Bool(true) => Ok(Self::Kaiming),
             Node::Bool(false) => Ok(Self::Random),
             Node::Str(word) if word == "gaussian" => Ok(Self::Gaussian),
+            Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
+            Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
+                Err(Refusal::new(node, Self::expected()).hint(super::option::not_yet(word)))
+            }
+            Node::Str(word) => match word.strip_prefix("pissa_niter_").map(str::parse) {
+                Some(Ok(rounds @ 0..=1000)) => Ok(Self::PissaRounds(rounds)),
+                _ => Err(Refusal::new(node, Self::expected())),
+            },
             _ => Err(Refusal::new(node, Self::expected())),
         }
     }
@@ -296,15 +358,17 @@ impl ConfigValue for InitLora {
             Self::Kaiming => true.into(),
             Self::Random => false.into(),
             Self::Gaussian => "gaussian".into(),
+            Self::Pissa => "pissa".into(),
+            Self::PissaRounds(rounds) => format!("pissa_niter_{rounds}").into(),
         }
     }
 
     fn expected() -> String {
-        "true, false or gaussian".to_owned()
+        "true, false, gaussian, pissa or pissa_niter_N".to_owned()
     }
 
     fn schema() -> Json {
-        json!({ "enum": [true, false, "gaussian"] })
+        json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
     }
 }
 

@@ -5,13 +5,15 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::arch::{Activation, Arch, BlockKind, FAMILIES, Family, NormPlacement, QkNorm};
+use super::arch::{Activation, Arch, BlockKind, Experts, FAMILIES, Family, NormPlacement, QkNorm};
 use crate::error::{Error, Result};
 
 /// Bound of every width, head count and vocabulary: products of two stay far from overflow.
 pub(super) const MAX_SIZE: usize = 1 << 24;
 /// Bound of the number of decoder blocks.
 const MAX_LAYERS: usize = 4096;
+/// Bound of the number of experts.
+const MAX_EXPERTS: usize = 4096;
 /// More than any real `config.json` holds.
 const CONFIG_BYTES: u64 = 4 << 20;
 
@@ -185,8 +187,8 @@ impl<'a> Source<'a> {
             }
         }
         let experts = ["num_experts", "num_local_experts"].into_iter().find(|key| self.get(key).is_some());
-        match experts {
-            Some(key) => Err(self.not_yet(format!("mixture of experts ({key})"))),
+        match experts.filter(|_| !family.sparse) {
+            Some(key) => Err(self.mismatch(key, "no such key: this family has no experts")),
             None => Ok(()),
         }
     }
@@ -231,6 +233,9 @@ impl<'a> Source<'a> {
         // A key that is written as null means as many as query heads, whatever the class's default is.
         let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
         let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
+        if !head_dim.is_multiple_of(2) {
+            return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));
+        }
         let num_hidden_layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
         let max_position_embeddings =
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
@@ -248,7 +253,8 @@ impl<'a> Source<'a> {
             norm_offset: 0.0,
             norms: NormPlacement::Pre,
             qk_norm: QkNorm::None,
-            blocks: vec![BlockKind { window: None, rope: Some(0) }; num_hidden_layers],
+            blocks: vec![BlockKind { sparse: false, window: None, rope: Some(0) }; num_hidden_layers],
+            experts: None,
             ropes: vec![self.rope(head_dim, max_position_embeddings, defaults.theta)?],
             attention_scale: (head_dim as f64).powf(-0.5),
             attention_softcap: None,
@@ -267,6 +273,7 @@ impl<'a> Source<'a> {
             bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
             eos_token_ids: self.token_ids("eos_token_id")?,
             pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
+            new_tokens: Vec::new(),
         })
     }
 
@@ -292,6 +299,13 @@ impl<'a> Source<'a> {
             None => 28,
         };
         self.layer_windows(arch, window, |layer| window.is_some() && layer as u64 >= first)
+    }
+
+    /// Qwen2-MoE's windows: with `use_sliding_window`, in every other block before `max_window_layers`.
+    pub(super) fn early_windows(&self, arch: &mut Arch) -> Result<()> {
+        let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
+        let end = self.size("max_window_layers", Some(28))?;
+        self.layer_windows(arch, window, |layer| window.is_some() && layer % 2 == 0 && layer < end)
     }
 
     /// Gives the window to the blocks that `layer_types` says, or `default` where the key is absent.
@@ -349,6 +363,55 @@ impl<'a> Source<'a> {
                 "hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}, and there is no head_dim"
             )))
         }
+    }
+}
+
+impl Source<'_> {
+    /// What Qwen's mixtures of experts share: their keys, and which blocks are sparse.
+    pub(super) fn qwen_experts(
+        &self,
+        arch: &mut Arch,
+        shared: Option<usize>,
+        defaults: (usize, usize, usize),
+    ) -> Result<()> {
+        let key = if self.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
+        arch.experts = Some(Experts {
+            normalised: self.flag("norm_topk_prob", false)?,
+            shared,
+            ..self.experts(key, "moe_intermediate_size", defaults)?
+        });
+        let step = self.size("decoder_sparse_step", Some(1))?;
+        let dense = match self.get("mlp_only_layers") {
+            Some(value) => {
+                value.as_array().ok_or_else(|| self.mismatch("mlp_only_layers", "a list of block numbers"))?
+            }
+            None => &Vec::new(),
+        };
+        for (layer, block) in arch.blocks.iter_mut().enumerate() {
+            let listed = dense.iter().any(|number| number.as_u64() == Some(layer as u64));
+            block.sparse = !listed && (layer + 1) % step == 0;
+        }
+        Ok(())
+    }
+
+    /// The experts' sizes. `defaults`: how many, how many a token, their width.
+    pub(super) fn experts(&self, count: &str, width: &str, defaults: (usize, usize, usize)) -> Result<Experts> {
+        let (count, width) = (self.size(count, Some(defaults.0))?, self.size(width, Some(defaults.2))?);
+        let per_token = self.size("num_experts_per_tok", Some(defaults.1))?;
+        if count > MAX_EXPERTS || per_token > count {
+            return Err(self.error(format!(
+                "{count} experts, {per_token} of them a token, expected at most {MAX_EXPERTS}, and no more a token than there are"
+            )));
+        }
+        if self.number("router_jitter_noise")?.unwrap_or(0.0) != 0.0 {
+            return Err(self.not_yet("router_jitter_noise other than 0").hint("set it to 0.0 in config.json"));
+        }
+        let balance = if self.flag("output_router_logits", false)? {
+            Some(self.number("router_aux_loss_coef")?.unwrap_or(0.001))
+        } else {
+            None
+        };
+        Ok(Experts { count, per_token, width, normalised: true, shared: None, balance, mixtral: false })
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod arguments;
 mod choice;
+mod datasets;
 pub mod docs;
 mod families;
 mod hf_json;
@@ -17,12 +18,14 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{BuiltinTemplate, TargetModules, Truncation};
+pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
+pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
-    Config, DataConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig, TuningConfig,
+    Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
+    TuningConfig,
 };
 pub use validate::is_hub_name;
 pub use value::{ConfigValue, Node, Patterns, Refusal};

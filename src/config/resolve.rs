@@ -318,6 +318,7 @@ impl Resolver {
         }
         match find_env(&env_name(key)) {
             Some((def, spelled)) => self.text(def, &spelled, value, source),
+            None if is_secret(key) => Err(unknown(&Source::Word(format!("{key}=***")), &dotted(key))),
             None => Err(unknown(&source, &dotted(key))),
         }
     }
@@ -429,6 +430,12 @@ fn refused(source: &Source, key: &str, refusal: Refusal) -> Error {
         Some(hint) => error.hint(hint),
         None => error,
     }
+}
+
+/// Whether the value of a key that is none of ours may be something that no message shows.
+fn is_secret(key: &str) -> bool {
+    let key = key.to_lowercase();
+    ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word))
 }
 
 /// The error for a key that does not exist: not yet, or the nearest that does.

@@ -2,9 +2,10 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    BuiltinTemplate, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume,
-    SaveStrategy, TargetModules, Truncation,
+    Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler,
+    MixStrategy, Mode, Optim, Resume, SaveStrategy, TargetModules, Truncation,
 };
+use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
 use super::value::{ConfigValue, Patterns};
 use std::path::PathBuf;
@@ -27,7 +28,7 @@ pub struct Config {
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 7] = [&MODEL, &TUNING, &LORA, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 8] = [&MODEL, &TUNING, &LORA, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -63,14 +64,22 @@ section! {
 section! {
     /// What is trained.
     TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `full` every weight.
+        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names.
         mode: Mode = Mode::Lora;
         /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
+        /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
+        /// adapter is trained on top of them and needs them again where it is used.
+        adapters: Vec<PathBuf> = Vec::new();
+        /// Tokens that the tokenizer gets, and the model rows for in its embedding and head. They start as the mean of all rows
+        /// and are trained.
+        new_tokens: Vec<String> = Vec::new();
     }
     nested {
         /// The section `tuning.lora`.
         lora: LoraConfig;
+        /// The section `tuning.freeze`.
+        freeze: FreezeConfig;
     }
     fixed {
         /// The engine.
@@ -91,26 +100,45 @@ section! {
         /// `auto` (or `all-linear`): every linear layer except the LM head. A list: layers whose name ends with an entry.
         /// Any other string: a regular expression that must match the whole name.
         target_modules: TargetModules = TargetModules::AllLinear;
+        /// Layers that get none all the same: names, or a regular expression, as in `target_modules`.
+        exclude_modules: Option<TargetModules> = None;
         /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
         use_rslora: bool = false;
+        /// Train a magnitude for each output feature beside A and B (DoRA): nearer to full training, at a low rank above all; more
+        /// memory and time.
+        use_dora: bool = false;
         /// Ranks of layers that differ from `r`: a regular expression on the end of the name, then the rank.
         rank_pattern: Patterns<usize> = Patterns::default(), range Range::at_least(1.0);
         /// Alphas of layers that differ from `lora_alpha`, as in `rank_pattern`.
         alpha_pattern: Patterns<f64> = Patterns::default(), range Range::greater_than(0.0);
         /// The numbers of the decoder layers that get adapters (`null`: all).
         layers_to_transform: Option<Vec<usize>> = None;
+        /// Parameters that are no modules and get adapters: `mlp.experts.gate_up_proj` and `mlp.experts.down_proj` of a model with
+        /// experts, one adapter for each of them.
+        target_parameters: Vec<String> = Vec::new();
         /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();
+        /// Which biases are trained too.
+        bias: Bias = Bias::None;
         /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
+        /// `pissa`: the largest singular values of the weight, which keeps the rest; `pissa_niter_N` finds them in N rounds of a
+        /// randomized method, much faster.
         init_lora_weights: InitLora = InitLora::Kaiming;
         /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
         loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
     }
-    fixed {
-        /// Which biases are trained.
-        "bias" = [Scalar::Str("none")], because "training of biases is not yet part of this version";
-        /// Weight-decomposed adapters.
-        "use_dora" = [Scalar::Bool(false)], because "DoRA is not yet part of this version";
+}
+
+section! {
+    /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.
+    FreezeConfig, FREEZE = "tuning.freeze" at tuning.freeze {
+        /// Decoder blocks: the last so many if above 0, the first so many if below 0; 0 for all that the other keys name.
+        trainable_layers: i64 = 0;
+        /// Parts by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it. The words
+        /// `norms`, `embeddings` and `head` name kinds; what lies outside the blocks always counts.
+        trainable_modules: Vec<String> = Vec::new();
+        /// Regular expressions that must match a tensor's name from its start, such as `model.layers.(30|31).mlp`; in addition.
+        trainable_patterns: Vec<String> = Vec::new();
     }
 }
 
@@ -226,18 +254,26 @@ section! {
 section! {
     /// Where rows come from and how they become tokens and labels.
     DataConfig, DATA = "data" at data {
-        /// Training rows: JSONL, JSON or CSV files; `hf://datasets/owner/name/file` is one of the hub.
+        /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
+        /// `hf://datasets/owner/name/file` is one of the hub.
         train_path: Vec<PathBuf> = Vec::new();
         /// Validation rows.
         val_path: Vec<PathBuf> = Vec::new();
         /// Test rows.
         test_path: Vec<PathBuf> = Vec::new();
+        /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of
+        /// `{name, config, split, revision, weight, format}` for data sets of the hub. Without weights every row is taken once.
+        datasets: Vec<DatasetSpec> = Vec::new();
+        /// How large a mix by weight is.
+        mix_strategy: MixStrategy = MixStrategy::InterleaveUnder;
         /// The form of a row.
         format: Format = Format::Auto;
         /// A Jinja file to use as the chat template.
         template_path: Option<PathBuf> = None;
         /// A built-in chat template (`null`: the tokenizer's own).
         chat_template: Option<BuiltinTemplate> = None;
+        /// The date that templates write as today's, as `2025-07-26` (`null`: today).
+        template_date: Option<String> = None;
         /// The share of the training rows that is set apart for validation; 0 for none.
         split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// Which tokens carry the loss.
@@ -248,14 +284,28 @@ section! {
         packing: bool = false;
         /// What happens to rows that are too long.
         truncation: Truncation = Truncation::Right;
+        /// Rows with fewer tokens are left out.
+        min_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Rows with more tokens, before any truncation, are left out.
+        max_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Leave out training rows that repeat an earlier one.
+        dedupe: Dedupe = Dedupe::None;
+        /// How alike two rows must be to count as near-duplicates: the share of their sequences of five words that both have.
+        dedupe_threshold: f64 = 0.8, range Range::within(0.1, 1.0);
+        /// What happens to training rows that are also in the validation or test rows.
+        contamination: Contamination = Contamination::Off;
         /// Threads that tokenize (`null`: one a core).
         num_proc: Option<usize> = None, range Range::within(1.0, 4096.0);
-        /// The folder for tokenized data (`null`: `~/.cache/tunesmith`).
+        /// The folder for tokenized data, about 4 bytes a token (`null`: `~/.cache/tunesmith`).
         cache_dir: Option<PathBuf> = None;
-        /// Keep tokenized data for the next run, keyed by content.
+        /// Keep tokenized data for the next run, keyed by content; `false` removes it when the run ends.
         use_cache: bool = true;
-        /// Use only this many rows of each file set.
+        /// Use only this many rows of each file set, or of each source.
         max_rows: Option<usize> = None, range Range::at_least(1.0);
+    }
+    fixed {
+        /// Rows are always tokenized into a file and read from it, so that a set may be larger than memory.
+        "streaming" = [Scalar::Bool(true)], because "every set is streamed from disk, shuffled and resumed alike; remove the key";
     }
 }
 

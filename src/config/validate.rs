@@ -1,6 +1,6 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::Resolved;
-use super::{EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
+use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -54,7 +54,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     )?;
     // A file for others to include may leave the data to them.
     both(
-        evaluates && !validation && !data.train_path.is_empty(),
+        evaluates && !validation && (!data.train_path.is_empty() || !data.datasets.is_empty()),
         "train.eval_strategy",
         "data.val_path",
         "there are no validation rows; set data.val_path or data.split",
@@ -70,6 +70,24 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "data.val_path",
         "data.split",
         "both say where validation rows come from; keep one",
+    )?;
+    both(
+        !data.train_path.is_empty() && !data.datasets.is_empty(),
+        "data.train_path",
+        "data.datasets",
+        "both say where training rows come from; keep one",
+    )?;
+    both(
+        data.min_length.zip(data.max_length).is_some_and(|(min, max)| min > max),
+        "data.min_length",
+        "data.max_length",
+        "no row can be both; swap them",
+    )?;
+    both(
+        data.contamination != Contamination::Off && !validation && data.test_path.is_empty(),
+        "data.contamination",
+        "data.val_path",
+        "there are no validation or test rows; set data.val_path, data.split or data.test_path",
     )?;
     both(
         train.load_best_model_at_end && !evaluates,
@@ -121,10 +139,30 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "packed rows are all of one length; keep one",
     )?;
     both(
-        tuning.mode == Mode::Full && tuning.adapter.is_some(),
+        tuning.mode != Mode::Lora && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
-        "full training has no adapter; use mode: lora, or remove the adapter",
+        "only mode: lora trains an adapter; use it, remove the adapter, or merge it with tuning.adapters",
+    )?;
+    let freeze = &tuning.freeze;
+    let names = [
+        (freeze.trainable_layers != 0, "tuning.freeze.trainable_layers"),
+        (!freeze.trainable_modules.is_empty(), "tuning.freeze.trainable_modules"),
+        (!freeze.trainable_patterns.is_empty(), "tuning.freeze.trainable_patterns"),
+    ];
+    for (set, key) in names {
+        both(
+            set && tuning.mode != Mode::Freeze,
+            key,
+            "tuning.mode",
+            "it says what mode: freeze trains; set that, or remove it",
+        )?;
+    }
+    both(
+        tuning.lora.init_lora_weights.is_pissa() && tuning.adapter.is_some(),
+        "tuning.lora.init_lora_weights",
+        "tuning.adapter",
+        "an adapter to go on from has started already; remove one of them",
     )
 }
 
@@ -145,8 +183,11 @@ pub(super) fn required(resolved: &Resolved) -> Result<()> {
     if config.model.name.is_none() && config.model.local_dir.is_none() {
         return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
     }
-    if config.data.train_path.is_empty() {
-        return missing("data.train_path is not set", "set it to a JSONL, JSON or CSV file");
+    if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
+        return missing(
+            "data.train_path is not set",
+            "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
+        );
     }
     Ok(())
 }

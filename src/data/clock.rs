@@ -1,10 +1,30 @@
-//! `strftime_now` for chat templates.
+//! `strftime_now` for chat templates, and the date that stands for today.
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use minijinja::Error;
 
 use super::jinja::failed;
+
+/// `2025-07-26` as the beginning of that day.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: it is no date from 1970 on.
+pub fn parse_date(text: &str) -> crate::Result<SystemTime> {
+    let parts: Vec<&str> = text.split('-').collect();
+    let date = match parts[..] {
+        [year, month, day] if (year.len(), month.len(), day.len()) == (4, 2, 2) => {
+            year.parse::<u64>().ok().zip(month.parse::<usize>().ok()).zip(day.parse::<u64>().ok())
+        }
+        _ => None,
+    };
+    let days = date.filter(|((year, _), _)| *year >= 1970).and_then(|((year, month), day)| {
+        (days_before(year)..days_before(year + 1)).find(|&days| civil_date(days) == (year, month, day))
+    });
+    days.map(|days| UNIX_EPOCH + Duration::from_secs(days * 86_400)).ok_or_else(|| {
+        crate::Error::config(format!("data.template_date: found {text:?}, expected a date as 2025-07-26"))
+    })
+}
 
 /// `datetime.now().strftime(layout)`, in UTC and English.
 pub fn strftime(layout: &str, now: SystemTime) -> Result<String, Error> {
@@ -108,8 +128,6 @@ fn civil_date(days: u64) -> (u64, usize, u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -123,5 +141,9 @@ mod tests {
         assert_eq!(strftime("%-d %B %y %I %p", at(1_709_251_200)).unwrap(), "1 March 24 12 AM");
         assert_eq!(strftime("%Y-%m-%d %a", at(0)).unwrap(), "1970-01-01 Thu");
         assert!(strftime("%Q", at(0)).is_err());
+        assert_eq!(strftime("%d %b %Y", parse_date("2024-02-29").unwrap()).unwrap(), "29 Feb 2024");
+        for wrong in ["2023-02-29", "2024-13-01", "1969-12-31", "24-01-01", "today", "2024-01-00"] {
+            assert!(parse_date(wrong).is_err(), "{wrong}");
+        }
     }
 }

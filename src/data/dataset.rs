@@ -1,26 +1,23 @@
-//! A configuration's data, ready to train on: read, tokenized in parallel (or taken from the cache), split, counted.
-use std::cell::Cell;
+//! A configuration's data, ready to train on: read, tokenized in parallel (or taken from the cache), cleared of
+//! repetitions, split, mixed, counted.
+use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
-
-use super::cache;
 use super::encode::{EncodeOptions, Encoder, Outcome};
+use super::inputs::{Input, Inputs};
+use super::report::{Counts, Report, Share};
 use super::row::Form;
 use super::sampler::{Sampler, SamplerOptions};
 use super::source::{self, RawRow};
 use super::split::Split;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
-use crate::config::{Config, Truncation};
+use super::tokens::{self, TokenSet, TokenWriter};
+use super::walk::Walker;
+use super::{clock, contamination, dedupe, mix};
+use crate::config::{Config, Contamination, Dedupe, Truncation};
 use crate::error::{Error, Result};
-
-/// Rows that are tokenized together; also bounds what is in memory as text.
-const CHUNK_ROWS: usize = 4096;
-const CHUNK_BYTES: u64 = 32 << 20;
-/// How many rows without labels are named.
-const NAMED_ROWS: usize = 5;
 
 /// Is told how far a long piece of work has come.
 pub trait Progress {
@@ -39,67 +36,6 @@ impl Progress for Silent {
     fn begin(&self, _: &str, _: u64) {}
     fn advance(&self, _: u64) {}
     fn end(&self) {}
-}
-
-/// What became of the rows of a set of files.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Counts {
-    /// Rows read.
-    pub rows: u64,
-    /// Rows that can be used.
-    pub kept: u64,
-    /// Rows of those that were cut to the longest allowed length.
-    pub truncated: u64,
-    /// Rows left out because they were too long (`truncation: drop`).
-    pub too_long: u64,
-    /// Rows left out because no token of theirs carries a loss.
-    pub unlabeled: u64,
-    /// Rows of those whose labels truncation cut off.
-    pub unlabeled_by_truncation: u64,
-    /// Where the first of them stand.
-    pub unlabeled_places: Vec<String>,
-}
-
-impl Counts {
-    /// What of this a user should know, a sentence each.
-    pub fn warnings(&self, set: &str, max_seq_len: usize) -> Vec<String> {
-        let mut warnings = Vec::new();
-        if self.truncated > 0 {
-            warnings.push(format!("{set}: {} rows cut to {max_seq_len} tokens", self.truncated));
-        }
-        if self.too_long > 0 {
-            warnings.push(format!("{set}: {} rows longer than {max_seq_len} tokens left out", self.too_long));
-        }
-        if self.unlabeled > 0 {
-            let cut = match self.unlabeled_by_truncation {
-                0 => String::new(),
-                cut => format!(", {cut} of them because truncation cut the labels off"),
-            };
-            warnings.push(format!(
-                "{set}: {} rows without labels left out{cut} (first: {})",
-                self.unlabeled,
-                self.unlabeled_places.join(", ")
-            ));
-        }
-        warnings
-    }
-}
-
-/// How the data came about.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
-pub struct Report {
-    /// Of `data.train_path`, before the split.
-    pub train: Counts,
-    /// Of `data.val_path`.
-    pub validation: Option<Counts>,
-    /// Of `data.test_path`.
-    pub test: Option<Counts>,
-    /// Whether all of it came from the cache.
-    pub from_cache: bool,
-    /// Whether the training rows go through the chat template.
-    pub templated: bool,
-    /// What a user should know, a sentence each.
-    pub warnings: Vec<String>,
 }
 
 /// Everything that a run needs of the data.
@@ -121,6 +57,8 @@ pub struct Dataset {
     pub fingerprint: String,
     /// BLAKE3 of the tokenizer and the template, in hex.
     pub tokenizer_fingerprint: String,
+    /// The files that it was read from.
+    pub inputs: Inputs,
 }
 
 impl Dataset {
@@ -140,16 +78,20 @@ impl Dataset {
     }
 
     /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.
-    pub fn stop_ids(&self) -> Vec<u32> {
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn stop_ids(&self) -> Result<Vec<u32>> {
         let mut ids = self.tokenizer.stop_ids().to_vec();
         let special: Vec<u32> =
             self.tokenizer.special_texts().iter().filter_map(|text| self.tokenizer.id(text)).collect();
-        let last_label = |index| self.train.prompt(index).1.last().copied();
         // A template ends all its turns alike: some rows show how.
-        ids.extend((0..self.train.len().min(64)).filter_map(last_label).filter(|id| special.contains(id)));
+        for index in 0..self.train.len().min(64) {
+            ids.extend(self.train.prompt(index)?.1.last().filter(|id| special.contains(id)));
+        }
         ids.sort_unstable();
         ids.dedup();
-        ids
+        Ok(ids)
     }
 }
 
@@ -158,52 +100,87 @@ fn data_seed(config: &Config) -> u64 {
     config.train.data_seed.unwrap_or(config.train.seed)
 }
 
+/// The threads that read and tokenize.
+pub(super) fn threads(config: &Config) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(config.data.num_proc.unwrap_or(0))
+        .build()
+        .map_err(|error| Error::config(format!("data.num_proc: cannot start threads: {error}")))
+}
+
 /// Reads and tokenizes all data of a configuration. `vocab_size` is the model's.
 ///
 /// # Errors
 /// [`crate::Kind::Data`], naming file and line, what was found and what is expected.
 pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
     let data = &config.data;
-    if data.train_path.is_empty() {
-        return Err(Error::config("data.train_path is not set").hint("data.train_path=rows.jsonl"));
-    }
-    let tokenizer = Tokenizer::load(model_dir)?;
-    let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?;
+    let inputs = Inputs::of(config)?;
+    let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
+    let date = data.template_date.as_deref().map(clock::parse_date).transpose()?;
+    let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
+        .map(|template| template.at(date));
     let options = EncodeOptions {
         max_seq_len: config.model.max_seq_len,
         truncation: data.truncation,
         loss_on: data.loss_on,
         vocab_size,
+        min_length: data.min_length,
+        max_length: data.max_length,
     };
+    let threads = threads(config)?;
     let loader = Loader {
         encoder: Encoder { tokenizer, template, options },
         config,
-        threads: rayon::ThreadPoolBuilder::new()
-            .num_threads(data.num_proc.unwrap_or(0))
-            .build()
-            .map_err(|error| Error::config(format!("data.num_proc: cannot start threads: {error}")))?,
-        cache_dir: data.use_cache.then(|| data.cache_dir.clone().or_else(cache::default_dir)).flatten(),
-        progress,
+        walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
+        cache_dir: data.cache_dir.clone().or_else(tokens::default_dir),
         missed: Cell::new(false),
-        warnings: Cell::default(),
+        warnings: RefCell::default(),
     };
-    let (mut train, train_counts) = loader.load_set("train", &data.train_path)?;
-    let optional = |set: &str, paths: &[PathBuf]| match paths {
-        [] => Ok((None, None)),
-        paths => loader.load_set(set, paths).map(|(split, counts)| (Some(split), Some(counts))),
+    let mut report = Report::default();
+    let (mut pool, source_counts) = loader.load_train(&inputs.train)?;
+    for counts in &source_counts {
+        report.train.merge(counts);
+    }
+    let optional = |set: &str, input: Option<&Input>| -> Result<(Option<Split>, Option<Counts>)> {
+        let Some(input) = input else { return Ok((None, None)) };
+        let (tokens, counts) = loader.load_input(set, input)?;
+        loader.refuse_unusable(set, std::slice::from_ref(input), &counts)?;
+        Ok((Some(Split::of(vec![Arc::new(tokens)])), Some(counts)))
     };
-    let (mut validation, validation_counts) = optional("validation", &data.val_path)?;
-    let (test, test_counts) = optional("test", &data.test_path)?;
+    let (mut validation, validation_counts) = optional("validation", inputs.validation.as_ref())?;
+    let (test, test_counts) = optional("test", inputs.test.as_ref())?;
+    loader.refuse_unusable("train", &inputs.train, &report.train)?;
+
+    match data.dedupe {
+        Dedupe::None => {}
+        Dedupe::Exact => dedupe::exact(&loader.walker, &inputs.train, &mut pool, &mut report.train)?,
+        Dedupe::Minhash => {
+            dedupe::exact(&loader.walker, &inputs.train, &mut pool, &mut report.train)?;
+            let threshold = data.dedupe_threshold;
+            dedupe::near(&loader.walker, &inputs.train, threshold, &mut pool, &mut report.train)?;
+        }
+    }
     // A configuration with both is refused when it is read.
     if data.split > 0.0 && validation.is_none() {
-        if train.len() < 2 {
-            return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", train.len())));
+        if pool.len() < 2 {
+            return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", pool.len())));
         }
-        validation = Some(train.take_share(data.split, data_seed(config)));
-        if train.is_empty() {
+        validation = Some(pool.take_share(data.split, data_seed(config)));
+        if pool.is_empty() {
             return Err(Error::data(format!("data.split={} leaves no row to train on", data.split)));
         }
     }
+    let dropped = data.contamination == Contamination::Drop;
+    if data.contamination != Contamination::Off {
+        let held_out = validation.as_ref().filter(|_| inputs.validation.is_none());
+        contamination::check(&loader.walker, &inputs, held_out, &mut pool, dropped, &mut report.train)?;
+        if pool.is_empty() {
+            return Err(Error::data("every training row is also in the validation or test rows")
+                .hint("check data.val_path and test_path, or set data.contamination: warn"));
+        }
+    }
+    let train = loader.mix(pool, &inputs.train, &mut report);
+
     let mut hasher = blake3::Hasher::new();
     train.hash_into(&mut hasher);
     if let Some(validation) = &validation {
@@ -211,89 +188,123 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     }
     let fingerprint = hasher.finalize().to_hex().to_string();
     let tokenizer_fingerprint = loader.encoder_hash().to_hex().to_string();
-    let (from_cache, warnings) = (!loader.missed.get(), loader.warnings.take());
-    let templated = loader.forms(&data.train_path).iter().any(|form| !form.is_plain());
+    report.from_cache = !loader.missed.get();
+    report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
+    report.warnings = loader.warnings.take();
+    let sets =
+        [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];
+    for (set, counts) in sets {
+        report
+            .warnings
+            .extend(counts.iter().flat_map(|counts| counts.warnings(set, config.model.max_seq_len, dropped)));
+    }
+    (report.validation, report.test) = (validation_counts, test_counts);
     let Encoder { tokenizer, template, .. } = loader.encoder;
-    let report = Report {
-        train: train_counts,
-        validation: validation_counts,
-        test: test_counts,
-        from_cache,
-        templated,
-        warnings,
+    if let Some(template) =
+        template.as_ref().filter(|template| report.templated && template.is_dated() && date.is_none())
+    {
+        report.warnings.push(format!(
+            "the chat template ({}) writes today's date: set data.template_date for a run that can be repeated on another day",
+            template.origin()
+        ));
+    }
+    Ok(Dataset { train, validation, test, tokenizer, template, report, fingerprint, tokenizer_fingerprint, inputs })
+}
+
+/// The forms that the first rows of each file show.
+fn forms(inputs: &[Input]) -> Vec<Form> {
+    let of = |input: &Input| -> Vec<Form> {
+        input.paths.iter().flat_map(|path| source::forms(path, input.format)).collect()
     };
-    Ok(Dataset { train, validation, test, tokenizer, template, report, fingerprint, tokenizer_fingerprint })
+    inputs.iter().flat_map(of).collect()
 }
 
 struct Loader<'a> {
     encoder: Encoder,
     config: &'a Config,
-    threads: rayon::ThreadPool,
+    walker: Walker<'a>,
+    /// Where tokenized data is kept, or lies while the program runs.
     cache_dir: Option<PathBuf>,
-    progress: &'a dyn Progress,
     /// Whether something was not in the cache.
     missed: Cell<bool>,
-    warnings: Cell<Vec<String>>,
+    warnings: RefCell<Vec<String>>,
 }
 
 impl Loader<'_> {
-    fn warn(&self, warnings: impl IntoIterator<Item = String>) {
-        let mut all = self.warnings.take();
-        all.extend(warnings);
-        self.warnings.set(all);
-    }
-
-    /// The forms that the first rows of each file show.
-    fn forms(&self, paths: &[PathBuf]) -> Vec<Form> {
-        paths.iter().flat_map(|path| source::forms(path, Form::of(self.config.data.format))).collect()
-    }
-
-    fn load_set(&self, set: &str, paths: &[PathBuf]) -> Result<(Split, Counts)> {
-        let setting = match set {
-            "train" => "data.train_path",
-            "validation" => "data.val_path",
-            _ => "data.test_path",
-        };
-        let key = self.key(paths).map_err(|error| error.context(setting))?;
-        let cached = self.cache_dir.as_ref().map(|dir| cache::path(dir, &key));
-        let found = cached.as_ref().and_then(|path| cache::read(path, &key));
-        let (split, counts) = if let Some(found) = found {
-            found
-        } else {
-            self.missed.set(true);
-            let (split, counts) = self.encode_files(set, paths)?;
-            if let Some(path) = &cached
-                && let Err(error) = cache::write(path, &key, &split, &counts)
-            {
-                self.warn([format!("cannot keep tokenized data in {}: {error}", path.display())]);
-            }
-            (split, counts)
-        };
-        self.warn(counts.warnings(set, self.config.model.max_seq_len));
-        if split.is_empty() {
-            return Err(self.nothing_usable(set, paths, &counts));
+    /// All training rows, a set for each source.
+    fn load_train(&self, inputs: &[Input]) -> Result<(Split, Vec<Counts>)> {
+        let (mut sets, mut counts) = (Vec::new(), Vec::new());
+        for input in inputs {
+            let (set, of_set) = self.load_input("train", input)?;
+            sets.push(Arc::new(set));
+            counts.push(of_set);
         }
-        Ok((split, counts))
+        Ok((Split::of(sets), counts))
     }
 
-    fn nothing_usable(&self, set: &str, paths: &[PathBuf], counts: &Counts) -> Error {
-        let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    fn load_input(&self, set: &str, input: &Input) -> Result<(TokenSet, Counts)> {
+        let key = self.key(input).map_err(|error| error.context(&input.setting))?;
+        let kept =
+            self.config.data.use_cache.then(|| self.cache_dir.as_ref().map(|dir| tokens::path(dir, &key))).flatten();
+        if let Some(found) = kept.as_ref().and_then(|path| TokenSet::open(path, &key)) {
+            return Ok(found);
+        }
+        self.missed.set(true);
+        self.encode(set, input, self.writer(kept.as_deref(), &key)?)
+    }
+
+    /// Opens the file for tokenized rows: in the cache, or else beside it or in the system's folder for temporary files.
+    fn writer(&self, kept: Option<&Path>, key: &blake3::Hash) -> Result<TokenWriter> {
+        if let Some(path) = kept {
+            match TokenWriter::kept(path, key) {
+                Ok(writer) => return Ok(writer),
+                Err(error) => self
+                    .warnings
+                    .borrow_mut()
+                    .push(format!("cannot keep tokenized data in {}: {error}", path.display())),
+            }
+        }
+        if let Some(writer) = self.cache_dir.iter().find_map(|dir| TokenWriter::scratch(dir).ok()) {
+            return Ok(writer);
+        }
+        let dir = std::env::temp_dir();
+        TokenWriter::scratch(&dir)
+            .map_err(|error| Error::io("write tokenized data to", &dir, &error).hint("set data.cache_dir"))
+    }
+
+    /// Refuses a set in which no row can be used.
+    fn refuse_unusable(&self, set: &str, inputs: &[Input], counts: &Counts) -> Result<()> {
+        if counts.kept > 0 {
+            return Ok(());
+        }
+        let names: Vec<String> =
+            inputs.iter().flat_map(|input| &input.paths).map(|path| path.display().to_string()).collect();
         let names = names.join(", ");
         if counts.rows == 0 {
-            return Error::data(format!("{names}: found no rows in the {set} data"));
+            return Err(Error::data(format!("{names}: found no rows in the {set} data")));
         }
         let limit = self.config.model.max_seq_len;
         let all = format!("{names}: none of the {} {set} rows can be used", counts.rows);
+        let filtered = counts.below_min_length + counts.above_max_length;
+        if filtered > 0 {
+            return Err(Error::data(format!(
+                "{all}: {} are below data.min_length, {} above data.max_length, {} too long or without labels",
+                counts.below_min_length,
+                counts.above_max_length,
+                counts.too_long + counts.unlabeled,
+            ))
+            .hint("lengths are counted in tokens"));
+        }
         if counts.too_long + counts.unlabeled_by_truncation > 0 {
             let policy: Truncation = self.config.data.truncation;
-            return Error::data(format!(
+            return Err(Error::data(format!(
                 "{all}: {} are longer than model.max_seq_len={limit} and lost to data.truncation={policy}, {} have no labels",
                 counts.too_long + counts.unlabeled_by_truncation,
                 counts.unlabeled - counts.unlabeled_by_truncation,
             ))
-            .hint("raise model.max_seq_len");
+            .hint("raise model.max_seq_len"));
         }
-        let forms = self.forms(paths);
+        let forms = forms(inputs);
         let hint = match &self.encoder.template {
             Some(template) if !forms.iter().all(|form| form.is_plain()) => {
                 format!("are there assistant turns? does the chat template ({}) write them?", template.origin())
@@ -301,77 +312,64 @@ impl Loader<'_> {
             _ if forms.contains(&Form::Tokenized) => "is every label -100? The first of a row never counts".into(),
             _ => "are the texts empty?".into(),
         };
-        Error::data(format!("{all}: no token carries a loss")).hint(hint)
+        Err(Error::data(format!("{all}: no token carries a loss")).hint(hint))
     }
 
     /// Reads, tokenizes and labels the rows of some files.
-    fn encode_files(&self, set: &str, paths: &[PathBuf]) -> Result<(Split, Counts)> {
-        let total = paths.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum();
-        self.progress.begin(&format!("tokenizing {set}"), total);
-        let (mut split, mut counts) = (Split::default(), Counts::default());
-        let format = Form::of(self.config.data.format);
-        for path in paths {
-            let left = self.config.data.max_rows.map(|most| most.saturating_sub(counts.rows as usize));
-            let bytes = Cell::new(0_u64);
-            let mut chunk = Vec::new();
-            let mut forms_of_file = Vec::new();
-            let mut encoded_bytes = 0;
-            let read = source::read(path, format, left, &bytes, &mut |row, forms| {
-                if forms_of_file.is_empty() {
-                    forms_of_file = forms.to_vec();
-                }
-                chunk.push(row);
-                if chunk.len() == CHUNK_ROWS || bytes.get() - encoded_bytes > CHUNK_BYTES {
-                    self.encode_chunk(&mut chunk, &forms_of_file, &mut split, &mut counts)?;
-                    self.progress.advance(bytes.get() - encoded_bytes);
-                    encoded_bytes = bytes.get();
-                }
-                Ok(())
-            });
-            self.encode_chunk(&mut chunk, &forms_of_file, &mut split, &mut counts)?;
-            self.progress.advance(bytes.get() - encoded_bytes);
-            read?;
-        }
-        self.progress.end();
-        Ok((split, counts))
-    }
-
-    fn encode_chunk(
-        &self,
-        chunk: &mut Vec<RawRow>,
-        forms: &[Form],
-        split: &mut Split,
-        counts: &mut Counts,
-    ) -> Result<()> {
+    fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter) -> Result<(TokenSet, Counts)> {
+        let mut counts = Counts::default();
         let encoder = &self.encoder;
-        let encode = |row: RawRow| {
+        let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
             let (row, weight) = row.parse_weighted(forms)?;
             let outcome = encoder.encode(row).map_err(|error| error.context(&place))?;
             Ok((place, outcome, weight))
         };
-        let outcomes: Vec<Result<_>> = self.threads.install(|| chunk.par_drain(..).map(encode).collect());
-        for outcome in outcomes {
-            let (place, outcome, weight) = outcome?;
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight)| {
             counts.rows += 1;
+            let mut kept = None;
             match outcome {
                 Outcome::Kept { example, truncated } => {
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
-                    split.push(&example);
-                    split.weigh_last(weight);
+                    kept = Some((example, weight));
                 }
                 Outcome::TooLong => counts.too_long += 1,
-                Outcome::Unlabeled { truncated } => {
-                    counts.unlabeled += 1;
-                    counts.unlabeled_by_truncation += u64::from(truncated);
-                    if counts.unlabeled_places.len() < NAMED_ROWS {
-                        counts.unlabeled_places.push(place.to_string());
-                    }
-                }
+                Outcome::BelowMinimum => counts.below_min_length += 1,
+                Outcome::AboveMaximum => counts.above_max_length += 1,
+                Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),
             }
+            writer.push(kept.as_ref().map(|(example, weight)| (example, *weight)))
+        })?;
+        Ok((writer.finish(&counts)?, counts))
+    }
+
+    /// The mix of the sources' rows; all rows where no source has a weight.
+    fn mix(&self, pool: Split, inputs: &[Input], report: &mut Report) -> Split {
+        if inputs.len() < 2 {
+            return pool;
         }
-        Ok(())
+        let weighted = inputs.iter().any(|input| input.weight.is_some());
+        // The rows of a source stand together, in the order of the sources.
+        let starts: Vec<usize> =
+            (0..=inputs.len()).map(|set| pool.rows.partition_point(|id| (id.set as usize) < set)).collect();
+        let sizes: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
+        let weights: Vec<f64> = inputs.iter().map(|input| input.weight.unwrap_or(1.0)).collect();
+        let strategy = self.config.data.mix_strategy;
+        let counts = if weighted { mix::counts(&sizes, &weights, strategy) } else { sizes.clone() };
+        let share = |(number, input): (usize, &Input)| Share {
+            source: input.name.clone(),
+            weight: weighted.then_some(weights[number]),
+            available: sizes[number] as u64,
+            used: counts[number] as u64,
+        };
+        report.mix = inputs.iter().enumerate().map(share).collect();
+        if !weighted {
+            return pool;
+        }
+        let order = mix::order(&sizes, &counts, data_seed(self.config));
+        let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
+        Split { rows, sets: pool.sets }
     }
 
     /// What the tokens of a text depend on, besides the options.
@@ -380,19 +378,21 @@ impl Loader<'_> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(tokenizer.hash().as_bytes());
         hasher.update(&serde_json::to_vec(&(tokenizer.special_tokens(), tokenizer.eos_id())).unwrap_or_default());
-        hasher.update(template.as_ref().map_or("", ChatTemplate::source).as_bytes());
+        if let Some(template) = template {
+            hasher.update(template.source().as_bytes());
+            hasher.update(template.date().as_bytes());
+        }
         hasher.finalize()
     }
 
-    /// The key of a set's cache entry.
-    fn key(&self, paths: &[PathBuf]) -> Result<blake3::Hash> {
+    /// The key of a cache entry.
+    fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
         hasher.update(self.encoder_hash().as_bytes());
-        let data = &self.config.data;
-        let options = format!("{:?} {:?} {:?}", self.encoder.options, data.format, data.max_rows);
+        let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());
-        source::hash_files(paths, &mut hasher)?;
+        source::hash_files(&input.paths, &mut hasher)?;
         Ok(hasher.finalize())
     }
 }

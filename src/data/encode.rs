@@ -22,6 +22,10 @@ pub struct EncodeOptions {
     pub loss_on: LossOn,
     /// Ids must be below this.
     pub vocab_size: usize,
+    /// Rows with fewer tokens are left out.
+    pub min_length: Option<usize>,
+    /// Rows with more tokens, before they are cut, are left out.
+    pub max_length: Option<usize>,
 }
 
 /// What became of a row.
@@ -36,6 +40,10 @@ pub enum Outcome {
     },
     /// Left out: longer than the limit, and `truncation: drop`.
     TooLong,
+    /// Left out: shorter than `min_length`.
+    BelowMinimum,
+    /// Left out: longer than `max_length`.
+    AboveMaximum,
     /// Left out: no token carries a loss.
     Unlabeled {
         /// Whether truncation may have cut the labels off.
@@ -86,9 +94,10 @@ impl Encoder {
                 self.with_eos(labeled(encoded, from_ref(&learned)))
             }
             Row::Text(text) => {
-                let encoded = self.tokenizer.encode(&text, true)?;
-                let whole = 0..text.len();
-                self.with_eos(labeled(encoded, from_ref(&whole)))
+                let (input_ids, added) = self.tokenizer.ids(&text)?;
+                let label = |(&id, added)| if added { IGNORE } else { id as i32 };
+                let labels = input_ids.iter().zip(added).map(label).collect();
+                self.with_eos(Example { input_ids, labels })
             }
             Row::Tokens { input_ids, labels } => Ok(Example { input_ids, labels }),
         }
@@ -126,6 +135,12 @@ impl Encoder {
 
     fn cut(&self, mut example: Example) -> Outcome {
         let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
+        if self.options.min_length.is_some_and(|minimum| length < minimum) {
+            return Outcome::BelowMinimum;
+        }
+        if self.options.max_length.is_some_and(|maximum| length > maximum) {
+            return Outcome::AboveMaximum;
+        }
         let truncated = length > limit;
         if truncated {
             let kept = match self.options.truncation {

@@ -4,7 +4,7 @@
 //! (`*`, `replace`, `join`, formatting) are replaced by guarded ones. A template too greedy ends in an error.
 use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use minijinja::machinery::{self, CodeGenerator, Instruction, Instructions, Token};
 use minijinja::syntax::SyntaxConfig;
@@ -32,10 +32,17 @@ struct Budget {
     deadline: Instant,
     /// The two characters that enclose the text of a `{% generation %}` block in the output.
     marks: (char, char),
+    /// What the template takes for the present.
+    now: SystemTime,
 }
 
 thread_local! {
     static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
+}
+
+/// What the running template takes for the present.
+pub fn now() -> SystemTime {
+    BUDGET.get().map_or_else(SystemTime::now, |budget| budget.now)
 }
 
 /// An error raised by a limit or by a helper function.
@@ -175,8 +182,14 @@ impl Program {
     }
 
     /// Renders. `input_bytes` is the size of the variables: the limits grow with it. The text of each generation
-    /// block comes enclosed in `marks`.
-    pub fn render(&self, variables: Value, input_bytes: usize, marks: (char, char)) -> Result<String, Error> {
+    /// block comes enclosed in `marks`, and `now` is what `strftime_now` writes.
+    pub fn render(
+        &self,
+        variables: Value,
+        input_bytes: usize,
+        marks: (char, char),
+        now: SystemTime,
+    ) -> Result<String, Error> {
         struct Reset;
         impl Drop for Reset {
             fn drop(&mut self) {
@@ -189,6 +202,7 @@ impl Program {
             total: input_bytes.saturating_mul(64).saturating_add(64 << 20),
             deadline: Instant::now() + TIME_LIMIT,
             marks,
+            now,
         }));
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);

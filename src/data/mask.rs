@@ -25,28 +25,41 @@ pub fn render(
 ) -> Result<Rendered> {
     let turns = Turns::new(conversation)?;
     let mut full = template.render_first(&turns, turns.len(), false)?;
-    if loss_on == LossOn::All {
-        full.spans.clear();
-        full.spans.push(0..full.text.len());
-        return Ok(full);
-    }
     let assistants = conversation.messages.iter().enumerate();
     let assistants: Vec<usize> =
         assistants.filter(|(_, message)| message["role"] == "assistant").map(|(index, _)| index).collect();
-    let mut wanted: Vec<usize> =
-        assistants.iter().copied().filter(|&index| index >= conversation.first_supervised).collect();
-    if loss_on == LossOn::Completion {
-        wanted = wanted.pop().into_iter().collect();
-    }
-    if !template.marks_generation() {
+    let unlearned = |index: &usize| conversation.unlearned.contains(index);
+    let all = loss_on == LossOn::All;
+    let wanted: Vec<usize> = match loss_on {
+        // Found to be cut out of the whole.
+        LossOn::All => assistants.iter().copied().filter(unlearned).collect(),
+        LossOn::Assistant | LossOn::Completion => {
+            let last = assistants.last().filter(|_| loss_on == LossOn::Completion);
+            let first = conversation.first_supervised.max(last.copied().unwrap_or(0));
+            assistants.iter().copied().filter(|index| *index >= first && !unlearned(index)).collect()
+        }
+    };
+    let blocks = std::mem::take(&mut full.spans);
+    let spans = if template.marks_generation() && blocks.len() == assistants.len() {
+        let of_turns = assistants.iter().zip(blocks);
+        of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
+    } else if template.marks_generation() && !all && assistants.ends_with(&wanted) {
+        // The template leaves turns out or has several blocks in one: the last blocks belong to the last turns.
+        let kept = if wanted.len() < assistants.len() { wanted.len() } else { blocks.len() };
+        blocks[blocks.len().saturating_sub(kept)..].to_vec()
+    } else {
         let finder = Finder { template, conversation, turns: &turns, full: &full.text, special_texts };
-        full.spans = wanted.into_iter().map(|index| finder.span(index)).collect::<Result<_>>()?;
-    } else if wanted.len() < assistants.len() {
-        // One block for each assistant turn: the last blocks belong to the last turns.
-        let skipped = full.spans.len().saturating_sub(wanted.len());
-        full.spans.drain(..skipped);
-    }
+        wanted.into_iter().map(|index| finder.span(index)).collect::<Result<Vec<_>>>()?
+    };
+    full.spans = if all { around(&spans, full.text.len()) } else { spans };
     Ok(full)
+}
+
+/// What lies outside of some ranges that are in order.
+fn around(ranges: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
+    let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
+    let ends = ranges.iter().map(|range| range.start).chain([end]);
+    starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| start..end).collect()
 }
 
 /// Finds the span of one turn by rendering other versions of the conversation.
@@ -87,8 +100,20 @@ impl Finder<'_> {
         let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
         match prompt {
             Some(prompt) if self.full.starts_with(&prompt.text) => Some(prompt.text.len()),
-            prompt => self.content_start(index).or_else(|| self.common_start(index, &prompt?.text)),
+            prompt => self.content_start(index).or_else(|| {
+                let prompt = prompt?.text;
+                self.start_behind(index, &prompt).or_else(|| self.common_start(index, &prompt))
+            }),
         }
+    }
+
+    /// A prompt that differs from the text further up (Mistral moves tools and system to the last question), for a turn
+    /// without content to mark (a call): it begins behind what the prompt writes behind the message before.
+    fn start_behind(&self, index: usize, prompt: &str) -> Option<usize> {
+        let in_full = self.content_end(index - 1)?;
+        let in_prompt = self.marked_place(index - 1, Self::ends_marked, (index, true), prompt)?;
+        let between = &prompt[in_prompt..];
+        self.full[in_full..].starts_with(between).then_some(in_full + between.len())
     }
 
     /// A prompt that ends in more than the text has there (an opened thought): what both share, up to the end of a
@@ -118,6 +143,10 @@ impl Finder<'_> {
             tokens.push(rest.len() - length..rest.len());
             rest = rest[..rest.len() - length].trim_end();
         }
+        // A call has no content that it could stand behind, and may itself end in a special token.
+        if content.is_empty() && text[begin..].trim() != tokens.last().map_or("", |token| text[token.start..].trim()) {
+            return tokens.first().cloned();
+        }
         // The content itself may end in what looks like a special token.
         let behind = |token: &&Range<usize>| text[..token.start].trim_end().ends_with(content.trim_end());
         tokens.iter().rev().find(behind).or(tokens.last()).cloned()
@@ -125,29 +154,37 @@ impl Finder<'_> {
 
     /// Where the content of a message begins, found by a mark before it.
     fn content_start(&self, index: usize) -> Option<usize> {
-        let mark = self.turns.marks.0;
-        let marked = |content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
-        self.marked_place(index, marked)
+        let marked = |mark, content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
+        self.marked_place(index, marked, (self.turns.len(), false), self.full)
     }
 
     /// Where it ends.
     fn content_end(&self, index: usize) -> Option<usize> {
-        let mark = self.turns.marks.0;
-        let marked = |content: &str| [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())];
-        self.marked_place(index, marked)
+        self.marked_place(index, Self::ends_marked, (self.turns.len(), false), self.full)
     }
 
-    /// Renders the conversation with a marked content; without the mark it must be the text we know.
-    fn marked_place(&self, index: usize, marked: impl Fn(&str) -> [String; 2]) -> Option<usize> {
+    fn ends_marked(mark: char, content: &str) -> [String; 2] {
+        [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())]
+    }
+
+    /// Renders a conversation (its first so many messages, with or without the prompt for an answer) with a marked
+    /// content; without the mark it must be the text that is known.
+    fn marked_place(
+        &self,
+        index: usize,
+        marked: impl Fn(char, &str) -> [String; 2],
+        (count, prompts): (usize, bool),
+        known: &str,
+    ) -> Option<usize> {
         let mark = self.turns.marks.0;
         let message = &self.conversation.messages[index];
-        for variant in marked(message["content"].as_str()?) {
+        for variant in marked(mark, message["content"].as_str()?) {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);
-            let Ok(rendered) = self.template.render_marked(&turns, turns.len(), false) else { continue };
+            let Ok(rendered) = self.template.render_marked(&turns, count, prompts) else { continue };
             if let Some((before, after)) = rendered.split_once(mark)
-                && self.full.strip_prefix(before) == Some(after)
+                && known.strip_prefix(before) == Some(after)
             {
                 return Some(before.len());
             }

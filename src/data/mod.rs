@@ -1,20 +1,29 @@
 //! Layer 3: from files to padding-free batches.
 //!
 //! ```text
-//! source (files -> raw rows) -> row (any form -> one) -> template + mask (text, and what carries a loss)
-//!   -> encode (ids, labels) -> dataset (parallel, cached, split) -> pack, sampler -> batch
+//! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any form -> one)
+//!   -> template + mask (text, and what carries a loss) -> encode (ids, labels) -> tokens (on disk)
+//! dataset: the sets -> dedupe -> split -> contamination -> mix: numbers of rows, nothing else in memory
+//!   -> pack, sampler -> batch (read from disk)
 //! ```
 pub mod batch;
-mod cache;
 mod clock;
+mod contamination;
 pub mod dataset;
+mod dedupe;
 mod dumps;
 pub mod encode;
+mod inputs;
 mod isolate;
 mod jinja;
 pub mod mask;
+mod messages;
+mod minhash;
+mod mix;
 pub mod pack;
+pub mod process;
 mod python;
+pub mod report;
 mod rng;
 pub mod row;
 pub mod sampler;
@@ -22,10 +31,13 @@ pub mod source;
 pub mod split;
 pub mod template;
 pub mod tokenizer;
+mod tokens;
+mod walk;
 
 pub use batch::{Batch, Example, IGNORE};
-pub use dataset::{Counts, Dataset, Progress, Report, Silent, load};
+pub use dataset::{Dataset, Progress, Silent, load};
+pub use report::{Counts, Report};
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
-pub use tokenizer::Tokenizer;
+pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};

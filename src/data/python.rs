@@ -2,7 +2,6 @@
 //! `json.dumps`, and string methods. Each that could multiply its input asks [`guard`] first.
 use std::fmt::Write as _;
 use std::sync::LazyLock;
-use std::time::SystemTime;
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
@@ -11,12 +10,12 @@ use minijinja_contrib::pycompat;
 
 use super::clock::strftime;
 use super::dumps::to_json;
-use super::jinja::{MULTIPLY, REMAINDER, failed, guard, measure};
+use super::jinja::{MULTIPLY, REMAINDER, failed, guard, measure, now};
 
 /// Adds everything to the environment.
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(failed(message)) });
-    environment.add_function("strftime_now", |layout: &str| strftime(layout, SystemTime::now()));
+    environment.add_function("strftime_now", |layout: &str| strftime(layout, now()));
     environment
         .add_filter("tojson", |value: &Value, indent: Option<&Value>, kwargs: Kwargs| to_json(value, indent, &kwargs));
     environment.add_filter("replace", replace);

@@ -21,6 +21,9 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use super::batch::IGNORE;
+pub use super::messages::Conversation;
+use super::messages::share_gpt_turn;
+use super::minhash::add_words;
 use crate::config::Format;
 use crate::error::{Error, Result};
 
@@ -143,17 +146,6 @@ impl fmt::Display for Form {
     }
 }
 
-/// A chat: its messages are objects with a `role`, kept whole because templates may read any field.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Conversation {
-    /// At least one message.
-    pub messages: Vec<Value>,
-    /// The row's `tools`, handed to the template.
-    pub tools: Option<Value>,
-    /// Messages before this one never carry a loss (the prompt of a prompt/completion row).
-    pub first_supervised: usize,
-}
-
 /// A row of any form.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {
@@ -228,6 +220,45 @@ impl Row {
             Form::Text => Ok(Self::Text(text(&mut row, "text")?)),
         }
     }
+
+    /// The row as `tunesmith process` writes it: conversations in the form `messages`, other rows in their own.
+    pub fn into_json(self) -> Value {
+        match self {
+            Self::Chat(conversation) => conversation.into_json(),
+            Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
+            Self::Text(text) => json!({ "text": text }),
+            Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
+        }
+    }
+
+    /// Hashes of the row's words, in order; of a tokenized row its ids. System messages only if `system`.
+    pub(super) fn words(&self, system: bool) -> Vec<u64> {
+        fn add(value: &Value, words: &mut Vec<u64>) {
+            match value {
+                Value::String(text) => add_words(text, words),
+                Value::Array(items) => items.iter().for_each(|item| add(item, words)),
+                Value::Object(fields) => fields.values().for_each(|field| add(field, words)),
+                Value::Number(number) => add_words(&number.to_string(), words),
+                Value::Null | Value::Bool(_) => {}
+            }
+        }
+        let mut words = Vec::new();
+        match self {
+            Self::Chat(conversation) => {
+                for message in conversation.messages.iter().filter(|message| system || message["role"] != "system") {
+                    add(&message["content"], &mut words);
+                    add(&message["tool_calls"], &mut words);
+                }
+            }
+            Self::Completion { prompt, completion } => {
+                add_words(prompt, &mut words);
+                add_words(completion, &mut words);
+            }
+            Self::Text(text) => add_words(text, &mut words),
+            Self::Tokens { input_ids, .. } => words.extend(input_ids.iter().map(|&id| u64::from(id) + 1)),
+        }
+        words
+    }
 }
 
 /// What a row's loss counts: its field `loss_weight`, 1 where there is none. In CSV files it is a string.
@@ -247,7 +278,8 @@ pub fn loss_weight(row: &Value) -> Result<f32> {
     })
 }
 
-fn kind(value: &Value) -> &'static str {
+/// What a value is, in words.
+pub(super) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a boolean",
@@ -287,59 +319,11 @@ fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
             messages.insert(0, json!({"role": "system", "content": system}));
         }
     }
-    check_messages(&messages)?;
-    let tools = row.get_mut("tools").map(Value::take).filter(|tools| !tools.is_null());
-    Ok(Row::Chat(Conversation { messages, tools, first_supervised: 0 }))
-}
-
-fn check_messages(messages: &[Value]) -> Result<()> {
-    if messages.is_empty() {
-        return Err(Error::data("the conversation has no messages"));
-    }
-    for (index, message) in messages.iter().enumerate() {
-        let place = |what: String| Error::data(format!("message {}: {what}", index + 1));
-        if !message.is_object() {
-            return Err(place(format!("found {}, expected an object", kind(message))));
-        }
-        match &message["role"] {
-            Value::String(_) => {}
-            role => return Err(place(format!("\"role\" is {}, expected a string", kind(role)))),
-        }
-        match &message["content"] {
-            Value::String(_) | Value::Array(_) => {}
-            Value::Null if message["tool_calls"].is_array() => {}
-            Value::Null => return Err(place("\"content\" is missing, expected a string or a list".to_owned())),
-            content => return Err(place(format!("\"content\" is {}, expected a string or a list", kind(content)))),
-        }
-    }
-    Ok(())
+    Conversation::new(messages, row, 0).map(Row::Chat)
 }
 
 fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Row> {
     chat(vec![json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})], row)
-}
-
-fn share_gpt_turn(turn: Value) -> Result<Value> {
-    // Some files carry OpenAI's names under ShareGPT's key.
-    if turn.get("role").is_some() {
-        return Ok(turn);
-    }
-    let Value::Object(mut turn) = turn else {
-        return Err(Error::data(format!("a turn is {}, expected {{from, value}}", kind(&turn))));
-    };
-    let from = text(&mut turn, "from")?;
-    let role = match from.as_str() {
-        "human" | "user" => "user",
-        "gpt" | "chatgpt" | "assistant" | "model" | "bing" | "bard" => "assistant",
-        "system" => "system",
-        "tool" | "function_response" | "observation" => "tool",
-        other => {
-            return Err(Error::data(format!(
-                "a turn is from {other:?}, expected human, gpt, system or tool (or user, assistant)"
-            )));
-        }
-    };
-    Ok(json!({"role": role, "content": text(&mut turn, "value")?}))
 }
 
 fn prompt_completion(row: &mut Map<String, Value>) -> Result<Row> {
@@ -347,8 +331,7 @@ fn prompt_completion(row: &mut Map<String, Value>) -> Result<Row> {
         let mut messages = list(row, "prompt")?;
         let first_supervised = messages.len();
         messages.extend(list(row, "completion")?);
-        let Row::Chat(conversation) = chat(messages, &mut Map::new())? else { unreachable!("chat gives a chat") };
-        return Ok(Row::Chat(Conversation { first_supervised, ..conversation }));
+        return Conversation::new(messages, row, first_supervised).map(Row::Chat);
     }
     Ok(Row::Completion { prompt: text(row, "prompt")?, completion: text(row, "completion")? })
 }
@@ -388,6 +371,19 @@ mod tests {
 
     fn parse(row: Value) -> Result<Row> {
         Row::parse(row, &Form::ALL)
+    }
+
+    #[test]
+    fn a_loss_weight_is_a_number_of_at_least_0() {
+        let weight = |value: Value| loss_weight(&json!({ "text": "x", "loss_weight": value }));
+        assert_eq!(loss_weight(&json!({ "text": "x" })).unwrap(), 1.0);
+        assert_eq!(
+            [json!(0.25), json!("0.25"), json!(null), json!("")].map(|value| weight(value).unwrap()),
+            [0.25, 0.25, 1.0, 1.0]
+        );
+        for bad in [json!(-1), json!("much"), json!(1e300), json!([1])] {
+            assert!(weight(bad.clone()).unwrap_err().to_string().contains("loss_weight"), "{bad}");
+        }
     }
 
     fn contents(row: Row) -> Vec<(String, String)> {

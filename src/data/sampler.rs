@@ -44,29 +44,66 @@ pub type Step = Vec<Vec<Vec<usize>>>;
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
-    /// Rows in the files' order; with packing, in the order of packing.
-    rows: Vec<Vec<usize>>,
-    /// Tokens of each row.
-    row_lengths: Vec<usize>,
+    rows: Rows,
+    /// Tokens of each row, where the order depends on them.
+    row_lengths: Vec<u32>,
     state: SamplerState,
     /// The rows in the order of `state.epoch`.
-    order: Vec<usize>,
+    order: Vec<u32>,
+}
+
+/// The examples of each row. A set may have tens of millions, so there is nothing more here than must be.
+#[derive(Debug, Clone)]
+enum Rows {
+    /// One each, in the files' order.
+    Single(usize),
+    /// In the order of packing: all examples, and where each row ends.
+    Packed { examples: Vec<u32>, ends: Vec<u32> },
+}
+
+impl Rows {
+    fn packed(rows: Vec<Vec<usize>>) -> Self {
+        let (mut examples, mut ends) = (Vec::new(), Vec::with_capacity(rows.len()));
+        for row in rows {
+            examples.extend(row.into_iter().map(|example| example as u32));
+            ends.push(examples.len() as u32);
+        }
+        Self::Packed { examples, ends }
+    }
+
+    const fn len(&self) -> usize {
+        match self {
+            Self::Single(rows) => *rows,
+            Self::Packed { ends, .. } => ends.len(),
+        }
+    }
+
+    fn examples(&self, row: usize) -> Vec<usize> {
+        match self {
+            Self::Single(_) => vec![row],
+            Self::Packed { examples, ends } => {
+                let start = if row == 0 { 0 } else { ends[row - 1] as usize };
+                examples[start..ends[row] as usize].iter().map(|&example| example as usize).collect()
+            }
+        }
+    }
 }
 
 impl Sampler {
     /// A sampler over examples of these lengths, at the start of the first epoch.
     pub fn new(lengths: &[usize], options: SamplerOptions) -> Self {
-        let mut examples: Vec<usize> = (0..lengths.len()).collect();
         let rows = match options.packing {
             Some(capacity) => {
+                let mut examples: Vec<usize> = (0..lengths.len()).collect();
                 if options.shuffle {
                     shuffle(&mut examples, options.seed, PACKING_STREAM);
                 }
-                pack(lengths, &examples, capacity)
+                Rows::packed(pack(lengths, &examples, capacity))
             }
-            None => examples.into_iter().map(|example| vec![example]).collect(),
+            None => Rows::Single(lengths.len()),
         };
-        let row_lengths = rows.iter().map(|row| row.iter().map(|&example| lengths[example]).sum()).collect();
+        let length = |row| rows.examples(row).into_iter().map(|example| lengths[example] as u32).sum();
+        let row_lengths = if options.group_by_length { (0..rows.len()).map(length).collect() } else { Vec::new() };
         let state = SamplerState { seed: options.seed, epoch: 0, step: 0 };
         let mut sampler = Self { options, rows, row_lengths, state, order: Vec::new() };
         sampler.order = sampler.epoch_order(0);
@@ -90,7 +127,7 @@ impl Sampler {
     /// The next step's examples. At the end of an epoch the next one begins. Empty only if there are no examples.
     pub fn next_step(&mut self) -> Step {
         let rows_per_step = self.rows_per_step();
-        if self.state.step == self.steps_per_epoch() && !self.rows.is_empty() {
+        if self.state.step == self.steps_per_epoch() && self.rows.len() > 0 {
             self.state = SamplerState { epoch: self.state.epoch + 1, step: 0, ..self.state };
             self.order = self.epoch_order(self.state.epoch);
         }
@@ -98,7 +135,7 @@ impl Sampler {
         let rows = &self.order[begin..(begin + rows_per_step).min(self.order.len())];
         self.state.step += 1;
         rows.chunks(self.options.batch_size.max(1))
-            .map(|micro_batch| micro_batch.iter().map(|&row| self.rows[row].clone()).collect())
+            .map(|micro_batch| micro_batch.iter().map(|&row| self.rows.examples(row as usize)).collect())
             .collect()
     }
 
@@ -124,8 +161,8 @@ impl Sampler {
         true
     }
 
-    fn epoch_order(&self, epoch: u64) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.rows.len()).collect();
+    fn epoch_order(&self, epoch: u64) -> Vec<u32> {
+        let mut order: Vec<u32> = (0..self.rows.len() as u32).collect();
         if self.options.shuffle {
             shuffle(&mut order, self.options.seed, epoch);
         }
@@ -137,14 +174,15 @@ impl Sampler {
 
     /// Sorts groups of some micro-batches by length, longest first, and brings the longest row of all to the front,
     /// so that a lack of memory shows at once.
-    fn group(&self, order: &mut [usize]) {
+    fn group(&self, order: &mut [u32]) {
         let batch = self.options.batch_size.max(1);
         let size = batch * (order.len() / (batch * 4)).clamp(1, GROUP);
         for group in order.chunks_mut(size) {
-            group.sort_by_key(|&row| std::cmp::Reverse(self.row_lengths[row]));
+            group.sort_by_key(|&row| std::cmp::Reverse(self.row_lengths[row as usize]));
         }
-        let longest =
-            (0..order.len()).step_by(size).max_by_key(|&at| (self.row_lengths[order[at]], std::cmp::Reverse(at)));
+        let longest = (0..order.len())
+            .step_by(size)
+            .max_by_key(|&at| (self.row_lengths[order[at] as usize], std::cmp::Reverse(at)));
         if let Some(longest) = longest {
             order.swap(0, longest);
         }

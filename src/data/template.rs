@@ -1,10 +1,12 @@
 //! Chat templates: from the model folder, a file, or one of the built-in ones; and conversations rendered by them.
 use std::ops::Range;
 use std::path::Path;
+use std::time::SystemTime;
 
 use minijinja::Value as JinjaValue;
 use serde_json::Value;
 
+use super::clock::strftime;
 use super::isolate::isolated;
 use super::jinja::{MAX_SOURCE, Program};
 use super::row::Conversation;
@@ -21,6 +23,8 @@ pub struct ChatTemplate {
     source: String,
     origin: String,
     special_tokens: Vec<(String, JinjaValue)>,
+    /// What `strftime_now` takes for the present; none for the clock's.
+    now: Option<SystemTime>,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -186,7 +190,24 @@ impl ChatTemplate {
         })?;
         let special_tokens = tokenizer.special_tokens();
         let special_tokens = special_tokens.iter().map(|(name, token)| (name.clone(), jinja_value(token))).collect();
-        Ok(Self { program, source: source.to_owned(), origin, special_tokens })
+        Ok(Self { program, source: source.to_owned(), origin, special_tokens, now: None })
+    }
+
+    /// The same template at a fixed time; none for the clock's.
+    #[must_use]
+    pub fn at(self, now: Option<SystemTime>) -> Self {
+        Self { now, ..self }
+    }
+
+    /// Whether the template may write the date.
+    pub fn is_dated(&self) -> bool {
+        self.source.contains("strftime_now")
+    }
+
+    /// The date that the template writes, if it may.
+    pub(super) fn date(&self) -> String {
+        let written = strftime("%Y-%m-%d", self.now.unwrap_or_else(SystemTime::now)).unwrap_or_default();
+        if self.is_dated() { written } else { String::new() }
     }
 
     /// Whether the template marks the assistant's text by `{% generation %}`.
@@ -228,7 +249,8 @@ impl ChatTemplate {
         ];
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
         let variables = JinjaValue::from_pairs(self.special_tokens.iter().cloned().chain(own));
-        let rendering = || self.program.render(variables, turns.bytes + self.source.len(), turns.marks);
+        let now = self.now.unwrap_or_else(SystemTime::now);
+        let rendering = || self.program.render(variables, turns.bytes + self.source.len(), turns.marks, now);
         isolated("rendering the chat template", rendering)?.map_err(|error| {
             let line = error.line().map_or(String::new(), |line| format!(" line {line}"));
             Error::data(format!("chat template ({}{line}): {}", self.origin, describe(&error)))

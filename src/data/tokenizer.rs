@@ -42,16 +42,20 @@ impl Tokenizer {
     /// # Errors
     /// [`crate::Kind::Data`]: there is no `tokenizer.json`, or a file is not what its name says.
     pub fn load(model_dir: &Path) -> Result<Self> {
+        Self::load_with(model_dir, &[])
+    }
+
+    /// As [`Tokenizer::load`], with tokens added.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::load`] and [`with_tokens`].
+    pub fn load_with(model_dir: &Path, new_tokens: &[String]) -> Result<Self> {
         let path = model_dir.join("tokenizer.json");
-        let bytes = read_file(&path)?.ok_or_else(|| {
-            Error::data(format!("{} has no tokenizer.json", model_dir.display()))
-                .hint("copy tokenizer.json and tokenizer_config.json of the model into the folder")
-        })?;
-        let mut inner = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(&bytes))
-            .and_then(|loaded| loaded.map_err(|error| Error::data(error.to_string())))
-            .map_err(|error| {
-                error.context(path.display()).hint("expected the tokenizer.json of a Hugging Face model")
-            })?;
+        let mut bytes = read_tokenizer(model_dir)?;
+        if !new_tokens.is_empty() {
+            bytes = with_tokens(model_dir, new_tokens)?.0.into_bytes();
+        }
+        let mut inner = parse(&path, &bytes)?;
         // Rows are cut and never padded by us, whatever the file says.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| Error::data(error.to_string()))?;
@@ -89,6 +93,17 @@ impl Tokenizer {
         let encoding = isolated("tokenizing", || self.inner.encode(text, add_special))?
             .map_err(|error| Error::data(format!("cannot tokenize: {error}")))?;
         Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+    }
+
+    /// Ids without offsets, which is faster: with the tokens that the post-processor adds, and which ids those are.
+    ///
+    /// # Errors
+    /// The tokenizer cannot handle the text.
+    pub fn ids(&self, text: &str) -> Result<(Vec<u32>, Vec<bool>)> {
+        let encoding = isolated("tokenizing", || self.inner.encode_fast(text, true))?
+            .map_err(|error| Error::data(format!("cannot tokenize: {error}")))?;
+        let added = encoding.get_special_tokens_mask().iter().map(|&added| added != 0).collect();
+        Ok((encoding.get_ids().to_vec(), added))
     }
 
     /// The text of ids.
@@ -139,6 +154,53 @@ impl Tokenizer {
     pub const fn hash(&self) -> &blake3::Hash {
         &self.hash
     }
+}
+
+fn read_tokenizer(model_dir: &Path) -> Result<Vec<u8>> {
+    read_file(&model_dir.join("tokenizer.json"))?.ok_or_else(|| {
+        Error::data(format!("{} has no tokenizer.json", model_dir.display()))
+            .hint("copy tokenizer.json and tokenizer_config.json of the model into the folder")
+    })
+}
+
+fn parse(path: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer> {
+    isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))
+        .and_then(|loaded| loaded.map_err(|error| Error::data(error.to_string())))
+        .map_err(|error| error.context(path.display()).hint("expected the tokenizer.json of a Hugging Face model"))
+}
+
+/// The ids that `tokens` get, as [`with_tokens`].
+///
+/// # Errors
+/// As [`with_tokens`].
+pub fn new_token_ids(model_dir: &Path, tokens: &[String]) -> Result<Vec<u32>> {
+    with_tokens(model_dir, tokens).map(|(_, ids)| ids)
+}
+
+/// The text of the model's `tokenizer.json` with `tokens` added as Transformers' `add_tokens` does, and their ids.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: a token is empty, listed twice or known already; [`crate::Kind::Data`] as
+/// [`Tokenizer::load`].
+pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u32>)> {
+    let path = model_dir.join("tokenizer.json");
+    let mut inner = parse(&path, &read_tokenizer(model_dir)?)?;
+    let mut ids = Vec::new();
+    for token in tokens {
+        if let Some(id) = inner.token_to_id(token) {
+            return Err(Error::config(format!("tuning.new_tokens: {token:?} is no new token, it has the id {id}"))
+                .hint("remove it, or the second of two"));
+        }
+        inner
+            .add_tokens([tokenizers::AddedToken::from(token.clone(), false)])
+            .map_err(|error| Error::config(format!("tuning.new_tokens: {token:?} cannot be added: {error}")))?;
+        ids.extend(inner.token_to_id(token));
+    }
+    if ids.len() != tokens.len() {
+        return Err(Error::config("tuning.new_tokens: a token cannot be added").hint("no token may be empty"));
+    }
+    let text = inner.to_string(true).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+    Ok((text, ids))
 }
 
 /// The fields `…_token` that hold a string or an added token, and lists of further ones.

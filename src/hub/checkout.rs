@@ -64,7 +64,18 @@ impl Hub<'_> {
     fn current(&self, repo: Repo, revision: &str, place: Place) -> Result<Checkout<'_>> {
         let store = Store::new(&self.settings.cache, &repo);
         let known = store.read_ref(revision);
-        let remote = super::remote::Remote::new(&self.settings, self.watch, &repo)?;
+        if is_commit(revision)
+            && let Some(files) = store.read_listing(revision)
+        {
+            let (commit, revision) = (revision.to_owned(), revision.to_owned());
+            return Ok(Checkout { hub: self, repo, revision, commit, files, place, store, cache_only: None });
+        }
+        let mut settings = self.settings.clone();
+        if known.is_some() {
+            // The cache stands in for a hub that is away: no reason to wait for long.
+            settings.pace.attempts = settings.pace.attempts.min(2);
+        }
+        let remote = super::remote::Remote::new(&settings, self.watch, &repo)?;
         let now = if is_commit(revision) { Ok(revision.to_owned()) } else { remote.commit(revision) };
         let commit = match now {
             Ok(commit) => commit,
@@ -80,7 +91,8 @@ impl Hub<'_> {
         } else {
             let files = remote.list(&commit).map_err(|failure| remote.explain(failure, revision))?;
             if place == Place::Cache {
-                store.write_listing(&commit, &files)?;
+                // Where the cache cannot be written to, all may be there already.
+                let _ = store.write_listing(&commit, &files);
             }
             files
         };

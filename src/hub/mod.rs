@@ -7,6 +7,10 @@
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
+#![cfg_attr(
+    not(feature = "hub"),
+    allow(dead_code, clippy::unused_self, reason = "what only downloads need stands idle")
+)]
 mod checkout;
 mod datasets;
 #[cfg(feature = "hub")]
@@ -169,7 +173,9 @@ pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<F
     match (&model.local_dir, &model.name) {
         (None, Some(name)) if is_hub_name(name) => {
             let revision = model.revision.as_deref();
-            let snapshot = Hub::from_env(watch)?.model(name, revision, part, Place::Cache)?;
+            let snapshot = Hub::from_env(watch)?
+                .model(name, revision, part, Place::Cache)
+                .map_err(|error| error.context(format!("model.name: {name} is no folder here, and on the hub")))?;
             Ok(Found { dir: snapshot.dir.clone(), snapshot: Some(snapshot) })
         }
         _ => {
@@ -186,7 +192,8 @@ pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<F
     }
 }
 
-/// Replaces each `hf://…` among the paths of `data` by the files that it names, which are fetched.
+/// Replaces each `hf://…` among the paths of `data` by the files that it names, which are fetched; sources of
+/// `data.datasets` that are named get their files as paths.
 ///
 /// # Errors
 /// Those of [`Hub::local_paths`].
@@ -194,6 +201,14 @@ pub fn fetch_paths(data: &mut DataConfig, watch: &dyn Watch) -> Result<()> {
     for paths in [&mut data.train_path, &mut data.val_path, &mut data.test_path] {
         if paths.iter().any(|path| is_hub_path(path)) {
             *paths = Hub::from_env(watch)?.local_paths(paths)?;
+        }
+    }
+    for spec in &mut data.datasets {
+        if let Some(name) = &spec.name {
+            let (config, split) = (spec.config.as_deref(), spec.split.as_deref());
+            spec.path = dataset_files(name, config, split, spec.revision.as_deref(), watch)?;
+        } else if spec.path.iter().any(|path| is_hub_path(path)) {
+            spec.path = Hub::from_env(watch)?.local_paths(&spec.path)?;
         }
     }
     Ok(())
@@ -210,5 +225,20 @@ pub fn adapter_dir(named: &Path, watch: &dyn Watch) -> Result<PathBuf> {
     if !is_hub_name(name) {
         return Ok(named.to_owned());
     }
-    Ok(Hub::from_env(watch)?.adapter(name, revision)?.dir)
+    let found = Hub::from_env(watch)?.adapter(name, revision);
+    Ok(found.map_err(|error| error.context(format!("tuning.adapter: {text} is no folder here, and on the hub")))?.dir)
+}
+
+#[cfg(all(test, not(feature = "hub")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_feature_one_line_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().to_str().unwrap().to_owned();
+        let settings = Settings::from(&|name| (name == "HF_HOME").then(|| home.clone())).unwrap();
+        let error = Hub::new(settings, &Quiet).model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+        assert!(error.message().contains("built without the feature `hub`"), "{error}");
+    }
 }

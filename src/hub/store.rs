@@ -6,6 +6,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::name::{Repo, is_commit, is_safe_path};
+#[cfg(feature = "hub")]
 use crate::error::{Error, Result};
 
 /// A file of a repository.

@@ -11,7 +11,7 @@ pub enum Qkv {
     /// Three modules.
     Apart(Box<[Linear; 3]>),
     /// One, whose outputs lie side by side. Phi-3.
-    Fused(Linear),
+    Fused(Box<Linear>),
 }
 
 /// The weights and constants.
@@ -42,7 +42,7 @@ pub struct Saved<T = Act> {
     /// The mixed values, which `o` takes.
     pub mixed: T,
     lse: Act,
-    low: [Option<T>; 3],
+    low: [Option<Low<T>>; 3],
 }
 
 impl<T> Saved<T> {
@@ -55,7 +55,7 @@ impl<T> Saved<T> {
             raw: self.raw.map(|raw| raw.map(|(input, rstd)| (f(input), rstd))),
             mixed: f(self.mixed),
             lse: self.lse,
-            low: self.low.map(|low| low.map(f)),
+            low: self.low.map(|low| low.map(|low| low.map(f))),
         }
     }
 }
@@ -65,7 +65,7 @@ impl Attention {
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv = match &self.qkv {
             Qkv::Apart(linears) => &linears[..],
-            Qkv::Fused(linear) => std::slice::from_ref(linear),
+            Qkv::Fused(linear) => std::slice::from_ref(&**linear),
         };
         qkv.iter().chain([&self.o])
     }
@@ -120,7 +120,7 @@ impl Attention {
         d_mixed: Act,
         (all, rows): (&Rows, &Rows),
         grads: &mut [f32],
-    ) -> ([Act; 3], [Low; 3]) {
+    ) -> ([Act; 3], [Option<Low>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, low } = saved;
         let (mut dq, mut dk, dv) =
             attention::backward((&q, &k, &v), (&mixed, &lse), &d_mixed, &rows.spans, self.heads, self.how);
@@ -143,7 +143,7 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Act,
-        ([dq, dk, dv], low): ([Act; 3], [Low; 3]),
+        ([dq, dk, dv], low): ([Act; 3], [Option<Low>; 3]),
         rows: &Rows,
         want_dh: bool,
         grads: &mut [f32],

@@ -5,6 +5,7 @@
 use super::attention::{self, Attention};
 use super::linear::{Input, Linear, Low};
 use super::mlp::{self, Mlp};
+use super::moe::{self, Moe, Routing};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
 use crate::ops::panel::Act;
@@ -25,22 +26,31 @@ type Raw<T = Act> = Option<(T, Act)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
-    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Low, Raw) {
+    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<Low>, Raw) {
+        if let Self::Plain = self {
+            let (y, low) = last.forward(pass, input, Some(x));
+            return (y, low, None);
+        }
+        let (y, low) = last.forward(pass, input, None);
+        let (y, raw) = self.add(pass, y, x);
+        (y, low, raw)
+    }
+
+    /// The stream `x` with the branch that gave `y`.
+    fn add(&self, pass: &Pass<'_>, mut y: Act, x: &Act) -> (Act, Raw) {
         match self {
             Self::Plain => {
-                let (y, low) = last.forward(pass, input, Some(x));
-                (y, low, None)
+                y.add(x);
+                (y, None)
             }
             Self::Scaled(factor) => {
-                let (mut y, low) = last.forward(pass, input, None);
                 y.data_mut().iter_mut().zip(x.data()).for_each(|(y, x)| *y = *y * factor + x);
-                (y, low, None)
+                (y, None)
             }
             Self::Normed(norm) => {
-                let (raw, low) = last.forward(pass, input, None);
-                let (mut y, rstd) = norm.forward(pass, &raw, 1);
-                y.add(x);
-                (y, low, Some((raw, rstd)))
+                let (mut normed, rstd) = norm.forward(pass, &y, 1);
+                normed.add(x);
+                (normed, Some((y, rstd)))
             }
         }
     }
@@ -65,6 +75,31 @@ impl Join {
     }
 }
 
+/// The second branch.
+#[derive(Debug)]
+pub enum Feed {
+    /// One MLP for every token.
+    Dense(Box<Mlp>),
+    /// Experts.
+    Sparse(Box<Moe>),
+}
+
+/// What the second branch keeps for backward.
+#[derive(Debug)]
+enum FeedSaved<T> {
+    Dense(mlp::Saved<T>, Option<Low<T>>),
+    Sparse(moe::Saved<T>),
+}
+
+impl<T> FeedSaved<T> {
+    fn map<U>(self, f: &impl Fn(T) -> U) -> FeedSaved<U> {
+        match self {
+            Self::Dense(saved, low) => FeedSaved::Dense(saved.map(f), low.map(|low| low.map(f))),
+            Self::Sparse(saved) => FeedSaved::Sparse(saved.map(f)),
+        }
+    }
+}
+
 /// The block's weights.
 #[derive(Debug)]
 pub struct Block {
@@ -77,7 +112,7 @@ pub struct Block {
     /// Before the MLP.
     pub mlp_norm: Option<Norm>,
     /// The second branch.
-    pub mlp: Mlp,
+    pub feed: Feed,
     /// How it joins.
     pub mlp_join: Join,
 }
@@ -90,9 +125,9 @@ pub struct Saved<T = Act> {
     attention_raw: Raw<T>,
     x2: T,
     rstd2: Option<Act>,
-    mlp: mlp::Saved<T>,
+    feed: FeedSaved<T>,
     mlp_raw: Raw<T>,
-    low: [Option<T>; 2],
+    o_low: Option<Low<T>>,
 }
 
 impl<T> Saved<T> {
@@ -105,9 +140,17 @@ impl<T> Saved<T> {
             attention_raw: raw(self.attention_raw),
             x2: f(self.x2),
             rstd2: self.rstd2,
-            mlp: self.mlp.map(f),
+            feed: self.feed.map(f),
             mlp_raw: raw(self.mlp_raw),
-            low: self.low.map(|low| low.map(f)),
+            o_low: self.o_low.map(|low| low.map(f)),
+        }
+    }
+
+    /// Where the tokens went, in a block of experts.
+    pub const fn routing(&self) -> Option<&Routing> {
+        match &self.feed {
+            FeedSaved::Dense(..) => None,
+            FeedSaved::Sparse(saved) => Some(&saved.routing),
         }
     }
 }
@@ -116,7 +159,11 @@ impl Block {
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
         let norm = |norm: &Option<Norm>| norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
-        self.attention.linears().chain(self.mlp.linears()).any(Linear::trains)
+        let feed = match &self.feed {
+            Feed::Dense(mlp) => mlp.linears().any(Linear::trains),
+            Feed::Sparse(moe) => moe.router.trains() || moe.linears().any(Linear::trains),
+        };
+        feed || self.attention.linears().any(Linear::trains)
             || self.attention.trains_norms()
             || norm(&self.attention_norm)
             || norm(&self.mlp_norm)
@@ -135,10 +182,20 @@ impl Block {
         let (x2, o_low, attention_raw) = self.attention_join.forward(pass, &self.attention.o, &attention.mixed, stream);
         drop(picked);
         let (h, rstd2) = self.mlp_norm.as_ref().map(|norm| norm.forward(pass, &x2, 1)).unzip();
-        let mlp = self.mlp.forward(pass, h.as_ref().unwrap_or(&x2));
-        drop(h);
-        let (y, down_low, mlp_raw) = self.mlp_join.forward(pass, &self.mlp.down, &self.mlp.middle(&mlp), &x2);
-        (y, Saved { rstd1, attention, attention_raw, x2, rstd2, mlp, mlp_raw, low: [o_low, down_low] })
+        let (y, feed, mlp_raw) = match &self.feed {
+            Feed::Dense(mlp) => {
+                let saved = mlp.forward(pass, h.as_ref().unwrap_or(&x2));
+                drop(h);
+                let (y, low, raw) = self.mlp_join.forward(pass, &mlp.down, &mlp.middle(&saved), &x2);
+                (y, FeedSaved::Dense(saved, low), raw)
+            }
+            Feed::Sparse(moe) => {
+                let (y, saved) = moe.forward(pass, h.as_ref().unwrap_or(&x2));
+                let (y, raw) = self.mlp_join.add(pass, y, &x2);
+                (y, FeedSaved::Sparse(saved), raw)
+            }
+        };
+        (y, Saved { rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low })
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
@@ -152,21 +209,28 @@ impl Block {
         want_dx: bool,
         grads: &mut [f32],
     ) -> Option<Act> {
-        let Saved { rstd1, attention, attention_raw, x2, rstd2, mut mlp, mlp_raw, low: [o_low, down_low] } = saved;
+        let Saved { rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
         // MLP.
         let mut dx2 = dy;
-        {
-            let d_down = self.mlp_join.backward(pass, mlp_raw, &dx2, grads);
-            self.mlp.backward_down(pass, &mut mlp, down_low.as_ref(), d_down.as_ref().unwrap_or(&dx2), grads);
+        let d_last = self.mlp_join.backward(pass, mlp_raw, &dx2, grads);
+        let d_last = d_last.as_ref().unwrap_or(&dx2);
+        let normed = self.mlp_norm.as_ref().zip(rstd2.as_ref());
+        let again = || normed.map(|(norm, rstd)| norm.again(pass, &x2, rstd));
+        let dh = match (&self.feed, feed) {
+            (Feed::Dense(mlp), FeedSaved::Dense(mut saved, low)) => {
+                mlp.backward_down(pass, &mut saved, low.as_ref(), d_last, grads);
+                mlp.backward_gate_up(pass, again().as_ref().unwrap_or(&x2), saved, grads)
+            }
+            (Feed::Sparse(moe), FeedSaved::Sparse(saved)) => {
+                moe.backward(pass, again().as_ref().unwrap_or(&x2), saved, d_last, grads)
+            }
+            _ => unreachable!("a branch keeps its own kind"),
+        };
+        match normed {
+            Some((norm, rstd)) => norm.backward(pass, (&x2, rstd), &dh, Some((&mut dx2, true)), grads),
+            None => dx2.add(&dh),
         }
-        if let (Some(norm), Some(rstd2)) = (&self.mlp_norm, &rstd2) {
-            let h = norm.again(pass, &x2, rstd2);
-            let dh = self.mlp.backward_gate_up(pass, &h, mlp, grads);
-            drop(h);
-            norm.backward(pass, (&x2, rstd2), &dh, Some((&mut dx2, true)), grads);
-        } else {
-            dx2.add(&self.mlp.backward_gate_up(pass, &x2, mlp, grads));
-        }
+        drop(dh);
         drop((x2, rstd2));
         // Attention.
         let mut d_mixed = attention.mixed.like();

@@ -1,18 +1,23 @@
 //! Builds a [`Model`]: reads or draws every tensor, and decides which are trained.
 use super::attention::{Attention, Qkv};
-use super::block::{Block, Join};
+use super::block::{Block, Feed, Join};
 use super::decoder::Model;
+use super::dora::{self, Magnitude, Update};
+use super::freeze;
 use super::head::Head;
 use super::init;
+use super::init::Stream;
 use super::linear::{Linear, Lora};
 use super::mlp::{GateUp, Mlp};
+use super::moe::Moe;
 use super::norm::Norm;
 use super::params::Params;
-use super::targets::{Placement, place, saved_tensors};
+use super::stack::Stack;
+use super::targets::{Placement, Targets, is_vocabulary, place, saved_tensors, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
-use crate::config::arch::{Activation, Arch, LinearSpec, QkNorm};
-use crate::config::{Config, Dtype, Mode};
+use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm};
+use crate::config::{Config, Dtype, InitLora, Mode};
 use crate::error::{Error, Result};
 use crate::ops::attention::{Heads, Scores};
 use crate::ops::gated_mlp::Gate;
@@ -20,30 +25,92 @@ use crate::ops::panel::Pool;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Where base tensors come from.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// The model's shape, grown by new tokens.
+    pub arch: &'a Arch,
+    /// Its files; without them it is drawn from the seed.
+    pub weights: Option<&'a WeightFiles>,
+    /// The seed.
+    pub config: &'a Config,
+    /// Finished adapters to merge in.
+    pub stack: &'a Stack,
+}
+
 struct Builder<'a> {
+    source: Source<'a>,
     arch: &'a Arch,
-    weights: Option<&'a WeightFiles>,
     config: &'a Config,
     sizes: BTreeMap<String, Vec<usize>>,
     trained: BTreeSet<String>,
+    /// Trained tensors that have another name in an adapter's file.
+    renamed: BTreeMap<String, String>,
     placements: BTreeMap<String, (u64, Placement)>,
     params: Params,
 }
 
+impl Source<'_> {
+    /// The values of a base tensor, with finished adapters merged in.
+    ///
+    /// # Errors
+    /// The files', or an adapter that does not fit.
+    pub fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let mut values = self.base(name, count)?;
+        self.stack.apply(name, &mut values)?;
+        Ok(values)
+    }
+
+    fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let Some(files) = self.weights else {
+            return Ok(init::base(self.config.train.seed, name, count, self.arch));
+        };
+        let mut values = vec![0.0; count];
+        let tokens = &self.arch.new_tokens;
+        if !is_vocabulary(name) || tokens.is_empty() {
+            files.read_into(name, &mut values)?;
+            return Ok(values);
+        }
+        let hidden = self.arch.hidden_size;
+        let stored = files.shape(name).map_or(0, |shape| shape.iter().product());
+        files.read_into(name, &mut values[..stored.min(count)])?;
+        // New rows start as the mean of those that are there.
+        let mut mean = vec![0.0f64; hidden];
+        for row in values[..stored.min(count)].chunks_exact(hidden) {
+            mean.iter_mut().zip(row).for_each(|(mean, &value)| *mean += f64::from(value));
+        }
+        let rows = (stored / hidden).max(1) as f64;
+        let mean: Vec<f32> = mean.into_iter().map(|sum| (sum / rows) as f32).collect();
+        let beyond = stored / hidden..count / hidden;
+        for row in beyond.chain(tokens.iter().map(|&token| token as usize)) {
+            values[row * hidden..][..hidden].copy_from_slice(&mean);
+        }
+        Ok(values)
+    }
+}
+
 /// See [`Model::load`].
-pub(super) fn model(arch: &Arch, weights: Option<&WeightFiles>, config: &Config) -> Result<Model> {
+pub(super) fn model(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Model> {
     let tensors = arch.tensors();
     let lora = &config.tuning.lora;
-    let (trained, placements) = match config.tuning.mode {
-        Mode::Full => (tensors.iter().map(|tensor| tensor.name.clone()).collect(), Vec::new()),
-        Mode::Lora => (saved_tensors(arch, lora)?.into_iter().collect(), place(arch, lora)?),
-    };
+    let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
+    match config.tuning.mode {
+        Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
+        Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
+        Mode::Lora => {
+            trained.extend(saved_tensors(arch, lora)?);
+            placements = place(arch, lora)?;
+            renamed.extend(Targets::from(lora).biases(arch, &placements));
+            trained.extend(renamed.keys().cloned());
+        }
+    }
     let mut builder = Builder {
+        source: Source { arch, weights, config, stack },
         arch,
-        weights,
         config,
         sizes: tensors.into_iter().map(|tensor| (tensor.name, tensor.shape)).collect(),
         trained,
+        renamed,
         placements: placements.into_iter().enumerate().map(|(i, p)| (p.module.clone(), (i as u64, p))).collect(),
         params: Params::default(),
     };
@@ -54,26 +121,21 @@ impl Builder<'_> {
     fn build(&mut self) -> Result<Model> {
         let trained =
             self.trained.iter().filter_map(|name| self.sizes.get(name)).map(|shape| shape.iter().product::<usize>());
-        let adapters = self.placements.values().map(|(_, p)| p.r * (p.in_features + p.out_features));
+        let adapters = self.placements.values().flat_map(|(_, placement)| placement.tensors());
+        let adapters = adapters.map(|(_, shape)| shape.iter().product::<usize>());
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
         self.params.reserve(floats);
         let arch = self.arch;
-        let embedding_name = "model.embed_tokens.weight";
-        let embedding = self.weight(embedding_name)?;
+        let embedding = self.weight("model.embed_tokens.weight")?;
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
         let blocks =
             (0..arch.num_hidden_layers).map(|layer| self.block(layer, &mut linears)).collect::<Result<Vec<_>>>()?;
         let norm = self.norm("model.norm.weight")?;
-        let head = if !arch.tie_word_embeddings || self.trained.contains("lm_head.weight") {
-            self.weight("lm_head.weight")?
-        } else if self.config.tuning.mode == Mode::Lora && embedding.trained().is_some() {
-            // As in PEFT: the saved copy is the input's; the tied head stays with the original.
-            let shape = &self.sizes[embedding_name];
-            self.frozen(embedding_name, shape)?
-        } else {
-            embedding.clone()
-        };
+        let head = if arch.tie_word_embeddings { embedding.clone() } else { self.weight("lm_head.weight")? };
+        if self.config.tuning.lora.init_lora_weights.is_pissa() {
+            self.params.keep_start();
+        }
         Ok(Model::new(
             arch.clone(),
             std::mem::take(&mut self.params),
@@ -91,55 +153,48 @@ impl Builder<'_> {
         ))
     }
 
-    /// The values of a base tensor.
-    fn values(&self, name: &str, count: usize) -> Result<Vec<f32>> {
-        // A tied model has no lm_head of its own: one that is trained apart starts as the embedding.
-        let tied = name == "lm_head.weight" && self.arch.tie_word_embeddings;
-        let name = if tied { "model.embed_tokens.weight" } else { name };
-        match self.weights {
-            Some(files) => {
-                let mut values = vec![0.0; count];
-                files.read_into(name, &mut values)?;
-                Ok(values)
-            }
-            None => Ok(init::base(self.config.train.seed, name, count, self.arch)),
-        }
-    }
-
     fn weight(&mut self, name: &str) -> Result<Weight> {
-        let head = [self.arch.vocab_size, self.arch.hidden_size];
-        let shape = match self.sizes.get(name) {
-            Some(shape) => shape.clone(),
-            None if name == "lm_head.weight" => head.to_vec(),
-            None => return Err(Error::model(format!("the architecture has no tensor {name:?}"))),
+        let Some(shape) = self.sizes.get(name).cloned() else {
+            return Err(Error::model(format!("the architecture has no tensor {name:?}")));
         };
+        let tokens = &self.arch.new_tokens;
         if self.trained.contains(name) {
-            let values = self.values(name, shape.iter().product())?;
+            let values = self.source.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.config.train.decay_norms_and_bias;
-            Ok(Weight::Trained(self.params.push(name.to_owned(), shape, decay, &values)))
+            let name = self.renamed.get(name).map_or(name, String::as_str).to_owned();
+            Ok(Weight::Trained(self.params.push(name, shape, decay, &values)))
+        } else if is_vocabulary(name) && !tokens.is_empty() {
+            let (hidden, values) = (self.arch.hidden_size, self.source.values(name, shape.iter().product())?);
+            let rows: Vec<f32> =
+                tokens.iter().flat_map(|&token| values[token as usize * hidden..][..hidden].iter().copied()).collect();
+            let range = self.params.push(token_rows(name), vec![tokens.len(), hidden], true, &rows);
+            Ok(Weight::rows(values, tokens, range))
         } else {
             self.frozen(name, &shape)
         }
     }
 
-    /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so.
+    /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so. What
+    /// finished adapters are merged into is no longer the checkpoint's.
     fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
-        let count = shape.iter().product();
-        let narrow = match self.config.model.dtype {
-            Dtype::Float32 => false,
-            Dtype::Bfloat16 => true,
-            Dtype::Auto => self.weights.is_some_and(|files| files.is_bf16(name)),
-        };
-        match self.weights.filter(|_| narrow && shape.len() > 1) {
+        let Source { weights, stack, config, .. } = self.source;
+        let (count, untouched) = (shape.iter().product(), stack.0.is_empty());
+        let narrow = shape.len() > 1
+            && match config.model.dtype {
+                Dtype::Float32 => false,
+                Dtype::Bfloat16 => true,
+                Dtype::Auto => untouched && weights.is_some_and(|files| files.is_bf16(name)),
+            };
+        match weights.filter(|_| narrow && untouched) {
             Some(files) => {
                 let mut values = vec![bf16::ZERO; count];
                 files.read_bf16_into(name, &mut values)?;
                 Weight::frozen(values, shape)
             }
-            None if narrow && shape.len() > 1 => {
-                Weight::frozen(self.values(name, count)?.into_iter().map(bf16::from_f32).collect(), shape)
+            None if narrow => {
+                Weight::frozen(self.source.values(name, count)?.into_iter().map(bf16::from_f32).collect(), shape)
             }
-            None => Weight::frozen(self.values(name, count)?, shape),
+            None => Weight::frozen(self.source.values(name, count)?, shape),
         }
     }
 
@@ -149,30 +204,171 @@ impl Builder<'_> {
     }
 
     fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
+        let placed = self.placements.remove(&spec.name);
+        if let Some((module, placement)) = &placed
+            && self.config.tuning.lora.init_lora_weights.is_pissa()
+        {
+            return self.pissa(spec, *module, placement);
+        }
         let weight = self.weight(&format!("{}.weight", spec.name))?;
         let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
-        let lora = self.placements.remove(&spec.name).map(|(module, placement)| {
-            let [(a, a_shape), (b, b_shape)] = placement.tensors();
+        let lora = placed.map(|(module, placement)| {
+            let names = placement.tensors();
             let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
             let features = (placement.in_features, placement.out_features);
-            let [a_values, b_values] = init::lora(how, seed, (&a, &b), placement.r, features);
-            Lora {
-                a: self.params.push(a, a_shape.to_vec(), true, &a_values),
-                b: self.params.push(b, b_shape.to_vec(), true, &b_values),
-                rank: placement.r,
-                scale: placement.scale,
-                module,
-            }
+            let start = init::lora(how, seed, (&names[0].0, &names[1].0), placement.r, features);
+            self.lora(module, &placement, &weight, start)
         });
         Ok(Linear { weight, bias, out_features: spec.out_features, in_features: spec.in_features, lora })
     }
 
+    /// A module whose adapter starts with its weight's largest singular values, and whose weight keeps the rest.
+    fn pissa(&mut self, spec: &LinearSpec, module: u64, placement: &Placement) -> Result<Linear> {
+        let name = format!("{}.weight", spec.name);
+        let (rows, cols) = (spec.out_features, spec.in_features);
+        let mut values = self.source.values(&name, rows * cols)?;
+        let rounds = match self.config.tuning.lora.init_lora_weights {
+            InitLora::PissaRounds(rounds) => Some((rounds, Stream::new(self.config.train.seed, &name))),
+            _ => None,
+        };
+        let start = init::pissa(&mut values, cols, placement.r, placement.scale, rounds);
+        let weight = Weight::frozen(values, &[rows, cols])?;
+        let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
+        let lora = Some(self.lora(module, placement, &weight, start));
+        Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora })
+    }
+
+    /// An adapter that starts with these values of A and B, on a module with this base weight.
+    fn lora(&mut self, module: u64, placement: &Placement, weight: &Weight, [a, b]: [Vec<f32>; 2]) -> Lora {
+        let (rank, scale) = (placement.r, placement.scale);
+        let mut tensors = placement.tensors();
+        let magnitudes = placement.dora.then(|| {
+            let squares = dora::row_squares(weight, self.params.values(), placement.in_features);
+            let update = Update { a: &a, b: &b, rank, scale };
+            let view = weight.view(self.params.values());
+            let norms = dora::row_norms(&Pool::new(), view.store(), &squares, update, placement.in_features);
+            (squares, norms)
+        });
+        let mut push = |values: &[f32]| {
+            let (name, shape) = tensors.remove(0);
+            self.params.push(name, shape, true, values)
+        };
+        let (a, b) = (push(&a), push(&b));
+        let magnitude = magnitudes.map(|(squares, norms)| Magnitude { range: push(&norms), squares });
+        Lora { a, b, rank, scale, module, magnitude, expert: None }
+    }
+
+    /// The adapter of all experts of a block on one of their matrices, part by part.
+    fn expert_loras(&mut self, wrapper: &str) -> Vec<Option<Lora>> {
+        let Some((module, placement)) = self.placements.remove(wrapper) else { return Vec::new() };
+        let (experts, rank) = (placement.experts.unwrap_or(1), placement.r);
+        let tensors = placement.tensors();
+        let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
+        let features = (placement.in_features, placement.out_features);
+        let start = init::lora(how, seed, (&tensors[0].0, &tensors[1].0), rank * experts, features);
+        let mut ranges = tensors
+            .into_iter()
+            .zip(start)
+            .map(|((name, shape), values)| self.params.push(name, shape, true, &values))
+            .collect::<Vec<_>>();
+        let (b, a) = (ranges.pop().unwrap_or_default(), ranges.pop().unwrap_or_default());
+        let one = |expert: usize| {
+            let rows = rank * placement.in_features;
+            let a = a.start + expert * rows..a.start + (expert + 1) * rows;
+            Lora {
+                a,
+                b: b.clone(),
+                rank,
+                scale: placement.scale,
+                module,
+                magnitude: None,
+                expert: Some((expert, experts)),
+            }
+        };
+        (0..experts).map(one).map(Some).collect()
+    }
+
+    /// The two matrices of an expert that lie side by side in Transformers 5, as one.
+    fn joined(&mut self, names: [&str; 2], shape: &[usize; 2]) -> Result<Weight> {
+        let (one, both) = (shape[0] * shape[1], [2 * shape[0], shape[1]]);
+        let [first, second] = names;
+        if self.trained.contains(first) && self.trained.contains(second) {
+            // One after the other in the flat buffer: their ranges are one.
+            let (first, second) = (self.weight(first)?, self.weight(second)?);
+            return match (first.trained(), second.trained()) {
+                (Some(first), Some(second)) => Ok(Weight::Trained(first.start..second.end)),
+                _ => Err(Error::model("an expert's gate and up are trained together")),
+            };
+        }
+        if self.trained.contains(first) || self.trained.contains(second) {
+            return Err(Error::config(format!("{first} and {second} can only be trained together")));
+        }
+        match (self.frozen(first, shape)?, self.frozen(second, shape)?) {
+            (Weight::Frozen(first), Weight::Frozen(second)) => {
+                let joined = candle_core::Tensor::cat(&[&first, &second], 0);
+                let joined = joined.map_err(|error| Error::model(error.to_string()))?;
+                debug_assert_eq!((joined.elem_count(), joined.dims()), (2 * one, &both[..]));
+                Ok(Weight::Frozen(joined))
+            }
+            _ => Err(Error::model("an expert's gate and up are frozen together")),
+        }
+    }
+
+    fn moe(&mut self, layer: usize, experts: &Experts, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Moe> {
+        let (prefix, hidden, gate) = (format!("model.layers.{layer}"), self.arch.hidden_size, gate(self.arch));
+        let router = self.weight(&format!("{prefix}.{}", experts.router()))?;
+        let module = format!("{prefix}.mlp.experts");
+        // The wrapper without `base_layer` belongs to `down_proj`, unless only the other one has an adapter.
+        let inner = format!("{module}.base_layer");
+        let alone = self.placements.get(&module).is_some_and(|(_, placement)| placement.in_features == hidden);
+        let alone = alone && !self.placements.contains_key(&inner) && self.only_gate_up();
+        let gate_up_loras = self.expert_loras(if alone { &module } else { &inner });
+        let down_loras = self.expert_loras(&module);
+        let mut parts = Vec::with_capacity(experts.count);
+        let loras = |loras: Vec<Option<Lora>>| loras.into_iter().chain(std::iter::repeat(None)).take(experts.count);
+        for (expert, (gate_up_lora, down_lora)) in loras(gate_up_loras).zip(loras(down_loras)).enumerate() {
+            let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
+            let width = experts.width;
+            let linear = |weight, lora, out_features, in_features| Linear {
+                weight,
+                bias: None,
+                out_features,
+                in_features,
+                lora,
+            };
+            let gate_up = linear(self.joined([&to_gate, &to_up], &[width, hidden])?, gate_up_lora, 2 * width, hidden);
+            let down = linear(self.weight(&to_down)?, down_lora, hidden, width);
+            parts.push(Mlp { gate_up: GateUp::Fused(Box::new(gate_up)), down, gate });
+        }
+        let shared = match experts.shared {
+            Some(_) => {
+                let mut linear = |name: &str| self.named(&format!("{prefix}.mlp.{name}"), linears);
+                let (to_gate, to_up) = (linear("shared_expert.gate_proj")?, linear("shared_expert.up_proj")?);
+                let down = linear("shared_expert.down_proj")?;
+                let mlp = Mlp { gate_up: GateUp::Apart(Box::new([to_gate, to_up])), down, gate };
+                Some((mlp, linear("shared_expert_gate")?))
+            }
+            None => None,
+        };
+        let (per_token, normalised) = (experts.per_token, experts.normalised);
+        Ok(Moe { router, experts: parts, shared, per_token, normalised, pool: Pool::stepped() })
+    }
+
+    /// Whether `target_parameters` names the experts' first matrix and not the second.
+    fn only_gate_up(&self) -> bool {
+        self.config.tuning.lora.target_parameters.iter().all(|target| !target.ends_with("down_proj"))
+    }
+
+    /// The linear module of that name, taken out of `linears`.
+    fn named(&mut self, name: &str, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Linear> {
+        let spec = linears.remove(name).ok_or_else(|| Error::model(format!("the architecture has no {name}")))?;
+        self.linear(&spec)
+    }
+
     fn block(&mut self, layer: usize, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Block> {
         let (arch, prefix) = (self.arch, format!("model.layers.{layer}"));
-        let mut linear = |this: &mut Self, name: &str| {
-            let name = format!("{prefix}.{name}");
-            let spec = linears.remove(&name).ok_or_else(|| Error::model(format!("the architecture has no {name}")))?;
-            this.linear(&spec)
+        let linear = |this: &mut Self, linears: &mut BTreeMap<String, LinearSpec>, name: &str| {
+            this.named(&format!("{prefix}.{name}"), linears)
         };
         let norm = |this: &mut Self, name: &str| this.norm(&format!("{prefix}.{name}.weight"));
         let [before_attention, after_attention, before_mlp, after_mlp] = arch.norms.names();
@@ -184,10 +380,10 @@ impl Builder<'_> {
 
         let attention_norm = before_attention.map(|name| norm(self, name)).transpose()?;
         let qkv = if arch.fused {
-            Qkv::Fused(linear(self, "self_attn.qkv_proj")?)
+            Qkv::Fused(Box::new(linear(self, linears, "self_attn.qkv_proj")?))
         } else {
-            let (q, k) = (linear(self, "self_attn.q_proj")?, linear(self, "self_attn.k_proj")?);
-            Qkv::Apart(Box::new([q, k, linear(self, "self_attn.v_proj")?]))
+            let (q, k) = (linear(self, linears, "self_attn.q_proj")?, linear(self, linears, "self_attn.k_proj")?);
+            Qkv::Apart(Box::new([q, k, linear(self, linears, "self_attn.v_proj")?]))
         };
         let heads = Heads { query: arch.num_attention_heads, kv: arch.num_key_value_heads, dim: arch.head_dim };
         let groups = match arch.qk_norm {
@@ -207,23 +403,31 @@ impl Builder<'_> {
             softcap: arch.attention_softcap.map(|cap| cap as f32),
             window: kind.window,
         };
-        let o = linear(self, "self_attn.o_proj")?;
+        let o = linear(self, linears, "self_attn.o_proj")?;
         let attention = Attention { qkv, qk_norm, o, heads, how, rope: kind.rope };
         let attention_join = join(self, after_attention)?;
 
         let mlp_norm = before_mlp.map(|name| norm(self, name)).transpose()?;
-        let gate_up = if arch.fused {
-            GateUp::Fused(linear(self, "mlp.gate_up_proj")?)
+        let feed = if let Some(experts) = arch.experts_of(layer) {
+            Feed::Sparse(Box::new(self.moe(layer, experts, linears)?))
         } else {
-            let gate = linear(self, "mlp.gate_proj")?;
-            GateUp::Apart(Box::new([gate, linear(self, "mlp.up_proj")?]))
+            let gate_up = if arch.fused {
+                GateUp::Fused(Box::new(linear(self, linears, "mlp.gate_up_proj")?))
+            } else {
+                let gate = linear(self, linears, "mlp.gate_proj")?;
+                GateUp::Apart(Box::new([gate, linear(self, linears, "mlp.up_proj")?]))
+            };
+            let down = linear(self, linears, "mlp.down_proj")?;
+            Feed::Dense(Box::new(Mlp { gate_up, down, gate: gate(arch) }))
         };
-        let gate = match arch.activation {
-            Activation::Silu => Gate::Silu,
-            Activation::GeluTanh => Gate::GeluTanh,
-        };
-        let mlp = Mlp { gate_up, down: linear(self, "mlp.down_proj")?, gate };
         let mlp_join = join(self, after_mlp)?;
-        Ok(Block { attention_norm, attention, attention_join, mlp_norm, mlp, mlp_join })
+        Ok(Block { attention_norm, attention, attention_join, mlp_norm, feed, mlp_join })
+    }
+}
+
+fn gate(arch: &Arch) -> Gate {
+    match arch.activation {
+        Activation::Silu => Gate::Silu,
+        Activation::GeluTanh => Gate::GeluTanh,
     }
 }

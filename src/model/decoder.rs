@@ -6,6 +6,7 @@ use super::head::Head;
 use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
+use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::Config;
@@ -64,7 +65,15 @@ impl Model {
     /// # Errors
     /// [`crate::Kind::Model`] for weights that cannot be read, [`crate::Kind::Config`] for targets that do not exist.
     pub fn load(arch: &Arch, weights: Option<&WeightFiles>, config: &Config) -> Result<Self> {
-        build::model(arch, weights, config)
+        Self::load_on(arch, weights, config, &Stack::default())
+    }
+
+    /// As [`Model::load`], with finished adapters merged into the base.
+    ///
+    /// # Errors
+    /// As [`Model::load`]; [`crate::Kind::Checkpoint`] for an adapter that does not fit.
+    pub fn load_on(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Self> {
+        build::model(arch, weights, config, stack)
     }
 
     pub(super) fn new(
@@ -80,7 +89,7 @@ impl Model {
             arch,
             params,
             phases: Phases::default(),
-            lowest: if embedding.trained().is_some() { 0 } else { lowest },
+            lowest: if embedding.trains() { 0 } else { lowest },
             embedding,
             blocks,
             head,
@@ -122,11 +131,12 @@ impl Model {
     /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
     /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
     /// [`Model::params`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
-    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch.
+    /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch, `share` is this batch's
+    /// part of it: a loss for uneven use of experts, where the model has one, is a batch's own, and counts so much.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary.
-    pub fn forward_backward(&mut self, batch: &Batch, scale: f32, step: u64) -> Result<f64> {
+    pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
         self.check(batch)?;
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
@@ -136,13 +146,18 @@ impl Model {
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
         let mut params = std::mem::take(&mut self.params);
         let (values, grads) = params.split();
+        self.refresh(values);
         self.pool.reserve(batch.tokens.len());
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
-        let pass = Pass { values, pool: &self.pool, dropout: (self.dropout > 0.0).then_some(drops) };
+        let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
+        uneven = Vec::new();
+        let mut pass = Pass { values, pool: &self.pool, balance: None, dropout: (self.dropout > 0.0).then_some(drops) };
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
-        let rows_of = |index| if index == last { &layout.last } else { &layout.all };
+        // The loss for uneven use of experts looks at every token, in the last block too.
+        let balance = self.arch.experts.as_ref().and_then(|experts| experts.balance);
+        let rows_of = |index| if index == last && balance.is_none() { &layout.last } else { &layout.all };
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
         let mut x = self.embed(&pass, &batch.tokens);
@@ -152,25 +167,39 @@ impl Model {
         let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
             let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
+            if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
+                uneven.push(routing.use_of_experts().collect());
+            }
             let saved = (index >= self.recompute || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
             let keep = |act| Kept::new(act, self.narrow && index != last);
             kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
         }
+        if balance.is_some() {
+            x = x.gather(&rows);
+        }
         self.phases.forward += lap();
 
         // Head and loss, both directions.
-        let (total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
+        let (mut total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
             self.head.forward_backward(&pass, &x, &targets, scale, grads)
         } else {
             let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
             self.head.weighted(&pass, &x, &targets, &weights, self.terms, scale, grads)
         };
         drop(x);
+        if let Some(coefficient) = balance {
+            dy = dy.scatter(&rows, batch.tokens.len());
+            let (loss, slope) = balance_loss(&uneven, batch.tokens.len());
+            let weight = coefficient * f64::from(share);
+            total += loss * weight / f64::from(scale);
+            slopes = slope.into_iter().map(|slope| (slope * weight) as f32).collect();
+            pass.balance = Some(&slopes);
+        }
         self.phases.head += lap();
 
         // Backward.
-        let trains_embedding = self.embedding.trained();
+        let trains_embedding = self.embedding.trains();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
             let x = x.restore();
@@ -178,15 +207,15 @@ impl Model {
                 Some(saved) => saved.map(&Kept::restore),
                 None => block.forward(&pass, &x, &layout.all, rows_of(index)).1,
             };
-            let want_dx = index > self.lowest || trains_embedding.is_some();
+            let want_dx = index > self.lowest || trains_embedding;
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
             let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
             dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
         }
-        if let Some(range) = trains_embedding {
+        if trains_embedding {
             let scale = self.arch.embedding_scale as f32;
-            embedding::backward(&dy, &batch.tokens, scale, self.arch.pad_token_id, &mut grads[range.clone()]);
+            self.embedding.add_embedding_gradient(&dy, &batch.tokens, scale, self.arch.pad_token_id, grads);
         }
         drop((dy, layout));
         self.phases.backward += lap();
@@ -205,8 +234,15 @@ impl Model {
         })
     }
 
+    /// Brings tables of which some rows are trained up to date.
+    fn refresh(&self, values: &[f32]) {
+        self.embedding.refresh(values);
+        self.head.weight.refresh(values);
+    }
+
     fn evaluation(&self) -> Pass<'_> {
-        Pass { values: self.params.values(), pool: &self.pool, dropout: None }
+        self.refresh(self.params.values());
+        Pass { values: self.params.values(), pool: &self.pool, balance: None, dropout: None }
     }
 
     /// The loss of each label token of the batch, in order, without dropout.
@@ -248,6 +284,19 @@ impl Model {
 
 /// Tells the noise on embeddings from the dropout of any module.
 const NOISE: u64 = u64::MAX;
+
+/// The loss for uneven use of experts of Transformers' `load_balancing_loss_func`, `E sum_e f_e P_e` with the share f of
+/// tokens and the mean probability P of each expert over all blocks and tokens; and its derivative with respect to one
+/// token's probability of each, for which f counts as a constant.
+fn balance_loss(blocks: &[Vec<(f64, f64)>], tokens: usize) -> (f64, Vec<f64>) {
+    let all = (blocks.len() * tokens) as f64;
+    let count = blocks.first().map_or(0, Vec::len);
+    let sum =
+        |expert: usize| blocks.iter().fold((0.0, 0.0), |sum, block| (sum.0 + block[expert].0, sum.1 + block[expert].1));
+    let uses: Vec<(f64, f64)> = (0..count).map(sum).map(|(tokens, sum)| (tokens / all, sum / all)).collect();
+    let loss = uses.iter().map(|(share, mean)| share * mean).sum::<f64>() * count as f64;
+    (loss, uses.iter().map(|(share, _)| share * count as f64 / all).collect())
+}
 
 /// The positions that carry a label, and their targets.
 fn labelled(batch: &Batch) -> (Vec<usize>, Vec<u32>) {

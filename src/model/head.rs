@@ -131,7 +131,7 @@ impl Head {
                         values[feature * LANES + lane] -= scale * w;
                     }
                 }
-                if self.weight.trained().is_some() {
+                if self.weight.trains() {
                     // `h / s` for the gradient of W; lanes past the end become zero.
                     for lanes in part.panel_mut(panel).chunks_exact_mut(LANES) {
                         lanes.iter_mut().zip(factor).for_each(|(value, factor)| *value *= factor);
@@ -139,6 +139,9 @@ impl Head {
                 }
             }
             dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            if let Weight::Rows(_) = &self.weight {
+                self.weight.add_head_gradient(&e, &part, &h.gather(rows), targets, scale, grads);
+            }
             if let Some(range) = self.weight.trained() {
                 let d_weight = &mut grads[range.clone()];
                 outer(Target::Rows(d_weight), &e, &Transposed::new(&part));
@@ -197,6 +200,7 @@ impl Head {
             let mut d_part = self.pool.act(rows.len(), hidden);
             matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(weight.store(), hidden), x: &logits }]);
             dh.data_mut()[first..first + floats].copy_from_slice(d_part.data());
+            self.weight.add_head_gradient(&logits, &part, &part, &[], 0.0, grads);
             if let Some(range) = self.weight.trained() {
                 outer(Target::Rows(&mut grads[range.clone()]), &logits, &Transposed::new(&part));
             }

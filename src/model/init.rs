@@ -1,7 +1,9 @@
 //! Fresh values: a base model from scratch, and adapters. Every tensor draws from a stream of its own, named by the
 //! run's seed and the tensor's name, so that adding a tensor changes no other.
+use super::svd;
 use crate::config::InitLora;
 use crate::config::arch::Arch;
+use rayon::prelude::*;
 
 /// A stream of numbers that depends on the seed and the name only (`SplitMix64`, Steele, Lea and Flood, 2014).
 #[derive(Debug)]
@@ -80,8 +82,33 @@ pub fn lora(
     match how {
         InitLora::Kaiming => [uniform(a, inputs, rank * inputs), vec![0.0; rank * outputs]],
         InitLora::Gaussian => [stream(a).normals(1.0 / rank as f64, rank * inputs), vec![0.0; rank * outputs]],
+        // Its matrices come from the weight, not from here.
+        InitLora::Pissa | InitLora::PissaRounds(_) => [vec![0.0; rank * inputs], vec![0.0; rank * outputs]],
         InitLora::Random => [uniform(a, inputs, rank * inputs), uniform(b, rank, rank * outputs)],
     }
+}
+
+/// `PiSSA`'s A and B for a weight `[rows, cols]`, which keeps the rest: `W = W_rest + scale B A`, where `scale B A` holds its
+/// `rank` largest singular values, found exactly or by rounds of a randomized method.
+pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: Option<(u32, Stream)>) -> [Vec<f32>; 2] {
+    let matrix = svd::Rows { data: weight, cols };
+    let triplets = match rounds {
+        Some((rounds, stream)) => svd::rounds(matrix, rank, rounds, stream),
+        None => svd::exact(matrix, rank),
+    };
+    let roots: Vec<f64> = triplets.s.iter().map(|value| (value / f64::from(scale)).sqrt()).collect();
+    let row = |(root, v): (&f64, &Vec<f64>)| v.iter().map(|value| (root * value) as f32).collect::<Vec<_>>();
+    let a: Vec<f32> = roots.iter().zip(&triplets.v).flat_map(row).collect();
+    let columns: Vec<_> = roots.iter().zip(&triplets.u).collect();
+    let b: Vec<f32> =
+        (0..weight.len() / cols).flat_map(|row| columns.iter().map(move |(root, u)| (*root * u[row]) as f32)).collect();
+    weight.par_chunks_mut(cols).zip(b.par_chunks(rank)).for_each(|(row, b)| {
+        for (col, value) in row.iter_mut().enumerate() {
+            let ba: f64 = b.iter().enumerate().map(|(k, &b)| f64::from(b) * f64::from(a[k * cols + col])).sum();
+            *value = (f64::from(*value) - f64::from(scale) * ba) as f32;
+        }
+    });
+    [a, b]
 }
 
 #[cfg(test)]

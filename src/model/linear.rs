@@ -3,8 +3,13 @@
 //! With LoRA (Hu et al., 2021) the output is `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised,
 //! `alpha / sqrt(r)`. Given `dy`: `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`; the
 //! base gets `dW = dy x^T` only where it is trained. Dropout acts on the adapter's input alone, as in PEFT.
+//!
+//! With `DoRA` ([`super::dora`]) the output is `y = b + W (x - x') + g ⊙ v`, `v = W x' + B (s A x')`, `g = m / n`, where
+//! x' is the adapter's input after dropout; without dropout `x' = x`, and one product of the base is enough.
+use super::dora::{self, Magnitude, Update};
 use super::pass::Pass;
 use super::weight::Weight;
+use crate::ops::gain;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 use crate::ops::panel::{Act, LANES};
 use std::cell::OnceCell;
@@ -15,7 +20,7 @@ use std::ops::Range;
 pub struct Lora {
     /// `[rank, in_features]`.
     pub a: Range<usize>,
-    /// `[out_features, rank]`.
+    /// `[out_features, rank]`, or of all experts `[out_features, rank * experts]`.
     pub b: Range<usize>,
     /// Rows of A.
     pub rank: usize,
@@ -23,6 +28,10 @@ pub struct Lora {
     pub scale: f32,
     /// The number that tells this module's dropout mask from the others'.
     pub module: u64,
+    /// `DoRA`'s magnitudes.
+    pub magnitude: Option<Magnitude>,
+    /// Of an expert its number and how many there are: column i of its B is column `i * experts + expert` of the stored one.
+    pub expert: Option<(usize, usize)>,
 }
 
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
@@ -40,8 +49,32 @@ pub struct Linear {
     pub lora: Option<Lora>,
 }
 
-/// What the adapter keeps from forward for backward: `s A x`, `[tokens, rank]`.
-pub type Low = Option<Act>;
+/// What an adapter keeps from forward for backward.
+#[derive(Debug)]
+pub struct Low<T = Act> {
+    /// `s A x`, `[tokens, rank]`.
+    low: T,
+    direction: Option<Direction<T>>,
+}
+
+/// What `DoRA` keeps beside it.
+#[derive(Debug)]
+struct Direction<T> {
+    /// `(W + s B A) x`, `[tokens, out_features]`.
+    v: T,
+    /// Row norms of `W + s B A`.
+    norm: Vec<f32>,
+    /// Magnitudes over norms.
+    gain: Vec<f32>,
+}
+
+impl<T> Low<T> {
+    /// The same in another form.
+    pub fn map<U>(self, f: &impl Fn(T) -> U) -> Low<U> {
+        let direction = |Direction { v, norm, gain }| Direction { v: f(v), norm, gain };
+        Low { low: f(self.low), direction: self.direction.map(direction) }
+    }
+}
 
 /// A linear module's input, with its transposed copy made once for all modules that need it.
 #[derive(Debug)]
@@ -74,7 +107,7 @@ impl Linear {
     }
 
     /// `[tokens, out_features]`, plus `residual` of that shape if given.
-    pub fn forward(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> (Act, Low) {
+    pub fn forward(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Low>) {
         let weight = self.weight.view(pass.values);
         let bias = self.bias.as_ref().map(|bias| bias.view(pass.values));
         let base = Term { matrix: Matrix::rows(weight.store(), self.in_features), x };
@@ -84,25 +117,41 @@ impl Linear {
             (None, Some(bias)) => Init::Bias(bias.vector()),
             (None, None) => Init::Zero,
         };
-        let low = self.lora.as_ref().map(|lora| {
+        let kept = self.lora.as_ref().map(|lora| {
             let mut low = x.pool().act(x.tokens(), lora.rank);
             let dropped = pass.dropout.map(|drops| drops.of(lora.module, x.tokens()).apply(x));
             let a = Matrix::rows(&pass.values[lora.a.clone()], self.in_features);
-            matmul(&mut low, Init::Zero, &[Term { matrix: a, x: dropped.as_ref().unwrap_or(x) }]);
+            let x_low = dropped.as_ref().unwrap_or(x);
+            matmul(&mut low, Init::Zero, &[Term { matrix: a, x: x_low }]);
             scale(&mut low, lora.scale);
-            low
-        });
-        match (&self.lora, &low) {
-            (Some(lora), Some(low)) => {
-                let b = Matrix::rows(&pass.values[lora.b.clone()], lora.rank);
-                matmul(&mut y, init, &[base, Term { matrix: b, x: low }]);
+            let (b, row, col) = lora.b(pass.values);
+            let b = Term { matrix: Matrix::strided(b, row, col), x: &low };
+            let Some(magnitude) = &lora.magnitude else {
+                matmul(&mut y, init, &[base, b]);
+                return Low { low, direction: None };
+            };
+            let mut v = x.pool().act(x.tokens(), self.out_features);
+            matmul(&mut v, Init::Zero, &[Term { x: x_low, ..base }, b]);
+            if let Some(dropped) = dropped {
+                let rest = minus(x, &dropped);
+                matmul(&mut y, init, &[Term { x: &rest, ..base }]);
+            } else {
+                fill(&mut y, init);
             }
-            _ => matmul(&mut y, init, &[base]),
+            let norm =
+                dora::row_norms(x.pool(), weight.store(), &magnitude.squares, lora.update(pass), self.in_features);
+            let magnitudes = &pass.values[magnitude.range.clone()];
+            let gain: Vec<f32> = magnitudes.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
+            gain::add(&mut y, &v, &gain);
+            Low { low, direction: Some(Direction { v, norm, gain }) }
+        });
+        if kept.is_none() {
+            matmul(&mut y, init, &[base]);
         }
         if let (Some(_), Some(bias)) = (residual, bias) {
             add_bias(&mut y, bias.vector());
         }
-        (y, low)
+        (y, kept)
     }
 
     /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds
@@ -111,21 +160,31 @@ impl Linear {
         &self,
         pass: &Pass<'_>,
         input: &Input<'_>,
-        low: Option<&Act>,
+        kept: Option<&Low>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
         grads: &mut [f32],
     ) {
-        let adapter = self.lora.as_ref().zip(low).map(|(lora, low)| {
+        let adapter = self.lora.as_ref().zip(kept).map(|(lora, kept)| {
             let dropped = pass.dropout.map(|drops| drops.of(lora.module, input.x.tokens()).apply(input.x));
+            // The gradient of `W x + B (s A x)`.
+            let dv = kept.direction.as_ref().map(|direction| {
+                if let Some(magnitude) = &lora.magnitude {
+                    gain::backward(dy, &direction.v, &direction.norm, &mut grads[magnitude.range.clone()]);
+                }
+                gain::times(dy, &direction.gain)
+            });
+            let dv_or_dy = dv.as_ref().unwrap_or(dy);
             let mut d_low = dy.pool().act(dy.tokens(), lora.rank);
-            let b = Matrix::transposed(&pass.values[lora.b.clone()], lora.rank);
-            matmul(&mut d_low, Init::Zero, &[Term { matrix: b, x: dy }]);
+            let (b, row, col) = lora.b(pass.values);
+            let b = Matrix::strided(b, col, row);
+            matmul(&mut d_low, Init::Zero, &[Term { matrix: b, x: dv_or_dy }]);
             scale(&mut d_low, lora.scale);
-            outer(Target::Rows(&mut grads[lora.b.clone()]), dy, &Transposed::new(low));
+            let to = Target::Strided(&mut grads[lora.b.clone()][lora.first_column()..], row, col);
+            outer(to, dv_or_dy, &Transposed::new(&kept.low));
             let x = dropped.as_ref().unwrap_or(input.x);
             outer(Target::Transposed(&mut grads[lora.a.clone()]), x, &Transposed::new(&d_low));
-            (lora, d_low)
+            (lora, d_low, dv)
         });
         if let Some(range) = self.weight.trained() {
             outer(Target::Rows(&mut grads[range.clone()]), dy, input.transposed());
@@ -137,14 +196,57 @@ impl Linear {
         let weight = self.weight.view(pass.values);
         let base = Term { matrix: Matrix::transposed(weight.store(), self.in_features), x: dy };
         let init = if add { Init::Out } else { Init::Zero };
-        let Some((lora, d_low)) = adapter else { return matmul(dx, init, &[base]) };
+        let Some((lora, d_low, dv)) = adapter else { return matmul(dx, init, &[base]) };
         let a = Term { matrix: Matrix::transposed(&pass.values[lora.a.clone()], self.in_features), x: &d_low };
-        let Some(drops) = pass.dropout else { return matmul(dx, init, &[base, a]) };
+        let Some(drops) = pass.dropout else {
+            return matmul(dx, init, &[Term { x: dv.as_ref().unwrap_or(dy), ..base }, a]);
+        };
         let mut through = dx.pool().act(dx.tokens(), self.in_features);
-        matmul(&mut through, Init::Zero, &[a]);
+        if let Some(dv) = dv {
+            matmul(&mut through, Init::Zero, &[Term { x: &minus(&dv, dy), ..base }, a]);
+        } else {
+            matmul(&mut through, Init::Zero, &[a]);
+        }
         matmul(dx, init, &[base]);
         let through = drops.of(lora.module, through.tokens()).apply(&through);
         dx.data_mut().iter_mut().zip(through.data()).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+impl Lora {
+    fn first_column(&self) -> usize {
+        self.expert.map_or(0, |(expert, _)| expert)
+    }
+
+    /// B's values from its first on, and how far its rows and columns lie apart.
+    fn b<'a>(&self, values: &'a [f32]) -> (&'a [f32], usize, usize) {
+        let experts = self.expert.map_or(1, |(_, experts)| experts);
+        (&values[self.b.clone()][self.first_column()..], self.rank * experts, experts)
+    }
+
+    fn update<'a>(&self, pass: &Pass<'a>) -> Update<'a> {
+        let values = pass.values;
+        Update { a: &values[self.a.clone()], b: &values[self.b.clone()], rank: self.rank, scale: self.scale }
+    }
+}
+
+/// `left - right`.
+fn minus(left: &Act, right: &Act) -> Act {
+    let mut out = left.copy();
+    out.data_mut().iter_mut().zip(right.data()).for_each(|(out, right)| *out -= right);
+    out
+}
+
+/// What a product of `out` that starts so begins with.
+fn fill(out: &mut Act, init: Init<'_>) {
+    match init {
+        Init::Out => {}
+        Init::Add(other) => out.data_mut().copy_from_slice(other.data()),
+        Init::Zero => out.zero(),
+        Init::Bias(bias) => {
+            out.zero();
+            add_bias(out, bias);
+        }
     }
 }
 
@@ -164,5 +266,103 @@ fn sum_tokens(dy: &Act, out: &mut [f32]) {
         for (lanes, total) in dy.panel(panel).chunks_exact(LANES).zip(out.iter_mut()) {
             *total += lanes.iter().sum::<f32>();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::pass::Drops;
+    use crate::ops::panel::Pool;
+    use crate::ops::testing::{check_gradient, each_level, numbers};
+
+    const TOKENS: usize = 21;
+    const IN: usize = 19;
+    const OUT: usize = 13;
+    const RANK: usize = 3;
+    const SCALE: f64 = 0.75;
+
+    /// `b + W (x - x') + m / n ⊙ (W + s B A) x'` in f64, times `seed`, summed: the norms `n` given, since they count as
+    /// constants.
+    fn reference([x, mask, w, bias, a, b, m, seed]: [&[f64]; 8], norm: &[f64]) -> f64 {
+        let mut sum = 0.0;
+        for token in 0..TOKENS {
+            let x = |i: usize| x[token * IN + i];
+            let dropped = |i: usize| x(i) * mask[token * IN + i];
+            let low: Vec<f64> = (0..RANK).map(|k| (0..IN).map(|i| a[k * IN + i] * dropped(i)).sum()).collect();
+            for j in 0..OUT {
+                let base = |x: &dyn Fn(usize) -> f64| (0..IN).map(|i| w[j * IN + i] * x(i)).sum::<f64>();
+                let ba: f64 = (0..RANK).map(|k| b[j * RANK + k] * low[k]).sum();
+                let v = base(&dropped) + SCALE * ba;
+                let y = bias[j] + base(&|i| x(i) - dropped(i)) + m[j] / norm[j] * v;
+                sum += y * seed[token * OUT + j];
+            }
+        }
+        sum
+    }
+
+    #[test]
+    fn dora_equals_its_formula_and_its_finite_differences() {
+        each_level(|level| {
+            for rate in [0.0f32, 0.4] {
+                let pool = Pool::new();
+                let (x, w, bias) = (numbers(1, TOKENS * IN), numbers(2, OUT * IN), numbers(3, OUT));
+                let (a, b, m) = (numbers(4, RANK * IN), numbers(5, OUT * RANK), numbers(6, OUT));
+                let seed = numbers(7, TOKENS * OUT);
+                let values = [&a[..], &b, &m].concat();
+                let (a_range, b_range) = (0..a.len(), a.len()..a.len() + b.len());
+                let m_range = b_range.end..values.len();
+                let weight = Weight::frozen(w.clone(), &[OUT, IN]).unwrap();
+                let squares = dora::row_squares(&weight, &[], IN);
+                let linear = Linear {
+                    bias: Some(Weight::frozen(bias.clone(), &[OUT]).unwrap()),
+                    out_features: OUT,
+                    in_features: IN,
+                    lora: Some(Lora {
+                        a: a_range.clone(),
+                        b: b_range.clone(),
+                        rank: RANK,
+                        scale: SCALE as f32,
+                        module: 5,
+                        magnitude: Some(Magnitude { range: m_range.clone(), squares: squares.clone() }),
+                        expert: None,
+                    }),
+                    weight,
+                };
+                let drops = Drops { rate, seed: 1, step: 2, first_row: 3, picked: &[] };
+                let pass = Pass { values: &values, pool: &pool, balance: None, dropout: (rate > 0.0).then_some(drops) };
+                let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
+                let (y, kept) = linear.forward(&pass, &xa, None);
+                let mut grads = vec![0.0; values.len()];
+                let mut dx = pool.act(TOKENS, IN);
+                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut dx, false)), &mut grads);
+
+                let ones = Act::from_rows(&pool, &vec![1.0; TOKENS * IN], IN);
+                let mask =
+                    pass.dropout.map_or_else(|| ones.to_rows(), |drops| drops.of(5, TOKENS).apply(&ones).to_rows());
+                let update = Update { a: &a, b: &b, rank: RANK, scale: SCALE as f32 };
+                let norms = dora::row_norms(&pool, (&w).into(), &squares, update, IN);
+                let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
+                let norms = wide(&norms);
+                let (x, mask, w, bias) = (wide(&x), wide(&mask), wide(&w), wide(&bias));
+                let (af, bf, mf, seed) = (wide(&a), wide(&b), wide(&m), wide(&seed));
+                let expected = reference([&x, &mask, &w, &bias, &af, &bf, &mf, &seed], &norms);
+                let got: f64 = y.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * s).sum();
+                assert!((got - expected).abs() < 1e-4, "{level:?} {rate}: {got} != {expected}");
+                let narrow: Vec<f32> = x.iter().map(|&value| value as f32).collect();
+                check_gradient("x", &narrow, &dx.to_rows(), |x| {
+                    reference([x, &mask, &w, &bias, &af, &bf, &mf, &seed], &norms)
+                });
+                check_gradient("A", &a, &grads[a_range], |a| {
+                    reference([&x, &mask, &w, &bias, a, &bf, &mf, &seed], &norms)
+                });
+                check_gradient("B", &b, &grads[b_range], |b| {
+                    reference([&x, &mask, &w, &bias, &af, b, &mf, &seed], &norms)
+                });
+                check_gradient("magnitude", &m, &grads[m_range], |m| {
+                    reference([&x, &mask, &w, &bias, &af, &bf, m, &seed], &norms)
+                });
+            }
+        });
     }
 }

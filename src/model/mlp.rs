@@ -1,5 +1,5 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
-use super::linear::{Input, Linear};
+use super::linear::{Input, Linear, Low};
 use super::pass::Pass;
 use crate::ops::gated_mlp::{self, Gate};
 use crate::ops::panel::Act;
@@ -10,7 +10,7 @@ pub enum GateUp {
     /// Two modules.
     Apart(Box<[Linear; 2]>),
     /// One, whose outputs lie side by side. Phi-3.
-    Fused(Linear),
+    Fused(Box<Linear>),
 }
 
 /// The weights.
@@ -29,13 +29,13 @@ pub struct Mlp {
 pub struct Saved<T = Act> {
     gate: T,
     up: T,
-    low: [Option<T>; 2],
+    low: [Option<Low<T>>; 2],
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(f)) }
+        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(|low| low.map(f))) }
     }
 }
 
@@ -44,7 +44,7 @@ impl Mlp {
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let gate_up = match &self.gate_up {
             GateUp::Apart(linears) => &linears[..],
-            GateUp::Fused(linear) => std::slice::from_ref(linear),
+            GateUp::Fused(linear) => std::slice::from_ref(&**linear),
         };
         gate_up.iter().chain([&self.down])
     }
@@ -76,7 +76,7 @@ impl Mlp {
         &self,
         pass: &Pass<'_>,
         saved: &mut Saved,
-        down_low: Option<&Act>,
+        down_low: Option<&Low>,
         dy: &Act,
         grads: &mut [f32],
     ) {
@@ -84,7 +84,12 @@ impl Mlp {
         let mut d_middle = middle.like();
         self.down.backward(pass, &Input::new(&middle), down_low, dy, Some((&mut d_middle, false)), grads);
         drop(middle);
-        gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, &d_middle);
+        self.backward_middle(saved, &d_middle);
+    }
+
+    /// From the gradient of what `down` takes to those of gate and up, in their place.
+    pub fn backward_middle(&self, saved: &mut Saved, d_middle: &Act) {
+        gated_mlp::backward(self.gate, &mut saved.gate, &mut saved.up, d_middle);
     }
 
     /// From the gradients of gate and up to that of `h`.

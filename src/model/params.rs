@@ -30,6 +30,7 @@ pub struct Params {
     pub specs: Vec<ParamSpec>,
     values: Vec<f32>,
     grads: Vec<f32>,
+    start: Option<Vec<f32>>,
 }
 
 impl Params {
@@ -46,6 +47,16 @@ impl Params {
     /// Makes room for exactly `floats` more, so that a large model's buffer is never copied while it grows.
     pub fn reserve(&mut self, floats: usize) {
         self.values.reserve_exact(floats);
+    }
+
+    /// Keeps the values as they are now as those of the start.
+    pub fn keep_start(&mut self) {
+        self.start = Some(self.values.clone());
+    }
+
+    /// The values before training, where something of them was taken out of the base (`PiSSA`).
+    pub fn start(&self) -> Option<&[f32]> {
+        self.start.as_deref()
     }
 
     /// How many numbers are trained.

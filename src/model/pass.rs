@@ -15,6 +15,8 @@ pub struct Pass<'a> {
     pub values: &'a [f32],
     /// Where activations come from.
     pub pool: &'a Arc<Pool>,
+    /// In a backward pass what uneven use of experts adds to the gradient of a token's probability of each.
+    pub balance: Option<&'a [f32]>,
     /// Adapter dropout; none in evaluation.
     pub dropout: Option<Drops<'a>>,
 }

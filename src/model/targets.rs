@@ -6,12 +6,12 @@
 //! - modules below one of `modules_to_save` never get an adapter.
 //! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
 //! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
 
 use crate::config::arch::{Arch, LinearSpec};
-use crate::config::{LoraConfig, Patterns, TargetModules, nearest};
+use crate::config::{Bias, LoraConfig, Patterns, TargetModules, nearest};
 use crate::error::{Error, Result};
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
@@ -32,15 +32,25 @@ pub struct Placement {
     pub out_features: usize,
     /// Columns of the base weight.
     pub in_features: usize,
+    /// Whether magnitudes are trained beside it (`DoRA`).
+    pub dora: bool,
+    /// On a block's experts: how many there are. Rows `e r..` of A are expert e's, and every so many-th column of B.
+    pub experts: Option<usize>,
 }
 
 impl Placement {
-    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`: A, then B.
-    pub fn tensors(&self) -> [(String, [usize; 2]); 2] {
-        [
-            (format!("{}.lora_A.weight", self.module), [self.r, self.in_features]),
-            (format!("{}.lora_B.weight", self.module), [self.out_features, self.r]),
-        ]
+    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`: A, B, and with `DoRA` the
+    /// magnitudes.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let rank = self.r * self.experts.unwrap_or(1);
+        let mut tensors = vec![
+            (format!("{}.lora_A.weight", self.module), vec![rank, self.in_features]),
+            (format!("{}.lora_B.weight", self.module), vec![self.out_features, rank]),
+        ];
+        if self.dora {
+            tensors.push((format!("{}.lora_magnitude_vector", self.module), vec![self.out_features]));
+        }
+        tensors
     }
 }
 
@@ -49,6 +59,8 @@ impl Placement {
 pub struct Targets {
     /// PEFT's `target_modules`.
     pub target_modules: TargetModules,
+    /// PEFT's `target_parameters`: the experts' matrices, as Transformers 5 holds them.
+    pub target_parameters: Vec<String>,
     /// PEFT's `exclude_modules`: never these.
     pub exclude_modules: Option<TargetModules>,
     /// Only these blocks (none or empty: all).
@@ -63,6 +75,10 @@ pub struct Targets {
     pub lora_alpha: f64,
     /// Scale by the root of the rank.
     pub use_rslora: bool,
+    /// Train magnitudes too.
+    pub use_dora: bool,
+    /// Which biases are trained.
+    pub bias: Bias,
     /// Ranks by pattern.
     pub rank_pattern: Patterns<usize>,
     /// Alphas by pattern.
@@ -76,13 +92,16 @@ impl From<&LoraConfig> for Targets {
     fn from(lora: &LoraConfig) -> Self {
         Self {
             target_modules: lora.target_modules.clone(),
-            exclude_modules: None,
+            target_parameters: lora.target_parameters.clone(),
+            exclude_modules: lora.exclude_modules.clone(),
             layers_to_transform: lora.layers_to_transform.clone(),
             layers_pattern: Vec::new(),
             modules_to_save: lora.modules_to_save.clone(),
             r: lora.r,
             lora_alpha: lora.lora_alpha,
             use_rslora: lora.use_rslora,
+            use_dora: lora.use_dora,
+            bias: lora.bias,
             rank_pattern: lora.rank_pattern.clone(),
             alpha_pattern: lora.alpha_pattern.clone(),
             strict: true,
@@ -90,12 +109,32 @@ impl From<&LoraConfig> for Targets {
     }
 }
 
+/// Whether a tensor has a row for each token of the vocabulary.
+pub fn is_vocabulary(name: &str) -> bool {
+    ["model.embed_tokens.weight", "lm_head.weight"].contains(&name)
+}
+
+/// PEFT's name for the trained rows of such a tensor.
+pub fn token_rows(name: &str) -> String {
+    format!("{}.token_adapter.trainable_tokens_delta", name.trim_end_matches(".weight"))
+}
+
 /// The adapters that a configuration asks for, in model order.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: nothing matches (with the nearest names), or something matches that cannot have an adapter.
 pub fn place(arch: &Arch, lora: &LoraConfig) -> Result<Vec<Placement>> {
-    Targets::from(lora).place(arch)
+    let placed = Targets::from(lora).place(arch)?;
+    let too_large = placed.iter().find(|placement| placement.r > placement.in_features.min(placement.out_features));
+    match too_large.filter(|_| lora.init_lora_weights.is_pissa()) {
+        Some(placement) => Err(Error::config(format!(
+            "tuning.lora.init_lora_weights: pissa: rank {} of {}, which is [{}, {}] and has no more singular values than \
+             its smaller side",
+            placement.r, placement.module, placement.out_features, placement.in_features
+        ))
+        .hint("lower tuning.lora.r, or name the module in tuning.lora.rank_pattern")),
+        None => Ok(placed),
+    }
 }
 
 /// The tensors that `modules_to_save` trains in full, in model order, as [`Targets::saved_tensors`].
@@ -131,9 +170,11 @@ impl Targets {
         }
         let placed: Vec<_> =
             blocks.iter().filter(|linear| rules.targets(&linear.name)).map(|linear| rules.placement(linear)).collect();
-        if placed.is_empty() {
+        if placed.is_empty() && self.target_parameters.is_empty() {
             return Err(self.nothing_matches(&blocks));
         }
+        let mut placed = placed;
+        placed.extend(self.place_experts(arch, &rules)?);
         if let Some(large) = placed.iter().find(|placement| placement.r == 0 || placement.r > MAX_RANK) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", large.r, large.module);
             return Err(Error::config(format!("tuning.lora: {message}")));
@@ -142,6 +183,52 @@ impl Targets {
             self.refuse_unused(&blocks, &placed, &rules)?;
         }
         Ok(placed)
+    }
+
+    /// The adapters on experts: PEFT holds those of a block's two stacked matrices in two wrappers, the outer for the last.
+    fn place_experts(&self, arch: &Arch, rules: &Rules<'_>) -> Result<Vec<Placement>> {
+        let mut placed = Vec::new();
+        let mut used = vec![false; self.target_parameters.len()];
+        for layer in 0..arch.num_hidden_layers {
+            let Some(experts) = arch.experts_of(layer) else { continue };
+            let (module, hidden) = (format!("model.layers.{layer}.mlp.experts"), arch.hidden_size);
+            let mut wanted = |name: &str| {
+                let full = format!("{module}.{name}");
+                let hits: Vec<bool> =
+                    self.target_parameters.iter().map(|target| ends_with_module(&full, target)).collect();
+                used.iter_mut().zip(&hits).for_each(|(used, hit)| *used |= hit);
+                hits.contains(&true)
+            };
+            let (gate_up, down) = (wanted("gate_up_proj"), wanted("down_proj"));
+            let mut place = |name: &str, wrapper: String, out_features, in_features| {
+                let full = LinearSpec {
+                    name: format!("{module}.{name}"),
+                    out_features,
+                    in_features,
+                    bias: false,
+                    layer: Some(layer),
+                };
+                let plain = rules.placement(&full);
+                placed.push(Placement { module: wrapper, experts: Some(experts.count), ..plain });
+            };
+            if gate_up {
+                let wrapper = if down { format!("{module}.base_layer") } else { module.clone() };
+                place("gate_up_proj", wrapper, 2 * experts.width, hidden);
+            }
+            if down {
+                place("down_proj", module.clone(), hidden, experts.width);
+            }
+        }
+        if self.use_dora && !placed.is_empty() {
+            return Err(Error::config("tuning.lora.use_dora with target_parameters: PEFT has no DoRA on parameters"));
+        }
+        match self.target_parameters.iter().zip(used).find(|(_, used)| !used) {
+            Some((target, _)) => Err(Error::config(format!(
+                "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
+            ))
+            .hint("those of a model with experts are mlp.experts.gate_up_proj and mlp.experts.down_proj")),
+            None => Ok(placed),
+        }
     }
 
     /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
@@ -173,6 +260,56 @@ impl Targets {
             .hint("leave it out, or train in full (tuning.mode: full)")),
             _ => Ok(tensors),
         }
+    }
+
+    /// The tensors of which the rows `arch.new_tokens` are trained, with the shape of these rows: those with a row for each
+    /// token that are not trained in full.
+    ///
+    /// # Errors
+    /// As [`saved_tensors`].
+    pub fn token_tensors(&self, arch: &Arch) -> Result<Vec<(String, Vec<usize>)>> {
+        if arch.new_tokens.is_empty() {
+            return Ok(Vec::new());
+        }
+        let saved = self.saved_tensors(arch)?;
+        let names = arch.tensors().into_iter().map(|spec| spec.name);
+        let rows = names.filter(|name| is_vocabulary(name) && !saved.contains(name));
+        Ok(rows.map(|name| (token_rows(&name), vec![arch.new_tokens.len(), arch.hidden_size])).collect())
+    }
+
+    /// Every trained tensor beside A, B and magnitudes, under its name in an adapter's file, with its shape: biases, those
+    /// trained in full, rows of new tokens.
+    ///
+    /// # Errors
+    /// As [`saved_tensors`].
+    pub fn beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let sizes: BTreeMap<String, Vec<usize>> =
+            arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
+        let shape = |name: &str| sizes.get(name).cloned().unwrap_or_default();
+        let saved = self.saved_tensors(arch)?.into_iter().map(|name| (shape(&name), name));
+        let mut tensors: Vec<_> = saved.map(|(shape, name)| (name, shape)).collect();
+        let biases = self.biases(arch, placements).into_iter().map(|(tensor, name)| (name, shape(&tensor)));
+        // A bias may belong to a module of `modules_to_save`.
+        let biases: Vec<_> = biases.filter(|(name, _)| tensors.iter().all(|(other, _)| other != name)).collect();
+        tensors.extend(biases);
+        tensors.extend(self.token_tensors(arch)?);
+        Ok(tensors)
+    }
+
+    /// The biases that are trained: the tensor, and its name in an adapter's file.
+    pub fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
+        let placed: BTreeSet<&str> = placements.iter().map(|placement| placement.module.as_str()).collect();
+        let biases = arch.tensors().into_iter().map(|spec| spec.name);
+        let named = biases.filter_map(|name| {
+            let module = name.strip_suffix(".bias")?;
+            match (self.bias, placed.contains(module)) {
+                (Bias::All, false) => Some((name.clone(), name.clone())),
+                // PEFT's wrapper of a module with an adapter holds the module itself as `base_layer`.
+                (Bias::All | Bias::LoraOnly, true) => Some((name.clone(), format!("{module}.base_layer.bias"))),
+                _ => None,
+            }
+        });
+        named.collect()
     }
 
     fn nothing_matches(&self, blocks: &[&LinearSpec]) -> Error {
@@ -233,6 +370,10 @@ impl<'a> Rules<'a> {
                 "tuning.lora.layers_to_transform cannot be used when target_modules is a regular expression",
             )
             .hint("write the blocks into the expression, or give target_modules as a list"));
+        }
+        if targets.exclude_modules == Some(TargetModules::AllLinear) {
+            return Err(Error::config("tuning.lora.exclude_modules: all-linear leaves nothing to train")
+                .hint("name the modules, such as [down_proj]"));
         }
         let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
         let layers = match targets.layers_pattern.as_slice() {
@@ -304,6 +445,8 @@ impl<'a> Rules<'a> {
             scale: scale as f32,
             out_features: linear.out_features,
             in_features: linear.in_features,
+            dora: self.targets.use_dora,
+            experts: None,
         }
     }
 }
@@ -327,7 +470,8 @@ fn modules(arch: &Arch) -> Vec<String> {
     let linears = arch.linear_modules().into_iter().map(|linear| linear.name);
     let owners =
         arch.tensors().into_iter().map(|spec| spec.name.rsplit_once('.').map_or(String::new(), |(m, _)| m.into()));
-    for owner in owners.chain(linears) {
+    // Experts are parameters in Transformers 5, not modules, whatever their tensors are called on disk.
+    for owner in owners.chain(linears).filter(|owner| !owner.contains(".experts.")) {
         let ends = owner.match_indices('.').map(|(at, _)| at).chain([owner.len()]);
         for name in ends.map(|end| &owner[..end]) {
             if seen.insert(name.to_owned()) {

@@ -1,8 +1,12 @@
-//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16) or trained (a part of the flat buffer).
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16), trained (a part of the flat buffer), or a table
+//! of which some rows are trained.
 use crate::error::{Error, Result};
-use crate::ops::gemm::Store;
+use crate::ops::embedding;
+use crate::ops::gemm::{Store, Target, Transposed, outer};
+use crate::ops::panel::Act;
 use candle_core::{CpuStorage, DType, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
 /// A matrix or vector of the model, row-major.
 #[derive(Debug, Clone)]
@@ -11,6 +15,16 @@ pub enum Weight {
     Frozen(Tensor),
     /// Trained: its place in [`Params`](super::params::Params).
     Trained(Range<usize>),
+    /// A table of which some rows are trained.
+    Rows(Rows),
+}
+
+/// A table whose rows `ids` are those of the flat buffer: written into it before each pass.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    table: Arc<RwLock<Vec<f32>>>,
+    ids: Arc<[u32]>,
+    range: Range<usize>,
 }
 
 /// Borrowed values of a [`Weight`].
@@ -19,6 +33,8 @@ pub enum View<'a> {
     Frozen(StorageRef<'a>),
     /// Of the flat buffer.
     Trained(&'a [f32]),
+    /// Of a table, whose lock is held meanwhile.
+    Rows(RwLockReadGuard<'a, Vec<f32>>),
 }
 
 impl Weight {
@@ -34,7 +50,7 @@ impl Weight {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Frozen(tensor) => tensor.dtype().size_in_bytes(),
-            Self::Trained(_) => DType::F32.size_in_bytes(),
+            Self::Trained(_) | Self::Rows(_) => DType::F32.size_in_bytes(),
         }
     }
 
@@ -43,14 +59,85 @@ impl Weight {
         match self {
             Self::Frozen(tensor) => View::Frozen(tensor.storage_and_layout().0),
             Self::Trained(range) => View::Trained(&values[range.clone()]),
+            Self::Rows(rows) => View::Rows(rows.table.read().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 
-    /// The place in the flat buffer, if trained.
+    /// A table whose rows `ids` are trained, at `range` of the flat buffer.
+    pub fn rows(table: Vec<f32>, ids: &[u32], range: Range<usize>) -> Self {
+        Self::Rows(Rows { table: Arc::new(RwLock::new(table)), ids: ids.into(), range })
+    }
+
+    /// The place in the flat buffer, if trained as a whole.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) => None,
+            Self::Frozen(_) | Self::Rows(_) => None,
             Self::Trained(range) => Some(range),
+        }
+    }
+
+    /// Whether anything in it is trained.
+    pub const fn trains(&self) -> bool {
+        !matches!(self, Self::Frozen(_))
+    }
+
+    /// Brings trained rows to what the flat buffer holds; needed before a pass.
+    pub fn refresh(&self, values: &[f32]) {
+        let Self::Rows(Rows { table, ids, range }) = self else { return };
+        let width = range.len() / ids.len();
+        let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
+        for (&id, row) in ids.iter().zip(values[range.clone()].chunks_exact(width)) {
+            table[id as usize * width..][..width].copy_from_slice(row);
+        }
+    }
+
+    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times `scale`.
+    pub fn add_embedding_gradient(
+        &self,
+        dx: &Act,
+        tokens: &[u32],
+        scale: f32,
+        padding: Option<u32>,
+        grads: &mut [f32],
+    ) {
+        match self {
+            Self::Frozen(_) => {}
+            Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, &mut grads[range.clone()]),
+            Self::Rows(Rows { ids, range, .. }) => {
+                // A token's place among the trained rows; that past the last stands for all others.
+                let place = |token: &u32| ids.iter().position(|id| id == token).unwrap_or(ids.len()) as u32;
+                let places: Vec<u32> = tokens
+                    .iter()
+                    .map(|token| if padding == Some(*token) { ids.len() as u32 } else { place(token) })
+                    .collect();
+                embedding::backward(dx, &places, scale, Some(ids.len() as u32), &mut grads[range.clone()]);
+            }
+        }
+    }
+
+    /// Adds the gradient of a head's rows: `sum_t e[t, row] h[t] / s[t]`, and minus `scale h[t]` where the row is token
+    /// t's target. `part` holds h and `weighted` h / s, both `[tokens, hidden]`.
+    pub fn add_head_gradient(
+        &self,
+        e: &Act,
+        weighted: &Act,
+        part: &Act,
+        targets: &[u32],
+        scale: f32,
+        grads: &mut [f32],
+    ) {
+        let Self::Rows(Rows { ids, range, .. }) = self else { return };
+        let (hidden, grads) = (part.features(), &mut grads[range.clone()]);
+        let columns: Vec<f32> =
+            (0..e.tokens()).flat_map(|token| ids.iter().map(move |&id| e.at(token, id as usize))).collect();
+        let columns = Act::from_rows(e.pool(), &columns, ids.len());
+        outer(Target::Rows(grads), &columns, &Transposed::new(weighted));
+        for (token, target) in targets.iter().enumerate() {
+            if let Some(at) = ids.iter().position(|id| id == target) {
+                for (feature, value) in grads[at * hidden..][..hidden].iter_mut().enumerate() {
+                    *value -= scale * part.at(token, feature);
+                }
+            }
         }
     }
 }
@@ -65,6 +152,7 @@ impl View<'_> {
                 _ => Store::F32(&[]), // no other is ever made
             },
             Self::Trained(values) => Store::F32(values),
+            Self::Rows(table) => Store::F32(table),
         }
     }
 

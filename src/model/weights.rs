@@ -15,7 +15,7 @@ use rayon::prelude::*;
 use serde::Deserialize;
 
 use format::{CHUNK_BYTES, Entry, Pairs, read_header};
-pub use format::{Dtype, Numbers, write_numbers_to, write_safetensors, write_safetensors_to};
+pub use format::{Dtype, Numbers, write_numbers_to, write_safetensors, write_safetensors_to, write_safetensors_with};
 
 use crate::config::arch::TensorSpec;
 use crate::error::{Error, Result};

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod dropout;
 pub mod embedding;
+pub mod gain;
 pub mod gated_mlp;
 pub mod gemm;
 pub mod loss;

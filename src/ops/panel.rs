@@ -61,12 +61,29 @@ impl Drop for Buffer {
 pub struct Pool {
     free: Mutex<HashMap<usize, Vec<Buffer>>>,
     panels: AtomicUsize,
+    /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
+    stepped: bool,
 }
 
 impl Pool {
     /// An empty pool.
     pub fn new() -> Arc<Self> {
         Arc::new(Self::default())
+    }
+
+    /// An empty pool for activations of very different lengths.
+    pub fn stepped() -> Arc<Self> {
+        Arc::new(Self { stepped: true, ..Self::default() })
+    }
+
+    /// Panels of a buffer for so many tokens.
+    fn sized(&self, tokens: usize) -> usize {
+        if self.stepped {
+            tokens.div_ceil(LANES).next_power_of_two()
+        } else {
+            self.reserve(tokens);
+            self.panels.load(Ordering::Relaxed)
+        }
     }
 
     /// Makes every later activation large enough for `tokens`; memory sized for fewer is given back.
@@ -81,8 +98,7 @@ impl Pool {
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
     pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
         let panels = tokens.div_ceil(LANES);
-        self.reserve(tokens);
-        let floats = self.panels.load(Ordering::Relaxed) * features * LANES;
+        let floats = self.sized(tokens) * features * LANES;
         let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&floats).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| Buffer::new(floats));
         let mut act = Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) };
@@ -107,7 +123,7 @@ impl Drop for Act {
         if let Some(buffer) = self.buffer.take() {
             let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
             // Memory from before the last `reserve` is not wanted any more.
-            if buffer.floats == self.pool.panels.load(Ordering::Relaxed) * self.features * LANES {
+            if self.pool.stepped || buffer.floats == self.pool.panels.load(Ordering::Relaxed) * self.features * LANES {
                 free.entry(buffer.floats).or_default().push(buffer);
             }
         }
@@ -275,7 +291,13 @@ impl Act {
     /// The tokens `rows`, in that order: `[rows.len(), features]`.
     #[must_use]
     pub fn gather(&self, rows: &[usize]) -> Self {
-        let mut out = self.pool.act(rows.len(), self.features);
+        self.gather_to(&self.pool, rows)
+    }
+
+    /// As [`Act::gather`], in memory of another pool.
+    #[must_use]
+    pub fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
+        let mut out = pool.act(rows.len(), self.features);
         let (stride, features, to) = (self.stride(), self.features, out.shared());
         par::run(rows.len().div_ceil(LANES), |panel| {
             let rows = &rows[panel * LANES..rows.len().min((panel + 1) * LANES)];
@@ -288,6 +310,46 @@ impl Act {
             }
         });
         out
+    }
+
+    /// Multiplies every token by a number of its own.
+    pub fn times(&mut self, factors: &[f32]) {
+        assert_eq!(factors.len(), self.tokens, "a factor for each token");
+        for (panel, factors) in factors.chunks(LANES).enumerate() {
+            for lanes in self.panel_mut(panel).chunks_exact_mut(LANES) {
+                lanes.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+            }
+        }
+    }
+
+    /// The product of each token's features with those of `other`, summed.
+    pub fn dot(&self, other: &Self) -> Vec<f32> {
+        assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
+        let mut sums = Vec::with_capacity(self.tokens);
+        for panel in 0..self.panels() {
+            let mut lanes = [0.0f32; LANES];
+            let pairs = self.panel(panel).chunks_exact(LANES).zip(other.panel(panel).chunks_exact(LANES));
+            for (a, b) in pairs {
+                for lane in 0..LANES {
+                    lanes[lane] += a[lane] * b[lane];
+                }
+            }
+            sums.extend(&lanes[..LANES.min(self.tokens - panel * LANES)]);
+        }
+        sums
+    }
+
+    /// Adds token i of `from`, times `factors[i]`, to token `rows[i]`; the rows rise.
+    pub fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
+        assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
+        for (index, &row) in rows.iter().enumerate() {
+            let factor = factors.map_or(1.0, |factors| factors[index]);
+            let source = &from.panel(index / LANES)[index % LANES..];
+            let to = &mut self.panel_mut(row / LANES)[row % LANES..];
+            for feature in 0..from.features {
+                to[feature * LANES] += factor * source[feature * LANES];
+            }
+        }
     }
 
     /// The reverse of [`Act::gather`]: token `rows[i]` becomes `self`'s token i, all others zero.

@@ -37,10 +37,11 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const LEAST_NORM: f64 = 1e-7;
 
 impl Muon {
-    /// Whether Muon updates a tensor: a matrix that is neither the embedding nor the LM head.
+    /// Whether Muon updates a tensor: a matrix that is neither the embedding nor the LM head, nor rows of these.
     fn takes(slot: &Slot) -> bool {
-        let ends = ["embed_tokens.weight", "lm_head.weight"];
-        slot.shape.len() == 2 && slot.count() > 0 && !ends.iter().any(|end| slot.name.ends_with(end))
+        let mut parts = slot.name.split('.');
+        let has_row_per_token = parts.any(|part| part == "embed_tokens" || part == "lm_head");
+        slot.shape.len() == 2 && slot.count() > 0 && !has_row_per_token
     }
 }
 
@@ -113,4 +114,35 @@ fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
 /// `[rows, cols]` as `[cols, rows]`.
 fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     (0..cols).flat_map(|col| (0..rows).map(move |row| x[row * cols + col])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_row_for_each_token_and_vectors_are_left_to_adamw() {
+        let takes = |name: &str, shape: &[usize]| {
+            Muon::takes(&Slot { name: name.to_owned(), shape: shape.to_vec(), decay: true, lr_scale: 1.0 })
+        };
+        assert!(takes("model.layers.0.self_attn.q_proj.weight", &[8, 8]));
+        assert!(takes("model.layers.0.mlp.up_proj.lora_B.weight", &[8, 2]));
+        assert!(!takes("model.layers.0.self_attn.q_proj.bias", &[8]));
+        assert!(!takes("model.embed_tokens.weight", &[32, 8]) && !takes("lm_head.weight", &[32, 8]));
+        assert!(!takes("model.embed_tokens.token_adapter.trainable_tokens_delta", &[2, 8]));
+    }
+
+    #[test]
+    fn singular_values_come_near_1_whatever_the_sizes() {
+        for (rows, cols) in [(1, 1), (3, 40), (40, 3), (20, 20)] {
+            // A strong diagonal, so that no singular value is too small for five iterations.
+            let diagonal = |at: usize| if at / cols == at % cols { 40.0 } else { 0.0 };
+            let value = |at: usize| ((at * 37 % 101) as f32 - 50.0) / 10.0 + diagonal(at);
+            let x: Vec<f32> = (0..rows * cols).map(value).collect();
+            let near = orthogonal(x, rows, cols, 5);
+            let squares = near.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+            let rank = rows.min(cols) as f64;
+            assert!((0.4 * rank..1.7 * rank).contains(&squares), "{rows} x {cols}: {squares}");
+        }
+    }
 }

@@ -1,19 +1,25 @@
-//! `tuning.adapter`: training goes on from an existing adapter, whose own settings then hold.
-use std::path::Path;
+//! Existing adapters: `tuning.adapter`, from which training goes on and whose own settings then hold, and
+//! `tuning.adapters`, which are merged into the base.
+use std::path::{Path, PathBuf};
 
+use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::peft::{self, Tensors};
 use crate::config::arch::Arch;
 use crate::config::resolve::Source;
 use crate::config::{LoraConfig, Resolved};
 use crate::error::{Error, Result};
-use crate::model::targets::{Placement, place, saved_tensors};
+use crate::model::stack::{Frozen, Stack};
+use crate::model::targets::{Placement, Targets, place};
 
 /// Settings of `tuning.lora` that decide which tensors an adapter has and how they are scaled.
-const SHAPING: [&str; 8] = [
+const SHAPING: [&str; 11] = [
     "tuning.lora.r",
     "tuning.lora.lora_alpha",
     "tuning.lora.use_rslora",
+    "tuning.lora.use_dora",
     "tuning.lora.target_modules",
+    "tuning.lora.exclude_modules",
+    "tuning.lora.bias",
     "tuning.lora.rank_pattern",
     "tuning.lora.alpha_pattern",
     "tuning.lora.layers_to_transform",
@@ -36,7 +42,7 @@ pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(LoraConfig,
     let set: Vec<&str> = SHAPING.into_iter().filter(|key| is_set(key)).collect();
     let wanted = with_settings(&lora, asked, &set);
     let fits = place(arch, &wanted).is_ok_and(|wanted| place(arch, &lora).is_ok_and(|own| own == wanted))
-        && saved_tensors(arch, &wanted)? == saved_tensors(arch, &lora)?;
+        && expected(arch, &wanted)? == expected(arch, &lora)?;
     if !fits {
         return Err(Error::config(format!(
             "tuning.adapter = {} has other settings than the configuration sets ({})",
@@ -57,7 +63,10 @@ fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConf
             Some("r") => wanted.r = asked.r,
             Some("lora_alpha") => wanted.lora_alpha = asked.lora_alpha,
             Some("use_rslora") => wanted.use_rslora = asked.use_rslora,
+            Some("use_dora") => wanted.use_dora = asked.use_dora,
             Some("target_modules") => wanted.target_modules.clone_from(&asked.target_modules),
+            Some("exclude_modules") => wanted.exclude_modules.clone_from(&asked.exclude_modules),
+            Some("bias") => wanted.bias = asked.bias,
             Some("rank_pattern") => wanted.rank_pattern.clone_from(&asked.rank_pattern),
             Some("alpha_pattern") => wanted.alpha_pattern.clone_from(&asked.alpha_pattern),
             Some("layers_to_transform") => wanted.layers_to_transform.clone_from(&asked.layers_to_transform),
@@ -71,16 +80,51 @@ fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConf
 /// The tensors that an adapter with these settings has.
 fn expected(arch: &Arch, lora: &LoraConfig) -> Result<Vec<(String, Vec<usize>)>> {
     let placed = place(arch, lora)?;
-    let mut tensors: Vec<_> =
-        placed.iter().flat_map(Placement::tensors).map(|(name, shape)| (name, shape.to_vec())).collect();
-    for name in saved_tensors(arch, lora)? {
-        tensors.push((name.clone(), shape_of(arch, &name)));
-    }
+    let mut tensors: Vec<_> = placed.iter().flat_map(Placement::tensors).collect();
+    tensors.extend(Targets::from(lora).beside(arch, &placed)?);
     Ok(tensors)
 }
 
-/// A base tensor's shape; a tied head, which is no tensor of its own, has the embedding's.
-pub fn shape_of(arch: &Arch, name: &str) -> Vec<usize> {
-    let found = arch.tensors().into_iter().find(|spec| spec.name == name);
-    found.map_or_else(|| vec![arch.vocab_size, arch.hidden_size], |spec| spec.shape)
+/// The rows of the embedding that the adapter in `dir` trains by themselves, if it does.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: its settings cannot be read.
+pub fn trained_tokens(dir: &Path) -> Result<Vec<u32>> {
+    Ok(AdapterConfig::from_dir(dir)?.trained_tokens)
+}
+
+/// Opens the adapters of `tuning.adapters`, and says what they are, for the stamp.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: one cannot be read, does not fit the model, or cannot be merged.
+pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
+    let (mut stack, mut hashes) = (Stack::default(), Vec::new());
+    for dir in dirs {
+        let (own, mut tensors) = peft::load_adapter(dir)?;
+        let refuse = |what: &str, hint: &str| {
+            Err(Error::checkpoint(format!("{}: not yet: {what} among tuning.adapters", dir.display())).hint(hint))
+        };
+        if own.init_lora_weights.as_str().is_some_and(|init| init.starts_with("pissa")) {
+            return refuse("an adapter in PiSSA's form, which fits a residual base", "save it as plain LoRA first");
+        }
+        if !own.trained_tokens.is_empty() {
+            return refuse("an adapter with tokens of its own", "go on from it with tuning.adapter");
+        }
+        let placements = own.targets.place(arch).map_err(|error| error.with_kind(crate::Kind::Checkpoint))?;
+        if placements.iter().any(|placement| placement.experts.is_some()) {
+            return refuse("an adapter on experts", "go on from it with tuning.adapter");
+        }
+        let mut expected: Vec<_> = placements.iter().flat_map(Placement::tensors).collect();
+        expected.extend(own.targets.beside(arch, &placements)?);
+        peft::check_tensors(dir, &tensors, &expected)?;
+        for (tensor, name) in own.targets.biases(arch, &placements) {
+            if let Some(values) = tensors.remove(&name) {
+                tensors.insert(tensor, values);
+            }
+        }
+        hashes.push(peft::open_weights(dir)?.fingerprint()?);
+        let placements = placements.into_iter().map(|placement| (placement.module.clone(), placement)).collect();
+        stack.0.push(Frozen { origin: dir.display().to_string(), placements, tensors });
+    }
+    Ok((stack, hashes))
 }

@@ -167,7 +167,7 @@ fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
     };
     let (passes, adapters) = match mode {
         Mode::Lora => (4.0, model.params.len() as f64),
-        Mode::Full => (6.0, 0.0),
+        Mode::Full | Mode::Freeze => (6.0, 0.0),
     };
     let width = (arch.num_attention_heads * arch.head_dim * arch.num_hidden_layers) as f64;
     let of = |batch: &Batch| {
@@ -186,9 +186,8 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let arch = shape(&request.shape)?;
     let config = &request.config;
     let mut model = Model::load(&arch, None, config)?;
-    let mut split = Split::default();
     let synthetic = || synthetic(request, arch.vocab_size);
-    request.rows.clone().unwrap_or_else(synthetic).iter().for_each(|row| split.push(row));
+    let split = Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let batches_of = |index: usize| {
@@ -196,13 +195,13 @@ pub fn run(request: &Request) -> Result<Outcome> {
             (0..request.batch).map(|row| vec![(index * request.batch + row) % split.len()]).collect();
         feed::batches(&split, &vec![chosen], config.train.max_tokens_per_pass)
     };
-    let warm = step(&mut model, &mut optimizer, &Single, &batches_of(0), 1e-4, 1.0)?;
+    let warm = step(&mut model, &mut optimizer, &Single, &batches_of(0)?, 1e-4, 1.0)?;
     let peak_before = peak::flops(0.3);
     model.phases = crate::model::Phases::default();
     let (mut tokens, mut label_tokens, mut flops, mut loss) = (0, 0, 0.0, warm.loss);
     let mut spent = 0.0;
     for index in 1..=request.steps {
-        let batches = batches_of(index);
+        let batches = batches_of(index)?;
         let start = Instant::now();
         let stats = step(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
         spent += start.elapsed().as_secs_f64();

@@ -1,17 +1,21 @@
 //! From sampled rows to the batches of one optimizer step, none larger than memory should see at once.
 use crate::data::batch::Batch;
 use crate::data::{Split, Step};
+use crate::error::Result;
 
 /// The micro-batches of a step. One of more than `max_tokens` tokens is walked in parts, cut between sequences; a
 /// sequence that alone is longer stays whole. The step's result does not depend on the cuts: its loss is divided by
 /// the label tokens of the whole step, and dropout counts rows through the step.
-pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Vec<Batch> {
+///
+/// # Errors
+/// [`crate::Kind::Io`]: the tokens cannot be read from disk.
+pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Result<Vec<Batch>> {
     let Some(limit) = max_tokens else { return split.batches(step) };
     let mut parts: Step = Vec::new();
     for micro_batch in step {
         let (mut part, mut tokens) = (Vec::new(), 0);
         for &example in micro_batch.iter().flatten() {
-            let length = split.ids(example).len();
+            let length = split.length(example);
             if tokens + length > limit && !part.is_empty() {
                 parts.push(vec![std::mem::take(&mut part)]);
                 tokens = 0;
@@ -31,11 +35,12 @@ mod tests {
 
     #[test]
     fn long_micro_batches_are_cut_between_sequences_and_dropout_counts_through() {
-        let mut split = Split::default();
-        for length in [4, 5, 3, 9] {
+        let example = |length: u32| {
             let labels = (0..length as i32).map(|token| if token < 2 { IGNORE } else { token }).collect();
-            split.push(&Example { input_ids: (0..length).collect(), labels });
-        }
+            Example { input_ids: (0..length).collect(), labels }
+        };
+        let split = Split::from_examples(&[4, 5, 3, 9].map(example)).unwrap();
+        let batches = |split: &Split, step: &Step, limit| batches(split, step, limit).unwrap();
         let step = vec![vec![vec![0], vec![1]], vec![vec![2, 3]]];
         let shape = |batches: &[Batch]| -> Vec<_> {
             batches.iter().map(|batch| (batch.cu_seqlens.clone(), batch.first_row)).collect()

@@ -39,7 +39,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
 
     let asking = Instant::now();
     let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
-    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation);
+    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation)?;
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
@@ -125,10 +125,16 @@ impl Ending<'_> {
         match config.tuning.mode {
             Mode::Lora => {
                 fact("adapter", self.weights.display().to_string());
-                fact("use it", format!("PEFT: PeftModel.from_pretrained(base, \"{}\")", self.weights.display()));
+                let grown = !self.prepared.arch.new_tokens.is_empty();
+                let base = match (grown, config.tuning.adapters.as_slice()) {
+                    (_, [_, ..]) => "the base with tuning.adapters merged",
+                    (true, []) => "the base with resize_token_embeddings to the new tokenizer",
+                    (false, []) => "base",
+                };
+                fact("use it", format!("PEFT: PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 fact("train on", format!("tuning.adapter={}", self.weights.display()));
             }
-            Mode::Full => {
+            Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
                 fact("use it", format!("Transformers: AutoModelForCausalLM.from_pretrained(\"{dir}\")"));

@@ -21,7 +21,7 @@ use crate::model::Model;
 /// # Errors
 /// The weights cannot be read.
 pub fn model(prepared: &Prepared) -> Result<Model> {
-    let mut model = Model::load(&prepared.arch, prepared.weights.as_ref(), &prepared.config)?;
+    let mut model = Model::load_on(&prepared.arch, prepared.weights.as_ref(), &prepared.config, &prepared.stack)?;
     if let Some(adapter) = &prepared.adapter {
         let specs = model.params.specs.clone();
         for spec in specs {

@@ -1,5 +1,6 @@
 //! Everything before the weights: the model's shape, the output directory, the data, the schedule, the disk, the
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
@@ -16,8 +17,9 @@ use crate::config::{Config, Init, Mode, Optim, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
-use crate::model::targets::{self, Placement};
-use crate::model::weights::WeightFiles;
+use crate::model::stack::Stack;
+use crate::model::targets::{self, Placement, Targets};
+use crate::model::{freeze, weights::WeightFiles};
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Schedule, Slot, rates, registry};
 use crate::plan::batches::{Batches, Request};
@@ -38,6 +40,10 @@ pub struct Prepared {
     pub config: Config,
     /// The tensors of `tuning.adapter`.
     pub adapter: Option<Tensors>,
+    /// The adapters of `tuning.adapters`.
+    pub stack: Stack,
+    /// What they are, for the stamp.
+    pub stack_hashes: Vec<String>,
     /// Where adapters go; empty when every weight is trained.
     pub placements: Vec<Placement>,
     /// How many values are trained.
@@ -77,19 +83,22 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     // Of a model on the hub first what describes it: it may be refused before gigabytes are fetched.
     let downloads = Downloads(observer);
     let hub::Found { dir: model_dir, snapshot } = hub::model_dir(&config.model, Part::Description, &downloads)?;
-    let arch = Arch::from_dir(&model_dir)?;
+    let mut arch = Arch::from_dir(&model_dir)?;
+    let stored = arch.tensors();
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
+    let source = adapter_source(&config, &downloads, observer)?;
+    arch.grow(new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
-    if let Some(named) = &resolved.config.tuning.adapter {
-        let dir = hub::adapter_dir(named, &downloads)?;
-        let (lora, tensors) = adapter::open(&dir, resolved, &arch)?;
-        config.tuning.adapter = Some(dir);
+    if let Some(dir) = &source {
+        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+        config.tuning.adapter = Some(dir.clone());
         (config.tuning.lora, adapter) = (lora, Some(tensors));
     }
     let placements = match config.tuning.mode {
         Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
-        Mode::Full => Vec::new(),
+        Mode::Full | Mode::Freeze => Vec::new(),
     };
+    let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
     let tensors = trained_tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| count(shape)).sum();
     let optimizer_bytes = optimizer_bytes(&config, tensors)?;
@@ -101,12 +110,12 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         }
     }
     let weights = match config.model.init {
-        Init::Pretrained => Some(WeightFiles::open(&model_dir, &arch.tensors())?),
+        Init::Pretrained => Some(WeightFiles::open(&model_dir, &stored)?),
         Init::Random => None,
     };
 
     let output_dir = &config.train.output_dir;
-    for source in [Some(&model_dir), config.tuning.adapter.as_ref()].into_iter().flatten() {
+    for source in [&model_dir].into_iter().chain(&config.tuning.adapter).chain(&config.tuning.adapters) {
         refuse_own_source(source, output_dir)?;
     }
     let lock = DirLock::acquire(output_dir)?;
@@ -136,6 +145,8 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         weights,
         config,
         adapter,
+        stack,
+        stack_hashes,
         placements,
         trainable,
         optimizer_bytes,
@@ -168,13 +179,25 @@ fn count(shape: &[usize]) -> u64 {
 
 /// What is trained: names and shapes.
 fn trained_tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
-    if config.tuning.mode == Mode::Full {
-        return Ok(arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect());
+    let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    match config.tuning.mode {
+        Mode::Full => Ok(tensors.collect()),
+        Mode::Freeze => {
+            let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
+            let vocabulary = tensors.clone().find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
+            if let Some((name, _)) = vocabulary.filter(|_| !arch.new_tokens.is_empty()) {
+                return Err(Error::config(format!(
+                    "tuning.new_tokens with mode: freeze, which does not train {name}, where their rows are"
+                ))
+                .hint("add embeddings and head to tuning.freeze.trainable_modules"));
+            }
+            Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
+        }
+        Mode::Lora => {
+            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
+            Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
+        }
     }
-    let saved = targets::saved_tensors(arch, &config.tuning.lora)?;
-    let in_full = saved.into_iter().map(|name| (name.clone(), adapter::shape_of(arch, &name)));
-    let adapters = placements.iter().flat_map(Placement::tensors).map(|(name, shape)| (name, shape.to_vec()));
-    Ok(in_full.chain(adapters).collect())
 }
 
 /// The bytes that the optimizer and the averages keep beside the trained values. Refuses arguments of the optimizer, the
@@ -188,6 +211,45 @@ fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> Resul
     let values: u64 = slots.iter().map(|slot| count(&slot.shape)).sum();
     let averages = if config.train.ema_decay.is_some() { 4 * values } else { 0 };
     Ok(state_bytes(rule.as_ref(), &slots) + averages)
+}
+
+/// The folder of `tuning.adapter`; if it is gone and the run goes on from a checkpoint, the checkpoint, which holds an
+/// adapter with the same settings.
+fn adapter_source(config: &Config, downloads: &Downloads<'_>, observer: &dyn Observer) -> Result<Option<PathBuf>> {
+    let Some(dir) = &config.tuning.adapter else { return Ok(None) };
+    let checkpoint = match &config.train.resume_from_checkpoint {
+        _ if dir.is_dir() => None,
+        None => None,
+        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
+        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
+    };
+    if let Some(checkpoint) = &checkpoint {
+        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
+        observer.event(&Event::Notice(&text));
+    }
+    match checkpoint {
+        Some(checkpoint) => Ok(Some(checkpoint)),
+        None => hub::adapter_dir(dir, downloads).map(Some),
+    }
+}
+
+/// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.
+fn new_tokens(config: &Config, model_dir: &Path, source: Option<&Path>, rows: usize) -> Result<Vec<u32>> {
+    let ids = match config.tuning.new_tokens.as_slice() {
+        [] => Vec::new(),
+        tokens => data::new_token_ids(model_dir, tokens)?,
+    };
+    let Some(source) = source else { return Ok(ids) };
+    let trained = adapter::trained_tokens(source)?;
+    let known = trained.iter().all(|&id| (id as usize) < rows);
+    if trained == ids || (ids.is_empty() && known) {
+        return Ok(trained);
+    }
+    Err(Error::config(format!(
+        "tuning.new_tokens are the ids {ids:?}, the adapter {} trains those of {trained:?}",
+        source.display()
+    ))
+    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))
 }
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
@@ -321,6 +383,7 @@ impl Prepared {
         let state = human_bytes(self.optimizer_bytes);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
+        facts.extend(trained_facts(self));
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
         }
@@ -343,6 +406,7 @@ impl Prepared {
             Some(weights) => weights.fingerprint()?,
             None => format!("random, seed {}", self.config.train.seed),
         };
+        let base_model = self.stack_hashes.iter().fold(base_model, |base, adapter| format!("{base} + {adapter}"));
         let template = self.dataset.template.as_ref().map_or("", |template| template.source());
         let hashes = Hashes {
             base_model: &base_model,
@@ -351,7 +415,11 @@ impl Prepared {
             data: &self.dataset.fingerprint,
         };
         let saved = match self.config.tuning.mode {
-            Mode::Lora => targets::saved_tensors(&self.arch, &self.config.tuning.lora)?,
+            Mode::Lora => {
+                let beside = Targets::from(&self.config.tuning.lora).beside(&self.arch, &self.placements)?;
+                beside.into_iter().map(|(name, _)| name).collect()
+            }
+            Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
             Mode::Full => Vec::new(),
         };
         Ok(Stamp::new(&self.config, &self.placements, &saved, hashes))
@@ -367,12 +435,59 @@ pub fn rate_table(prepared: &Prepared) -> Vec<Rate> {
 /// The model in a line: where it is, what it is, how much of it is trained.
 pub fn describe(prepared: &Prepared) -> String {
     let what = match prepared.config.tuning.mode {
-        Mode::Lora => format!("LoRA on {} modules", prepared.placements.len()),
+        Mode::Lora => {
+            let kind = if prepared.config.tuning.lora.use_dora { "DoRA" } else { "LoRA" };
+            format!("{kind} on {} modules", prepared.placements.len())
+        }
         Mode::Full => "every weight".to_owned(),
+        Mode::Freeze => "some weights".to_owned(),
     };
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
     format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
+}
+
+/// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
+/// `tuning.freeze` has chosen them.
+fn trained_facts(prepared: &Prepared) -> Vec<(String, String)> {
+    let all: u64 =
+        prepared.arch.tensors().iter().map(|spec| spec.shape.iter().map(|&n| n as u64).product::<u64>()).sum();
+    let share = 100.0 * prepared.trainable as f64 / all.max(1) as f64;
+    let values = format!("{} values, {share:.3} % of the model's {}", grouped(prepared.trainable), grouped(all));
+    let mut facts = vec![("trained".to_owned(), values)];
+    if prepared.config.tuning.mode == Mode::Freeze
+        && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
+    {
+        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+    }
+    if !prepared.config.tuning.adapters.is_empty() {
+        let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
+        facts.push(("on top of".to_owned(), below.join(", ")));
+    }
+    if !prepared.arch.new_tokens.is_empty() {
+        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
+    }
+    facts
+}
+
+/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
+fn by_block(names: &[String]) -> String {
+    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
+    for name in names {
+        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (before, block, after) =
+            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
+        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
+            Some((_, _, blocks)) => blocks.extend(block),
+            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
+        }
+    }
+    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
+        [] => before.clone(),
+        [one] => format!("{before}.{one}.{after}"),
+        many => format!("{before}.{{{}}}.{after}", many.join(",")),
+    };
+    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
 }
 
 /// What the data came to: label and value.
@@ -403,6 +518,21 @@ pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
         ("rows left out without labels", report.train.unlabeled),
     ] {
         fact(label, grouped(number));
+    }
+    for (label, number) in [
+        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
+        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
+        ("rows also in the evaluation rows", report.train.contaminated.rows),
+    ] {
+        if number > 0 {
+            fact(label, grouped(number));
+        }
+    }
+    for share in &report.mix {
+        fact(
+            &format!("rows from {}", share.source),
+            format!("{} of {}", grouped(share.used), grouped(share.available)),
+        );
     }
     facts
 }

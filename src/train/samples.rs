@@ -12,19 +12,29 @@ pub struct Questions<'a> {
     dataset: &'a Dataset,
     max_new_tokens: usize,
     stop_ids: Vec<u32>,
-    rows: Vec<(&'a [u32], &'a [u32])>,
+    rows: Vec<(Vec<u32>, Vec<u32>)>,
 }
 
 impl<'a> Questions<'a> {
     /// The first rows held out from training that have a prompt and an answer: of the validation split, else of the
     /// test split.
-    pub fn new(dataset: &'a Dataset, eos_ids: &[u32], config: &GenerationConfig) -> Self {
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn new(dataset: &'a Dataset, eos_ids: &[u32], config: &GenerationConfig) -> Result<Self> {
         let held_out = dataset.validation.as_ref().or(dataset.test.as_ref());
-        let rows = held_out.into_iter().flat_map(|split| (0..split.len()).map(|index| split.prompt(index)));
-        let rows = rows.filter(|(prompt, answer)| !prompt.is_empty() && !answer.is_empty());
-        let rows = rows.take(config.num_samples).collect();
-        let stop_ids = [eos_ids, &dataset.stop_ids()].concat();
-        Self { dataset, max_new_tokens: config.max_new_tokens, stop_ids, rows }
+        let mut rows = Vec::new();
+        for (split, index) in held_out.into_iter().flat_map(|split| (0..split.len()).map(move |index| (split, index))) {
+            if rows.len() == config.num_samples {
+                break;
+            }
+            let (prompt, answer) = split.prompt(index)?;
+            if !prompt.is_empty() && !answer.is_empty() {
+                rows.push((prompt, answer));
+            }
+        }
+        let stop_ids = [eos_ids, &dataset.stop_ids()?].concat();
+        Ok(Self { dataset, max_new_tokens: config.max_new_tokens, stop_ids, rows })
     }
 
     /// Whether there is nothing to ask.
@@ -43,7 +53,7 @@ impl<'a> Questions<'a> {
             if stop.requested().is_some() {
                 return Ok(None);
             }
-            let prompts: Vec<Vec<u32>> = chunk.iter().map(|(prompt, _)| prompt.to_vec()).collect();
+            let prompts: Vec<Vec<u32>> = chunk.iter().map(|(prompt, _)| prompt.clone()).collect();
             for tokens in greedy(model, &prompts, self.max_new_tokens, &self.stop_ids)? {
                 answers.push(self.dataset.tokenizer.decode(&tokens, true)?);
             }

@@ -77,7 +77,7 @@ impl Session<'_> {
         let began = Instant::now();
         let train = &self.resolved.config.train;
         let rows = self.prepared.sampler.next_step();
-        let batches = feed::batches(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass);
+        let batches = feed::batches(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass)?;
         let rate = self.prepared.schedule.lr(self.state.step);
         let stats = step(&mut self.model, &mut self.optimizer, &Single, &batches, rate, train.max_grad_norm)?;
         if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
@@ -213,7 +213,7 @@ impl Session<'_> {
                 return Ok(None);
             }
             let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
-            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass) {
+            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
                 label_tokens += batch.label_tokens() as u64;
                 weight += batch.label_weight();
                 sum += self.model.loss(&batch)?;

@@ -50,8 +50,9 @@ pub fn step(
     // Forward and backward.
     model.params.zero_grads();
     let mut total = 0.0;
+    let share = 1.0 / (micro_batches.len() * comm.world().size).max(1) as f32;
     for batch in micro_batches {
-        total += model.forward_backward(batch, scale, optimizer.step)?;
+        total += model.forward_backward(batch, scale, share, optimizer.step)?;
     }
 
     // Reduce over ranks.

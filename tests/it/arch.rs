@@ -14,7 +14,26 @@ fn config(name: &str, file: &str) -> Value {
 }
 
 /// Those with a golden model.
-const FAMILIES: [&str; 9] = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "mistral", "phi3", "smollm3", "olmo2"];
+const FAMILIES: [&str; 18] = [
+    "llama",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "mistral",
+    "phi3",
+    "smollm3",
+    "olmo2",
+    "gemma",
+    "granite",
+    "phi3_longrope",
+    "mistral_yarn",
+    "qwen2_window",
+    "llama_dynamic",
+    "mixtral",
+    "qwen2_moe",
+    "qwen3_moe",
+];
 
 fn parse(value: &Value) -> tunesmith::Result<Arch> {
     Arch::from_json(&value.to_string(), Path::new("some/config.json"))
@@ -130,7 +149,9 @@ fn unsupported_features_are_refused_by_name() {
     let kinds = json!(["full_attention", "sliding_attention"]);
     refused("qwen2", &[("layer_types", kinds)], &["layer 1", "sliding_window is not set or not used"]);
     refused("qwen2", &[("layer_types", json!(["full_attention", "chunked_attention"]))], &["chunked_attention"]);
-    refused("qwen3", &[("num_experts", json!(8))], &["mixture of experts"]);
+    refused("qwen3", &[("num_experts", json!(8))], &["num_experts is 8", "no experts"]);
+    refused("mixtral", &[("num_experts_per_tok", json!(5))], &["4 experts, 5 of them a token"]);
+    refused("mixtral", &[("router_jitter_noise", json!(0.1))], &["not yet", "router_jitter_noise"]);
 }
 
 #[test]

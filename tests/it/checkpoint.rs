@@ -55,7 +55,7 @@ fn run(step: u64, salt: f32) -> Run {
     let mut specs: Vec<ParamSpec> = Vec::new();
     for (name, shape) in placements.iter().flat_map(tunesmith::model::targets::Placement::tensors) {
         let offset = specs.last().map_or(0, |spec| spec.range().end);
-        specs.push(ParamSpec { name, shape: shape.to_vec(), offset, decay: true, lr_scale: 1.0 });
+        specs.push(ParamSpec { name, shape, offset, decay: true, lr_scale: 1.0 });
     }
     let len = specs.last().unwrap().range().end;
     let fill = |factor: f32| -> Vec<f32> {
@@ -169,7 +169,7 @@ fn a_full_checkpoint_is_a_model_folder() {
     let run = run(5, 0.0);
     let root = tempfile::tempdir().unwrap();
     let snapshot = Snapshot {
-        weights: Weights::Model(&dir),
+        weights: Weights::Model(tunesmith::checkpoint::folder::Source { dir: &dir, grown: None }),
         specs: &specs,
         values: &values,
         optimizer: &adamw(&specs, &values, [&zeros, &zeros]),

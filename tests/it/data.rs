@@ -1,14 +1,17 @@
 //! Data: from files to labels, held against what Transformers makes of the same rows.
+mod clearing;
+mod columns;
 mod golden;
 mod hostile;
 mod masks;
 mod sets;
 mod sources;
+mod styles;
 
 use std::path::{Path, PathBuf};
 
 use tunesmith::config::Config;
-use tunesmith::data::{Dataset, Silent, Tokenizer, load};
+use tunesmith::data::{Dataset, Example, Silent, Split, Tokenizer, load};
 use tunesmith::{Error, Kind};
 
 /// The vocabulary of the larger golden tokenizer.
@@ -51,9 +54,13 @@ fn assert_refused(outcome: Result<Dataset, Error>, parts: &[&str]) {
     }
 }
 
+fn examples(split: &Split) -> Vec<Example> {
+    (0..split.len()).map(|index| split.example(index).unwrap()).collect()
+}
+
 /// The texts of an example: everything, and what carries a loss.
 fn texts(data: &Dataset, index: usize) -> (String, String) {
-    let example = data.train.example(index);
+    let example = data.train.example(index).unwrap();
     let supervised: Vec<u32> =
         example.labels.iter().filter(|&&label| label != -100).map(|&label| label as u32).collect();
     let text = |ids: &[u32]| data.tokenizer.decode(ids, false).unwrap();

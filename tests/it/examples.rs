@@ -82,7 +82,7 @@ fn quickstart_rows_fit_the_model_and_the_answers_fit_their_limit() {
     let held_out = dataset.validation.expect("held-out rows");
     assert_eq!((dataset.train.len(), held_out.len()), (3000, 200), "no row is dropped");
     for index in 0..held_out.len() {
-        let (_, answer) = held_out.prompt(index);
+        let (_, answer) = held_out.prompt(index).unwrap();
         assert!(answer.len() <= resolved.config.generation.max_new_tokens, "row {index}: {} tokens", answer.len());
     }
 }

@@ -7,10 +7,13 @@ mod examples;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod objective;
+mod optim;
 mod oracle;
 mod parity;
 mod peft;
 mod run;
 mod targets;
 mod tidy;
+mod tuning;
 mod weights;

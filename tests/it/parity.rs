@@ -22,9 +22,9 @@ const TRACE_NORM: f64 = 1e-5;
 const ADAPTER: f32 = 5e-6;
 const FULL: f32 = 2e-5;
 
-type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 
-fn golden(path: &str) -> PathBuf {
+pub fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
 }
 
@@ -33,7 +33,7 @@ fn json(path: &Path) -> Value {
 }
 
 /// F32 and I32 tensors alike, as f32 (the integers are small).
-fn tensors(path: &Path) -> Tensors {
+pub fn tensors(path: &Path) -> Tensors {
     let bytes = std::fs::read(path).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let widen = |view: &safetensors::tensor::TensorView<'_>| -> Vec<f32> {
@@ -52,18 +52,20 @@ fn peft(name: &str) -> String {
 }
 
 /// The configuration of an adapter as PEFT wrote it, in the goldens' recipe.
-fn adapter_config(path: &Path) -> Config {
+pub fn adapter_config(path: &Path) -> Config {
     let adapter = json(path);
     let mut config = recipe();
     let lora = &mut config.tuning.lora;
     lora.r = adapter["r"].as_u64().unwrap() as usize;
     lora.lora_alpha = adapter["lora_alpha"].as_f64().unwrap();
     lora.use_rslora = adapter["use_rslora"].as_bool().unwrap();
+    lora.use_dora = adapter["use_dora"].as_bool().unwrap();
     let words = |value: &Value| -> Vec<String> {
         value.as_array().into_iter().flatten().map(|word| word.as_str().unwrap().to_owned()).collect()
     };
     lora.target_modules = TargetModules::List(words(&adapter["target_modules"]));
     lora.modules_to_save = words(&adapter["modules_to_save"]);
+    lora.target_parameters = words(&adapter["target_parameters"]);
     let entries = |value: &Value| value.as_object().unwrap().clone().into_iter().collect::<Vec<_>>();
     let ranks = entries(&adapter["rank_pattern"]).into_iter().map(|(key, rank)| (key, rank.as_u64().unwrap() as usize));
     lora.rank_pattern = Patterns(ranks.collect());
@@ -72,14 +74,14 @@ fn adapter_config(path: &Path) -> Config {
     config
 }
 
-fn recipe() -> Config {
+pub fn recipe() -> Config {
     let mut config = Config::default();
     config.tuning.lora.init_lora_weights = InitLora::Kaiming;
     config.train.decay_norms_and_bias = true;
     config
 }
 
-fn load(family: &str, config: &Config) -> Model {
+pub fn load(family: &str, config: &Config) -> Model {
     let dir = golden(family).join("model");
     let arch = Arch::from_dir(&dir).unwrap();
     let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
@@ -87,7 +89,7 @@ fn load(family: &str, config: &Config) -> Model {
 }
 
 /// Puts stored tensors into the trainables; every stored one must have its place, in its shape.
-fn put(model: &mut Model, stored: &Tensors) {
+pub fn put(model: &mut Model, stored: &Tensors) {
     for (name, (shape, values)) in stored {
         let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
@@ -97,7 +99,7 @@ fn put(model: &mut Model, stored: &Tensors) {
 }
 
 /// An adapter on a golden model, whose first `recompute` blocks are run again in backward.
-fn adapted(family: &str, dir: &Path, recompute: usize) -> Model {
+pub fn adapted(family: &str, dir: &Path, recompute: usize) -> Model {
     let mut config = adapter_config(&dir.join("adapter_config.json"));
     config.train.gradient_checkpointing = recompute > 0;
     config.train.gradient_checkpointing_layers = Some(recompute);
@@ -114,19 +116,19 @@ fn largest_difference(got: &[f32], want: &[f32]) -> f32 {
     got.iter().zip(want).fold(0.0, |most, (got, want)| most.max((got - want).abs()))
 }
 
-fn close(what: &str, got: &[f32], want: &[f32], limit: f32) {
+pub fn close(what: &str, got: &[f32], want: &[f32], limit: f32) {
     let difference = largest_difference(got, want);
     assert!(difference <= limit, "{what}: largest difference {difference:e}, limit {limit:e}");
 }
 
 /// The rows of `forward.safetensors` without their padding.
-struct Forward {
-    examples: Vec<Example>,
-    tensors: Tensors,
+pub struct Forward {
+    pub examples: Vec<Example>,
+    pub tensors: Tensors,
 }
 
 impl Forward {
-    fn read(family: &str) -> Self {
+    pub fn read(family: &str) -> Self {
         let tensors = tensors(&golden(family).join("forward.safetensors"));
         let (ids, mask, labels) = (&tensors["input_ids"], &tensors["attention_mask"].1, &tensors["labels"].1);
         let width = ids.0[1];
@@ -141,12 +143,12 @@ impl Forward {
         Self { examples: examples.collect(), tensors }
     }
 
-    fn batch(&self) -> Batch {
+    pub fn batch(&self) -> Batch {
         Batch::from_examples(&self.examples)
     }
 
     /// Holds a model's logits, token losses and mean loss against the stored ones, `sel` saying at which positions.
-    fn check(&self, model: &Model, stored: &Tensors, suffix: &str) {
+    pub fn check(&self, model: &Model, stored: &Tensors, suffix: &str) {
         let batch = self.batch();
         let positions = stored["sel_row"].1.iter().zip(&stored["sel_pos"].1);
         let rows: Vec<usize> = positions.map(|(&row, &at)| batch.cu_seqlens[row as usize] + at as usize).collect();
@@ -172,6 +174,9 @@ impl Forward {
         }
         let losses = model.token_losses(&batch).unwrap();
         close("token losses", &losses, &expected, NLL);
+        if model.arch.experts.is_some_and(|experts| experts.balance.is_some()) {
+            return; // the stored mean has the loss for uneven use of experts in it, which evaluation leaves out
+        }
         let mean = losses.iter().map(|&loss| f64::from(loss)).sum::<f64>() / losses.len() as f64;
         assert!((mean - f64::from(stored[&format!("loss{suffix}")].1[0])).abs() <= 1e-5, "mean loss {mean}");
     }
@@ -180,7 +185,7 @@ impl Forward {
 /// Holds the gradients of the mean loss over `batch` against stored ones.
 fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
     model.params.zero_grads();
-    model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+    model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
     for (name, (shape, expected)) in stored {
         let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
@@ -294,6 +299,15 @@ families! {
     phi3_equals_peft: "phi3",
     smollm3_equals_peft: "smollm3",
     olmo2_equals_peft: "olmo2",
+    gemma_equals_peft: "gemma",
+    granite_equals_peft: "granite",
+    phi3_longrope_equals_peft: "phi3_longrope",
+    mistral_yarn_equals_peft: "mistral_yarn",
+    qwen2_window_equals_peft: "qwen2_window",
+    llama_dynamic_equals_peft: "llama_dynamic",
+    mixtral_equals_peft: "mixtral",
+    qwen2_moe_equals_peft: "qwen2_moe",
+    qwen3_moe_equals_peft: "qwen3_moe",
 }
 
 #[test]
@@ -342,6 +356,11 @@ fn check_norm(what: &str, values: &[f32], expected: f64) {
 #[test]
 fn rank_stabilised_lora_equals_peft() {
     check_variant("rslora");
+}
+
+#[test]
+fn dora_equals_peft() {
+    check_variant("dora");
 }
 
 #[test]
@@ -422,11 +441,11 @@ fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
         let mut model = load("gemma3", &config);
         let batch = Forward::read("gemma3").batch();
         model.params.zero_grads();
-        let loss = model.forward_backward(&batch, 1.0, 0).unwrap();
+        let loss = model.forward_backward(&batch, 1.0, 1.0, 0).unwrap();
         (loss, model.params.grads().to_vec())
     };
-    assert_eq!(run(Dtype::Auto), run(Dtype::Float32));
-    assert_eq!(run(Dtype::Auto), run(Dtype::Bfloat16));
+    assert!(run(Dtype::Auto) == run(Dtype::Float32));
+    assert!(run(Dtype::Auto) == run(Dtype::Bfloat16));
 }
 
 /// `train.bf16` rounds what waits for the backward pass: the loss is the same, gradients differ by its rounding.
@@ -441,14 +460,15 @@ fn activations_in_bf16_move_gradients_by_their_rounding_only() {
             put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
             let batch = Forward::read(family).batch();
             model.params.zero_grads();
-            let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 0).unwrap();
+            let loss = model.forward_backward(&batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
             (loss, model.params.grads().to_vec())
         };
         let (loss, exact) = run(false, false);
         for recompute in [false, true] {
             let (other, rounded) = run(true, recompute);
             assert_eq!(loss, other, "{family}: forward is not touched");
-            assert_ne!(exact, rounded, "{family}: the last block alone is not rounded");
+            // The last block is not rounded; of one that is run again only the input is, which here bfloat16 can hold.
+            assert!(recompute || exact != rounded, "{family}");
             let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
             let error = norm(&mut exact.iter().zip(&rounded).map(|(a, b)| f64::from(a - b)));
             let size = norm(&mut exact.iter().map(|&a| f64::from(a)));

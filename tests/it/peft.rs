@@ -15,13 +15,14 @@ fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
 }
 
-const ADAPTERS: [&str; 6] = [
+const ADAPTERS: [&str; 7] = [
     "llama/adapter_final",
     "qwen2/adapter_final",
     "qwen3/adapter_final",
     "variants/rslora/adapter_final",
     "variants/patterns/adapter_final",
     "variants/modules_to_save/adapter_final",
+    "variants/dora/adapter_final",
 ];
 
 fn arch_of(adapter: &str) -> Arch {
@@ -35,7 +36,7 @@ fn expected(config: &AdapterConfig, arch: &Arch) -> Vec<(String, Vec<usize>)> {
     let whole =
         arch.tensors().into_iter().filter(|spec| saved.contains(&spec.name)).map(|spec| (spec.name, spec.shape));
     let placements = config.targets.place(arch).unwrap();
-    let adapters = placements.iter().flat_map(Placement::tensors).map(|(name, shape)| (name, shape.to_vec()));
+    let adapters = placements.iter().flat_map(Placement::tensors);
     adapters.chain(whole).collect()
 }
 
@@ -127,11 +128,8 @@ fn features_that_change_the_numbers_are_refused_by_name() {
     for (key, value) in [
         ("peft_type", json!("LOHA")),
         ("task_type", json!("SEQ_CLS")),
-        ("bias", json!("all")),
-        ("use_dora", json!(true)),
         ("lora_bias", json!(true)),
         ("fan_in_fan_out", json!(true)),
-        ("trainable_token_indices", json!([1, 2])),
         ("target_parameters", json!(["x"])),
         ("layer_replication", json!([[0, 1]])),
         ("alora_invocation_tokens", json!([5])),
@@ -155,6 +153,9 @@ fn features_that_change_the_numbers_are_refused_by_name() {
         ("target_modules", json!(null)),
         ("target_modules", json!([1])),
         ("peft_type", json!(null)),
+        ("bias", json!("some")),
+        ("trainable_token_indices", json!({"embed_tokens": [1], "lm_head": [2]})),
+        ("trainable_token_indices", json!([-1])),
     ] {
         assert_says(&with(key, value).expect_err(key), &["dir/adapter_config.json", key, "expected"]);
     }

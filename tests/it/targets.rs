@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{LoraConfig, Patterns, TargetModules};
+use tunesmith::config::{Bias, LoraConfig, Patterns, TargetModules};
 use tunesmith::model::targets::{Targets, place, saved_tensors};
 
 /// The 12-block model of the golden cases.
@@ -35,6 +35,7 @@ fn patterns<T>(value: &Value, read: impl Fn(&Value) -> T) -> Patterns<T> {
 fn targets(config: &Value) -> Targets {
     let given = |key: &str| config.get(key);
     Targets {
+        target_parameters: Vec::new(),
         target_modules: modules(&config["target_modules"]),
         exclude_modules: given("exclude_modules").map(modules),
         layers_to_transform: given("layers_to_transform").map(|layers| match layers.as_u64() {
@@ -48,6 +49,8 @@ fn targets(config: &Value) -> Targets {
         r: 4,
         lora_alpha: 8.0,
         use_rslora: config["use_rslora"] == true,
+        use_dora: false,
+        bias: Bias::None,
         rank_pattern: patterns(&config["rank_pattern"], |rank| rank.as_u64().unwrap() as usize),
         alpha_pattern: patterns(&config["alpha_pattern"], |alpha| alpha.as_f64().unwrap()),
         strict: false,
@@ -82,9 +85,8 @@ fn placements_come_in_model_order_with_their_shapes() {
     let lora = LoraConfig { r: 4, ..LoraConfig::default() };
     let placed = place(&arch(false), &lora).unwrap();
     assert_eq!(placed.len(), 84);
-    let [a, b] = placed[3].tensors();
-    assert_eq!(a, ("model.layers.0.self_attn.o_proj.lora_A.weight".into(), [4, 16]));
-    assert_eq!(b, ("model.layers.0.self_attn.o_proj.lora_B.weight".into(), [16, 4]));
+    let (a, b) = ("model.layers.0.self_attn.o_proj.lora_A.weight", "model.layers.0.self_attn.o_proj.lora_B.weight");
+    assert_eq!(placed[3].tensors(), [(a.to_owned(), vec![4, 16]), (b.to_owned(), vec![16, 4])]);
     assert_eq!(placed[83].module, "model.layers.11.mlp.down_proj");
     let some = LoraConfig { layers_to_transform: Some(vec![2]), ..lora };
     assert_eq!(place(&arch(false), &some).unwrap().len(), 7, "auto heeds layers_to_transform");

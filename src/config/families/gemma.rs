@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "GemmaForCausalLM",
     models: "Gemma 2B and 7B, CodeGemma",
     features: "GeGLU, norm weights counted from 1, scaled embeddings",
+    sparse: false,
     read,
 };
 

@@ -10,6 +10,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "Gemma2ForCausalLM",
     models: "Gemma 2 2B, 9B and 27B",
     features: "GeGLU, four norms a block, soft caps on scores and logits, a sliding window in every other block",
+    sparse: false,
     read,
 };
 

@@ -11,6 +11,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "Gemma3ForCausalLM",
     models: "Gemma 3 270M and 1B, and the text part of the larger ones",
     features: "GeGLU, four norms a block, norms on each head of q and k, a sliding window and its own rotary base in five of six blocks",
+    sparse: false,
     read,
 };
 

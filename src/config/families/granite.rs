@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "GraniteForCausalLM",
     models: "Granite 3.0 to 3.3 (dense)",
     features: "constants on embeddings, scores, residual branches and logits",
+    sparse: false,
     read,
 };
 

@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "LlamaForCausalLM",
     models: "Llama 2, 3, 3.1, 3.2, 3.3, SmolLM2, TinyLlama, Yi, and others in the same form",
     features: "RMS norms before attention and MLP, SwiGLU, rotary positions, grouped-query attention",
+    sparse: false,
     read,
 };
 

@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "MistralForCausalLM",
     models: "Mistral 7B, Mistral Nemo, Mistral Small 2409, Zephyr",
     features: "a sliding window in every block, unless it is null",
+    sparse: false,
     read,
 };
 

@@ -11,14 +11,17 @@ mod gemma3;
 mod granite;
 mod llama;
 mod mistral;
+mod mixtral;
 mod olmo2;
 mod phi3;
 mod qwen2;
+mod qwen2_moe;
 mod qwen3;
+mod qwen3_moe;
 mod smollm3;
 
 /// Every family that is implemented.
-pub static FAMILIES: [&Family; 11] = [
+pub static FAMILIES: [&Family; 14] = [
     &llama::FAMILY,
     &qwen2::FAMILY,
     &qwen3::FAMILY,
@@ -30,6 +33,9 @@ pub static FAMILIES: [&Family; 11] = [
     &smollm3::FAMILY,
     &olmo2::FAMILY,
     &granite::FAMILY,
+    &mixtral::FAMILY,
+    &qwen2_moe::FAMILY,
+    &qwen3_moe::FAMILY,
 ];
 
 /// A family of decoders that share one form of `config.json`.
@@ -42,6 +48,8 @@ pub struct Family {
     pub models: &'static str,
     /// What tells it from Llama.
     pub features: &'static str,
+    /// Whether blocks have experts.
+    pub sparse: bool,
     /// Reads a `config.json` of this family.
     pub(super) read: fn(&Source<'_>) -> Result<Arch>,
 }

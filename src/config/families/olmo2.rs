@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "Olmo2ForCausalLM",
     models: "OLMo 2 1B, 7B, 13B and 32B",
     features: "norms after attention and MLP only, norms over the whole width of q and k",
+    sparse: false,
     read,
 };
 

@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "Phi3ForCausalLM",
     models: "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4 mini",
     features: "q, k, v in one matrix, gate and up in another, partial rotary, longrope, an optional sliding window",
+    sparse: false,
     read,
 };
 

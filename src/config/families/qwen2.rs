@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "Qwen2ForCausalLM",
     models: "Qwen2, Qwen2.5, Qwen2.5-Coder, DeepSeek-R1-Distill-Qwen",
     features: "biases on q, k and v; an optional sliding window in the later blocks",
+    sparse: false,
     read,
 };
 

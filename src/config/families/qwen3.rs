@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "Qwen3ForCausalLM",
     models: "Qwen3 (dense)",
     features: "norms on each head of q and k; an optional sliding window in the later blocks",
+    sparse: false,
     read,
 };
 

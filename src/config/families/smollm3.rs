@@ -9,6 +9,7 @@ pub(super) static FAMILY: Family = Family {
     class_name: "SmolLM3ForCausalLM",
     models: "SmolLM3",
     features: "no rotary positions in every fourth block",
+    sparse: false,
     read,
 };
 

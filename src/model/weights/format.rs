@@ -193,6 +193,8 @@ pub enum Numbers<'a> {
     F32(&'a [f32]),
     /// As U8.
     U8(&'a [u8]),
+    /// So many, as F32, which are fetched when their turn comes.
+    Fetched(usize),
 }
 
 impl Numbers<'_> {
@@ -200,12 +202,13 @@ impl Numbers<'_> {
         match self {
             Self::F32(values) => values.len(),
             Self::U8(values) => values.len(),
+            Self::Fetched(count) => count,
         }
     }
 
     const fn dtype(self) -> (&'static str, u64) {
         match self {
-            Self::F32(_) => ("F32", 4),
+            Self::F32(_) | Self::Fetched(_) => ("F32", 4),
             Self::U8(_) => ("U8", 1),
         }
     }
@@ -233,8 +236,24 @@ pub fn write_safetensors_to(
     tensors: &[(String, Vec<usize>, &[f32])],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
-    let numbers = tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values)));
-    write_numbers_to(writer, &numbers.collect::<Vec<_>>(), metadata)
+    write_safetensors_with(writer, tensors, &[], &|_| Err(io::ErrorKind::NotFound.into()), metadata)
+}
+
+/// As [`write_safetensors_to`], with further F32 tensors that are fetched one at a time.
+///
+/// # Errors
+/// As [`write_numbers_to`], and those of `fetch`.
+pub fn write_safetensors_with(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    further: &[(String, Vec<usize>)],
+    fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
+    let here = tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values)));
+    let later =
+        |(name, shape): &(String, Vec<usize>)| (name.clone(), shape.clone(), Numbers::Fetched(shape.iter().product()));
+    write_all(writer, &here.chain(further.iter().map(later)).collect::<Vec<_>>(), fetch, metadata)
 }
 
 /// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
@@ -245,6 +264,15 @@ pub fn write_safetensors_to(
 pub fn write_numbers_to(
     writer: &mut dyn Write,
     tensors: &[(String, Vec<usize>, Numbers<'_>)],
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
+    write_all(writer, tensors, &|_| Err(io::ErrorKind::NotFound.into()), metadata)
+}
+
+fn write_all(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, Numbers<'_>)],
+    fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
     let mut sorted: Vec<_> = tensors.iter().collect();
@@ -271,15 +299,25 @@ pub fn write_numbers_to(
     writer.write_all(&(text.len() as u64).to_le_bytes())?;
     writer.write_all(&text)?;
     let mut buffer = Vec::with_capacity(CHUNK_BYTES);
-    for (_, _, values) in sorted {
+    let mut floats = |writer: &mut dyn Write, values: &[f32]| {
+        for chunk in values.chunks(CHUNK_BYTES / 4) {
+            buffer.clear();
+            buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
+            writer.write_all(&buffer)?;
+        }
+        Ok::<_, io::Error>(())
+    };
+    for (name, shape, values) in sorted {
         match values {
             Numbers::U8(bytes) => writer.write_all(bytes)?,
-            Numbers::F32(values) => {
-                for chunk in values.chunks(CHUNK_BYTES / 4) {
-                    buffer.clear();
-                    buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
-                    writer.write_all(&buffer)?;
+            Numbers::F32(values) => floats(writer, values)?,
+            Numbers::Fetched(count) => {
+                let values = fetch(name)?;
+                if values.len() != *count {
+                    let message = format!("tensor {name:?} {shape:?} of {} values", values.len());
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
                 }
+                floats(writer, &values)?;
             }
         }
     }

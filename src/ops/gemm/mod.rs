@@ -38,7 +38,9 @@ impl<'a> From<&'a Vec<f32>> for Store<'a> {
 }
 
 impl Store<'_> {
-    const fn len(self) -> usize {
+    /// How many numbers.
+    #[allow(clippy::len_without_is_empty)] // no matrix is empty
+    pub const fn len(self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
@@ -66,6 +68,11 @@ impl<'a> Matrix<'a> {
     /// Row-major `data: [rows, width]` as it is: element (m, k) is `data[m * width + k]`.
     pub fn rows(data: impl Into<Store<'a>>, width: usize) -> Self {
         Self { data: data.into(), row: width, col: 1 }
+    }
+
+    /// Element (m, k) is `data[m * row + k * col]`.
+    pub fn strided(data: &'a [f32], row: usize, col: usize) -> Self {
+        Self { data: Store::F32(data), row, col }
     }
 
     /// Row-major `data: [rows, width]` transposed: element (m, k) is `data[k * width + m]`.

@@ -108,6 +108,8 @@ pub enum Target<'a> {
     Rows(&'a mut [f32]),
     /// `out: [n, m]` row-major.
     Transposed(&'a mut [f32]),
+    /// Element (m, n) is `out[m * row + n * col]`: out, row, col.
+    Strided(&'a mut [f32], usize, usize),
 }
 
 /// Adds `sum_t y[t, m] x[t, n]` to `out`. `y` is `[tokens, m]`, `x` is `[tokens, n]`; unused lanes must be zero in one of them.
@@ -120,8 +122,9 @@ pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
     let (out, row, col) = match out {
         Target::Rows(out) => (out, cols, 1),
         Target::Transposed(out) => (out, 1, rows),
+        Target::Strided(out, row, col) => (out, row, col),
     };
-    assert_eq!(out.len(), rows * cols, "out holds [{rows}, {cols}]");
+    assert!((rows - 1) * row + (cols - 1) * col < out.len(), "out holds [{rows}, {cols}]");
     let job = OuterJob {
         out: out.as_mut_ptr(),
         row,

@@ -90,22 +90,20 @@ fn a_key_given_twice_is_refused_with_both_places() {
 fn keys_of_later_versions_are_refused_by_name() {
     for text in [
         "tuning: {mode: qlora}",
-        "tuning: {mode: freeze}",
+        "tuning: {lora: {init_lora_weights: loftq}}",
+        "tuning: {lora: {init_lora_weights: olora}}",
         "tuning: {backend: bnb}",
-        "tuning: {lora: {use_dora: true}}",
-        "model: {revision: v2}",
         "model: {type: seq2seq}",
         "train: {batch_size: auto}",
         "train: {grad_accum: auto}",
         "train: {strategy: ddp}",
         "train: {fp16: true}",
-        "train: {optim: paged_adamw_8bit}",
+        "train: {optim: galore_adamw}",
         "train: {metric_for_best_model: rouge}",
         "train: {target_tokens_per_device_step: 8192}",
         "train: {ddp_find_unused_parameters: false}",
         "train: {predict_with_generate: true}",
-        "train: {lr_scheduler_type: polynomial}",
-        "data: {datasets: []}",
+        "train: {lr_scheduler_type: reduce_lr_on_plateau}",
         "block_size: 1024",
         "mode: dapt",
         "deepspeed: x.json",
@@ -194,8 +192,10 @@ fn a_run_needs_a_model_and_rows() {
     assert!(run(&["model.name=x"]).unwrap_err().message().contains("data.train_path is not set"));
     assert!(run(&["model.local_dir=x", "data.train_path=y"]).is_ok());
     assert!(run(&["model.name=Qwen/Qwen3-0.6B", "model.revision=main", "data.train_path=y"]).is_ok());
-    let secret = run(&["model.token=hf_secret"]).unwrap_err().to_string();
-    assert!(secret.contains("HF_TOKEN") && !secret.contains("hf_secret"), "{secret}");
+    for word in ["model.token=hf_secret", "HF_TOKEN=hf_secret"] {
+        let text = run(&[word]).unwrap_err().to_string();
+        assert!(text.contains("=***") && !text.contains("hf_secret"), "{text}");
+    }
 }
 
 #[test]

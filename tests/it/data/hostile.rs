@@ -176,7 +176,8 @@ fn broken_files_name_their_line() {
     assert_refused(load_text("rows.csv", "text\na\nb,c\n"), &["rows.csv:3", "malformed CSV"]);
     assert_refused(load_text("rows.csv", b"text\n\xff\n"), &["rows.csv:2", "UTF-8"]);
     assert_refused(load_text("rows.jsonl", b"\xff\xfe{\x00}\x00"), &["UTF-16"]);
-    assert_refused(load_text("rows.parquet", "PAR1"), &["no known extension"]);
+    assert_refused(load_text("rows.xlsx", "PK"), &["no known extension"]);
+    assert_refused(load_text("rows.parquet", "PAR1"), &["rows.parquet: malformed Parquet file"]);
     assert_refused(super::load_with(&super::config(&PathBuf::from("/nowhere/rows.jsonl"))), &["/nowhere/rows.jsonl"]);
     assert_refused(load_text("rows.jsonl", "[".repeat(200_000)), &["rows.jsonl:1"]);
 }

@@ -6,7 +6,7 @@ use tunesmith::data::row::Conversation;
 use tunesmith::data::template::Rendered;
 use tunesmith::data::{ChatTemplate, IGNORE, encode, mask};
 
-use super::{assert_refused, config, golden, load_text, load_with, texts, tokenizer};
+use super::{assert_refused, config, examples, golden, load_text, load_with, texts, tokenizer};
 
 fn chat(turns: &[(&str, &str)]) -> Conversation {
     let message = |(role, content): &(&str, &str)| json!({"role": role, "content": content});
@@ -115,14 +115,15 @@ fn bos_comes_once_and_the_turn_ends_supervised() {
     let row = json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]});
     let data = load_text("rows.jsonl", row.to_string()).unwrap();
     let bos = data.tokenizer.id("<s>").unwrap();
-    assert_eq!(data.train.ids(0).iter().filter(|&&id| id == bos).count(), 1);
+    let example = data.train.example(0).unwrap();
+    assert_eq!(example.input_ids.iter().filter(|&&id| id == bos).count(), 1);
     assert_eq!(texts(&data, 0).1, "ho<|eot_id|>");
-    assert_eq!(*data.train.labels(0).last().unwrap(), data.tokenizer.id("<|eot_id|>").unwrap() as i32);
-    let stops: Vec<String> = data.stop_ids().into_iter().filter_map(|id| data.tokenizer.token(id)).collect();
+    assert_eq!(*example.labels.last().unwrap(), data.tokenizer.id("<|eot_id|>").unwrap() as i32);
+    let stops: Vec<String> = data.stop_ids().unwrap().into_iter().filter_map(|id| data.tokenizer.token(id)).collect();
     assert_eq!(stops, ["</s>", "<|eot_id|>"]);
-    let (prompt, answer) = data.train.prompt(0);
-    assert!(data.tokenizer.decode(prompt, false).unwrap().ends_with("assistant<|end_header_id|>\n\n"));
-    assert_eq!(data.tokenizer.decode(answer, false).unwrap(), "ho<|eot_id|>");
+    let (prompt, answer) = data.train.prompt(0).unwrap();
+    assert!(data.tokenizer.decode(&prompt, false).unwrap().ends_with("assistant<|end_header_id|>\n\n"));
+    assert_eq!(data.tokenizer.decode(&answer, false).unwrap(), "ho<|eot_id|>");
 }
 
 #[test]
@@ -140,7 +141,7 @@ fn a_pad_token_that_is_eos_changes_nothing() {
     let mut settings: Value = serde_json::from_str(&text).unwrap();
     settings["pad_token"] = json!("</s>");
     std::fs::write(&path, settings.to_string()).unwrap();
-    assert_eq!(load().train, before.train);
+    assert_eq!(examples(&load().train), examples(&before.train));
     assert_eq!(texts(&before, 0).1, "a </s> b</s>".replacen('a', "", 0), "every EOS is learned");
     assert_eq!(texts(&before, 1).1, "b</s><|im_end|>");
 }
@@ -172,7 +173,7 @@ fn rows_that_are_too_long_are_cut_or_left_out_and_counted() {
         config.data.truncation = truncation;
         let data = load_with(&config).unwrap();
         let counts = &data.report.train;
-        (data.train.ids(0).to_vec(), counts.truncated, counts.too_long, data.report.warnings.len())
+        (data.train.example(0).unwrap().input_ids, counts.truncated, counts.too_long, data.report.warnings.len())
     };
     assert_eq!(cut(Truncation::Right), (vec![1, 2, 3], 1, 0, 1));
     assert_eq!(cut(Truncation::Left), (vec![3, 4, 5], 1, 0, 1));

@@ -66,8 +66,9 @@ fn plain_text_ends_with_eos_and_a_prompt_carries_no_loss() {
 fn tokenized_rows_are_taken_as_they_are() {
     let rows = "{\"input_ids\": [5, 6, 7], \"labels\": [-100, 6, 9]}\n{\"input_ids\": [5, 6, 7], \"attention_mask\": [1, 1, 1]}\n";
     let data = load_text("rows.jsonl", rows).unwrap();
-    assert_eq!((data.train.ids(0), data.train.labels(0)), (&[5, 6, 7][..], &[-100, 6, 9][..]));
-    assert_eq!(data.train.labels(1), [5, 6, 7]);
+    let examples = super::examples(&data.train);
+    assert_eq!((&*examples[0].input_ids, &*examples[0].labels), (&[5, 6, 7][..], &[-100, 6, 9][..]));
+    assert_eq!(examples[1].labels, [5, 6, 7]);
     let beyond = load_text("rows.jsonl", "{\"input_ids\": [5, 1000]}");
     assert_refused(beyond, &["rows.jsonl:1", "vocabulary mismatch", "1000"]);
     assert_refused(load_text("rows.jsonl", "{\"input_ids\": [5, 6], \"labels\": [5, 1000]}"), &["vocabulary mismatch"]);

@@ -2,6 +2,7 @@
 mod ends;
 mod events;
 pub(super) mod fixture;
+mod optim;
 mod refusals;
 mod resume;
 mod signals;

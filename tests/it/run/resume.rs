@@ -15,9 +15,9 @@ use super::fixture::Fixture;
 const AT_FINAL_WEIGHTS: u64 = u64::MAX - 1;
 
 /// Asks for a stop while step `at` is being reported.
-struct StopAt {
-    stop: Stop,
-    at: u64,
+pub struct StopAt {
+    pub stop: Stop,
+    pub at: u64,
 }
 
 impl Progress for StopAt {
@@ -40,7 +40,7 @@ impl Observer for StopAt {
 }
 
 /// Runs in this process until the end or until after step `stop_at`; says whether it came to the end.
-fn go(config: &Path, words: &[&str], stop_at: u64) -> bool {
+pub fn go(config: &Path, words: &[&str], stop_at: u64) -> bool {
     let words: Vec<String> = words.iter().map(|&word| word.to_owned()).collect();
     let resolved = config::load(config, &words, &[], &[]).unwrap();
     let observer = StopAt { stop: Stop::default(), at: stop_at };
@@ -84,7 +84,7 @@ pub fn assert_same_ending(one: &Path, other: &Path, last: u64, stopped_at_the_en
     }
 }
 
-fn straight_equals_stopped(extra: &[&str], stops: &[u64]) {
+pub fn straight_equals_stopped(extra: &[&str], stops: &[u64]) {
     let fixture = Fixture::new();
     let last = 14; // steps of 24 rows / 4: six an epoch
     let mut lines = vec!["train.max_steps: 14", "train.eval_strategy: steps", "train.eval_steps: 4"];

@@ -1,0 +1,326 @@
+"""The golden traces of the optimizers and schedules: fifty steps of each on a few tensors, against the library it comes from.
+
+    python scripts/golden/optim.py --out tests/golden/optim
+
+Values and gradients are drawn by counters (`draw`), which the test repeats, so that only results are stored: the values after
+some steps, and of 8-bit states the bytes. The learning rate falls on a line; matrices decay, vectors don't; as the Trainer does it.
+"""
+import argparse
+import json
+import os
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+STEPS, KEPT = 50, (1, 10, 50)
+SHAPES = {"square": (16, 16), "wide": (7, 33), "high": (37, 5), "vector": (29,)}
+LARGE = {"large": (67, 65), "small": (9, 11)}
+DECAY = 0.1
+MASK = (1 << 64) - 1
+
+
+def mix(z):
+    """SplitMix64's finalizer on an array of uint64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def draw(stream, step, shape):
+    """Numbers in -1..1, exact in f32, each then scaled by a power of two from 1 to 2^-7."""
+    start = (stream * 0x9E3779B97F4A7C15 + step * 0xD1342543DE82EF95) & MASK
+    count = int(np.prod(shape))
+    with np.errstate(over="ignore"):
+        bits = mix(np.uint64(start) + np.arange(count, dtype=np.uint64) * np.uint64(0x2545F4914F6CDD1D))
+    number = (bits >> np.uint64(40)).astype(np.float32) / np.float32(1 << 23) - np.float32(1)
+    scale = np.float32(2) ** -(bits & np.uint64(7)).astype(np.float32)
+    return torch.from_numpy((number * scale).reshape(shape))
+
+
+def rate(peak, step):
+    """The learning rate of step 1, 2, ..."""
+    return peak * (1 - (step - 1) / 100)
+
+
+def trace(shapes, peak, build, before=None, after=None):
+    """Values after the kept steps. `build` makes optimizers from (matrices, vectors)."""
+    tensors = {name: torch.nn.Parameter(draw(index + 1, 0, shape)) for index, (name, shape) in enumerate(shapes.items())}
+    matrices = [tensor for tensor in tensors.values() if tensor.ndim == 2]
+    vectors = [tensor for tensor in tensors.values() if tensor.ndim == 1]
+    optimizers = build(matrices, vectors)
+    kept = {}
+    for step in range(1, STEPS + 1):
+        for index, tensor in enumerate(tensors.values()):
+            tensor.grad = draw(index + 1, step, tuple(tensor.shape))
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate(peak, step)
+            if before:
+                before(optimizer)
+            optimizer.step()
+        if step in KEPT:
+            for name, tensor in tensors.items():
+                kept[f"{name}.{step}"] = tensor.detach().numpy().copy()
+        if after:
+            after(step, tensors, optimizers, kept)
+    return kept
+
+
+def groups(matrices, vectors, **more):
+    groups = [dict(params=matrices, weight_decay=DECAY, **more)]
+    return groups + [dict(params=vectors, weight_decay=0.0, **more)] if vectors else groups
+
+
+def one(kind, **arguments):
+    return lambda matrices, vectors: [kind(groups(matrices, vectors), **arguments)]
+
+
+def adamw():
+    return trace(SHAPES, 1e-2, one(torch.optim.AdamW, lr=1.0, betas=(0.9, 0.99), eps=1e-8))
+
+
+def sgd(**arguments):
+    return trace(SHAPES, 1e-2, one(torch.optim.SGD, lr=1.0, **arguments))
+
+
+def adafactor(**arguments):
+    from transformers.optimization import Adafactor
+
+    return trace(SHAPES, 1e-2, one(Adafactor, lr=1.0, relative_step=False, **arguments))
+
+
+def lion():
+    from lion_pytorch import Lion
+
+    return trace(SHAPES, 1e-3, one(Lion, lr=1.0, betas=(0.9, 0.99)))
+
+
+def lion_bitsandbytes():
+    import bitsandbytes
+
+    return trace(SHAPES, 1e-3, one(bitsandbytes.optim.Lion, lr=1.0, betas=(0.9, 0.99)))
+
+
+def adamw_8bit():
+    """bitsandbytes on the CPU, with the quantization of its plain-PyTorch backend: each value becomes the nearest entry of the
+    map, as on a GPU. The CPU library's own looks entries up in a table of 65536 places, too coarse for the small ones.
+    """
+    import bitsandbytes
+    from bitsandbytes.backends.cpu import ops
+
+    def quantize(values, code, absmax_out, out, blocksize):
+        flat = torch.nn.functional.pad(values.reshape(-1), (0, -values.numel() % blocksize)).reshape(-1, blocksize)
+        absmax = flat.abs().max(dim=-1)[0]
+        scaled = torch.clamp(flat * (1.0 / absmax.clamp(min=1e-38).view(-1, 1)), -1, 1).reshape(-1)[: values.numel()]
+        bounds = (code[:-1] + code[1:]) / 2
+        out.copy_(torch.bucketize(scaled, bounds, out_int32=True).to(torch.uint8).reshape(out.shape))
+        absmax_out.copy_(absmax)
+
+    ops._quant_blockwise_fp32_direct = quantize
+
+    def keep(step, tensors, optimizers, kept):
+        if step not in KEPT:
+            return
+        state = optimizers[0].state[tensors["large"]]
+        for name in ("state1", "state2", "absmax1", "absmax2"):
+            kept[f"large.{name}.{step}"] = state[name].numpy().copy()
+        kept["qmap1"], kept["qmap2"] = state["qmap1"].numpy().copy(), state["qmap2"].numpy().copy()
+
+    build = one(bitsandbytes.optim.AdamW8bit, lr=1.0, betas=(0.9, 0.99), eps=1e-8)
+    return trace(LARGE, 1e-2, build, after=keep)
+
+
+def muon(double=True, **arguments):
+    """PyTorch's Muon with the iteration in float64 instead of bfloat16; AdamW for the vector."""
+    module = torch.optim._muon
+    bfloat16 = torch.bfloat16
+
+    def build(matrices, vectors):
+        rest = torch.optim.AdamW(vectors, lr=1.0, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
+        return [torch.optim.Muon(matrices, lr=1.0, weight_decay=DECAY, **arguments), rest]
+
+    original = module._zeropower_via_newtonschulz
+
+    def precise(grad, coefficients, steps, eps):
+        torch.bfloat16 = torch.float64
+        try:
+            return original(grad, coefficients, steps, eps).to(torch.float32)
+        finally:
+            torch.bfloat16 = bfloat16
+
+    module._zeropower_via_newtonschulz = precise if double else original
+    try:
+        return trace(SHAPES, 1e-2, build)
+    finally:
+        module._zeropower_via_newtonschulz = original
+
+
+def schedule_free(**arguments):
+    """The trained values, and as NAME.STEP.x those to evaluate."""
+    import schedulefree
+
+    def build(matrices, vectors):
+        optimizer = schedulefree.AdamWScheduleFree(groups(matrices, vectors), lr=1.0, betas=(0.9, 0.99), eps=1e-8, **arguments)
+        optimizer.train()
+        return [optimizer]
+
+    def keep(step, tensors, optimizers, kept):
+        if step not in KEPT:
+            return
+        saved = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        optimizers[0].eval()
+        for name, tensor in tensors.items():
+            kept[f"{name}.{step}.x"] = tensor.detach().numpy().copy()
+        optimizers[0].train()
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                tensor.copy_(saved[name])
+
+    return trace(SHAPES, 1e-2, build, after=keep)
+
+
+def ema():
+    """The moving average of AdamW's values."""
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    averages = {}
+
+    def keep(step, tensors, optimizers, kept):
+        if not averages:
+            averages["model"] = AveragedModel(torch.nn.ParameterDict(tensors), multi_avg_fn=get_ema_multi_avg_fn(0.95))
+        averages["model"].update_parameters(torch.nn.ParameterDict(tensors))
+        if step in KEPT:
+            for name, tensor in averages["model"].module.items():
+                kept[f"{name}.{step}"] = tensor.detach().numpy().copy()
+
+    return trace(SHAPES, 1e-2, one(torch.optim.AdamW, lr=1.0, betas=(0.9, 0.99), eps=1e-8), after=keep)
+
+
+OPTIMIZERS = {
+    "adamw": adamw,
+    "sgd": lambda: sgd(),
+    "sgd_momentum": lambda: sgd(momentum=0.9, dampening=0.1),
+    "sgd_nesterov": lambda: sgd(momentum=0.9, nesterov=True),
+    "adafactor": lambda: adafactor(scale_parameter=False),
+    "adafactor_scaled": lambda: adafactor(scale_parameter=True, beta1=0.9, clip_threshold=0.5, decay_rate=-0.7),
+    "lion": lion,
+    "adamw_8bit": adamw_8bit,
+    "muon": lambda: muon(),
+    "muon_rms": lambda: muon(adjust_lr_fn="match_rms_adamw", nesterov=False, momentum=0.9, ns_steps=4),
+    "muon_spectral": lambda: muon(adjust_lr_fn="spectral_unclamped"),
+    "schedule_free": lambda: schedule_free(),
+    "schedule_free_power": lambda: schedule_free(r=0.5, weight_lr_power=1.0),
+    "ema": ema,
+}
+
+# form, arguments, warm-up, steps
+SCHEDULES = [
+    ("constant", {}, 0, 50),
+    ("constant_with_warmup", {}, 7, 50),
+    ("linear", {}, 7, 50),
+    ("cosine", {}, 7, 50),
+    ("cosine", {"num_cycles": 1.25}, 0, 50),
+    ("cosine_with_restarts", {}, 5, 50),
+    ("cosine_with_restarts", {"num_cycles": 3}, 5, 50),
+    ("polynomial", {}, 5, 50),
+    ("polynomial", {"lr_end": 1e-5, "power": 2.5}, 5, 50),
+    ("inverse_sqrt", {}, 5, 50),
+    ("inverse_sqrt", {}, 0, 50),
+    ("inverse_sqrt", {"timescale": 20}, 5, 50),
+    ("cosine_with_min_lr", {"min_lr": 1e-4}, 5, 50),
+    ("cosine_with_min_lr", {"min_lr_rate": 0.2, "num_cycles": 1.0}, 5, 50),
+    ("cosine_warmup_with_min_lr", {"min_lr_rate": 0.1}, 5, 50),
+    ("cosine_warmup_with_min_lr", {"min_lr": 1e-4, "warmup_lr_rate": 0.3}, 5, 50),
+    ("warmup_stable_decay", {"num_decay_steps": 20}, 5, 50),
+    ("warmup_stable_decay", {"num_decay_steps": 15, "num_stable_steps": 20, "min_lr_ratio": 0.1, "decay_type": "linear"}, 5, 50),
+    ("warmup_stable_decay", {"num_decay_steps": 20, "warmup_type": "cosine", "decay_type": "1-sqrt"}, 10, 50),
+    ("warmup_stable_decay", {"num_decay_steps": 20, "warmup_type": "1-sqrt", "num_cycles": 1.0, "min_lr_ratio": 0.2}, 10, 50),
+]
+
+
+def schedules():
+    """The rates of steps 0 to 54, also beyond the end."""
+    import transformers
+
+    out = []
+    for form, arguments, warmup, total in SCHEDULES:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2e-3)
+        schedule = transformers.get_scheduler(form, optimizer, warmup, total, scheduler_specific_kwargs=arguments)
+        rates = []
+        for _ in range(total + 5):
+            rates.append(schedule.get_last_lr()[0])
+            optimizer.step()
+            schedule.step()
+        out.append(dict(form=form, arguments=arguments, warmup=warmup, total=total, rates=rates))
+    return out
+
+
+def objectives():
+    """Gradients of the logits: with the Trainer's LabelSmoother, and with PaLM's z-loss."""
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    out = {}
+    labels = torch.tensor([[(at * 13) % 33 if at % 4 != 2 else -100 for at in range(18)]])
+    count = int((labels[:, 1:] != -100).sum())
+    for name, smoothing, z in (("smoothed", 0.1, 0.0), ("z", 0.0, 1e-2), ("both", 0.25, 1e-3)):
+        logits = (6 * draw(7, 0, (1, 18, 33))).requires_grad_()
+        loss = LabelSmoother(epsilon=smoothing)({"logits": logits}, labels, shift_labels=True, num_items_in_batch=count)
+        squares = torch.logsumexp(logits[:, :-1], dim=-1) ** 2
+        (loss + z * (squares * (labels[:, 1:] != -100)).sum() / count).backward()
+        out[name] = logits.grad[0].numpy().copy()
+    return out | {"labels": labels[0].numpy().astype(np.int32)}
+
+
+def loraplus():
+    """The learning rates and decays that PEFT's create_loraplus_optimizer gives, by tensor."""
+    import peft
+    import transformers
+    from peft.optimizers import create_loraplus_optimizer
+
+    sizes = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, vocab_size=32)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, tie_word_embeddings=False))
+    config = peft.LoraConfig(r=2, target_modules="all-linear", modules_to_save=["lm_head", "model.norm"])
+    model = peft.get_peft_model(model, config)
+    optimizer = create_loraplus_optimizer(model, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=16.0, loraplus_weight_decay=0.1)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+
+    def plain(name):
+        return name.removeprefix("base_model.model.").replace(".modules_to_save.default", "").replace(".default", "")
+
+    rows = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            rows.append(dict(name=plain(names[id(parameter)]), shape=list(parameter.shape), lr=group["lr"]))
+    return rows
+
+
+def main():
+    import importlib.metadata
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    out = parser.parse_args().out
+    torch.set_num_threads(1)
+    os.makedirs(out, exist_ok=True)
+    for name, make in OPTIMIZERS.items():
+        save_file(make(), f"{out}/{name}.safetensors")
+    names = ("torch", "transformers", "bitsandbytes", "lion-pytorch", "schedulefree", "numpy")
+    versions = {name: importlib.metadata.version(name) for name in names}
+    with open(f"{out}/schedules.json", "w", encoding="utf-8") as file:
+        file.write(json.dumps(dict(versions=versions, peak=2e-3, schedules=schedules()), indent=0))
+    save_file(objectives(), f"{out}/objectives.safetensors")
+    with open(f"{out}/loraplus.json", "w", encoding="utf-8") as file:
+        file.write(json.dumps(loraplus(), indent=0))
+    for name in os.listdir(out):
+        os.chmod(f"{out}/{name}", 0o644)
+    # Said here and not tested: how far the two libraries' Lion, and PyTorch's own bfloat16 Muon, are from what is stored.
+    theirs, other = lion(), lion_bitsandbytes()
+    print("lion-pytorch and bitsandbytes:", max(float(abs(theirs[key] - other[key]).max()) for key in theirs))
+    precise, rounded = muon(), muon(double=False)
+    print("muon in float64 and in bfloat16:", max(float(abs(precise[key] - rounded[key]).max()) for key in precise))
+
+
+if __name__ == "__main__":
+    main()

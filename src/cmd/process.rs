@@ -1,0 +1,150 @@
+//! `tunesmith process`: writes the rows that a run would train on, in one form, with a report of what became of them.
+use super::args::ConfigArgs;
+use super::data::{Bar, numbers, overview};
+use super::download::Downloads;
+use super::terminal;
+use crate::checkpoint::atomic::replace_file;
+use crate::checkpoint::disk::RealDisk;
+use crate::config::Config;
+use crate::config::arch::Arch;
+use crate::data::process::{Part as RowPart, rows};
+use crate::data::{self, Counts, Dataset};
+use crate::error::{Error, Result};
+use crate::hub::{self, Part};
+use serde_json::json;
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+
+/// Write the rows that a run would train on: read, cleared, mixed, in one form.
+///
+/// Beside FILE.jsonl (training rows) come FILE.validation.jsonl and FILE.test.jsonl where there are such rows, and the
+/// data report as FILE.report.json and FILE.report.md.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The file for the training rows
+    #[arg(long, value_name = "FILE.jsonl")]
+    out: PathBuf,
+    /// Print the report as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of [`ConfigArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when a file cannot be written.
+pub fn run(args: &Args) -> Result<()> {
+    if args.out.extension().is_none_or(|extension| extension != "jsonl") {
+        return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
+    }
+    let mut config = args.config.load(&[])?.config;
+    let downloads = Downloads::default();
+    let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
+    let bar = Bar::default();
+    let data = data::load(&config, &model_dir, vocabulary, &bar)?;
+    let mut written = Vec::new();
+    for part in RowPart::ALL {
+        written.extend(write(&data, &config, part, &args.out, &bar)?);
+    }
+    let sources = data.inputs.files();
+    let same = |written: &Written| sources.iter().find(|source| is_same(source, &written.target));
+    if let Some(source) = written.iter().find_map(same) {
+        return Err(Error::config(format!("--out would replace {}, which the rows are read from", source.display()))
+            .hint("name another file"));
+    }
+    let mut files = serde_json::Map::new();
+    for written in written {
+        files.insert(written.target.display().to_string(), written.rows.into());
+        written.publish()?;
+    }
+    let mut report = numbers(&data);
+    report["written"] = files.clone().into();
+    replace_file(&RealDisk, &args.out.with_extension("report.json"), &format!("{report:#}\n"))?;
+    let readable = readable(&data, &files);
+    replace_file(&RealDisk, &args.out.with_extension("report.md"), &readable)?;
+    terminal::print(&if args.json { format!("{report:#}\n") } else { readable })
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+/// A file that is complete but not at its place yet. It is removed unless it gets there.
+struct Written {
+    temporary: PathBuf,
+    target: PathBuf,
+    rows: u64,
+}
+
+impl Written {
+    fn publish(&self) -> Result<()> {
+        fs::rename(&self.temporary, &self.target).map_err(|error| Error::io("write", &self.target, &error))
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+/// Writes the rows of a part beside their place; nothing if there is no such part.
+fn write(data: &Dataset, config: &Config, part: RowPart, out: &Path, bar: &Bar) -> Result<Option<Written>> {
+    let target =
+        if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) };
+    if let Some(folder) = target.parent() {
+        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+    }
+    let temporary = target.with_extension(format!("tmp-{}", std::process::id()));
+    let failed = |error: std::io::Error| Error::io("write", &target, &error);
+    let file = File::create(&temporary).map_err(failed)?;
+    let mut written = Written { temporary, target: target.clone(), rows: 0 };
+    let mut file = BufWriter::with_capacity(1 << 20, file);
+    let count = rows(data, config, part, bar, &mut |row| writeln!(file, "{row}").map_err(failed))?;
+    let Some(count) = count else { return Ok(None) };
+    file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)?;
+    written.rows = count;
+    Ok(Some(written))
+}
+
+/// What is read off the counts of a set.
+type Count = fn(&Counts) -> u64;
+
+/// The report for people, in Markdown.
+fn readable(data: &Dataset, files: &serde_json::Map<String, serde_json::Value>) -> String {
+    let mut text = String::from("# Data report\n\n");
+    for (file, rows) in files {
+        let _ = writeln!(text, "- `{file}`: {rows} rows");
+    }
+    let _ = writeln!(text, "\n```\n{}```\n", overview(data, false));
+    let report = &data.report;
+    let sets =
+        [("train", Some(&report.train)), ("validation", report.validation.as_ref()), ("test", report.test.as_ref())];
+    text.push_str("| rows | ");
+    let sets: Vec<(&str, &Counts)> = sets.into_iter().filter_map(|(name, counts)| Some((name, counts?))).collect();
+    let _ = writeln!(text, "{} |", sets.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" | "));
+    let _ = writeln!(text, "|---|{}", "---|".repeat(sets.len()));
+    let lines: [(&str, Count); 10] = [
+        ("read", |counts| counts.rows),
+        ("with tokens and labels", |counts| counts.kept),
+        ("cut to the longest length", |counts| counts.truncated),
+        ("left out: too long", |counts| counts.too_long),
+        ("left out: below data.min_length", |counts| counts.below_min_length),
+        ("left out: above data.max_length", |counts| counts.above_max_length),
+        ("left out: no label", |counts| counts.unlabeled),
+        ("left out: repeats an earlier row", |counts| counts.duplicates.rows),
+        ("left out: nearly repeats an earlier row", |counts| counts.near_duplicates.rows),
+        ("also in the evaluation rows", |counts| counts.contaminated.rows),
+    ];
+    for (what, count) in lines {
+        let cells: Vec<String> = sets.iter().map(|(_, counts)| json!(count(counts)).to_string()).collect();
+        let _ = writeln!(text, "| {what} | {} |", cells.join(" | "));
+    }
+    text
+}

@@ -1,0 +1,87 @@
+//! Which files make up each set of rows, from the configuration: patterns expanded, sources of `data.datasets` one by
+//! one.
+use std::path::PathBuf;
+
+use super::row::Form;
+use super::source::glob;
+use crate::config::{Config, DatasetSpec, Format};
+use crate::error::{Error, Result};
+
+/// Files that are read as one: a path setting, or a source of a mix.
+#[derive(Debug, Clone)]
+pub struct Input {
+    /// The setting that names it, for messages: `data.train_path`.
+    pub setting: String,
+    /// What it names, in short.
+    pub name: String,
+    /// The files, in order.
+    pub paths: Vec<PathBuf>,
+    /// The form of their rows; none for `auto`.
+    pub format: Option<Form>,
+    /// Its weight in the mix.
+    pub weight: Option<f64>,
+}
+
+/// All files of a configuration.
+#[derive(Debug, Clone, Default)]
+pub struct Inputs {
+    /// Training rows: at least one input.
+    pub train: Vec<Input>,
+    /// `data.val_path`.
+    pub validation: Option<Input>,
+    /// `data.test_path`.
+    pub test: Option<Input>,
+}
+
+impl Inputs {
+    /// Finds the files.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: no training rows are named. [`crate::Kind::Data`]: a pattern matches nothing.
+    pub fn of(config: &Config) -> Result<Self> {
+        let data = &config.data;
+        let files = |setting: &str, paths: &[PathBuf]| -> Result<Option<Input>> {
+            if paths.is_empty() {
+                return Ok(None);
+            }
+            let names: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            Ok(Some(Input {
+                setting: setting.to_owned(),
+                name: names.join(", "),
+                paths: glob::expand(paths, setting)?,
+                format: Form::of(data.format),
+                weight: None,
+            }))
+        };
+        let train = match files("data.train_path", &data.train_path)? {
+            Some(input) => vec![input],
+            None => data
+                .datasets
+                .iter()
+                .zip(1..)
+                .map(|(spec, number)| source(spec, number, data.format))
+                .collect::<Result<_>>()?,
+        };
+        if train.is_empty() {
+            return Err(Error::config("data.train_path is not set").hint("data.train_path=rows.jsonl"));
+        }
+        let (validation, test) = (files("data.val_path", &data.val_path)?, files("data.test_path", &data.test_path)?);
+        Ok(Self { train, validation, test })
+    }
+
+    /// All of them.
+    pub fn files(&self) -> Vec<&PathBuf> {
+        self.train.iter().chain(&self.validation).chain(&self.test).flat_map(|input| &input.paths).collect()
+    }
+}
+
+fn source(spec: &DatasetSpec, number: usize, format: Format) -> Result<Input> {
+    let setting = format!("data.datasets: source {number}");
+    let names: Vec<String> = spec.path.iter().map(|path| path.display().to_string()).collect();
+    let name = spec.name.clone().unwrap_or_else(|| names.join(", "));
+    if spec.path.is_empty() {
+        return Err(Error::config(format!("{setting}: {name} was not fetched from the hub")));
+    }
+    let paths = glob::expand(&spec.path, &setting)?;
+    Ok(Input { setting, name, paths, format: Form::of(spec.format.unwrap_or(format)), weight: spec.weight })
+}

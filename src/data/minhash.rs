@@ -1,0 +1,162 @@
+//! Likeness of texts: words, shingles, `MinHash` signatures of 128 permutations, and the bands by which likely pairs
+//! are found without comparing all with all (locality-sensitive hashing). Everything is fixed: the same rows give the
+//! same pairs on every machine.
+
+/// Permutations of a signature.
+pub const PERMUTATIONS: usize = 128;
+/// Words of a shingle.
+pub const SHINGLE: usize = 5;
+
+/// The numbers of a signature are below this.
+const LIMIT: u32 = 1 << 31;
+
+/// A good mixture of 64 bits (the finaliser of `SplitMix64`).
+const fn mixed(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// Hashes of the words of a text, added to `words`: runs of letters and digits, without case. Letters of scripts that
+/// put no spaces between words are words of their own.
+pub fn add_words(text: &str, words: &mut Vec<u64>) {
+    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+    let (mut word, mut open) = (OFFSET, false);
+    let mut close = |word: &mut u64, open: &mut bool| {
+        if std::mem::take(open) {
+            words.push(mixed(*word));
+        }
+        *word = OFFSET;
+    };
+    for letter in text.chars() {
+        if !letter.is_alphanumeric() {
+            close(&mut word, &mut open);
+            continue;
+        }
+        let alone = matches!(letter, '\u{0e00}'..='\u{0eff}' | '\u{3040}'..='\u{30ff}' | '\u{3400}'..='\u{9fff}' | '\u{20000}'..='\u{3ffff}');
+        if alone {
+            close(&mut word, &mut open);
+        }
+        for lower in letter.to_lowercase() {
+            word = (word ^ u64::from(lower)).wrapping_mul(0x0100_0000_01b3);
+        }
+        open = true;
+        if alone {
+            close(&mut word, &mut open);
+        }
+    }
+    close(&mut word, &mut open);
+}
+
+/// One hash of some words in their order.
+pub fn sequence(words: &[u64]) -> u64 {
+    words.iter().fold(words.len() as u64, |hash, &word| mixed(hash.rotate_left(5) ^ word))
+}
+
+/// Hashes of every `size` words in a row, sorted, each once; of a shorter text all words together.
+pub fn shingles(words: &[u64], size: usize) -> Vec<u64> {
+    let mut hashes: Vec<u64> = match words {
+        [] => Vec::new(),
+        short if short.len() < size => vec![sequence(short)],
+        long => long.windows(size).map(sequence).collect(),
+    };
+    hashes.sort_unstable();
+    hashes.dedup();
+    hashes
+}
+
+/// The signature of a text; nothing of one without words.
+pub fn signature(words: &[u64]) -> Option<Vec<u32>> {
+    let shingles = shingles(words, SHINGLE);
+    if shingles.is_empty() {
+        return None;
+    }
+    let mut least = vec![u32::MAX; PERMUTATIONS];
+    let factors: Vec<(u64, u64)> =
+        (0..PERMUTATIONS as u64).map(|nth| (mixed(2 * nth + 1) | 1, mixed(2 * nth + 2))).collect();
+    for shingle in shingles {
+        for (least, (factor, term)) in least.iter_mut().zip(&factors) {
+            // The upper bits of a product are a universal hash.
+            let hash = (shingle.wrapping_mul(*factor).wrapping_add(*term) >> 33) as u32;
+            *least = (*least).min(hash);
+        }
+    }
+    debug_assert!(least.iter().all(|&number| number < LIMIT));
+    Some(least)
+}
+
+/// How alike two texts are (Jaccard, estimated): the share of the permutations in which they agree.
+pub fn likeness(one: &[u32], other: &[u32]) -> f64 {
+    let same = one.iter().zip(other).filter(|(one, other)| one == other).count();
+    same as f64 / one.len().max(1) as f64
+}
+
+/// Bands and rows of a band, such that pairs above the threshold are rarely missed and few others are looked at: the
+/// sum of both errors is least.
+pub fn bands(threshold: f64) -> (usize, usize) {
+    const STEPS: usize = 200;
+    let error = |bands: usize, rows: usize| -> f64 {
+        let candidate = |likeness: f64| 1.0 - (1.0 - likeness.powi(rows as i32)).powi(bands as i32);
+        let at = |step: usize| (step as f64 + 0.5) / STEPS as f64;
+        (0..STEPS)
+            .map(at)
+            .map(|likeness| if likeness < threshold { candidate(likeness) } else { 1.0 - candidate(likeness) })
+            .sum()
+    };
+    let choices = (1..=PERMUTATIONS).flat_map(|rows| (1..=PERMUTATIONS / rows).map(move |bands| (bands, rows)));
+    let best =
+        choices.map(|(bands, rows)| (error(bands, rows), bands, rows)).min_by(|one, other| one.0.total_cmp(&other.0));
+    best.map_or((PERMUTATIONS, 1), |(_, bands, rows)| (bands, rows))
+}
+
+/// The key of a band of a signature.
+pub fn band(signature: &[u32], band: usize, rows: usize) -> u64 {
+    signature[band * rows..(band + 1) * rows]
+        .iter()
+        .fold(0, |key, &number| mixed(key ^ u64::from(number)).rotate_left(7))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<u64> {
+        let mut words = Vec::new();
+        add_words(text, &mut words);
+        words
+    }
+
+    #[test]
+    fn words_have_no_case_and_no_punctuation() {
+        assert_eq!(words("Hello, World! 42"), words("hello   world (42)"));
+        assert_ne!(words("hello world"), words("helloworld"));
+        assert_eq!(words("漢字x").len(), 3);
+        assert_eq!(words("... --").len(), 0);
+    }
+
+    #[test]
+    fn the_estimate_is_near_the_true_likeness() {
+        let text = |from: usize, to: usize| (from..to).map(|word| format!("word{word}")).collect::<Vec<_>>().join(" ");
+        for (one, other) in
+            [((0, 400), (0, 400)), ((0, 400), (40, 440)), ((0, 300), (150, 450)), ((0, 200), (500, 700))]
+        {
+            let (one, other) = (words(&text(one.0, one.1)), words(&text(other.0, other.1)));
+            let (first, second) = (shingles(&one, SHINGLE), shingles(&other, SHINGLE));
+            let both = first.iter().filter(|hash| second.binary_search(hash).is_ok()).count();
+            let exact = both as f64 / (first.len() + second.len() - both) as f64;
+            let estimate = likeness(&signature(&one).unwrap(), &signature(&other).unwrap());
+            assert!((estimate - exact).abs() < 0.12, "{estimate} {exact}");
+        }
+        assert_eq!(signature(&[]), None);
+    }
+
+    #[test]
+    fn bands_follow_the_threshold() {
+        for threshold in [0.5, 0.7, 0.8, 0.95] {
+            let (bands, rows) = bands(threshold);
+            assert!(bands * rows <= PERMUTATIONS);
+            let chance = |likeness: f64| 1.0 - (1.0 - likeness.powi(rows as i32)).powi(bands as i32);
+            assert!(chance((threshold + 0.1).min(0.99)) > 0.75 && chance(threshold - 0.3) < 0.2, "{threshold}");
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! What became of the rows: counts of everything that was cut or left out, with where it stands.
+use serde::{Deserialize, Serialize};
+
+/// How many rows of a kind are named.
+const NAMED_ROWS: usize = 5;
+
+/// Rows of one fate: how many, and where the first of them stand.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Found {
+    /// How many.
+    pub rows: u64,
+    /// `file:line` of the first few.
+    pub places: Vec<String>,
+}
+
+impl Found {
+    /// Counts one more.
+    pub fn add(&mut self, place: impl std::fmt::Display) {
+        self.rows += 1;
+        if self.places.len() < NAMED_ROWS {
+            self.places.push(place.to_string());
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.places.extend(other.places.iter().take(NAMED_ROWS - self.places.len().min(NAMED_ROWS)).cloned());
+    }
+
+    fn warning(&self, set: &str, what: &str) -> Option<String> {
+        (self.rows > 0).then(|| format!("{set}: {} rows {what} (first: {})", self.rows, self.places.join(", ")))
+    }
+}
+
+/// What became of the rows of a set of files.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Rows read.
+    pub rows: u64,
+    /// Rows that have tokens and labels; duplicates and contaminated rows are taken from these.
+    pub kept: u64,
+    /// Rows of those that were cut to the longest allowed length.
+    pub truncated: u64,
+    /// Rows left out because they were too long (`truncation: drop`).
+    pub too_long: u64,
+    /// Rows left out because they have fewer tokens than `data.min_length`.
+    pub below_min_length: u64,
+    /// Rows left out because they have more tokens than `data.max_length`.
+    pub above_max_length: u64,
+    /// Rows left out because no token of theirs carries a loss.
+    pub unlabeled: u64,
+    /// Rows of those whose labels truncation cut off.
+    pub unlabeled_by_truncation: u64,
+    /// Where the first of them stand.
+    pub unlabeled_places: Vec<String>,
+    /// Rows left out because an earlier row says the same, to the letter.
+    pub duplicates: Found,
+    /// Rows left out because an earlier row says nearly the same.
+    pub near_duplicates: Found,
+    /// Training rows that are also in the validation or test rows; left out with `contamination: drop`.
+    pub contaminated: Found,
+}
+
+impl Counts {
+    /// Counts a row without labels.
+    pub(super) fn add_unlabeled(&mut self, place: impl std::fmt::Display, truncated: bool) {
+        self.unlabeled += 1;
+        self.unlabeled_by_truncation += u64::from(truncated);
+        if self.unlabeled_places.len() < NAMED_ROWS {
+            self.unlabeled_places.push(place.to_string());
+        }
+    }
+
+    /// Adds the counts of another set of files.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.kept += other.kept;
+        self.truncated += other.truncated;
+        self.too_long += other.too_long;
+        self.below_min_length += other.below_min_length;
+        self.above_max_length += other.above_max_length;
+        self.unlabeled += other.unlabeled;
+        self.unlabeled_by_truncation += other.unlabeled_by_truncation;
+        let free = NAMED_ROWS - self.unlabeled_places.len().min(NAMED_ROWS);
+        self.unlabeled_places.extend(other.unlabeled_places.iter().take(free).cloned());
+        self.duplicates.merge(&other.duplicates);
+        self.near_duplicates.merge(&other.near_duplicates);
+        self.contaminated.merge(&other.contaminated);
+    }
+
+    /// Rows that were read and left out for what they are.
+    pub fn left_out(&self) -> u64 {
+        self.too_long + self.below_min_length + self.above_max_length + self.unlabeled
+    }
+
+    /// What of this a user should know, a sentence each. `dropped` says whether contaminated rows are left out.
+    pub fn warnings(&self, set: &str, max_seq_len: usize, dropped: bool) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.truncated > 0 {
+            warnings.push(format!("{set}: {} rows cut to {max_seq_len} tokens", self.truncated));
+        }
+        if self.too_long > 0 {
+            warnings.push(format!("{set}: {} rows longer than {max_seq_len} tokens left out", self.too_long));
+        }
+        for (rows, key) in
+            [(self.below_min_length, "below data.min_length"), (self.above_max_length, "above data.max_length")]
+        {
+            if rows > 0 {
+                warnings.push(format!("{set}: {rows} rows {key} left out"));
+            }
+        }
+        if self.unlabeled > 0 {
+            let cut = match self.unlabeled_by_truncation {
+                0 => String::new(),
+                cut => format!(", {cut} of them because truncation cut the labels off"),
+            };
+            warnings.push(format!(
+                "{set}: {} rows without labels left out{cut} (first: {})",
+                self.unlabeled,
+                self.unlabeled_places.join(", ")
+            ));
+        }
+        warnings.extend(self.duplicates.warning(set, "that repeat an earlier one left out"));
+        warnings.extend(self.near_duplicates.warning(set, "that nearly repeat an earlier one left out"));
+        let contaminated =
+            if dropped { "that are also in the evaluation rows left out" } else { "are also in the evaluation rows" };
+        warnings.extend(self.contaminated.warning(set, contaminated));
+        warnings
+    }
+}
+
+/// What one of several sources gives to the mix.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Share {
+    /// The source as the configuration names it.
+    pub source: String,
+    /// Its weight; none where every row is taken once.
+    pub weight: Option<f64>,
+    /// Rows that could be taken.
+    pub available: u64,
+    /// Rows of an epoch that come from it, repetitions counted.
+    pub used: u64,
+}
+
+/// How the data came about.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Report {
+    /// Of the training files, before the split and the mix.
+    pub train: Counts,
+    /// Of `data.val_path`.
+    pub validation: Option<Counts>,
+    /// Of `data.test_path`.
+    pub test: Option<Counts>,
+    /// The mix of `data.datasets`, a source each; empty without.
+    pub mix: Vec<Share>,
+    /// Whether all of it came from the cache.
+    pub from_cache: bool,
+    /// Whether the training rows go through the chat template.
+    pub templated: bool,
+    /// What a user should know, a sentence each.
+    pub warnings: Vec<String>,
+}

@@ -1,0 +1,393 @@
+//! Tokenized rows on disk. A set of rows is tokenized once, into a file; in memory stays where each row lies and how
+//! long it is, so that a set may be larger than memory and batches are read from the file as they are needed.
+//!
+//! A file that is kept (the cache) is found by the hash of everything that went into it, and is as good as none if it
+//! is damaged in any way. One that is not kept has no name.
+//!
+//! Layout, little-endian: magic, key [32] | rows of u32: ids, bit 31 set where there is no label; a row with labels of
+//! its own has ids, then labels; a row whose loss does not count 1 has its weight behind it | per row the number of its
+//! tokens (bit 31: labels of its own, bit 30: a weight) and of its label tokens, u32 each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3
+//! of rows and numbers [32], BLAKE3 of the rest [32].
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::batch::{Example, IGNORE};
+use super::report::Counts;
+use crate::error::{Error, Result};
+
+const MAGIC: &[u8; 16] = b"tunesmith-data3\n";
+const HEADER: usize = MAGIC.len() + 32;
+const TRAILER: usize = 3 * 8 + 2 * 32;
+const PIECE: usize = 1 << 20;
+/// In an id: no label. In a count of tokens: the row has labels of its own.
+const FLAG: u32 = 1 << 31;
+/// In a count of tokens: the row has a weight.
+const WEIGHED: u32 = 1 << 30;
+
+/// The folder that is used unless the configuration names one.
+pub fn default_dir() -> Option<PathBuf> {
+    let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    xdg.or_else(home).map(|cache| cache.join("tunesmith"))
+}
+
+/// Where the data of a key lies.
+pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
+    dir.join(format!("{}.tokens", key.to_hex()))
+}
+
+/// The size of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Size {
+    /// With [`FLAG`] where labels are stored beside the ids, and [`WEIGHED`].
+    tokens: u32,
+    label_tokens: u32,
+}
+
+impl Size {
+    const fn len(self) -> usize {
+        (self.tokens & !(FLAG | WEIGHED)) as usize
+    }
+
+    const fn words(self) -> u64 {
+        ((self.len() as u64) << (self.tokens >> 31)) + (self.tokens >> 30 & 1) as u64
+    }
+}
+
+/// The rows of a set of files, in their order; those that cannot be used have no tokens.
+#[derive(Debug)]
+pub struct TokenSet {
+    file: File,
+    /// For messages.
+    path: PathBuf,
+    /// In words.
+    starts: Vec<u64>,
+    sizes: Vec<Size>,
+    content: blake3::Hash,
+}
+
+impl TokenSet {
+    /// Opens what was stored under a key; nothing if it is not there or not whole.
+    pub fn open(path: &Path, key: &blake3::Hash) -> Option<(Self, Counts)> {
+        let file = File::open(path).ok()?;
+        let size = file.metadata().ok()?.len();
+        let mut trailer = [0; TRAILER];
+        read_at(&file, &mut trailer, size.checked_sub(TRAILER as u64)?).ok()?;
+        let length = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("eight bytes"));
+        let (words, rows, counts) = (length(0), length(8), length(16));
+        // Checked before anything is allocated: a damaged length must not ask for the machine's memory.
+        let content_end = words.checked_mul(4)?.checked_add(rows.checked_mul(8)?)?.checked_add(HEADER as u64)?;
+        if content_end.checked_add(counts)?.checked_add(TRAILER as u64)? != size {
+            return None;
+        }
+        let mut header = [0; HEADER];
+        read_at(&file, &mut header, 0).ok()?;
+        if header[..MAGIC.len()] != MAGIC[..] || header[MAGIC.len()..] != key.as_bytes()[..] {
+            return None;
+        }
+        let mut hasher = blake3::Hasher::new();
+        let mut sizes = Vec::with_capacity(rows as usize);
+        let numbers = HEADER as u64 + 4 * words;
+        let mut piece = vec![0; PIECE];
+        for (begin, end) in [(HEADER as u64, numbers), (numbers, content_end)] {
+            let mut at = begin;
+            while at < end {
+                let piece = &mut piece[..(end - at).min(PIECE as u64) as usize];
+                read_at(&file, piece, at).ok()?;
+                hasher.update(piece);
+                if begin == numbers {
+                    sizes.extend(piece.as_chunks::<8>().0.iter().map(|bytes| Size {
+                        tokens: u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+                        label_tokens: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+                    }));
+                }
+                at += piece.len() as u64;
+            }
+        }
+        let content = hasher.finalize();
+        let mut json = vec![0; counts as usize];
+        read_at(&file, &mut json, content_end).ok()?;
+        let whole = hash_rest(key, &json, &trailer[..24], &content);
+        if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
+            return None;
+        }
+        let set = Self { starts: starts(&sizes), file, path: path.to_owned(), sizes, content };
+        Some((set, serde_json::from_slice(&json).ok()?))
+    }
+
+    /// How many rows were read, whether they can be used or not.
+    pub const fn rows(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// The tokens of a row; 0 for one that was left out.
+    pub fn length(&self, row: u32) -> usize {
+        self.sizes[row as usize].len()
+    }
+
+    /// How many of them carry a loss.
+    pub fn label_tokens(&self, row: u32) -> usize {
+        self.sizes[row as usize].label_tokens as usize
+    }
+
+    /// The rows that can be used.
+    pub fn usable(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.rows() as u32).filter(|&row| self.length(row) > 0)
+    }
+
+    /// BLAKE3 of all rows.
+    pub const fn content(&self) -> &blake3::Hash {
+        &self.content
+    }
+
+    /// Reads a row, and what its loss counts.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: the file cannot be read (any more).
+    pub fn read(&self, row: u32) -> Result<(Example, f32)> {
+        let size = self.sizes[row as usize];
+        let mut bytes = vec![0; 4 * size.words() as usize];
+        read_at(&self.file, &mut bytes, HEADER as u64 + 4 * self.starts[row as usize])
+            .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
+        let words = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        let weight = words.clone().next_back().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, f32::from_bits);
+        let first = words.clone().take(size.len());
+        if size.tokens & FLAG != 0 {
+            let labels = words.skip(size.len()).take(size.len()).map(|word| word as i32).collect();
+            return Ok((Example { input_ids: first.collect(), labels }, weight));
+        }
+        let label = |word: u32| if word & FLAG == 0 { word as i32 } else { IGNORE };
+        let labels = first.clone().map(label).collect();
+        Ok((Example { input_ids: first.map(|word| word & !FLAG).collect(), labels }, weight))
+    }
+}
+
+fn starts(sizes: &[Size]) -> Vec<u64> {
+    let next = |start: &mut u64, size: &Size| {
+        let here = *start;
+        *start += size.words();
+        Some(here)
+    };
+    sizes.iter().scan(0, next).collect()
+}
+
+fn hash_rest(key: &blake3::Hash, counts: &[u8], lengths: &[u8], content: &blake3::Hash) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for part in [&MAGIC[..], key.as_bytes(), counts, lengths, content.as_bytes()] {
+        hasher.update(part);
+    }
+    hasher.finalize()
+}
+
+/// Writes a set, row by row. What is not finished is removed.
+pub struct TokenWriter {
+    file: BufWriter<File>,
+    path: PathBuf,
+    key: blake3::Hash,
+    /// Where the file goes in the end; without, it has no name any more.
+    target: Option<PathBuf>,
+    hasher: blake3::Hasher,
+    sizes: Vec<Size>,
+    record: Vec<u8>,
+}
+
+impl TokenWriter {
+    /// Begins the file of a key that will be kept as `target`.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn kept(target: &Path, key: &blake3::Hash) -> std::io::Result<Self> {
+        if let Some(dir) = target.parent() {
+            fs::create_dir_all(dir)?;
+        }
+        let path = target.with_extension(unique("tmp"));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        Self::begin(file, path, *key, Some(target.to_owned()))
+    }
+
+    /// Begins a file in `dir` that is gone when its set is.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn scratch(dir: &Path) -> std::io::Result<Self> {
+        let path = dir.join(unique("tunesmith-tokens"));
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        #[cfg(windows)]
+        {
+            use std::os::windows::fs::OpenOptionsExt as _;
+            const DELETE_ON_CLOSE: u32 = 0x0400_0000;
+            options.custom_flags(DELETE_ON_CLOSE).share_mode(7);
+        }
+        let file = options.open(&path)?;
+        #[cfg(unix)]
+        fs::remove_file(&path)?;
+        Self::begin(file, path, blake3::Hash::from_bytes([0; 32]), None)
+    }
+
+    fn begin(file: File, path: PathBuf, key: blake3::Hash, target: Option<PathBuf>) -> std::io::Result<Self> {
+        let mut writer = Self {
+            file: BufWriter::with_capacity(PIECE, file),
+            path,
+            key,
+            target,
+            hasher: blake3::Hasher::new(),
+            sizes: Vec::new(),
+            record: Vec::new(),
+        };
+        writer.file.write_all(MAGIC)?;
+        writer.file.write_all(key.as_bytes())?;
+        Ok(writer)
+    }
+
+    /// Appends a row with what its loss counts; none for one that is left out.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 1 billion tokens in one.
+    pub fn push(&mut self, row: Option<(&Example, f32)>) -> Result<()> {
+        let Some((example, weight)) = row else {
+            self.sizes.push(Size::default());
+            return Ok(());
+        };
+        let Example { input_ids, labels } = example;
+        if self.sizes.len() >= u32::MAX as usize || input_ids.len() >= WEIGHED as usize {
+            return Err(Error::data("more than 4 billion rows, or 1 billion tokens in a row")
+                .hint("split the set, or set data.max_rows"));
+        }
+        let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
+        let is_plain = input_ids.iter().zip(labels).all(plain);
+        self.record.clear();
+        if is_plain {
+            let word = |(&id, &label): (&u32, &i32)| if label == IGNORE { id | FLAG } else { id };
+            self.record.extend(input_ids.iter().zip(labels).flat_map(|pair| word(pair).to_le_bytes()));
+        } else {
+            self.record.extend(input_ids.iter().flat_map(|id| id.to_le_bytes()));
+            self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
+        }
+        let flag = if is_plain { 0 } else { FLAG };
+        let weighed = if weight == 1.0 { 0 } else { WEIGHED };
+        if weighed != 0 {
+            self.record.extend(weight.to_le_bytes());
+        }
+        let label_tokens = example.label_tokens() as u32;
+        self.sizes.push(Size { tokens: input_ids.len() as u32 | flag | weighed, label_tokens });
+        self.hasher.update(&self.record);
+        self.file.write_all(&self.record).map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        Error::io("write tokenized data to", &self.path, error)
+            .hint("it takes about 4 bytes a token; free some space, or set data.cache_dir")
+    }
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`].
+    pub fn finish(mut self, counts: &Counts) -> Result<TokenSet> {
+        let sizes = std::mem::take(&mut self.sizes);
+        let starts = starts(&sizes);
+        let words = starts.last().map_or(0, |start| start + sizes[sizes.len() - 1].words());
+        let written = (|| {
+            let mut numbers = Vec::with_capacity(PIECE);
+            for piece in sizes.chunks(PIECE / 8) {
+                numbers.clear();
+                numbers.extend(
+                    piece
+                        .iter()
+                        .flat_map(|size| (u64::from(size.tokens) | u64::from(size.label_tokens) << 32).to_le_bytes()),
+                );
+                self.hasher.update(&numbers);
+                self.file.write_all(&numbers)?;
+            }
+            let content = self.hasher.finalize();
+            let json = serde_json::to_vec(counts)?;
+            let lengths: Vec<u8> =
+                [words, sizes.len() as u64, json.len() as u64].iter().flat_map(|length| length.to_le_bytes()).collect();
+            let whole = hash_rest(&self.key, &json, &lengths, &content);
+            for part in [&json[..], &lengths, content.as_bytes(), whole.as_bytes()] {
+                self.file.write_all(part)?;
+            }
+            self.file.flush()?;
+            let file = self.file.get_ref().try_clone()?;
+            if let Some(target) = self.target.clone() {
+                // Not synced: a file that a power cut damages is found out by its hash.
+                fs::rename(&self.path, &target)?;
+                (self.path, self.target) = (target, None);
+            }
+            Ok((file, content))
+        })();
+        let (file, content) = written.map_err(|error| self.failed(&error))?;
+        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content })
+    }
+}
+
+impl Drop for TokenWriter {
+    fn drop(&mut self) {
+        if self.target.is_some() {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// A name that no other writer uses.
+fn unique(name: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Fills `bytes` from a place in the file, leaving its position alone.
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, at);
+    #[cfg(windows)]
+    {
+        use std::os::windows::fs::FileExt as _;
+        let mut done = 0;
+        while done < bytes.len() {
+            match file.seek_read(&mut bytes[done..], at + done as u64)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_come_back_as_they_were_whatever_their_labels() {
+        let rows = [
+            Example { input_ids: vec![1, 2, 3], labels: vec![IGNORE, 2, 3] },
+            Example { input_ids: vec![7, 8], labels: vec![9, IGNORE] },
+            Example { input_ids: vec![FLAG | 5, 6], labels: vec![IGNORE, 6] },
+        ];
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::scratch(folder.path()).unwrap();
+        for (row, weight) in rows.iter().zip([1.0, 0.5, 0.0]) {
+            writer.push(Some((row, weight))).unwrap();
+            writer.push(None).unwrap();
+        }
+        let set = writer.finish(&Counts::default()).unwrap();
+        assert_eq!(set.usable().collect::<Vec<_>>(), [0, 2, 4]);
+        for (row, (expected, weight)) in rows.iter().zip([1.0, 0.5, 0.0]).enumerate() {
+            assert_eq!(set.read(2 * row as u32).unwrap(), (expected.clone(), weight));
+            assert_eq!(set.length(2 * row as u32), expected.input_ids.len());
+            assert_eq!(set.label_tokens(2 * row as u32), expected.label_tokens());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a scratch file has no name");
+    }
+
+    #[test]
+    fn a_file_that_is_not_finished_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = blake3::hash(b"key");
+        drop(TokenWriter::kept(&path(folder.path(), &key), &key).unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

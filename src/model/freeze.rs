@@ -1,0 +1,98 @@
+//! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
+use regex::Regex;
+
+use crate::config::arch::Arch;
+use crate::config::{FreezeConfig, nearest};
+use crate::error::{Error, Result};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// The names of the trained tensors, in model order.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: nothing is asked for, or an entry matches nothing.
+pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>> {
+    let layers = freeze.trainable_layers;
+    if layers == 0 && freeze.trainable_modules.is_empty() && freeze.trainable_patterns.is_empty() {
+        return Err(Error::config("tuning.mode: freeze, and tuning.freeze names nothing to train").hint(
+            "set tuning.freeze.trainable_layers: 2 (the last two blocks), trainable_modules: [norms, head], or trainable_patterns",
+        ));
+    }
+    let total = arch.num_hidden_layers;
+    let count = usize::try_from(layers.unsigned_abs()).unwrap_or(usize::MAX);
+    if count > total {
+        return Err(Error::config(format!("tuning.freeze.trainable_layers: {layers}, the model has {total} blocks"))
+            .hint(format!("expected -{total} to {total}")));
+    }
+    let blocks = if layers > 0 { total - count..total } else { 0..count };
+    let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();
+    let block_of = |name: &str| -> Option<usize> {
+        name.strip_prefix("model.layers.")
+            .and_then(|rest| rest.split('.').next())
+            .and_then(|number| number.parse().ok())
+    };
+    let in_blocks = |name: &str| layers == 0 || block_of(name).is_none_or(|block| blocks.contains(&block));
+    let mut chosen = vec![false; names.len()];
+
+    let mut narrows = false;
+    for entry in &freeze.trainable_modules {
+        let mut found = false;
+        for (name, chosen) in names.iter().zip(&mut chosen) {
+            if matches(arch, name, entry) {
+                found = true;
+                narrows |= block_of(name).is_some();
+                *chosen |= in_blocks(name);
+            }
+        }
+        if !found {
+            return Err(unknown(entry, &names));
+        }
+    }
+    if layers != 0 && !narrows {
+        for (name, chosen) in names.iter().zip(&mut chosen) {
+            *chosen |= block_of(name).is_some_and(|block| blocks.contains(&block));
+        }
+    }
+    for pattern in &freeze.trainable_patterns {
+        let regex = Regex::new(&format!("^(?:{pattern})")).map_err(|error| {
+            let reason = error.to_string();
+            let reason = reason.lines().last().unwrap_or_default().to_owned();
+            Error::config(format!(
+                "tuning.freeze.trainable_patterns: {pattern:?} is no valid regular expression: {reason}"
+            ))
+        })?;
+        let mut found = false;
+        for (name, chosen) in names.iter().zip(&mut chosen) {
+            let hit = regex.is_match(name);
+            found |= hit;
+            *chosen |= hit;
+        }
+        if !found {
+            return Err(Error::config(format!("tuning.freeze.trainable_patterns: {pattern:?} matches no tensor"))
+                .hint(format!("a tensor's name is such as {}", names[names.len() / 2])));
+        }
+    }
+    Ok(names.into_iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(name)).collect())
+}
+
+/// Whether an entry of `trainable_modules` names this tensor: one of the words, or dotted parts of its name in a row.
+fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
+    let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+    match entry {
+        "norms" => module.ends_with("norm"),
+        "embeddings" => name == EMBEDDING,
+        // A model that shares its embedding with its head has one matrix for both.
+        "head" | "lm_head" => name == if arch.tie_word_embeddings { EMBEDDING } else { HEAD },
+        _ => format!(".{name}.").contains(&format!(".{}.", entry.trim_matches('.'))),
+    }
+}
+
+fn unknown(entry: &str, names: &[String]) -> Error {
+    let error = Error::config(format!("tuning.freeze.trainable_modules: {entry:?} names nothing in the model"));
+    let parts = names.iter().flat_map(|name| name.split('.')).filter(|part| part.parse::<usize>().is_err());
+    match nearest(entry, parts.chain(["norms", "embeddings", "head"])) {
+        Some(name) => error.hint(format!("did you mean {name}?")),
+        None => error.hint("norms, embeddings, head, or a part of a tensor's name such as q_proj or self_attn"),
+    }
+}

@@ -1,0 +1,136 @@
+//! Templates in the manner of five much-used ones: tools, thoughts, dates, parts, merged system messages.
+use serde_json::Value;
+use tunesmith::config::LossOn;
+use tunesmith::data::row::{Conversation, Form, Row};
+use tunesmith::data::{ChatTemplate, mask};
+
+use super::{config, load_with, tokenizer};
+
+fn golden(name: &str) -> std::path::PathBuf {
+    super::golden("../c2").join(name)
+}
+
+fn template(name: &str) -> ChatTemplate {
+    let source = std::fs::read_to_string(golden(&format!("{name}.jinja"))).unwrap();
+    ChatTemplate::compile(&source, name, &tokenizer("bpe_llama3")).unwrap()
+}
+
+fn conversation(row: &Value) -> Conversation {
+    match Row::parse(row.clone(), &[Form::Messages]).unwrap() {
+        Row::Chat(conversation) => conversation,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn chats() -> Value {
+    serde_json::from_slice(&std::fs::read(golden("chats.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn chats_render_as_in_transformers() {
+    let chats = chats();
+    let date = std::time::UNIX_EPOCH + std::time::Duration::from_secs(20_295 * 86_400);
+    assert_eq!(chats["date"], "2025-07-26");
+    let (mut compared, mut refused) = (0, 0);
+    for case in chats["cases"].as_array().unwrap() {
+        let label = format!("{} {}", case["template"], case["conversation"]);
+        let template = template(case["template"].as_str().unwrap()).at(Some(date));
+        let row = &chats["conversations"][case["conversation"].as_str().unwrap()];
+        let rendered = template.render(&conversation(row), case["add_generation_prompt"] == true);
+        if let Some(error) = case["error"].as_str() {
+            assert!(rendered.unwrap_err().message().ends_with(error), "{label}");
+            refused += 1;
+            continue;
+        }
+        let rendered = rendered.unwrap_or_else(|error| panic!("{label}: {error}"));
+        assert_eq!(rendered.text, case["rendered"].as_str().unwrap(), "{label}");
+        compared += 1;
+    }
+    assert_eq!((compared, refused), (132, 22));
+}
+
+#[test]
+fn what_is_learned_is_what_the_assistant_wrote() {
+    let chats = chats();
+    let mut special_texts = tokenizer("bpe_llama3").special_texts().to_vec();
+    // Where a template drops thoughts that its prompt opens, a turn begins behind a special token.
+    special_texts.push("<｜Assistant｜>".to_owned());
+    let mut checked = 0;
+    for case in chats["cases"].as_array().unwrap() {
+        let name = case["conversation"].as_str().unwrap();
+        if case["error"].is_string() || case["add_generation_prompt"] == true || matches!(name, "parts" | "question") {
+            continue;
+        }
+        let label = format!("{} {name}", case["template"]);
+        let conversation = conversation(&chats["conversations"][name]);
+        let template = template(case["template"].as_str().unwrap());
+        let rendered = mask::render(&template, &conversation, LossOn::Assistant, &special_texts);
+        let rendered = rendered.unwrap_or_else(|error| panic!("{label}: {error}"));
+        let learned: Vec<&str> = rendered.spans.iter().map(|span| &rendered.text[span.clone()]).collect();
+        let assistants: Vec<&Value> =
+            conversation.messages.iter().filter(|message| message["role"] == "assistant").collect();
+        assert_eq!(learned.len(), assistants.len(), "{label}");
+        for (learned, message) in learned.iter().zip(assistants) {
+            let answer = message["content"].as_str().unwrap().rsplit("</think>").next().unwrap().trim();
+            // Some templates leave out what is said beside a call.
+            let written = rendered.text.contains(answer);
+            assert!(!written || learned.contains(answer), "{label}: {learned:?} lacks {answer:?}");
+            assert!(written || name == "tool_with_words", "{label}");
+            for call in message["tool_calls"].as_array().into_iter().flatten() {
+                assert!(learned.contains(call["function"]["name"].as_str().unwrap()), "{label}: {learned:?}");
+            }
+        }
+        for other in conversation.messages.iter().filter(|message| message["role"] != "assistant") {
+            let text = other["content"].as_str().unwrap().trim();
+            assert!(text.len() < 3 || learned.iter().all(|learned| !learned.contains(text)), "{label}: {learned:?}");
+        }
+        checked += 1;
+    }
+    assert!(checked > 50, "{checked}");
+}
+
+#[test]
+fn chosen_turns_are_learned_under_every_template() {
+    let row = serde_json::json!({"messages": [
+        {"role": "user", "content": "one"}, {"role": "assistant", "content": "first", "weight": 0},
+        {"role": "user", "content": "two"}, {"role": "assistant", "content": "second"},
+        {"role": "user", "content": "three"}, {"role": "assistant", "content": "third", "train": false},
+    ]});
+    let tokenizer = tokenizer("bpe_llama3");
+    let marked = std::fs::read_to_string(super::golden("template_chatml.jinja")).unwrap();
+    let marked = ChatTemplate::compile(&marked, "chatml", &tokenizer).unwrap();
+    assert!(marked.marks_generation());
+    let templates =
+        ["qwen3", "llama31", "mistral_nemo", "deepseek_r1", "gemma3"].map(template).into_iter().chain([marked]);
+    for template in templates {
+        let learned = |loss_on| -> Vec<String> {
+            let rendered = mask::render(&template, &conversation(&row), loss_on, tokenizer.special_texts()).unwrap();
+            rendered.spans.iter().map(|span| rendered.text[span.clone()].to_owned()).collect()
+        };
+        let turns = learned(LossOn::Assistant);
+        assert!(turns.len() == 1 && turns[0].starts_with("second"), "{template:?}: {turns:?}");
+        assert_eq!(learned(LossOn::Completion), [""; 0], "the last turn is not to be learned");
+        let all = learned(LossOn::All).concat();
+        assert!(all.contains("second") && all.contains("three"), "{all}");
+        assert!(!all.contains("first") && !all.contains("third"), "{all}");
+    }
+}
+
+#[test]
+fn a_dated_template_is_fixed_by_its_date_and_noted_without() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("rows.jsonl");
+    std::fs::write(&path, "{\"question\": \"q\", \"answer\": \"a\"}\n").unwrap();
+    let mut config = config(&path);
+    config.data.template_path = Some(golden("llama31.jinja"));
+    let noted = |config: &tunesmith::config::Config| {
+        let data = load_with(config).unwrap();
+        (super::texts(&data, 0).0, data.report.warnings.iter().any(|warning| warning.contains("template_date")))
+    };
+    assert!(noted(&config).1);
+    config.data.template_date = Some("2024-02-29".into());
+    let (text, warned) = noted(&config);
+    assert!(text.contains("29 Feb 2024") && !warned, "{text}");
+    config.data.template_date = Some("29.2.2024".into());
+    assert!(load_with(&config).unwrap_err().message().contains("data.template_date"));
+}
