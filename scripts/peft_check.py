@@ -4,8 +4,12 @@
     pip install -r scripts/golden/requirements.txt
     python3 scripts/peft_check.py --golden tests/golden/a/llama --adapter runs/my-run/adapter
     python3 scripts/peft_check.py --golden tests/golden/a/llama --model runs/full-run/model --expect base
+    python3 scripts/peft_check.py --run runs/my-run --base models/my-model --rows rows.jsonl [--below ADAPTER]...
 
 Prints the largest difference of a logit and of a token's loss as one JSON line; exits 1 above --limit.
+With --run: the loss of the run's final adapter/ or model/ on rows {input_ids, labels}, held against the last validation loss of the run
+on the same rows. New tokens: the base gets the rows that the saved tokenizer needs. --below: adapters merged first (tuning.adapters).
+scripts/peft_roundtrip.py does this for every mode.
 """
 import argparse
 import json
@@ -15,14 +19,67 @@ import sys
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def grow(model, tokens):
+    """Gives the embedding and the head rows up to `tokens`: the mean of those they had, which the trained ones then replace."""
+    import torch
+
+    rows = model.config.vocab_size
+    model.resize_token_embeddings(tokens, mean_resizing=False)
+    with torch.no_grad():
+        for table in {model.get_input_embeddings().weight, model.get_output_embeddings().weight}:
+            table[rows:] = table[:rows].mean(0)
+
+
+def run_loss(run, base, rows, below=()):
+    """The mean loss by Transformers and PEFT of what a run has saved, and the run's own last validation loss."""
+    import peft
+    import torch
+    import torch.nn.functional as F
+    import transformers
+
+    def load(folder):
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+
+    if os.path.isdir(f"{run}/model"):
+        model = load(f"{run}/model")
+    else:
+        model = load(base)
+        for adapter in below:
+            model = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
+        tokens = len(transformers.AutoTokenizer.from_pretrained(f"{run}/adapter"))
+        if json.load(open(f"{run}/adapter/adapter_config.json"))["trainable_token_indices"] and tokens > model.config.vocab_size:
+            grow(model, tokens)
+        model = peft.PeftModel.from_pretrained(model, f"{run}/adapter")
+    model.eval()
+    total, count = 0.0, 0
+    for line in open(rows):
+        row = json.loads(line)
+        labels = torch.tensor(row["labels"])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([row["input_ids"]])).logits[0]
+        total += F.cross_entropy(logits[:-1].double(), labels[1:], ignore_index=-100, reduction="sum").item()
+        count += int((labels[1:] != -100).sum())
+    evaluations = [json.loads(line) for line in open(f"{run}/metrics.jsonl")]
+    own = [line["eval_loss"] for line in evaluations if "eval_loss" in line][-1]
+    return total / count, own
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--golden", required=True, help="a folder with forward.safetensors and model/")
+    parser.add_argument("--run", help="the output folder of a run")
+    parser.add_argument("--base", help="with --run: the base model's folder")
+    parser.add_argument("--rows", help="with --run: the validation rows, JSONL of {input_ids, labels}")
+    parser.add_argument("--below", action="append", default=[], help="with --run: an adapter to merge first")
+    parser.add_argument("--golden", help="a folder with forward.safetensors and model/")
     parser.add_argument("--adapter", help="a PEFT adapter folder")
     parser.add_argument("--model", help="a model folder in place of the golden's own")
     parser.add_argument("--expect", choices=["base", "lora"], default="lora", help="which stored values to compare with")
     parser.add_argument("--limit", type=float, default=5e-5)
     args = parser.parse_args()
+    if args.run:
+        theirs, own = run_loss(args.run, args.base, args.rows, args.below)
+        print(json.dumps({"run": args.run, "loss": theirs, "eval_loss": own, "diff": abs(theirs - own)}))
+        sys.exit(abs(theirs - own) > args.limit)
 
     import peft
     import torch

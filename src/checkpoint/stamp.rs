@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, Mode, nearest, schema};
+use crate::config::{Config, ConfigValue, Mode, nearest, schema};
 use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 
@@ -199,7 +199,13 @@ impl Stamp {
                 Mode::Full => "full".into(),
                 Mode::Freeze => "freeze".into(),
             },
-            adapter: describe_adapter(placements, saved),
+            adapter: match config.tuning.lora.init_lora_weights {
+                // What the adapter starts with is taken out of the base, at a resume too.
+                init if init.is_pissa() && !placements.is_empty() => {
+                    format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
+                }
+                _ => describe_adapter(placements, saved),
+            },
             base_model: hashes.base_model.into(),
             tokenizer: hashes.tokenizer.into(),
             chat_template: hashes.chat_template.into(),

@@ -46,7 +46,11 @@ pub fn run(args: &Args) -> Result<()> {
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;
-    let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
+    let mut arch = Arch::from_dir(&model_dir)?;
+    if !config.tuning.new_tokens.is_empty() {
+        arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
+    }
+    let vocabulary = arch.vocab_size;
     let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
     if let Some(path) = &args.dump {
         dump(&data, path)?;

@@ -2,12 +2,15 @@
 //! `tuning.adapters`, which are merged into the base.
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::AdapterConfig;
+use super::progress::{Event, Observer};
 use crate::checkpoint::peft::{self, Tensors};
+use crate::checkpoint::{self, AdapterConfig};
 use crate::config::arch::Arch;
 use crate::config::resolve::Source;
-use crate::config::{LoraConfig, Resolved};
+use crate::config::{Config, LoraConfig, Resolved, Resume};
+use crate::data;
 use crate::error::{Error, Result};
+use crate::hub::{self, Watch};
 use crate::model::stack::{Frozen, Stack};
 use crate::model::targets::{Placement, Targets, place};
 
@@ -89,7 +92,7 @@ fn expected(arch: &Arch, lora: &LoraConfig) -> Result<Vec<(String, Vec<usize>)>>
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`]: its settings cannot be read.
-pub fn trained_tokens(dir: &Path) -> Result<Vec<u32>> {
+fn trained_tokens(dir: &Path) -> Result<Vec<u32>> {
     Ok(AdapterConfig::from_dir(dir)?.trained_tokens)
 }
 
@@ -127,4 +130,49 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
         stack.0.push(Frozen { origin: dir.display().to_string(), placements, tensors });
     }
     Ok((stack, hashes))
+}
+
+/// The folder of `tuning.adapter`; if it is gone and the run goes on from a checkpoint, the checkpoint, which holds an
+/// adapter with the same settings.
+///
+/// # Errors
+/// [`crate::Kind::Io`]: the output directory cannot be read.
+pub fn source(config: &Config, watch: &dyn Watch, observer: &dyn Observer) -> Result<Option<PathBuf>> {
+    let Some(dir) = &config.tuning.adapter else { return Ok(None) };
+    let checkpoint = match &config.train.resume_from_checkpoint {
+        _ if dir.is_dir() => None,
+        None => None,
+        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
+        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
+    };
+    if let Some(checkpoint) = &checkpoint {
+        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
+        observer.event(&Event::Notice(&text));
+    }
+    match checkpoint {
+        Some(checkpoint) => Ok(Some(checkpoint)),
+        None => hub::adapter_dir(dir, watch).map(Some),
+    }
+}
+
+/// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: they are known already, or not those of the adapter.
+pub fn new_tokens(config: &Config, model_dir: &Path, source: Option<&Path>, rows: usize) -> Result<Vec<u32>> {
+    let ids = match config.tuning.new_tokens.as_slice() {
+        [] => Vec::new(),
+        tokens => data::new_token_ids(model_dir, tokens)?,
+    };
+    let Some(source) = source else { return Ok(ids) };
+    let trained = trained_tokens(source)?;
+    let known = trained.iter().all(|&id| (id as usize) < rows);
+    if trained == ids || (ids.is_empty() && known) {
+        return Ok(trained);
+    }
+    Err(Error::config(format!(
+        "tuning.new_tokens are the ids {ids:?}, the adapter {} trains those of {trained:?}",
+        source.display()
+    ))
+    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))
 }

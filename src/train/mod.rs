@@ -22,3 +22,4 @@ mod session;
 pub mod signals;
 pub mod step;
 pub mod tensorboard;
+pub mod trained;

@@ -1,13 +1,12 @@
 //! Everything before the weights: the model's shape, the output directory, the data, the schedule, the disk, the
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, output};
+use super::{adapter, output, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::stamp::{Hashes, Stamp};
 use crate::checkpoint::{self, Checkpoint};
@@ -20,8 +19,7 @@ use crate::hub::{self, Part, Snapshot};
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement, Targets};
 use crate::model::{freeze, weights::WeightFiles};
-use crate::optim::optimizer::state_bytes;
-use crate::optim::{Schedule, Slot, rates, registry};
+use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
 use crate::plan::{bytes, grouped, human_bytes};
@@ -86,8 +84,8 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let mut arch = Arch::from_dir(&model_dir)?;
     let stored = arch.tensors();
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
-    let source = adapter_source(&config, &downloads, observer)?;
-    arch.grow(new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    let source = adapter::source(&config, &downloads, observer)?;
+    arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
     if let Some(dir) = &source {
         let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -99,9 +97,9 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         Mode::Full | Mode::Freeze => Vec::new(),
     };
     let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
-    let tensors = trained_tensors(&config, &arch, &placements)?;
-    let trainable = tensors.iter().map(|(_, shape)| count(shape)).sum();
-    let optimizer_bytes = optimizer_bytes(&config, tensors)?;
+    let tensors = trained::tensors(&config, &arch, &placements)?;
+    let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
+    let optimizer_bytes = trained::optimizer_bytes(&config, tensors)?;
     hub::fetch_paths(&mut config.data, &downloads)?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());
@@ -136,7 +134,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     // Where averages are published, the trained values stand beside them in a checkpoint.
     let averages = config.train.optim == Optim::ScheduleFreeAdamW;
     let state = optimizer_bytes + if averages { 4 * trainable } else { 0 };
-    check_disk(&config, &model_dir, (trainable, state), &batches, held)?;
+    check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
     let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
@@ -171,85 +169,6 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
         ))
         .hint(format!("set model.max_seq_len to at most {limit}"))),
     }
-}
-
-fn count(shape: &[usize]) -> u64 {
-    shape.iter().map(|&size| size as u64).product()
-}
-
-/// What is trained: names and shapes.
-fn trained_tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
-    let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
-    match config.tuning.mode {
-        Mode::Full => Ok(tensors.collect()),
-        Mode::Freeze => {
-            let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
-            let vocabulary = tensors.clone().find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
-            if let Some((name, _)) = vocabulary.filter(|_| !arch.new_tokens.is_empty()) {
-                return Err(Error::config(format!(
-                    "tuning.new_tokens with mode: freeze, which does not train {name}, where their rows are"
-                ))
-                .hint("add embeddings and head to tuning.freeze.trainable_modules"));
-            }
-            Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
-        }
-        Mode::Lora => {
-            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
-            Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
-        }
-    }
-}
-
-/// The bytes that the optimizer and the averages keep beside the trained values. Refuses arguments of the optimizer, the
-/// schedule and the learning rates that fit nothing.
-fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> Result<u64> {
-    let rule = registry::rule(&config.train)?;
-    Schedule::of(&config.train, 0, u64::MAX)?;
-    let scales = rates::scales(&config.train, config.tuning.lora.loraplus_lr_ratio, &tensors)?;
-    let slot = |((name, shape), lr_scale)| Slot { name, shape, decay: true, lr_scale };
-    let slots: Vec<Slot> = tensors.into_iter().zip(scales).map(slot).collect();
-    let values: u64 = slots.iter().map(|slot| count(&slot.shape)).sum();
-    let averages = if config.train.ema_decay.is_some() { 4 * values } else { 0 };
-    Ok(state_bytes(rule.as_ref(), &slots) + averages)
-}
-
-/// The folder of `tuning.adapter`; if it is gone and the run goes on from a checkpoint, the checkpoint, which holds an
-/// adapter with the same settings.
-fn adapter_source(config: &Config, downloads: &Downloads<'_>, observer: &dyn Observer) -> Result<Option<PathBuf>> {
-    let Some(dir) = &config.tuning.adapter else { return Ok(None) };
-    let checkpoint = match &config.train.resume_from_checkpoint {
-        _ if dir.is_dir() => None,
-        None => None,
-        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
-        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
-    };
-    if let Some(checkpoint) = &checkpoint {
-        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
-        observer.event(&Event::Notice(&text));
-    }
-    match checkpoint {
-        Some(checkpoint) => Ok(Some(checkpoint)),
-        None => hub::adapter_dir(dir, downloads).map(Some),
-    }
-}
-
-/// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.
-fn new_tokens(config: &Config, model_dir: &Path, source: Option<&Path>, rows: usize) -> Result<Vec<u32>> {
-    let ids = match config.tuning.new_tokens.as_slice() {
-        [] => Vec::new(),
-        tokens => data::new_token_ids(model_dir, tokens)?,
-    };
-    let Some(source) = source else { return Ok(ids) };
-    let trained = adapter::trained_tokens(source)?;
-    let known = trained.iter().all(|&id| (id as usize) < rows);
-    if trained == ids || (ids.is_empty() && known) {
-        return Ok(trained);
-    }
-    Err(Error::config(format!(
-        "tuning.new_tokens are the ids {ids:?}, the adapter {} trains those of {trained:?}",
-        source.display()
-    ))
-    .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))
 }
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
@@ -356,6 +275,7 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
 /// A disk that cannot hold the run is refused now and not after hours. `held` bytes of it are there already.
 fn check_disk(
     config: &Config,
+    arch: &Arch,
     model_dir: &Path,
     (trainable, state): (u64, u64),
     batches: &Batches,
@@ -371,7 +291,13 @@ fn check_disk(
     let keep = train.save_total_limit.map(|limit| limit as u64 + best);
     let tokenizer = output::size_of(&output::tokenizer_files(model_dir));
     let needed = bytes::run(trainable, state, tokenizer, saves, keep);
-    checkpoint::preflight(&train.output_dir, needed.saturating_sub(held))
+    // What the final weights hold beside the trained values.
+    let beside = match config.tuning.mode {
+        Mode::Freeze => trained::values(arch).saturating_sub(trainable),
+        Mode::Lora if config.tuning.lora.init_lora_weights.is_pissa() => trainable,
+        Mode::Lora | Mode::Full => 0,
+    };
+    checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held))
 }
 
 impl Prepared {
@@ -383,7 +309,7 @@ impl Prepared {
         let state = human_bytes(self.optimizer_bytes);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        facts.extend(trained_facts(self));
+        facts.extend(trained::facts(self));
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
         }
@@ -445,49 +371,6 @@ pub fn describe(prepared: &Prepared) -> String {
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
     format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
-}
-
-/// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
-/// `tuning.freeze` has chosen them.
-fn trained_facts(prepared: &Prepared) -> Vec<(String, String)> {
-    let all: u64 =
-        prepared.arch.tensors().iter().map(|spec| spec.shape.iter().map(|&n| n as u64).product::<u64>()).sum();
-    let share = 100.0 * prepared.trainable as f64 / all.max(1) as f64;
-    let values = format!("{} values, {share:.3} % of the model's {}", grouped(prepared.trainable), grouped(all));
-    let mut facts = vec![("trained".to_owned(), values)];
-    if prepared.config.tuning.mode == Mode::Freeze
-        && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
-    {
-        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
-    }
-    if !prepared.config.tuning.adapters.is_empty() {
-        let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
-        facts.push(("on top of".to_owned(), below.join(", ")));
-    }
-    if !prepared.arch.new_tokens.is_empty() {
-        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
-    }
-    facts
-}
-
-/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
-fn by_block(names: &[String]) -> String {
-    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
-    for name in names {
-        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-        let (before, block, after) =
-            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
-        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
-            Some((_, _, blocks)) => blocks.extend(block),
-            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
-        }
-    }
-    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
-        [] => before.clone(),
-        [one] => format!("{before}.{one}.{after}"),
-        many => format!("{before}.{{{}}}.{after}", many.join(",")),
-    };
-    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
 }
 
 /// What the data came to: label and value.

@@ -96,6 +96,28 @@ fn a_configuration_becomes_pefts_and_comes_back() {
 }
 
 #[test]
+fn trained_tokens_are_written_and_read_as_peft_does() {
+    let mut arch = arch_of("llama/x");
+    arch.grow(vec![512, 513]);
+    let lora = LoraConfig { modules_to_save: vec!["lm_head".into()], ..LoraConfig::default() };
+    for (lora, written) in [
+        (LoraConfig::default(), json!({"embed_tokens": [512, 513], "lm_head": [512, 513]})),
+        (lora, json!({"embed_tokens": [512, 513]})),
+    ] {
+        let config = AdapterConfig::new(&lora, &place(&arch, &lora).unwrap(), None).with_tokens(&arch).unwrap();
+        let text = config.to_json();
+        assert_eq!(text["trainable_token_indices"], written);
+        let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
+        assert_eq!((again.trained_tokens, again.token_modules), (config.trained_tokens, config.token_modules));
+    }
+    assert_eq!(with("trainable_token_indices", json!([3, 1])).unwrap().trained_tokens, [3, 1]);
+    assert_eq!(
+        with("trainable_token_indices", json!({"model.embed_tokens": [3]})).unwrap().token_modules,
+        ["embed_tokens"]
+    );
+}
+
+#[test]
 fn exclusions_of_an_adapter_survive_in_the_configuration() {
     let arch = arch_of("llama/x");
     let mut text: Value =

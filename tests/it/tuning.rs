@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tunesmith::Kind;
+use tunesmith::checkpoint::stamp::{Hashes, Stamp};
 use tunesmith::checkpoint::{AdapterConfig, pissa};
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Bias, Config, FreezeConfig, InitLora, Mode, TargetModules};
@@ -248,4 +249,19 @@ fn adapters_below_the_trained_one_act_as_on_top() {
     let frozen = Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short };
     let error = Model::load_on(&arch, Some(&weights), &recipe(), &Stack(vec![frozen])).unwrap_err();
     assert!(error.to_string().contains("there: model.norm.weight has 3 values, 64 expected"), "{error}");
+}
+
+#[test]
+fn a_stamp_tells_what_was_taken_out_of_the_base() {
+    let (arch, _) = open("llama");
+    let stamp = |init| {
+        let mut config = recipe();
+        config.tuning.lora.init_lora_weights = init;
+        let placements = place(&arch, &config.tuning.lora).unwrap();
+        let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
+        Stamp::new(&config, &placements, &[], hashes).adapter
+    };
+    assert_eq!(stamp(InitLora::Kaiming), stamp(InitLora::Gaussian), "of no effect after step 0");
+    assert!(stamp(InitLora::PissaRounds(2)).ends_with("; pissa_niter_2"));
+    assert_ne!(stamp(InitLora::Pissa), stamp(InitLora::Kaiming));
 }

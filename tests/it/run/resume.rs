@@ -121,6 +121,39 @@ fn full_mode_grouped_by_length() {
 }
 
 #[test]
+fn dora_with_dropout_in_parts_and_recompute() {
+    straight_equals_stopped(
+        &["tuning.lora.use_dora: true", "train.gradient_checkpointing: true", "train.max_tokens_per_pass: 24"],
+        &[3, 9],
+    );
+}
+
+#[test]
+fn freeze_mode_and_new_tokens() {
+    straight_equals_stopped(&["tuning.mode: freeze", "tuning.freeze.trainable_modules: [\"norms\", \"mlp\"]"], &[5]);
+    straight_equals_stopped(
+        &["tuning.new_tokens: [\"ab\", \"xyz\"]", "tuning.lora.init_lora_weights: pissa_niter_2"],
+        &[2, 8],
+    );
+}
+
+#[test]
+fn a_checkpoint_holds_what_a_run_from_an_adapter_needs() {
+    let fixture = Fixture::new();
+    let first = fixture.config("first", &["train.output_dir: OUT-first", "tuning.lora.use_dora: true"]);
+    assert!(go(&first, &[], u64::MAX));
+    let adapter = fixture.path("out-first/adapter");
+    let from = format!("tuning.adapter={}", adapter.display());
+    let config = fixture.config("run", &[]);
+    let other = format!("train.output_dir={}", fixture.path("stopped").display());
+    assert!(go(&config, &[&from], u64::MAX));
+    assert!(!go(&config, &[&from, &other], 3));
+    std::fs::rename(&adapter, fixture.path("elsewhere")).unwrap();
+    assert!(go(&config, &[&from, &other, "train.resume_from_checkpoint=latest"], u64::MAX));
+    assert_same_ending(&fixture.path("out"), &fixture.path("stopped"), 6, false);
+}
+
+#[test]
 fn stopping_after_the_last_step_leaves_only_the_ending_to_do() {
     straight_equals_stopped(&[], &[14]);
 }

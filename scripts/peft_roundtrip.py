@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Trains the golden models in every mode with the tunesmith binary, loads what each run has saved with Transformers and PEFT, and holds its
+validation loss against the run's own; also reads what PEFT has written. Seconds a case.
+
+    pip install -r scripts/golden/requirements.txt && cargo build
+    python3 scripts/peft_roundtrip.py [--binary target/debug/tunesmith] [--only NAME]
+
+Prints a line a case; exits 1 if a loss differs by more than 1e-5.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+GOLDEN = f"{HERE}/../tests/golden"
+# The tokenizer's 640 tokens are more than the models' 512 rows: two new ones have the ids 640 and 641.
+NEW = ["tuning.new_tokens=[<one>, <two>]"]
+CASES = {
+    "lora": ("llama", []),
+    "dora": ("llama", ["tuning.lora.use_dora=true", "tuning.lora.lora_dropout=0.1"]),
+    "dora_biases": ("qwen2", ["tuning.lora.use_dora=true", "tuning.lora.bias=all"]),
+    "bias_lora_only": ("qwen2", ["tuning.lora.bias=lora_only", "tuning.lora.target_modules=[q_proj]"]),
+    "excluded": ("qwen3", ["tuning.lora.exclude_modules=[down_proj, o_proj]", "tuning.lora.init_lora_weights=gaussian"]),
+    "pissa": ("llama", ["tuning.lora.init_lora_weights=pissa"]),
+    "pissa_dora": ("llama", ["tuning.lora.init_lora_weights=pissa", "tuning.lora.use_dora=true"]),
+    "pissa_niter": ("qwen3", ["tuning.lora.init_lora_weights=pissa_niter_4", "tuning.lora.use_rslora=true"]),
+    "tokens": ("llama", NEW),
+    "tokens_tied": ("qwen2", NEW),
+    "tokens_saved_head": ("llama", [*NEW, "tuning.lora.modules_to_save=[lm_head]"]),
+    "tokens_full": ("qwen2", [*NEW, "tuning.mode=full"]),
+    "freeze": ("llama", ["tuning.mode=freeze", "tuning.freeze.trainable_layers=1", "tuning.freeze.trainable_modules=[head, norms, mlp]"]),
+    "freeze_tied": ("qwen2", ["tuning.mode=freeze", "tuning.freeze.trainable_modules=[embeddings, bias]"]),
+    "stacked": ("llama", ["tuning.adapters=[DORA, LORA]"]),
+    "continued_dora": ("llama", ["tuning.adapter=DORA"]),
+    "continued_tokens": ("qwen2", [*NEW, "tuning.adapter=TOKENS"]),
+    "continued_peft_pissa": ("llama", ["tuning.adapter=PISSA"]),
+    "continued_peft_tokens": ("llama", [*NEW, "tuning.adapter=PEFT_TOKENS"]),
+}
+
+
+def write_rows(path, seed, new):
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    with open(path, "w") as file:
+        for _ in range(8):
+            ids = rng.integers(3, 512, int(rng.integers(8, 24))).tolist()
+            if new:
+                ids[2], ids[5] = 640, 641
+            file.write(json.dumps({"input_ids": ids, "labels": [-100] * 3 + ids[3:]}) + "\n")
+
+
+def peft_adapters(root):
+    """Adapters that PEFT writes: PiSSA in its own form, and trained rows of tokens."""
+    import peft
+    import torch
+    import transformers
+    from peft_check import grow
+
+    def save(name, grown, **changes):
+        torch.manual_seed(1)
+        model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/llama", dtype=torch.float32)
+        if grown:
+            grow(model, 642)
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM", **changes)
+        peft.get_peft_model(model, config).save_pretrained(f"{root}/{name}")
+
+    save("peft_pissa", False, init_lora_weights="pissa")
+    save("peft_tokens", True, trainable_token_indices={"embed_tokens": [640, 641], "lm_head": [640, 641]})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", default=f"{HERE}/../target/debug/tunesmith")
+    parser.add_argument("--only")
+    args = parser.parse_args()
+    from peft_check import run_loss
+
+    root = tempfile.mkdtemp(prefix="tunesmith-roundtrip-")
+    for family in ("llama", "qwen2", "qwen3"):
+        shutil.copytree(f"{GOLDEN}/a/{family}/model", f"{root}/{family}")
+        shutil.copytree(f"{GOLDEN}/c/tokenizer_bpe_gpt2", f"{root}/{family}", dirs_exist_ok=True)
+    peft_adapters(root)
+    places = {"DORA": f"{root}/runs/dora/adapter", "LORA": f"{root}/runs/lora/adapter", "PISSA": f"{root}/peft_pissa",
+              "PEFT_TOKENS": f"{root}/peft_tokens", "TOKENS": f"{root}/runs/tokens_tied/adapter"}
+    failed = 0
+    for name, (family, words) in CASES.items():
+        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied"):
+            continue
+        new = any("new_tokens" in word for word in words)
+        rows, validation = f"{root}/{name}.train.jsonl", f"{root}/{name}.val.jsonl"
+        write_rows(rows, 1, new)
+        write_rows(validation, 2, new)
+        for word, place in places.items():
+            words = [text.replace(f"={word}", f"={place}").replace(f"[{word}", f"[{place}").replace(f" {word}", f" {place}") for text in words]
+        with open(f"{root}/config.yaml", "w") as file:
+            settings = {
+                "model": {"name": f"{root}/{family}", "max_seq_len": 64},
+                "tuning": {"lora": {"r": 4, "lora_alpha": 8}} if "adapter=" not in "".join(words) else {},
+                "train": {"output_dir": f"{root}/runs/{name}", "batch_size": 4, "max_steps": 6, "learning_rate": 0.005, "eval_strategy": "epoch",
+                          "lr_scheduler_type": "constant"},
+                "data": {"train_path": rows, "val_path": validation, "use_cache": False, "loss_on": "all"},
+                "gen": {"num_samples": 0},
+            }
+            json.dump(settings, file)
+        ran = subprocess.run([args.binary, "train", f"{root}/config.yaml", *words], capture_output=True, text=True)
+        if ran.returncode:
+            print(f"{name}: FAILED to run\n{ran.stdout}{ran.stderr}")
+            failed += 1
+            continue
+        below = [places["DORA"], places["LORA"]] if name == "stacked" else []
+        try:
+            theirs, own = run_loss(f"{root}/runs/{name}", f"{root}/{family}", validation, below)
+        except Exception as error:
+            print(f"{name}: FAILED to load: {error!r}")
+            failed += 1
+            continue
+        good = abs(theirs - own) <= 1e-5
+        failed += not good
+        print(f"{name}: {own:.6f} here, {theirs:.6f} there, difference {abs(theirs - own):.1e}{'' if good else '  FAILED'}", flush=True)
+    shutil.rmtree(root)
+    sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+//! What a run trains, counted and told: every value, chosen tensors, or adapters and what stands beside them.
+use std::collections::BTreeSet;
+
+use super::prepare::Prepared;
+use crate::config::arch::Arch;
+use crate::config::{Config, Mode};
+use crate::error::{Error, Result};
+use crate::model::freeze;
+use crate::model::targets::{self, Placement, Targets};
+use crate::optim::optimizer::state_bytes;
+use crate::optim::{Schedule, Slot, rates, registry};
+use crate::plan::grouped;
+
+/// How many values the whole model has.
+pub fn values(arch: &Arch) -> u64 {
+    arch.tensors().iter().map(|spec| size(&spec.shape)).sum()
+}
+
+/// Values of a tensor.
+pub fn size(shape: &[usize]) -> u64 {
+    shape.iter().map(|&size| size as u64).product()
+}
+
+/// What is trained: names and shapes.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: what is to be trained does not exist.
+pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+    let tensors = arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    match config.tuning.mode {
+        Mode::Full => Ok(tensors.collect()),
+        Mode::Freeze => {
+            let trained: BTreeSet<String> = freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect();
+            let vocabulary = tensors.clone().find(|(name, _)| targets::is_vocabulary(name) && !trained.contains(name));
+            if let Some((name, _)) = vocabulary.filter(|_| !arch.new_tokens.is_empty()) {
+                return Err(Error::config(format!(
+                    "tuning.new_tokens with mode: freeze, which does not train {name}, where their rows are"
+                ))
+                .hint("add embeddings and head to tuning.freeze.trainable_modules"));
+            }
+            Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
+        }
+        Mode::Lora => {
+            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
+            Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
+        }
+    }
+}
+
+/// The bytes that the optimizer and the averages keep beside the trained values. Refuses arguments of the optimizer, the
+/// schedule and the learning rates that fit nothing.
+///
+/// # Errors
+/// [`crate::Kind::Config`], naming the key.
+pub fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> Result<u64> {
+    let rule = registry::rule(&config.train)?;
+    Schedule::of(&config.train, 0, u64::MAX)?;
+    let scales = rates::scales(&config.train, config.tuning.lora.loraplus_lr_ratio, &tensors)?;
+    let slot = |((name, shape), lr_scale)| Slot { name, shape, decay: true, lr_scale };
+    let slots: Vec<Slot> = tensors.into_iter().zip(scales).map(slot).collect();
+    let values: u64 = slots.iter().map(|slot| size(&slot.shape)).sum();
+    let averages = if config.train.ema_decay.is_some() { 4 * values } else { 0 };
+    Ok(state_bytes(rule.as_ref(), &slots) + averages)
+}
+
+/// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
+/// `tuning.freeze` has chosen them.
+pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
+    let all = values(&prepared.arch);
+    let share = 100.0 * prepared.trainable as f64 / all.max(1) as f64;
+    let counted = format!("{} values, {share:.3} % of the model's {}", grouped(prepared.trainable), grouped(all));
+    let mut facts = vec![("trained".to_owned(), counted)];
+    if prepared.config.tuning.mode == Mode::Freeze
+        && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
+    {
+        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+    }
+    if !prepared.config.tuning.adapters.is_empty() {
+        let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
+        facts.push(("on top of".to_owned(), below.join(", ")));
+    }
+    if !prepared.arch.new_tokens.is_empty() {
+        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
+    }
+    facts
+}
+
+/// Tensor names with the blocks in which each is found: `model.layers.{2,3}.mlp.up_proj.weight`.
+fn by_block(names: &[String]) -> String {
+    let mut kinds: Vec<(String, String, Vec<&str>)> = Vec::new();
+    for name in names {
+        let parts = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+        let (before, block, after) =
+            parts.map_or((name.as_str(), None, ""), |(block, rest)| ("model.layers", Some(block), rest));
+        match kinds.iter_mut().find(|(kind, rest, _)| kind == before && rest == after) {
+            Some((_, _, blocks)) => blocks.extend(block),
+            None => kinds.push((before.to_owned(), after.to_owned(), block.into_iter().collect())),
+        }
+    }
+    let show = |(before, after, blocks): &(String, String, Vec<&str>)| match blocks.as_slice() {
+        [] => before.clone(),
+        [one] => format!("{before}.{one}.{after}"),
+        many => format!("{before}.{{{}}}.{after}", many.join(",")),
+    };
+    kinds.iter().map(show).collect::<Vec<_>>().join(" ")
+}
