@@ -77,7 +77,10 @@ fn with_includes(path: &Path) -> Vec<String> {
 /// A line without a comment that sets the key's last part.
 fn sets<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     let leaf = key.rsplit('.').next()?;
-    line.trim_start().strip_prefix(leaf)?.strip_prefix(": ").map(|value| value.split(" #").next().unwrap_or_default().trim())
+    line.trim_start()
+        .strip_prefix(leaf)?
+        .strip_prefix(": ")
+        .map(|value| value.split(" #").next().unwrap_or_default().trim())
 }
 
 #[test]
@@ -93,10 +96,6 @@ fn every_shipped_configuration_resolves_or_lacks_only_what_its_header_names() {
             let load = if path.ends_with("base.yaml") { config::load_partial } else { config::load };
             load(path, std::slice::from_ref(&model), &[], &[])
         };
-        // `mode: freeze` is refused until the version has it.
-        if text.contains("mode: freeze") && !has_freeze() {
-            continue;
-        }
         if keys.is_empty() {
             load(&path).unwrap_or_else(|error| panic!("{error}"));
             counts.0 += 1;
@@ -107,7 +106,8 @@ fn every_shipped_configuration_resolves_or_lacks_only_what_its_header_names() {
         assert!(keys.iter().any(|key| refusal.contains(key.as_str())), "{}: {refusal}", path.display());
         for key in &keys {
             let lines = with_includes(&path);
-            let value = lines.iter().rev().find_map(|line| sets(line, key)).unwrap_or_else(|| panic!("{key} is not set"));
+            let value =
+                lines.iter().rev().find_map(|line| sets(line, key)).unwrap_or_else(|| panic!("{key} is not set"));
             let error = config::try_setting(key, &config::Node::Str(value.to_owned())).expect_err(key);
             assert!(error.to_string().contains("not yet part of this version"), "{}: {error}", path.display());
         }
@@ -115,17 +115,14 @@ fn every_shipped_configuration_resolves_or_lacks_only_what_its_header_names() {
         let folder = tempfile::tempdir().expect("a folder");
         for other in yamls("configs") {
             let kept = fs::read_to_string(&other).expect("readable");
-            let kept: Vec<&str> = kept.lines().filter(|line| !keys.iter().any(|key| sets(line, key).is_some())).collect();
+            let kept: Vec<&str> =
+                kept.lines().filter(|line| !keys.iter().any(|key| sets(line, key).is_some())).collect();
             fs::write(folder.path().join(other.file_name().expect("a name")), kept.join("\n")).expect("written");
         }
         load(&folder.path().join(path.file_name().expect("a name"))).unwrap_or_else(|error| panic!("{error}"));
         counts.1 += 1;
     }
     assert!(counts.0 >= 10 && counts.1 >= 6, "{counts:?}");
-}
-
-fn has_freeze() -> bool {
-    config::schema::options().any(|def| def.section == "tuning.freeze")
 }
 
 /// Trains an example for two steps into a folder.
@@ -146,10 +143,8 @@ fn two_steps(name: &str, folder: &Path, more: &[String]) {
     let said = crate::run::fixture::said(&output);
     assert!(output.status.success(), "{name}: {said}");
     let metrics = fs::read_to_string(folder.join(name).join("metrics.jsonl")).expect("metrics");
-    let losses: Vec<f64> = metrics
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64())
-        .collect();
+    let losses: Vec<f64> =
+        metrics.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()?["loss"].as_f64()).collect();
     assert!(losses.len() >= 2 && losses.iter().all(|loss| loss.is_finite() && *loss > 0.0), "{name}: {metrics}");
     assert!(folder.join(name).join("report.html").is_file(), "{name}: {said}");
 }
@@ -163,10 +158,8 @@ fn every_example_trains_through_the_program() {
     }
     let adapter = format!("tuning.adapter={}", folder.path().join("chat/adapter").display());
     two_steps("continue", folder.path(), &[adapter]);
-    if has_freeze() {
-        two_steps("freeze", folder.path(), &[]);
-        assert!(folder.path().join("freeze/model/model.safetensors").is_file());
-    }
+    two_steps("freeze", folder.path(), &[]);
+    assert!(folder.path().join("freeze/model/model.safetensors").is_file());
 }
 
 #[test]
