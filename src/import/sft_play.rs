@@ -5,6 +5,7 @@ use super::work::{Rule, Work};
 use super::{beside, entries};
 use crate::config::Node;
 use crate::error::{Error, Result};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
@@ -14,6 +15,8 @@ const GENERATE: &str =
 const GREEDY: &str = "samples are greedy, so that runs can be compared";
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str = "rows are packed up to model.max_seq_len, without overlap";
+/// As much of a template as is looked at.
+const MAX_TEMPLATE: u64 = 1 << 20;
 /// The deepest chain of includes.
 const MAX_DEPTH: usize = 16;
 
@@ -124,7 +127,7 @@ pub(super) const RULES: &[Rule] = rules! {
         Node::Str(word) if word == "chat" => work.needless(key, "told by the fields of the rows"),
         node => work.put(key, "data.format", node.clone(), ""),
     }),
-    "data.template_path" => To("data.template_path"),
+    "data.template_path" => With(template),
     "data.train_path" => To("data.train_path"),
     "data.val_path" => To("data.val_path"),
     "data.test_path" => To("data.test_path"),
@@ -170,11 +173,7 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
         work.needless(&key, "the only kind");
     }
     work.follow();
-    for (ours, default) in [("tuning.mode", "qlora"), ("train.output_dir", "outputs/run")] {
-        if work.written(ours).is_none() {
-            work.implied(ours, Node::Str(default.into()), "its default");
-        }
-    }
+    defaults(work);
     pretraining(work);
     let validates = rows(work);
     names::schedule(work, "linear");
@@ -187,6 +186,40 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A template there is given `system` and `user`; here it is given `messages`.
+fn template(work: &mut Work, key: &str, node: &Node) {
+    let Node::Str(name) = node else { return work.lost(key, "expected a path") };
+    let text = beside(&work.path, name).and_then(|path| {
+        let mut text = String::new();
+        std::fs::File::open(path).ok()?.take(MAX_TEMPLATE).read_to_string(&mut text).ok()?;
+        Some(text)
+    });
+    if text.is_some_and(|text| text.contains("messages")) {
+        work.put(key, "data.template_path", node.clone(), "");
+    } else {
+        let why = "a template there writes `system` and `user`, here `messages`: the model's own is used; write one, or set data.chat_template";
+        work.lost(key, why);
+    }
+}
+
+/// Defaults that are other than ours.
+fn defaults(work: &mut Work) {
+    let adapts = !matches!(work.written("tuning.mode"), Some(Node::Str(mode)) if mode == "full");
+    let usual = [
+        ("tuning.lora.r", Node::Int(32), adapts),
+        ("tuning.lora.lora_alpha", Node::Int(32), adapts),
+        ("tuning.lora.lora_dropout", Node::Float(0.05), adapts),
+        ("model.max_seq_len", Node::Int(512), work.get(&["block_size"]).is_none()),
+        ("train.batch_size", Node::Int(1), true),
+        ("train.grad_accum", Node::Int(8), true),
+    ];
+    for (key, node, wanted) in usual {
+        if wanted && work.written(key).is_none() {
+            work.implied(key, node, if key == "train.grad_accum" { "its choice with 20 GB" } else { "its default" });
+        }
+    }
 }
 
 /// Takes over included files first, from the folder that the program runs in or beside the file that names them.

@@ -207,6 +207,7 @@ fn sft_plays_includes_are_merged_and_its_broken_keys_are_right() {
     }
     assert_eq!(note(&made, "train.predict_with_generate").outcome, Outcome::Lost);
     assert_eq!(note(&made, "tuning.backend").outcome, Outcome::Needless);
+    assert!(note(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
     let made = read("play_dapt.yaml");
     assert!(made.yaml.contains("- {path: data/papers.jsonl, format: text, weight: 0.75}"), "{}", made.yaml);
 }
