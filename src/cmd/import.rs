@@ -66,8 +66,8 @@ pub fn run(args: &Args) -> Result<()> {
     let error = Error::config(format!("this version refuses what the file says: {}", names.join("; ")));
     Err(if names.iter().any(|name| name.contains("qlora") || name.contains("load_in_")) {
         error.hint(
-            "the file is written; override to train the same adapter on a base that is not quantized: tuning.mode=lora, \
-             and remove model.load_in_4bit or load_in_8bit",
+            "the file is written; to train the same adapter on a base that is not quantized, change the line to `mode: lora`, \
+             or remove load_in_8bit",
         )
     } else {
         error.hint("the file is written; it loads once these lines are changed or removed")

@@ -186,6 +186,8 @@ impl Work {
                 Some(Refused { setting: format!("{}: {}", line.key, write::short(&line.node)), why })
             })
             .collect();
+        let place = |key: &str| config::schema::options().position(|def| def.path() == key).unwrap_or(usize::MAX);
+        self.lines.sort_by_cached_key(|line| place(&line.key));
         let lost: Vec<&Note> = self.notes.iter().filter(|note| note.outcome == Outcome::Lost).collect();
         let yaml = write::file(&self.path, self.toolkit, &self.lines, &lost, &refused);
         if refused.is_empty() {

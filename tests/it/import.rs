@@ -160,7 +160,7 @@ fn llama_factorys_names_and_defaults_become_ours() {
     for (key, expected) in expected {
         assert_eq!(value(&made, key).to_string(), expected, "{key}");
     }
-    let paths = value(&made, "data.train_path").to_string();
+    let paths = value(&made, "data.datasets").to_string();
     assert!(paths.contains("data/tickets.json") && paths.contains("data/letters.json"), "{paths}");
 }
 

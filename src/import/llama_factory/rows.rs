@@ -133,7 +133,9 @@ fn train(work: &mut Work, sets: Vec<Set>) {
     let mixes = work.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
     let format = sets.first().map_or("auto", |set| set.format);
     let alike = sets.iter().all(|set| set.format == format);
-    if !alike || mixes.is_some() || sets.iter().any(|set| set.hub) {
+    // There `max_samples` counts for each set, and so does `data.max_rows` for each source.
+    let limited = sets.len() > 1 && work.get(&["max_samples"]).is_some();
+    if !alike || limited || mixes.is_some() || sets.iter().any(|set| set.hub) {
         let weights = match work.get(&["interleave_probs"]).map(|(_, node)| listed(&node)) {
             Some(Node::List(items)) => items,
             _ => Vec::new(),
