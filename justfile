@@ -46,6 +46,14 @@ install *ARGS:
     start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
+# runs a small example, under a minute each: just example chat | instruction | tools | dapt | freeze | continue
+[group('start here')]
+[no-exit-message]
+@example NAME *ARGS: _build
+    shift; adapter=runs/examples/chat/adapter; \
+    if [ "{{ NAME }}" = continue ] && [ ! -d "$adapter" ]; then "{{ tunesmith }}" train examples/chat/chat.yaml; fi; \
+    "{{ tunesmith }}" train "examples/{{ NAME }}/{{ NAME }}.yaml" --overwrite "$@"
+
 # fine-tunes: just train CONFIG=configs/run_lora.yaml
 [group('train')]
 [no-exit-message]
@@ -94,6 +102,12 @@ install *ARGS:
 [no-exit-message]
 @config *ARGS: _build
     "{{ tunesmith }}" config "$@"
+
+# turns a configuration of Axolotl, LLaMA-Factory or SFT-Play into ours: just import their.yaml --out ours.yaml
+[group('data')]
+[no-exit-message]
+@import *ARGS: _build
+    "{{ tunesmith }}" import "$@"
 
 # formatting and lints
 [group('develop')]

@@ -10,6 +10,7 @@
 //! 0      error         error kinds, hints, exit codes
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
 //! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
+//! 2      import        configurations of other toolkits, turned into ours
 //! 2      plan          batch maths, the learning-rate table: pure functions
 //! 3      data          sources, chat templates, label masks, packing, sampler state
 //! 3      comm          World, the trait Collectives, the engine `single`
@@ -38,6 +39,7 @@ pub mod data;
 pub mod error;
 pub mod eval;
 pub mod hub;
+pub mod import;
 pub mod model;
 pub mod ops;
 pub mod optim;

@@ -8,6 +8,7 @@ pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod download;
+pub mod import;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -42,6 +43,8 @@ enum Command {
     Data(data::Args),
     /// Fetch a model or a data set of the hub into the cache, or into a folder
     Download(download::Args),
+    /// Turn a configuration of Axolotl, LLaMA-Factory or SFT-Play into one of ours
+    Import(import::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
@@ -60,6 +63,7 @@ impl Command {
             Self::Data(args) => data::run(args),
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
+            Self::Import(args) => import::run(args),
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),

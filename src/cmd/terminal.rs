@@ -62,6 +62,12 @@ pub fn print(text: &str) -> Result<()> {
     }
 }
 
+/// Writes a text to standard error, as it is.
+pub(super) fn print_text(text: &str) {
+    // A text that nobody can read is no failure.
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
 /// Writes a remark to standard error.
 pub(super) fn print_note(text: &str) {
     // A remark that nobody can read is no failure.

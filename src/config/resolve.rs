@@ -150,6 +150,44 @@ pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], fla
     Ok(resolved)
 }
 
+/// Reads a configuration that is no file yet and has no includes; `path` stands for it in messages. It may lack the model
+/// or the data.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(path: &Path, text: &str) -> Result<Resolved> {
+    let mut resolver = Resolver::default();
+    let document = Document::parse(path, text.as_bytes().to_vec())?;
+    resolver.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())?;
+    let resolved = resolver.finish(path)?;
+    validate::contradictions(&resolved)?;
+    Ok(resolved)
+}
+
+/// Whether this version accepts a value under a full key.
+///
+/// # Errors
+/// [`crate::Kind::Config`], with why not.
+pub fn try_setting(key: &str, node: &Node) -> Result<()> {
+    let source = Source::Word(key.to_owned());
+    let def = find(key).ok_or_else(|| unknown(&source, key))?;
+    (def.set)(&mut Config::default(), node).map_err(|refusal| refused(&source, key, refusal))
+}
+
+/// The value, or where the key refuses a text that is a number, the number: some YAML readers take `2e-5` for a text.
+pub fn unquoted(key: &str, node: Node) -> Node {
+    let number = match &node {
+        Node::Str(text) => text.trim().parse::<f64>().ok().filter(|number| number.is_finite()),
+        _ => None,
+    };
+    match number {
+        Some(number) if try_setting(key, &node).is_err() && try_setting(key, &Node::Float(number)).is_ok() => {
+            Node::Float(number)
+        }
+        _ => node,
+    }
+}
+
 /// A value on its way, with where it was found.
 struct Found {
     node: Node,

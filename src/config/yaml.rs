@@ -47,7 +47,7 @@ impl Document {
         Self::parse(path, bytes)
     }
 
-    fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self> {
+    pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self> {
         let text = String::from_utf8(bytes).map_err(|error| {
             let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = valid.split(|&byte| byte == b'\n').count();
@@ -84,6 +84,11 @@ impl Document {
 /// Reads one value that was given on the command line or in the environment; what is no YAML is a string.
 pub(super) fn parse_value(text: &str) -> Node {
     parse(text).unwrap_or_else(|_| Node::Str(text.to_owned()))
+}
+
+/// The top-level mapping of a YAML file that is no configuration of ours, with the limits of configuration files.
+pub(crate) fn read_mapping(path: &Path) -> Result<Vec<(String, Node)>> {
+    Document::read(path).map(|document| document.entries)
 }
 
 /// Reads YAML from elsewhere, such as the front matter of a data set's card, with the limits of configuration files.

@@ -6,6 +6,7 @@ mod data;
 mod examples;
 #[cfg(feature = "hub")]
 mod hub;
+mod import;
 mod objective;
 mod optim;
 mod oracle;

@@ -1,0 +1,127 @@
+//! `tunesmith import`: another toolkit's configuration as one of ours, and what became of each of its keys.
+use super::terminal;
+use crate::error::{Error, Result};
+use crate::import::{self, Imported, Outcome, Toolkit};
+use clap::ValueEnum;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+/// The toolkits, as words of the command line.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum From {
+    /// Axolotl
+    Axolotl,
+    /// LLaMA-Factory
+    LlamaFactory,
+    /// SFT-Play
+    SftPlay,
+}
+
+impl From {
+    const fn toolkit(self) -> Toolkit {
+        match self {
+            Self::Axolotl => Toolkit::Axolotl,
+            Self::LlamaFactory => Toolkit::LlamaFactory,
+            Self::SftPlay => Toolkit::SftPlay,
+        }
+    }
+}
+
+/// What `import` takes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The YAML of Axolotl, LLaMA-Factory or SFT-Play
+    file: PathBuf,
+    /// Whose it is (else its keys tell)
+    #[arg(long)]
+    from: Option<From>,
+    /// The file to write (else standard output)
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Replace the file if it is there
+    #[arg(long, requires = "out")]
+    force: bool,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: what [`import::read`] refuses; or the file was written, and this version refuses settings in it.
+pub fn run(args: &Args) -> Result<()> {
+    let made = import::read(&args.file, args.from.map(From::toolkit))?;
+    let report = report(&made);
+    if let Some(path) = &args.out {
+        write(path, &made.yaml, args.force)?;
+        terminal::print(&report)?;
+        terminal::print(&format!("\nwritten: {}\n", path.display()))?;
+    } else {
+        terminal::print(&made.yaml)?;
+        terminal::print_text(&report);
+    }
+    if made.refused.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = made.refused.iter().map(|one| one.setting.as_str()).collect();
+    let error = Error::config(format!("this version refuses what the file says: {}", names.join("; ")));
+    Err(if names.iter().any(|name| name.contains("qlora") || name.contains("load_in_")) {
+        error.hint(
+            "the file is written; to train the same adapter on a base that is not quantized, change the line to `mode: lora`, \
+             or remove load_in_8bit",
+        )
+    } else {
+        error.hint("the file is written; it loads once these lines are changed or removed")
+    })
+}
+
+/// Writes a new file, or with `force` an old one anew.
+fn write(path: &Path, text: &str, force: bool) -> Result<()> {
+    let mut options = std::fs::OpenOptions::new();
+    options.write(true);
+    if force {
+        options.create(true).truncate(true)
+    } else {
+        options.create_new(true)
+    };
+    let failed = |source: &std::io::Error| {
+        let error = Error::io("write", path, source);
+        if source.kind() == std::io::ErrorKind::AlreadyExists {
+            error.hint("it is there already: --force replaces it")
+        } else {
+            error
+        }
+    };
+    let mut file = options.open(path).map_err(|source| failed(&source))?;
+    file.write_all(text.as_bytes()).map_err(|source| failed(&source))
+}
+
+/// What became of each key.
+fn report(made: &Imported) -> String {
+    let mut out = format!("a configuration of {}\n", made.toolkit.title());
+    let parts = [
+        (Outcome::Mapped, "mapped"),
+        (Outcome::Changed, "changed"),
+        (Outcome::Default, "written out, because its default is not ours"),
+        (Outcome::Needless, "not needed"),
+        (Outcome::Lost, "could not"),
+    ];
+    for (outcome, title) in parts {
+        let notes: Vec<_> = made.notes.iter().filter(|note| note.outcome == outcome).collect();
+        if notes.is_empty() {
+            continue;
+        }
+        let _ = writeln!(out, "\n{title} ({})", notes.len());
+        for note in notes {
+            let arrow = if note.from.is_empty() || note.to.is_empty() { "" } else { "  ->  " };
+            let why = if note.why.is_empty() { String::new() } else { format!("   ({})", note.why) };
+            let _ = writeln!(out, "  {}{arrow}{}{why}", note.from, note.to);
+        }
+    }
+    if !made.refused.is_empty() {
+        let _ = writeln!(out, "\nwritten, but this version refuses it ({})", made.refused.len());
+        for one in &made.refused {
+            let _ = writeln!(out, "  {}   ({})", one.setting, one.why);
+        }
+    }
+    out
+}

@@ -1,0 +1,212 @@
+//! The state of one import: the source's keys, what is written, and a note on each key.
+use super::{Imported, Note, Outcome, Refused, Toolkit, write};
+use crate::config::{self, Node};
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What a table says about a key of the source.
+#[derive(Clone, Copy)]
+pub(super) enum Act {
+    /// The same value under our key.
+    To(&'static str),
+    /// The same value under our key; what differs.
+    ToBut(&'static str, &'static str),
+    /// A function of the value.
+    With(fn(&mut Work, &str, &Node)),
+    /// Nothing to set here, and why.
+    Needless(&'static str),
+    /// Not possible, and why; `false` and empty values are fine.
+    Lost(&'static str),
+    /// A comment in the file: where or how fast the work is done, and why not yet.
+    Comment(&'static str),
+    /// Read together with others, by the toolkit's function.
+    Together,
+}
+
+/// One line of a toolkit's table.
+pub(super) struct Rule {
+    pub key: &'static str,
+    pub act: Act,
+}
+
+/// A line that is written.
+pub(super) struct Line {
+    pub key: String,
+    pub node: Node,
+    /// What stands behind it as a comment.
+    pub why: String,
+    /// Whether the whole line is one.
+    pub comment: bool,
+}
+
+pub(super) struct Work {
+    pub path: PathBuf,
+    toolkit: Toolkit,
+    entries: Vec<(String, Node)>,
+    lines: Vec<Line>,
+    notes: Vec<Note>,
+}
+
+impl Work {
+    pub fn new(path: &Path, toolkit: Toolkit, entries: Vec<(String, Node)>) -> Self {
+        Self { path: path.to_owned(), toolkit, entries, lines: Vec::new(), notes: Vec::new() }
+    }
+
+    /// The source's keys.
+    pub fn entries(&mut self) -> &mut Vec<(String, Node)> {
+        &mut self.entries
+    }
+
+    /// The first of these keys that has a value.
+    pub fn get(&self, keys: &[&str]) -> Option<(String, Node)> {
+        let found = |key: &&str| self.entries.iter().find(|(name, node)| name == *key && *node != Node::Null);
+        keys.iter().find_map(found).cloned()
+    }
+
+    /// Whether the key is there and `true`.
+    pub fn is_on(&self, key: &str) -> bool {
+        matches!(self.get(&[key]), Some((_, Node::Bool(true))))
+    }
+
+    /// The word that a key has.
+    pub fn word(&self, key: &str) -> Option<String> {
+        match self.get(&[key]) {
+            Some((_, Node::Str(word))) => Some(word),
+            _ => None,
+        }
+    }
+
+    /// What has been written under our key.
+    pub fn written(&self, key: &str) -> Option<&Node> {
+        self.lines.iter().find(|line| line.key == key && !line.comment).map(|line| &line.node)
+    }
+
+    fn note(&mut self, outcome: Outcome, from: &str, to: String, why: &str) {
+        let value = self.entries.iter().find(|(key, _)| key == from).map(|(_, node)| write::short(node));
+        let from = write::printable(&value.map_or_else(|| from.to_owned(), |value| format!("{from}: {value}")));
+        // A second look at a key replaces the first.
+        self.notes.retain(|note| note.from != from);
+        self.notes.push(Note { outcome, from, to, why: why.to_owned() });
+    }
+
+    /// Writes our key; `why` says what differs, if anything does.
+    pub fn put(&mut self, from: &str, to: &str, node: Node, why: &str) {
+        let node = config::unquoted(to, node);
+        let before = format!("{to}: ");
+        self.notes.retain(|note| note.outcome != Outcome::Default || !note.to.starts_with(&before));
+        let setting = format!("{to}: {}", write::short(&node));
+        self.note(if why.is_empty() { Outcome::Mapped } else { Outcome::Changed }, from, setting, why);
+        self.line(to, node, why, false);
+    }
+
+    /// Writes what the toolkit does without being told, and ours does not.
+    pub fn implied(&mut self, to: &str, node: Node, why: &str) {
+        self.notes.push(Note {
+            outcome: Outcome::Default,
+            from: String::new(),
+            to: format!("{to}: {}", write::short(&node)),
+            why: why.to_owned(),
+        });
+        self.line(to, node, &format!("{}: {why}", self.toolkit.title()), false);
+    }
+
+    /// Something that is done in another way, with no key of its own.
+    pub fn changed(&mut self, from: &str, to: &str, why: &str) {
+        self.note(Outcome::Changed, from, to.to_owned(), why);
+    }
+
+    pub fn needless(&mut self, from: &str, why: &str) {
+        self.note(Outcome::Needless, from, String::new(), why);
+    }
+
+    pub fn lost(&mut self, from: &str, why: &str) {
+        self.note(Outcome::Lost, from, String::new(), why);
+    }
+
+    /// Writes the key as a comment.
+    pub fn comment(&mut self, from: &str, to: &str, node: Node, why: &str) {
+        self.note(Outcome::Lost, from, String::new(), why);
+        self.line(to, node, why, true);
+    }
+
+    /// A later line of the same key replaces an earlier one.
+    fn line(&mut self, key: &str, node: Node, why: &str, comment: bool) {
+        self.lines.retain(|line| line.key != key);
+        self.lines.push(Line { key: key.to_owned(), node, why: why.to_owned(), comment });
+    }
+
+    /// Follows the toolkit's table, in the order of the source.
+    pub fn follow(&mut self) {
+        let toolkit = self.toolkit;
+        let rules: BTreeMap<&str, Act> = toolkit.rules().iter().map(|rule| (rule.key, rule.act)).collect();
+        for (key, node) in self.entries.clone() {
+            match rules.get(key.as_str()) {
+                None => {
+                    let why = match config::nearest(&key, rules.keys().copied()) {
+                        Some(near) => format!("unknown to this import; is {near} meant?"),
+                        None => "unknown to this import".to_owned(),
+                    };
+                    self.lost(&key, &why);
+                }
+                Some(_) if node == Node::Null => self.needless(&key, "empty"),
+                Some(Act::To(ours)) => self.put(&key, ours, node, ""),
+                Some(Act::ToBut(ours, why)) => self.put(&key, ours, node, why),
+                Some(Act::With(act)) => act(self, &key, &node),
+                Some(Act::Needless(why)) => self.needless(&key, why),
+                Some(Act::Lost(_) | Act::Comment(_)) if is_off(&node) => self.needless(&key, "off"),
+                Some(Act::Lost(why)) => self.lost(&key, why),
+                Some(Act::Comment(why)) => self.comment(&key, &format!("train.{key}"), node, why),
+                Some(Act::Together) => {}
+            }
+        }
+    }
+
+    /// Writes the file and holds it against the configuration's own rules.
+    pub fn finish(mut self) -> Result<Imported> {
+        // Nothing goes in silence, whatever the toolkit's function has looked at.
+        for (key, node) in self.entries.clone() {
+            let named =
+                |note: &Note| note.from == key || note.from.starts_with(&format!("{}: ", write::printable(&key)));
+            if !self.notes.iter().any(named) {
+                if is_off(&node) {
+                    self.needless(&key, if node == Node::Null { "empty" } else { "off" });
+                } else {
+                    self.lost(&key, "of no effect beside the other keys");
+                }
+            }
+        }
+        let refused: Vec<Refused> = self
+            .lines
+            .iter()
+            .filter(|line| !line.comment)
+            .filter_map(|line| {
+                let error = config::try_setting(&line.key, &line.node).err()?;
+                let why = error.hint_text().unwrap_or_else(|| error.message()).to_owned();
+                Some(Refused { setting: format!("{}: {}", line.key, write::short(&line.node)), why })
+            })
+            .collect();
+        let place = |key: &str| config::schema::options().position(|def| def.path() == key).unwrap_or(usize::MAX);
+        self.lines.sort_by_cached_key(|line| place(&line.key));
+        let lost: Vec<&Note> = self.notes.iter().filter(|note| note.outcome == Outcome::Lost).collect();
+        let yaml = write::file(&self.path, self.toolkit, &self.lines, &lost, &refused);
+        if refused.is_empty() {
+            let written = format!("what {} becomes", self.path.display());
+            config::load_text(Path::new(&written), &yaml)
+                .map_err(|error: Error| error.context("the settings contradict each other"))?;
+        }
+        Ok(Imported { toolkit: self.toolkit, yaml, notes: self.notes, refused })
+    }
+}
+
+/// `false`, nothing, zero, or an empty text, list or mapping.
+fn is_off(node: &Node) -> bool {
+    match node {
+        Node::Null | Node::Bool(false) | Node::Int(0) => true,
+        Node::Float(number) => *number == 0.0,
+        Node::Str(text) => text.is_empty() || text == "none" || text == "no",
+        Node::List(items) => items.is_empty(),
+        Node::Map(entries) => entries.is_empty(),
+        Node::Bool(true) | Node::Int(_) => false,
+    }
+}

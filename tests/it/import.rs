@@ -1,0 +1,313 @@
+//! Configurations of other toolkits: every key is accounted for, what is written loads or is refused by name.
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use proptest::prelude::*;
+use serde_json::Value;
+use tunesmith::Kind;
+use tunesmith::config::{self, Node};
+use tunesmith::import::{self, Imported, Outcome, Toolkit};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/import")
+}
+
+fn read(name: &str) -> Imported {
+    import::read(&folder().join(name), None).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// The value that the written file has under a key, as the configuration reads it.
+fn value(made: &Imported, key: &str) -> Value {
+    let loaded =
+        config::load_text(Path::new("made.yaml"), &made.yaml).unwrap_or_else(|error| panic!("{error}\n{}", made.yaml));
+    let setting = loaded.settings.iter().find(|setting| setting.key == key);
+    setting.unwrap_or_else(|| panic!("{key} is no key")).value.clone()
+}
+
+/// The value of the line `key:` in the written text, for keys of files that this version refuses.
+fn line<'a>(made: &'a Imported, key: &str) -> &'a str {
+    let found = made.yaml.lines().find_map(|line| line.trim().strip_prefix(key)?.strip_prefix(": "));
+    found.unwrap_or_else(|| panic!("{key} is not in\n{}", made.yaml))
+}
+
+fn note<'a>(made: &'a Imported, from: &str) -> &'a import::Note {
+    let found = made.notes.iter().find(|note| note.from == from || note.from.starts_with(&format!("{from}: ")));
+    found.unwrap_or_else(|| panic!("no note on {from} in {:#?}", made.notes))
+}
+
+#[test]
+fn every_example_is_recognised_and_loads_or_is_refused_as_it_says() {
+    let mut seen = 0;
+    for entry in std::fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_none_or(|end| end != "yaml") {
+            continue;
+        }
+        seen += 1;
+        let text = std::fs::read_to_string(&path).unwrap();
+        let header = text.lines().next().unwrap().strip_prefix("# expects: ").unwrap().to_owned();
+        let (toolkit, end) = header.split_once(", ").unwrap();
+        let made = import::read(&path, None).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        assert_eq!(made.toolkit.title().to_lowercase(), toolkit, "{}", path.display());
+        let refused: Vec<&str> = made.refused.iter().map(|one| one.setting.as_str()).collect();
+        match end.strip_prefix("refused ") {
+            Some(expected) => assert_eq!(refused.join("; "), expected, "{}\n{}", path.display(), made.yaml),
+            None => assert!(refused.is_empty(), "{}: {refused:?}\n{}", path.display(), made.yaml),
+        }
+        let loaded = config::load_text(Path::new("made.yaml"), &made.yaml);
+        assert_eq!(loaded.is_ok(), refused.is_empty(), "{}: {loaded:?}", path.display());
+    }
+    assert!(seen >= 11, "{seen}");
+}
+
+#[test]
+fn axolotls_defaults_and_words_become_ours() {
+    let made = read("axolotl_lora.yaml");
+    let expected = [
+        ("model.name", "\"models/support-1b\""),
+        ("model.max_seq_len", "1024"),
+        ("tuning.mode", "\"lora\""),
+        ("tuning.lora.r", "32"),
+        ("tuning.lora.lora_alpha", "16.0"),
+        ("tuning.lora.target_modules", "\"all-linear\""),
+        ("tuning.lora.modules_to_save", "[\"lm_head\"]"),
+        ("train.batch_size", "2"),
+        ("train.eval_batch_size", "2"),
+        ("train.grad_accum", "4"),
+        ("train.optim", "\"adamw_torch\""),
+        ("train.learning_rate", "0.0002"),
+        ("train.warmup_steps", "10"),
+        ("train.eval_strategy", "\"epoch\""),
+        ("train.save_strategy", "\"epoch\""),
+        ("train.save_total_limit", "4"),
+        ("train.bf16", "true"),
+        ("data.train_path", "[\"./rows/tickets.jsonl\"]"),
+        ("data.format", "\"messages\""),
+        ("data.truncation", "\"drop\""),
+        ("data.packing", "true"),
+        ("data.split", "0.05"),
+        ("data.loss_on", "\"assistant\""),
+        ("logging.run_name", "\"first-try\""),
+    ];
+    for (key, expected) in expected {
+        assert_eq!(value(&made, key).to_string(), expected, "{key}");
+    }
+    let outcomes = [
+        ("micro_batch_size", Outcome::Mapped),
+        ("optimizer", Outcome::Changed),
+        ("bf16", Outcome::Changed),
+        ("flash_attention", Outcome::Needless),
+        ("special_tokens", Outcome::Needless),
+        ("lora_model_dir", Outcome::Needless),
+        ("wandb_project", Outcome::Lost),
+        ("deepspeed", Outcome::Lost),
+        ("lora_dropouts", Outcome::Lost),
+    ];
+    for (key, outcome) in outcomes {
+        assert_eq!(note(&made, key).outcome, outcome, "{key}");
+    }
+    assert!(note(&made, "lora_dropouts").why.contains("lora_dropout"), "the nearest key is named");
+    assert!(made.yaml.contains("# deepspeed: deepspeed/zero1.json"), "{}", made.yaml);
+}
+
+#[test]
+fn raw_text_muon_and_a_cosine_with_a_floor() {
+    let made = read("axolotl_full.yaml");
+    assert_eq!(line(&made, "mode"), "full # Axolotl: no adapter: every weight is trained");
+    assert!(line(&made, "loss_on").starts_with("all") && line(&made, "format").starts_with("text"));
+    assert!(line(&made, "lr_scheduler_type").starts_with("cosine_with_min_lr"));
+    assert_eq!(line(&made, "lr_scheduler_kwargs"), "{min_lr_rate: 0.1}");
+    assert_eq!(line(&made, "learning_rate"), "0.0003", "a number in quotes is one");
+    assert!(line(&made, "warmup_ratio").starts_with("0.03"));
+    assert!(made.yaml.contains("# fp16: true"));
+}
+
+#[test]
+fn a_data_set_of_the_hub_keeps_its_configuration_and_form() {
+    let made = read("axolotl_unfrozen.yaml");
+    assert!(
+        made.yaml.contains("- {name: owner/chats, config: clean, split: train, format: sharegpt}"),
+        "{}",
+        made.yaml
+    );
+    assert!(made.yaml.contains("- {path: rows/extra.jsonl, format: text}"), "{}", made.yaml);
+    assert_eq!(line(&made, "trainable_patterns"), "[\"^lm_head.weight$\", \"model.layers.(10|11).mlp\"]");
+    assert!(note(&made, "warmup_steps").why.contains("no warm-up"));
+}
+
+#[test]
+fn llama_factorys_names_and_defaults_become_ours() {
+    let made = read("factory_lora.yaml");
+    let expected = [
+        ("tuning.lora.r", "8"),
+        ("tuning.lora.lora_alpha", "16.0"),
+        ("tuning.lora.use_rslora", "true"),
+        ("model.max_seq_len", "1024"),
+        ("data.chat_template", "\"llama3\""),
+        ("data.format", "\"messages\""),
+        ("data.loss_on", "\"completion\""),
+        ("data.packing", "true"),
+        ("data.num_proc", "4"),
+        ("data.max_rows", "1000"),
+        ("data.split", "0.1"),
+        ("train.grad_accum", "8"),
+        ("train.lr_scheduler_type", "\"cosine\""),
+        ("train.save_total_limit", "null"),
+        ("train.eval_steps", "500"),
+        ("logging.tensorboard", "false"),
+    ];
+    for (key, expected) in expected {
+        assert_eq!(value(&made, key).to_string(), expected, "{key}");
+    }
+    let paths = value(&made, "data.datasets").to_string();
+    assert!(paths.contains("data/tickets.json") && paths.contains("data/letters.json"), "{paths}");
+}
+
+#[test]
+fn a_mix_keeps_its_weights_and_frozen_blocks_their_names() {
+    let made = read("factory_mix.yaml");
+    assert!(
+        made.yaml.contains("{name: owner/rows, config: clean, split: train, format: sharegpt, weight: 0.3}")
+            || made.yaml.contains("weight: 0.3}"),
+        "{}",
+        made.yaml
+    );
+    assert_eq!(line(&made, "mix_strategy"), "interleave_over");
+    assert_eq!(line(&made, "adapter"), "saves/first");
+    let made = read("factory_freeze.yaml");
+    assert_eq!(line(&made, "mode"), "freeze");
+    assert_eq!(line(&made, "trainable_layers"), "2");
+    assert_eq!(line(&made, "trainable_modules"), "[mlp, self_attn]");
+    assert!(line(&made, "trainable_patterns").contains("embed_tokens"));
+    let made = read("factory_qlora.yaml");
+    assert!(note(&made, "dataset").why.contains("unknown_name"));
+    assert_eq!(line(&made, "loraplus_lr_ratio"), "16.0");
+}
+
+#[test]
+fn sft_plays_includes_are_merged_and_its_broken_keys_are_right() {
+    let made = read("play_run.yaml");
+    let expected = [
+        ("train.seed", "7"),
+        ("train.batch_size", "4"),
+        ("train.learning_rate", "0.0002"),
+        ("train.lr_scheduler_type", "\"cosine\""),
+        ("train.warmup_ratio", "0.06"),
+        ("train.logging_steps", "2"),
+        ("train.eval_strategy", "\"steps\""),
+        ("train.load_best_model_at_end", "true"),
+        ("tuning.lora.lora_alpha", "16.0"),
+        ("data.val_path", "[\"data/val.jsonl\"]"),
+        ("data.split", "0.0"),
+        ("gen.max_new_tokens", "48"),
+    ];
+    for (key, expected) in expected {
+        assert_eq!(value(&made, key).to_string(), expected, "{key}");
+    }
+    assert_eq!(note(&made, "train.predict_with_generate").outcome, Outcome::Lost);
+    assert_eq!(note(&made, "tuning.backend").outcome, Outcome::Needless);
+    assert!(note(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
+    let made = read("play_dapt.yaml");
+    assert!(made.yaml.contains("- {path: data/papers.jsonl, format: text, weight: 0.75}"), "{}", made.yaml);
+}
+
+#[test]
+fn what_is_no_supervised_fine_tuning_is_refused_whole() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("a.yaml");
+    let refusal = |text: &str, toolkit: Option<Toolkit>| {
+        std::fs::write(&path, text).unwrap();
+        let error = import::read(&path, toolkit).expect_err(text);
+        assert_eq!(error.kind(), Kind::Config);
+        error.to_string()
+    };
+    assert!(refusal("base_model: m\nsequence_len: 8\nrl: dpo\n", None).contains("rl: found the string \"dpo\""));
+    assert!(refusal("model_name_or_path: m\nstage: kto\n", None).contains("stage: \"kto\""));
+    assert!(refusal("model: {type: seq2seq}\ntrain: {}\n", None).contains("seq2seq"));
+    assert!(refusal("a: 1\n", None).contains("--from"));
+    assert!(refusal("base_model: m\nbase_model: n\n", None).contains("given twice"));
+    assert!(refusal("include: a.yaml\nmodel: {name: x}\n", None).contains("includes itself"));
+    assert!(refusal("base_model: [\n", None).contains("a.yaml"));
+    assert!(refusal("- 1\n", Some(Toolkit::Axolotl)).contains("expected sections"));
+    let bomb = (1..12).fold("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned(), |text, level| {
+        format!("{text}a{level}: &a{level} [{}]\n", vec![format!("*a{}", level - 1); 10].join(", "))
+    });
+    assert!(refusal(&bomb, Some(Toolkit::Axolotl)).contains("more than 100000 values"));
+}
+
+#[test]
+fn hostile_texts_stay_in_their_line() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("a.yaml");
+    let text = "base_model: \"x\\ntrain: {seed: 9}\\x1b[2J\"\n\"odd\\n#\": 1\nsequence_len: 8\nmicro_batch_size: 1\nwandb_project: \"a\\nb: c\"\n";
+    std::fs::write(&path, text).unwrap();
+    let made = import::read(&path, None).unwrap();
+    assert_eq!(value(&made, "train.seed").to_string(), "42");
+    assert_eq!(value(&made, "model.name"), "x\ntrain: {seed: 9}\u{1b}[2J");
+    for note in &made.notes {
+        assert!(!note.from.contains(char::is_control), "{note:?}");
+    }
+}
+
+proptest! {
+    /// Any values under any known keys: an error or a file that reads back; and each key has its note.
+    #[test]
+    fn no_value_breaks_an_import(pairs in prop::collection::btree_map("[a-z_]{1,12}|micro_batch_size|datasets|adapter|val_set_size|stage|dataset|lora_target|train|data|include|warmup_steps|lr_scheduler", "[a-z0-9.\\[\\]{}:, -]{0,16}", 1..8)) {
+        let temporary = tempfile::tempdir().unwrap();
+        let path = temporary.path().join("a.yaml");
+        let text: String = pairs.iter().flat_map(|(key, value)| [key, ": ", value, "\n"]).collect();
+        std::fs::write(&path, text).unwrap();
+        for toolkit in Toolkit::ALL {
+            if let Ok(made) = import::read(&path, Some(toolkit)) {
+                let loads = config::load_text(Path::new("made"), &made.yaml).is_ok();
+                prop_assert_eq!(loads, made.refused.is_empty(), "{}", made.yaml);
+                if toolkit != Toolkit::SftPlay {
+                    let noted: BTreeSet<&str> = made.notes.iter().filter_map(|note| note.from.split(": ").next()).collect();
+                    for key in pairs.keys() {
+                        let inside = |name: &&str| name.starts_with(&format!("{key}["));
+                        prop_assert!(noted.contains(key.as_str()) || noted.iter().any(inside), "{} of {:?}", key, made.notes);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn tunesmith(args: &[&str], directory: &Path) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_tunesmith"))
+        .args(args)
+        .current_dir(directory)
+        .env_remove("CONFIG")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn the_program_writes_a_file_that_it_accepts_and_never_over_another() {
+    let temporary = tempfile::tempdir().unwrap();
+    let source = folder().join("axolotl_lora.yaml");
+    let args = ["import", source.to_str().unwrap(), "--out", "ours.yaml"];
+    let said = |output: &Output| {
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    };
+    let first = tunesmith(&args, temporary.path());
+    assert!(first.status.success(), "{}", said(&first));
+    assert!(said(&first).contains("could not") && said(&first).contains("wandb_project"), "{}", said(&first));
+    let shown = tunesmith(&["config", "ours.yaml"], temporary.path());
+    assert!(shown.status.success(), "{}", said(&shown));
+    let again = tunesmith(&args, temporary.path());
+    assert_eq!(again.status.code(), Some(6), "{}", said(&again));
+    assert!(said(&again).contains("--force"), "{}", said(&again));
+    let forced = tunesmith(&[&args[..], &["--force"]].concat(), temporary.path());
+    assert!(forced.status.success(), "{}", said(&forced));
+    let refused = folder().join("axolotl_qlora.yaml");
+    let refused = tunesmith(&["import", refused.to_str().unwrap()], temporary.path());
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(
+        String::from_utf8_lossy(&refused.stderr)
+            .contains("this version refuses what the file says: tuning.mode: qlora")
+    );
+    assert!(String::from_utf8_lossy(&refused.stdout).contains("mode: qlora"), "the file is there all the same");
+    assert_eq!(config::try_setting("tuning.mode", &Node::Str("qlora".into())).unwrap_err().kind(), Kind::Config);
+}
