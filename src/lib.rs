@@ -15,7 +15,7 @@
 //! 3      data          sources, chat templates, label masks, packing, sampler state
 //! 3      comm          World, the trait Collectives, the engine `single`
 //! 3      ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
-//! 4      model         decoder segments, weights loading, adapters
+//! 4      model         decoder segments from parts (norms, attention, MLP or experts), weights loading, adapters
 //! 4      optim         optimizers as pure updates of tensors, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
 //! 5      eval          greedy generation, exact match
