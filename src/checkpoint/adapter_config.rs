@@ -140,7 +140,7 @@ impl AdapterConfig {
         let modules = placements.iter().filter(|placement| placement.experts.is_none());
         let listed = modules.map(|placement| placement.module.clone()).collect();
         let by_name = |value: fn(&Placement) -> f64| {
-            placements.iter().map(move |p| (format!("^{}", regex::escape(&p.module)), value(p)))
+            placements.iter().map(move |p| (format!("^{}", regex::escape(&p.key)), value(p)))
         };
         #[allow(clippy::needless_update, reason = "settings of training alone are none of an adapter's")]
         Ok(LoraConfig {

@@ -167,6 +167,8 @@ pub struct Arch {
     pub logit_softcap: Option<f64>,
     /// What embeddings are multiplied by.
     pub embedding_scale: f64,
+    /// The embedding module itself does not know its scale: noise on its output is scaled too.
+    pub embedding_scaled_outside: bool,
     /// What attention and MLP are multiplied by before they join the residual stream.
     pub residual_scale: f64,
     /// What logits are multiplied by.

@@ -12,8 +12,8 @@ use crate::error::{Error, Result};
 pub(super) const MAX_SIZE: usize = 1 << 24;
 /// Bound of the number of decoder blocks.
 const MAX_LAYERS: usize = 4096;
-/// Bound of the number of experts.
-const MAX_EXPERTS: usize = 4096;
+/// Bound of the number of experts of all blocks.
+const MAX_EXPERTS: usize = 1 << 16;
 /// More than any real `config.json` holds.
 const CONFIG_BYTES: u64 = 4 << 20;
 
@@ -260,6 +260,7 @@ impl<'a> Source<'a> {
             attention_softcap: None,
             logit_softcap: None,
             embedding_scale: 1.0,
+            embedding_scaled_outside: false,
             residual_scale: 1.0,
             logit_scale: 1.0,
             activation: self.activation()?,
@@ -398,9 +399,10 @@ impl Source<'_> {
     pub(super) fn experts(&self, count: &str, width: &str, defaults: (usize, usize, usize)) -> Result<Experts> {
         let (count, width) = (self.size(count, Some(defaults.0))?, self.size(width, Some(defaults.2))?);
         let per_token = self.size("num_experts_per_tok", Some(defaults.1))?;
-        if count > MAX_EXPERTS || per_token > count {
+        let layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
+        if count * layers > MAX_EXPERTS || per_token > count {
             return Err(self.error(format!(
-                "{count} experts, {per_token} of them a token, expected at most {MAX_EXPERTS}, and no more a token than there are"
+                "{count} experts, {per_token} of them a token, in {layers} blocks, expected at most {MAX_EXPERTS} in all, and no more a token than there are"
             )));
         }
         if self.number("router_jitter_noise")?.unwrap_or(0.0) != 0.0 {

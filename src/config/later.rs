@@ -3,7 +3,7 @@
 const DDP: &str = "training on several devices is not yet part of this version; remove the key";
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
 const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
-const DAPT: &str = "domain-adaptive pretraining is not yet part of this version";
+const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
 const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str = "quantized base weights are not yet part of this version";
@@ -76,7 +76,7 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("mode", DAPT),
     ("block_size", DAPT),
     ("pack_factor", DAPT),
-    ("datasets", DAPT),
+    ("datasets", "set data.datasets; `tunesmith import FILE` turns an Axolotl configuration into ours"),
 ];
 
 /// Variables of the shell that other toolkits read, the value that asks for nothing, and why others are refused.

@@ -328,7 +328,8 @@ impl Resolver {
         let mut scratch = Config::default();
         let node = yaml::parse_value(text);
         let literal = Node::Str(text.to_owned());
-        if (def.set)(&mut scratch, &node).is_err() && (def.set)(&mut scratch, &literal).is_ok() {
+        let plain = !matches!(node, Node::List(_));
+        if plain && (def.set)(&mut scratch, &node).is_err() && (def.set)(&mut scratch, &literal).is_ok() {
             return self.put(def, spelled, literal, source);
         }
         let node = match comma_list(text).filter(|list| (def.set)(&mut scratch, list).is_ok()) {

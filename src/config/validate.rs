@@ -41,7 +41,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "the optimizer averages the weights itself; keep one",
     )?;
     both(
-        tuning.mode == Mode::Full && tuning.lora.loraplus_lr_ratio.is_some(),
+        tuning.mode != Mode::Lora && tuning.lora.loraplus_lr_ratio.is_some(),
         "tuning.mode",
         "tuning.lora.loraplus_lr_ratio",
         "full training has no A and B; remove the ratio",

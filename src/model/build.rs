@@ -133,7 +133,7 @@ impl Builder<'_> {
             (0..arch.num_hidden_layers).map(|layer| self.block(layer, &mut linears)).collect::<Result<Vec<_>>>()?;
         let norm = self.norm("model.norm.weight")?;
         let head = if arch.tie_word_embeddings { embedding.clone() } else { self.weight("lm_head.weight")? };
-        if self.config.tuning.lora.init_lora_weights.is_pissa() {
+        if self.config.tuning.mode == Mode::Lora && self.config.tuning.lora.init_lora_weights.is_pissa() {
             self.params.keep_start();
         }
         Ok(Model::new(
@@ -259,13 +259,19 @@ impl Builder<'_> {
     }
 
     /// The adapter of all experts of a block on one of their matrices, part by part.
-    fn expert_loras(&mut self, wrapper: &str) -> Vec<Option<Lora>> {
-        let Some((module, placement)) = self.placements.remove(wrapper) else { return Vec::new() };
+    fn expert_loras(&mut self, parameter: &str) -> Vec<Option<Lora>> {
+        let wrapper = self.placements.iter().find(|(_, (_, placement))| placement.key == parameter);
+        let Some(wrapper) = wrapper.map(|(wrapper, _)| wrapper.clone()) else { return Vec::new() };
+        let Some((module, placement)) = self.placements.remove(&wrapper) else { return Vec::new() };
         let (experts, rank) = (placement.experts.unwrap_or(1), placement.r);
         let tensors = placement.tensors();
         let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
         let features = (placement.in_features, placement.out_features);
-        let start = init::lora(how, seed, (&tensors[0].0, &tensors[1].0), rank * experts, features);
+        let mut start = init::lora(how, seed, (&tensors[0].0, &tensors[1].0), rank * experts, features);
+        if how == InitLora::Gaussian {
+            // The deviation is that of one expert's rank.
+            start[0].iter_mut().for_each(|value| *value *= experts as f32);
+        }
         let mut ranges = tensors
             .into_iter()
             .zip(start)
@@ -318,12 +324,8 @@ impl Builder<'_> {
         let (prefix, hidden, gate) = (format!("model.layers.{layer}"), self.arch.hidden_size, gate(self.arch));
         let router = self.weight(&format!("{prefix}.{}", experts.router()))?;
         let module = format!("{prefix}.mlp.experts");
-        // The wrapper without `base_layer` belongs to `down_proj`, unless only the other one has an adapter.
-        let inner = format!("{module}.base_layer");
-        let alone = self.placements.get(&module).is_some_and(|(_, placement)| placement.in_features == hidden);
-        let alone = alone && !self.placements.contains_key(&inner) && self.only_gate_up();
-        let gate_up_loras = self.expert_loras(if alone { &module } else { &inner });
-        let down_loras = self.expert_loras(&module);
+        let gate_up_loras = self.expert_loras(&format!("{module}.gate_up_proj"));
+        let down_loras = self.expert_loras(&format!("{module}.down_proj"));
         let mut parts = Vec::with_capacity(experts.count);
         let loras = |loras: Vec<Option<Lora>>| loras.into_iter().chain(std::iter::repeat(None)).take(experts.count);
         for (expert, (gate_up_lora, down_lora)) in loras(gate_up_loras).zip(loras(down_loras)).enumerate() {
@@ -352,11 +354,6 @@ impl Builder<'_> {
         };
         let (per_token, normalised) = (experts.per_token, experts.normalised);
         Ok(Moe { router, experts: parts, shared, per_token, normalised, pool: Pool::stepped() })
-    }
-
-    /// Whether `target_parameters` names the experts' first matrix and not the second.
-    fn only_gate_up(&self) -> bool {
-        self.config.tuning.lora.target_parameters.iter().all(|target| !target.ends_with("down_proj"))
     }
 
     /// The linear module of that name, taken out of `linears`.

@@ -162,7 +162,8 @@ impl Model {
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
         let mut x = self.embed(&pass, &batch.tokens);
         if let Some(alpha) = self.noise {
-            noise::add(&mut x, &batch.cu_seqlens, alpha, key(self.seed, step, NOISE), first_row);
+            let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
+            noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
         }
         let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {

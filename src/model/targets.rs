@@ -20,8 +20,10 @@ const MAX_RANK: usize = 1 << 16;
 /// An adapter on one linear module: `y += scale * B (A x)`, A `[r, in_features]`, B `[out_features, r]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
-    /// Such as `model.layers.0.self_attn.q_proj`.
+    /// What stands before `.lora_A` in an adapter's file, such as `model.layers.0.self_attn.q_proj`.
     pub module: String,
+    /// What patterns match: the module, or on experts the parameter, such as `model.layers.0.mlp.experts.down_proj`.
+    pub key: String,
     /// Rank.
     pub r: usize,
     /// Numerator of the scale.
@@ -125,6 +127,15 @@ pub fn token_rows(name: &str) -> String {
 /// [`crate::Kind::Config`]: nothing matches (with the nearest names), or something matches that cannot have an adapter.
 pub fn place(arch: &Arch, lora: &LoraConfig) -> Result<Vec<Placement>> {
     let placed = Targets::from(lora).place(arch)?;
+    if placed.iter().any(|placement| placement.experts.is_some()) {
+        let plain = "adapters on parameters are plain LoRA, as in PEFT";
+        if lora.lora_dropout > 0.0 {
+            return Err(Error::config(format!("tuning.lora.lora_dropout with target_parameters: {plain}")));
+        }
+        if lora.init_lora_weights.is_pissa() {
+            return Err(Error::config(format!("tuning.lora.init_lora_weights: pissa with target_parameters: {plain}")));
+        }
+    }
     let too_large = placed.iter().find(|placement| placement.r > placement.in_features.min(placement.out_features));
     match too_large.filter(|_| lora.init_lora_weights.is_pissa()) {
         Some(placement) => Err(Error::config(format!(
@@ -222,6 +233,14 @@ impl Targets {
         if self.use_dora && !placed.is_empty() {
             return Err(Error::config("tuning.lora.use_dora with target_parameters: PEFT has no DoRA on parameters"));
         }
+        let narrows =
+            self.exclude_modules.is_some() || self.layers_to_transform.as_ref().is_some_and(|l| !l.is_empty());
+        if self.strict && narrows && !placed.is_empty() {
+            return Err(Error::config(
+                "tuning.lora.target_parameters with exclude_modules or layers_to_transform, which PEFT does not look at here",
+            )
+            .hint("name the parameters of single blocks, such as layers.0.mlp.experts.down_proj"));
+        }
         match self.target_parameters.iter().zip(used).find(|(_, used)| !used) {
             Some((target, _)) => Err(Error::config(format!(
                 "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
@@ -246,6 +265,9 @@ impl Targets {
                 return Err(hint_nearest(error, entry, modules.iter().map(|name| last(name))));
             }
             saved.extend(found);
+        }
+        if let Some(router) = saved.iter().find(|module| module.contains("block_sparse_moe")) {
+            return Err(Error::config(format!("tuning.lora.modules_to_save: not yet: {router}, a router of Mixtral")));
         }
         let is_saved = |tensor: &str| {
             saved.iter().any(|module| tensor.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
@@ -337,7 +359,7 @@ impl Targets {
         let alphas = self.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key));
         let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
         for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
-            if !placed.iter().any(|placement| key.is_match(&placement.module)) {
+            if !placed.iter().any(|placement| key.is_match(&placement.key)) {
                 let message = format!("tuning.lora.{option}: {written:?} matches no module that has an adapter");
                 return Err(
                     Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")
@@ -440,6 +462,7 @@ impl<'a> Rules<'a> {
         let scale = if self.targets.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
         Placement {
             module: linear.name.clone(),
+            key: linear.name.clone(),
             r,
             alpha,
             scale: scale as f32,

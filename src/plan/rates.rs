@@ -20,7 +20,11 @@ pub fn rates(total_steps: u64, warmup_steps: u64, rate_of: impl Fn(u64) -> f64) 
     if warmup_steps > 0 && warmup_steps < total_steps {
         marks.push((warmup_steps + 1, "warm-up done"));
     }
-    marks.extend([(total_steps / 4, "25 %"), (total_steps / 2, "50 %"), (total_steps * 3 / 4, "75 %")]);
+    marks.extend([
+        (total_steps / 4, "25 %"),
+        (total_steps / 2, "50 %"),
+        (total_steps / 4 * 3 + total_steps % 4 * 3 / 4, "75 %"),
+    ]);
     marks.push((total_steps, "last"));
     marks.retain(|&(step, _)| step >= 1 && step <= total_steps);
     marks.sort_by_key(|&(step, _)| step);

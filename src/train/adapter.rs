@@ -15,12 +15,13 @@ use crate::model::stack::{Frozen, Stack};
 use crate::model::targets::{Placement, Targets, place};
 
 /// Settings of `tuning.lora` that decide which tensors an adapter has and how they are scaled.
-const SHAPING: [&str; 11] = [
+const SHAPING: [&str; 12] = [
     "tuning.lora.r",
     "tuning.lora.lora_alpha",
     "tuning.lora.use_rslora",
     "tuning.lora.use_dora",
     "tuning.lora.target_modules",
+    "tuning.lora.target_parameters",
     "tuning.lora.exclude_modules",
     "tuning.lora.bias",
     "tuning.lora.rank_pattern",
@@ -67,6 +68,7 @@ fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConf
             Some("lora_alpha") => wanted.lora_alpha = asked.lora_alpha,
             Some("use_rslora") => wanted.use_rslora = asked.use_rslora,
             Some("use_dora") => wanted.use_dora = asked.use_dora,
+            Some("target_parameters") => wanted.target_parameters.clone_from(&asked.target_parameters),
             Some("target_modules") => wanted.target_modules.clone_from(&asked.target_modules),
             Some("exclude_modules") => wanted.exclude_modules.clone_from(&asked.exclude_modules),
             Some("bias") => wanted.bias = asked.bias,

@@ -83,6 +83,8 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let hub::Found { dir: model_dir, snapshot } = hub::model_dir(&config.model, Part::Description, &downloads)?;
     let mut arch = Arch::from_dir(&model_dir)?;
     let stored = arch.tensors();
+    // Finished adapters belong to the model as it is on disk.
+    let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
     let source = adapter::source(&config, &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
@@ -98,7 +100,6 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
         Mode::Full | Mode::Freeze => Vec::new(),
     };
-    let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
     let tensors = trained::tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     let optimizer_bytes = trained::optimizer_bytes(&config, tensors)?;

@@ -151,6 +151,7 @@ fn unsupported_features_are_refused_by_name() {
     refused("qwen2", &[("layer_types", json!(["full_attention", "chunked_attention"]))], &["chunked_attention"]);
     refused("qwen3", &[("num_experts", json!(8))], &["num_experts is 8", "no experts"]);
     refused("mixtral", &[("num_experts_per_tok", json!(5))], &["4 experts, 5 of them a token"]);
+    refused("mixtral", &[("num_local_experts", json!(1 << 17))], &["experts", "at most 65536"]);
     refused("mixtral", &[("router_jitter_noise", json!(0.1))], &["not yet", "router_jitter_noise"]);
 }
 

@@ -134,3 +134,52 @@ fn modules_to_save_must_exist_and_be_trainable() {
         assert!(error.to_string().contains("not yet"), "{error}");
     }
 }
+
+/// Experts are parameters: patterns match their names, each block has those that are named, and what PEFT lacks there is
+/// refused.
+#[test]
+fn adapters_on_experts_go_where_their_parameters_are_named() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a/mixtral/model");
+    let arch = Arch::from_dir(&dir).unwrap();
+    let lora = |parameters: &[&str]| LoraConfig {
+        r: 4,
+        target_modules: TargetModules::List(vec!["q_proj".into()]),
+        target_parameters: parameters.iter().map(|&name| name.to_owned()).collect(),
+        ..Default::default()
+    };
+    let parameters = ["layers.0.mlp.experts.gate_up_proj", "layers.1.mlp.experts.down_proj"];
+    let mut config = tunesmith::config::Config::default();
+    config.tuning.lora = lora(&parameters);
+    config.tuning.lora.alpha_pattern = Patterns(vec![("layers.0.mlp.experts.gate_up_proj".into(), 4.0)]);
+    let placed = place(&arch, &config.tuning.lora).unwrap();
+    let experts: Vec<_> = placed.iter().filter(|placement| placement.experts == Some(4)).collect();
+    assert_eq!(experts.len(), 2);
+    assert_eq!((experts[0].module.as_str(), experts[0].in_features), ("model.layers.0.mlp.experts", 64));
+    assert_eq!((experts[1].module.as_str(), experts[1].in_features), ("model.layers.1.mlp.experts", 48));
+    assert_eq!((experts[0].alpha, experts[1].alpha), (4.0, 32.0));
+    // Each adapter is on its own matrix: it alone moves the loss.
+    let weights = tunesmith::model::weights::WeightFiles::open(&dir, &arch.tensors()).unwrap();
+    config.tuning.lora.init_lora_weights = tunesmith::config::InitLora::Random;
+    let mut model = tunesmith::model::Model::load(&arch, Some(&weights), &config).unwrap();
+    let mut batch = tunesmith::data::Batch { cu_seqlens: vec![0], ..Default::default() };
+    batch.push(&[3, 9, 40, 7, 300, 12], &[3, 9, 40, 7, 300, 12]);
+    model.params.zero_grads();
+    model.forward_backward(&batch, 1.0, 1.0, 0).unwrap();
+    for spec in model.params.specs.iter().filter(|spec| spec.name.contains("experts")) {
+        assert!(model.params.grads()[spec.range()].iter().any(|&value| value != 0.0), "{}", spec.name);
+    }
+
+    let refused = |change: &dyn Fn(&mut LoraConfig), what: &str| {
+        let mut lora = lora(&parameters);
+        change(&mut lora);
+        let error = place(&arch, &lora).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    };
+    refused(&|lora| lora.lora_dropout = 0.1, "lora_dropout with target_parameters");
+    refused(&|lora| lora.use_dora = true, "use_dora with target_parameters");
+    refused(&|lora| lora.init_lora_weights = tunesmith::config::InitLora::Pissa, "pissa with target_parameters");
+    refused(&|lora| lora.layers_to_transform = Some(vec![1]), "layers_to_transform");
+    refused(&|lora| lora.target_parameters.push("mlp.experts.up".into()), "\"mlp.experts.up\"");
+    let router = LoraConfig { modules_to_save: vec!["gate".into()], ..lora(&parameters) };
+    assert!(saved_tensors(&arch, &router).unwrap_err().to_string().contains("a router of Mixtral"));
+}

@@ -18,6 +18,7 @@ fn read(source: &Source<'_>) -> Result<Arch> {
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.mlp_bias = source.flag("mlp_bias", false)?;
     arch.embedding_scale = source.positive("embedding_multiplier", 1.0)?;
+    arch.embedding_scaled_outside = true;
     arch.attention_scale = source.positive("attention_multiplier", 1.0)?;
     arch.residual_scale = source.positive("residual_multiplier", 1.0)?;
     arch.logit_scale = 1.0 / source.positive("logits_scaling", 1.0)?;

@@ -134,7 +134,7 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
 
 dispatch! { fn backward_head = backward_kernel(job: &Backward<'_>); }
 
-/// The gradients `(dq, dk, dv)` of [`forward`] from `d_o`, the gradient of its first result `o`.
+/// The gradients `(dq, dk, dv)` of [`super::forward`] from `d_o`, the gradient of its first result `o`.
 pub fn backward(
     (q, k, v): (&Act, &Act, &Act),
     (o, lse): (&Act, &Act),

@@ -104,14 +104,14 @@ fn keys_of_later_versions_are_refused_by_name() {
         "train: {ddp_find_unused_parameters: false}",
         "train: {predict_with_generate: true}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
-        "block_size: 1024",
-        "mode: dapt",
         "deepspeed: x.json",
     ] {
         let error = refusal(text);
         assert!(error.contains("not yet part of"), "{text}: {error}");
     }
     let hint = |text: &str, hint: &str| assert!(refusal(text).contains(hint), "{}", refusal(text));
+    hint("block_size: 1024", "set data.format: text and data.packing: true");
+    hint("datasets: [{path: x}]", "tunesmith import FILE");
     hint("train: {dataloader_num_workers: 4}", "there is no data loader");
     hint("train: {generation_max_new_tokens: 64}", "use gen.max_new_tokens");
     assert!(refused_word("TRAIN_DDP_BUCKET_CAP_MB=25").contains("train.ddp_bucket_cap_mb is not supported"));
