@@ -214,9 +214,13 @@ def forward_batch(vocabulary, seed):
 
 def forward(model, ids, mask, labels, backward=False):
     """Logits, the loss of each token's successor, and the mean loss with what uneven use of experts adds."""
-    logits, uneven = outputs_of(model, ids, mask)
+    if by_length(model):
+        logits, _ = outputs_of(model, ids, mask)
+        loss = token_losses(logits, labels, "mean")
+    else:
+        output = model(input_ids=ids, attention_mask=mask, labels=labels, use_cache=False)
+        logits, loss = output.logits, output.loss
     losses = token_losses(logits, labels, "none").reshape(ids.shape[0], -1)
-    loss = token_losses(logits, labels, "mean") + uneven
     if backward:
         loss.backward()
     return logits.detach(), losses.detach(), loss.detach()
