@@ -6,24 +6,12 @@ use std::{fs, io};
 use serde_json::Value;
 
 use super::atomic::Staging;
+use crate::config::arch::COMPANIONS;
 use crate::error::{Error, Result};
 use crate::model::weights::write_safetensors_with;
 
 /// The file with the weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
-
-/// What stands beside the weights and does not change in training.
-pub const COMPANIONS: [&str; 9] = [
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-];
 
 fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
     COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())

@@ -10,6 +10,19 @@ use super::hf_json::{MAX_SIZE, Source, read_text};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
+/// What stands in a model folder beside `config.json` and the weights, and does not change in training.
+pub const COMPANIONS: [&str; 9] = [
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+];
+
 /// Where a block has its norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormPlacement {

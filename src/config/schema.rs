@@ -202,7 +202,7 @@ section! {
         /// the memory asks for.
         gradient_checkpointing_layers: Option<usize> = None;
         /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
-        /// (`null`: never cut). A single longer row stays whole.
+        /// (`null`: never cut). A single longer row stays whole. Only a loss for uneven use of experts is each part's own.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
         /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
         logging_steps: u64 = 1, range Range::at_least(1.0);

@@ -3,6 +3,7 @@ use std::collections::BTreeSet;
 
 use super::checkout::{Checkout, Snapshot};
 use super::{Hub, Kind, Place, Repo};
+use crate::config::arch::COMPANIONS;
 use crate::error::Result;
 
 /// How much of a model is wanted.
@@ -19,20 +20,6 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 /// Larger than the index of any real model.
 const INDEX_BYTES: u64 = 64 << 20;
-
-/// What describes a model beside its weights.
-const DESCRIPTION: [&str; 10] = [
-    CONFIG,
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-];
 
 const ADAPTER_CONFIG: &str = "adapter_config.json";
 const ADAPTER_WEIGHTS: &str = "adapter_model.safetensors";
@@ -52,7 +39,7 @@ impl Hub<'_> {
             };
             return Err(checkout.repo().error(format!("{name} has no {CONFIG}, as a model has it")).hint(hint));
         }
-        let mut wanted: Vec<&str> = DESCRIPTION.into_iter().filter(|path| checkout.has(path)).collect();
+        let mut wanted: Vec<&str> = [CONFIG].into_iter().chain(COMPANIONS).filter(|path| checkout.has(path)).collect();
         let is_sharded = !checkout.has(SINGLE) && checkout.has(INDEX);
         match part {
             Part::Description => checkout.fetch(&wanted)?,

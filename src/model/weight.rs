@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::ops::embedding;
 use crate::ops::gemm::{Store, Target, Transposed, outer};
 use crate::ops::panel::Act;
-use candle_core::{CpuStorage, DType, Device, Storage, StorageRef, Tensor};
+use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
@@ -44,14 +44,6 @@ impl Weight {
     /// Candle's, as [`crate::Kind::Model`].
     pub fn frozen<T: candle_core::WithDType>(values: Vec<T>, shape: &[usize]) -> Result<Self> {
         Tensor::from_vec(values, shape, &Device::Cpu).map(Self::Frozen).map_err(|error| Error::model(error.to_string()))
-    }
-
-    /// Bytes of one number.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::Frozen(tensor) => tensor.dtype().size_in_bytes(),
-            Self::Trained(_) | Self::Rows(_) => DType::F32.size_in_bytes(),
-        }
     }
 
     /// The values, out of the flat buffer `values` where the weight is trained.

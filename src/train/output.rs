@@ -1,7 +1,7 @@
 //! The output directory: which files a run leaves there, and how they come and go.
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::folder;
+use crate::config::arch::COMPANIONS;
 use crate::error::{Error, Result};
 
 /// A line a step.
@@ -21,7 +21,7 @@ pub const EVENTS: &str = "tb";
 
 /// The files of `model_dir` that belong to its tokenizer.
 pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
-    folder::COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
+    COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
 }
 
 /// Bytes of `files` on disk.

@@ -14,20 +14,18 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults {
-        kv_heads: Some(16),
-        head_dim: Some(256),
-        context: 8192,
-        tied: true,
-        pad: Some(0),
-        ..Defaults::default()
-    };
+    let defaults = Defaults { kv_heads: Some(16), ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);
     // Transformers takes the tanh form whatever the file says: the first files said "gelu" and meant it.
     arch.activation = Activation::GeluTanh;
     Ok(arch)
+}
+
+/// What the classes of all Gemmas assume.
+pub(super) fn defaults() -> Defaults {
+    Defaults { kv_heads: Some(4), head_dim: Some(256), context: 8192, tied: true, pad: Some(0), ..Defaults::default() }
 }
 
 /// What all Gemmas share.

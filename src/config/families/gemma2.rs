@@ -1,8 +1,8 @@
 //! Gemma 2: norms before and after attention and MLP, soft caps on scores and logits, a window in every other block.
 use super::Family;
-use super::gemma::gemma;
+use super::gemma::{defaults, gemma};
 use crate::config::arch::{Arch, NormPlacement};
-use crate::config::hf_json::{Defaults, Source};
+use crate::config::hf_json::Source;
 use crate::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -15,15 +15,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults {
-        kv_heads: Some(4),
-        head_dim: Some(256),
-        context: 8192,
-        tied: true,
-        pad: Some(0),
-        ..Defaults::default()
-    };
-    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    let mut arch = source.decoder(&FAMILY, &defaults())?;
     source.refuse_bidirectional()?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);

@@ -1,7 +1,7 @@
 //! Gemma 3, text: Gemma 2 without its caps, with norms on each head of q and k; five blocks with a window and their own
 //! rotary base between two without.
 use super::Family;
-use super::gemma::gemma;
+use super::gemma::{defaults, gemma};
 use crate::config::arch::{Arch, NormPlacement, QkNorm};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -16,15 +16,7 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults {
-        kv_heads: Some(4),
-        head_dim: Some(256),
-        context: 131_072,
-        theta: 1e6,
-        tied: true,
-        pad: Some(0),
-        ..Defaults::default()
-    };
+    let defaults = Defaults { context: 131_072, theta: 1e6, ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     source.refuse_bidirectional()?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
