@@ -103,6 +103,8 @@ choices! {
         Full = "full",
         /// Those weights that `tuning.freeze` names.
         Freeze = "freeze",
+        /// (IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.
+        Ia3 = "ia3",
     } later ["qlora"];
 
     /// Which biases are trained beside the adapters.
@@ -265,6 +267,13 @@ choices! {
         /// They are left out of training.
         Drop = "drop",
     };
+}
+
+impl Mode {
+    /// Whether what is trained is an adapter, which the base needs to stay as it is.
+    pub const fn adapts(self) -> bool {
+        matches!(self, Self::Lora | Self::Ia3)
+    }
 }
 
 /// Which linear layers get an adapter.

@@ -28,7 +28,7 @@ pub struct Config {
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 8] = [&MODEL, &TUNING, &LORA, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 9] = [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -64,7 +64,7 @@ section! {
 section! {
     /// What is trained.
     TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names.
+        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names, `ia3` factors.
         mode: Mode = Mode::Lora;
         /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
@@ -78,6 +78,8 @@ section! {
     nested {
         /// The section `tuning.lora`.
         lora: LoraConfig;
+        /// The section `tuning.ia3`.
+        ia3: Ia3Config;
         /// The section `tuning.freeze`.
         freeze: FreezeConfig;
     }
@@ -126,6 +128,22 @@ section! {
         init_lora_weights: InitLora = InitLora::Kaiming;
         /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
         loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
+    }
+}
+
+section! {
+    /// What `tuning.mode: ia3` trains; names and meaning are those of PEFT's `IA3Config`.
+    Ia3Config, IA3 = "tuning.ia3" at tuning.ia3 {
+        /// The layers that get factors, as in `tuning.lora.target_modules` (`null`: `k_proj`, `v_proj`, `down_proj`, and `qkv_proj` where
+        /// the three are one).
+        target_modules: Option<TargetModules> = None;
+        /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
+        /// expression (`null`: `down_proj`).
+        feedforward_modules: Option<TargetModules> = None;
+        /// Layers that get none all the same.
+        exclude_modules: Option<TargetModules> = None;
+        /// Modules that are trained in full and saved with the factors, such as `lm_head`.
+        modules_to_save: Vec<String> = Vec::new();
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         tuning.mode != Mode::Lora && tuning.lora.loraplus_lr_ratio.is_some(),
         "tuning.mode",
         "tuning.lora.loraplus_lr_ratio",
-        "full training has no A and B; remove the ratio",
+        "only mode: lora has A and B; remove the ratio",
     )?;
     both(
         train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
@@ -139,11 +139,31 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "packed rows are all of one length; keep one",
     )?;
     both(
-        tuning.mode != Mode::Lora && tuning.adapter.is_some(),
+        !tuning.mode.adapts() && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
-        "only mode: lora trains an adapter; use it, remove the adapter, or merge it with tuning.adapters",
+        "this mode trains no adapter; set mode: lora or ia3, remove the adapter, or merge it with tuning.adapters",
     )?;
+    both(
+        tuning.mode == Mode::Ia3 && !tuning.new_tokens.is_empty(),
+        "tuning.mode",
+        "tuning.new_tokens",
+        "PEFT's (IA)³ has no rows of tokens; use mode: lora, full or freeze",
+    )?;
+    let ia3 = [
+        (tuning.ia3.target_modules.is_some(), "tuning.ia3.target_modules"),
+        (tuning.ia3.feedforward_modules.is_some(), "tuning.ia3.feedforward_modules"),
+        (tuning.ia3.exclude_modules.is_some(), "tuning.ia3.exclude_modules"),
+        (!tuning.ia3.modules_to_save.is_empty(), "tuning.ia3.modules_to_save"),
+    ];
+    for (set, key) in ia3 {
+        both(
+            set && tuning.mode != Mode::Ia3,
+            key,
+            "tuning.mode",
+            "it says what mode: ia3 trains; set that, or remove it",
+        )?;
+    }
     let freeze = &tuning.freeze;
     let names = [
         (freeze.trainable_layers != 0, "tuning.freeze.trainable_layers"),

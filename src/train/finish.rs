@@ -123,7 +123,7 @@ impl Ending<'_> {
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
         match config.tuning.mode {
-            Mode::Lora => {
+            Mode::Lora | Mode::Ia3 => {
                 fact("adapter", self.weights.display().to_string());
                 let grown = !self.prepared.arch.new_tokens.is_empty();
                 let base = match (grown, config.tuning.adapters.as_slice()) {
