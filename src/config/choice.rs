@@ -144,7 +144,7 @@ choices! {
     /// The optimizer.
     Optim {
         /// `AdamW`, as PyTorch does it.
-        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused",
+        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused" | "paged_adamw" | "paged_adamw_32bit",
         /// Gradient descent (`momentum`: 0, `dampening`: 0, `nesterov`: false).
         Sgd = "sgd",
         /// Adafactor: second moments by row and column (`clip_threshold`: 1, `decay_rate`: -0.8, `beta1`: none, `scale_parameter`: false).
@@ -158,7 +158,7 @@ choices! {
         /// `AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).
         ScheduleFreeAdamW = "schedule_free_adamw",
     } later [
-        "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_adamw_32bit", "paged_ademamix_32bit",
+        "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
         "paged_ademamix_8bit", "lion_8bit", "paged_lion_8bit", "adagrad", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit",
         "rmsprop_bnb_32bit", "adamw_anyprecision", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw",
         "lomo", "adalomo", "grokadamw", "stable_adamw", "schedule_free_sgd", "schedule_free_radam",

@@ -243,6 +243,19 @@ section! {
         /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
         /// Products are computed in float32.
         bf16: bool = false;
+        /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
+        /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
+        fp16: bool = false;
+        /// The loss scale of `fp16`; 0 for one that moves.
+        loss_scale: f64 = 0.0, range Range::at_least(0.0);
+        /// The moving loss scale starts at 2 to this power.
+        initial_scale_power: u64 = 16, range Range::within(0.0, 40.0);
+        /// After so many steps without overflow the moving loss scale is doubled.
+        loss_scale_window: u64 = 1000, range Range::at_least(1.0);
+        /// The overflow with which the moving loss scale is first halved; counted anew after it has been doubled.
+        hysteresis: u64 = 2, range Range::at_least(1.0);
+        /// The moving loss scale is never lower.
+        min_loss_scale: f64 = 1.0, range Range::greater_than(0.0);
         /// The seed of adapter initialisation and dropout.
         seed: u64 = 42;
         /// The seed of shuffling and splitting (`null`: `seed`).
@@ -264,8 +277,11 @@ section! {
         "greater_is_better" = [Scalar::Bool(false), Scalar::Null], because "a lower eval_loss is better; remove the key";
         /// How work is shared among processes.
         "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
-        /// Compute in float16.
-        "fp16" = [Scalar::Bool(false)], because "this version computes in float32; fp16 is not yet part of it";
+        /// Where the optimizer's state lies.
+        "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
+            because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
+        /// What gradients are kept in.
+        "gradient_dtype" = [Scalar::Str("float32")], because "gradients of what is trained are summed and kept in float32 alone";
     }
 }
 

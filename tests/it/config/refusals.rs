@@ -97,7 +97,6 @@ fn keys_of_later_versions_are_refused_by_name() {
         "train: {batch_size: auto}",
         "train: {grad_accum: auto}",
         "train: {strategy: ddp}",
-        "train: {fp16: true}",
         "train: {optim: galore_adamw}",
         "train: {metric_for_best_model: rouge}",
         "train: {target_tokens_per_device_step: 8192}",
