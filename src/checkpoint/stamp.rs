@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, ConfigValue, Mode, nearest, schema};
+use crate::config::{Config, ConfigValue, InitLora, Mode, ModelConfig, Quantization, nearest, schema};
 use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 
@@ -55,6 +55,9 @@ pub const COVERED: &[&str] = &[
     "model.revision",
     "model.local_dir",
     "model.init",
+    "model.quantization",
+    "model.double_quant",
+    "model.quantization_skip_modules",
     "tuning.mode",
     "tuning.adapter",
     "tuning.adapters",
@@ -75,6 +78,7 @@ pub const COVERED: &[&str] = &[
     "tuning.lora.layers_to_transform",
     "tuning.lora.modules_to_save",
     "tuning.lora.init_lora_weights",
+    "tuning.lora.loftq_iter",
     "data.train_path",
     "data.datasets",
     "data.mix_strategy",
@@ -192,7 +196,7 @@ impl Stamp {
         Self {
             engine_version: env!("CARGO_PKG_VERSION").into(),
             backend: "fused".into(),
-            quantization: "none".into(),
+            quantization: describe_quantization(&config.model),
             dtype: "float32".into(),
             mode: match config.tuning.mode {
                 Mode::Lora => "lora".into(),
@@ -203,6 +207,11 @@ impl Stamp {
                 // What the adapter starts with is taken out of the base, at a resume too.
                 init if init.is_pissa() && !placements.is_empty() => {
                     format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
+                }
+                // The base of more than one round is not the quantized checkpoint.
+                InitLora::Loftq if config.tuning.lora.loftq_iter > 1 => {
+                    let rounds = config.tuning.lora.loftq_iter;
+                    format!("{}; loftq of {rounds} rounds", describe_adapter(placements, saved))
                 }
                 _ => describe_adapter(placements, saved),
             },
@@ -293,6 +302,16 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     let hash = &hasher.finalize().to_hex()[..16];
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
+}
+
+/// `nf4, double true, but for [q_proj]`; a base that is not quantized is `none`.
+fn describe_quantization(model: &ModelConfig) -> String {
+    let ModelConfig { quantization, double_quant, quantization_skip_modules: skip, .. } = model;
+    match quantization {
+        Quantization::None | Quantization::Auto => "none".into(),
+        Quantization::Int8 => format!("int8, but for {skip:?}"),
+        Quantization::Nf4 | Quantization::Fp4 => format!("{quantization}, double {double_quant}, but for {skip:?}"),
+    }
 }
 
 /// The distinct values in order, with slashes between.

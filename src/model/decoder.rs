@@ -6,6 +6,7 @@ use super::head::Head;
 use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
+use super::quantized_cache::Cache;
 use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
@@ -29,6 +30,8 @@ pub struct Model {
     pub params: Params,
     /// Time spent in the walks of [`Model::forward_backward`] so far.
     pub phases: Phases,
+    /// What a user should know of how it was loaded.
+    pub notes: Vec<String>,
     embedding: Weight,
     blocks: Vec<Block>,
     head: Head,
@@ -73,7 +76,21 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; [`crate::Kind::Checkpoint`] for an adapter that does not fit.
     pub fn load_on(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Self> {
-        build::model(arch, weights, config, stack)
+        Self::load_with(arch, weights, config, stack, None)
+    }
+
+    /// As [`Model::load_on`], with matrices that were quantized before taken from `cache`, and others kept there.
+    ///
+    /// # Errors
+    /// As [`Model::load_on`].
+    pub fn load_with(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        stack: &Stack,
+        cache: Option<Cache<'_>>,
+    ) -> Result<Self> {
+        build::model(arch, weights, config, stack, cache)
     }
 
     pub(super) fn new(
@@ -89,6 +106,7 @@ impl Model {
             arch,
             params,
             phases: Phases::default(),
+            notes: Vec::new(),
             lowest: if embedding.trains() { 0 } else { lowest },
             embedding,
             blocks,
