@@ -10,7 +10,10 @@ use crate::ops::quant::{Quantized, encode};
 use rayon::prelude::*;
 
 /// The coded weight, and A `[rank, cols]` and B `[rows, rank]`, after `rounds` turns.
-pub(super) fn start(
+///
+/// # Errors
+/// As [`encode::quantize`].
+pub fn start(
     weight: &[f32],
     cols: usize,
     how: How,

@@ -10,7 +10,7 @@ pub mod head;
 pub mod init;
 pub mod kept;
 pub mod linear;
-mod loftq;
+pub mod loftq;
 pub mod mlp;
 pub mod moe;
 pub mod norm;
