@@ -9,6 +9,7 @@ pub mod data;
 pub mod doctor;
 pub mod download;
 pub mod import;
+pub mod merge;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -45,6 +46,8 @@ enum Command {
     Download(download::Args),
     /// Turn a configuration of Axolotl, LLaMA-Factory or SFT-Play into one of ours
     Import(import::Args),
+    /// Merge an adapter into its base, or several adapters into one
+    Merge(merge::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
@@ -64,6 +67,7 @@ impl Command {
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
             Self::Import(args) => import::run(args),
+            Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
