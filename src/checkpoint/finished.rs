@@ -45,15 +45,18 @@ impl Finished {
     }
 
     /// The same, ready to be merged into the tensors of the base.
-    pub fn frozen(self, arch: &Arch) -> Frozen {
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: its settings do not fit the model.
+    pub fn frozen(self, arch: &Arch) -> Result<Frozen> {
         let Self { dir, config, placements, mut tensors } = self;
-        for (tensor, name) in config.targets.biases(arch, &placements) {
+        for (tensor, name) in config.targets.renamed(arch, &placements)? {
             if let Some(values) = tensors.remove(&name) {
                 tensors.insert(tensor, values);
             }
         }
         let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
-        Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.trained_tokens }
+        Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.trained_tokens })
     }
 }
 

@@ -87,17 +87,37 @@ pub struct Opened {
     pub config: Option<Config>,
 }
 
+impl Opened {
+    /// What to call it: the run's folder, the adapter's, or the base's.
+    pub fn name(&self) -> String {
+        let of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let dir = match (&self.config, &self.top) {
+            (Some(config), _) => config.train.output_dir.clone(),
+            (None, Some(top)) => top.dir.clone(),
+            (None, None) => self.parts.base.clone(),
+        };
+        of(&dir).or_else(|| of(&dir.canonicalize().ok()?)).unwrap_or_else(|| "model".to_owned())
+    }
+}
+
 impl PartsArgs {
-    /// Opens everything; `words` may name a configuration, which then says what the flags do not.
+    /// Opens everything; `words` may name a configuration, which then says what the flags do not. The result of a run that has
+    /// no adapter is taken as the base where `whole` models will do.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
-    pub fn open(&self, words: &ConfigArgs) -> Result<Opened> {
+    pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
         let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
         let config = if with_config { Some(words.load_partial()?.config) } else { None };
-        let adapters = self.adapters(config.as_ref())?;
+        let trained = config
+            .as_ref()
+            .filter(|config| matches!(config.tuning.mode, Mode::Full | Mode::Freeze) && self.adapter.is_empty())
+            .map(|config| config.train.output_dir.join(output::MODEL))
+            .filter(|dir| whole && dir.is_dir() && self.base.is_none());
+        let adapters = if trained.is_some() { Vec::new() } else { self.adapters(config.as_ref())? };
         let downloads = Downloads::default();
         let base = match (&self.base, &config) {
+            _ if trained.is_some() => trained.clone().unwrap_or_default(),
             (Some(name), _) => {
                 let model = if Path::new(name).is_dir() {
                     ModelConfig { local_dir: Some(name.into()), ..ModelConfig::default() }
@@ -117,6 +137,7 @@ impl PartsArgs {
             }
         };
         let below = match &config {
+            Some(_) if trained.is_some() => &Vec::new(),
             Some(config) if self.below.is_empty() => &config.tuning.adapters,
             _ => &self.below,
         };
@@ -199,7 +220,7 @@ impl PartsArgs {
 /// Everything that reading and writing can fail with; [`crate::Kind::Numeric`]: the merged model's logits are not the adapter's.
 pub fn run(args: &Args) -> Result<()> {
     let dtype = parse_dtype(&args.dtype)?;
-    let Opened { parts, top, tokenizer, template, config } = args.parts.open(&args.config)?;
+    let Opened { parts, top, tokenizer, template, config } = args.parts.open(&args.config, false)?;
     let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
     claim(&output, args.overwrite, &parts.base)?;
     let top = top.ok_or_else(|| {
@@ -253,7 +274,7 @@ pub struct Checked {
 pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.vocab_size;
     let logits = sample_logits(&parts.adapted(&top)?)?;
-    let model = parts.merged(top);
+    let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;
     Ok((format!("merged, float32 {}\n", show(&comparison)), Checked { model, logits }))

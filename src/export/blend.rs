@@ -106,6 +106,7 @@ pub fn finished(adapters: &[Finished], recipe: &Recipe) -> Result<Finished> {
 fn refuse_more_than_matrices(adapter: &Finished) -> Result<()> {
     let targets = &adapter.config.targets;
     let more = [
+        (targets.feedforward.is_some(), "the factors of (IA)³"),
         (targets.use_dora, "DoRA's magnitudes"),
         (targets.bias != Bias::None, "trained biases"),
         (!targets.modules_to_save.is_empty(), "modules_to_save"),

@@ -39,7 +39,7 @@ impl Parts {
         let weights = WeightFiles::open(base, &arch.tensors())?;
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
         for dir in below {
-            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch));
+            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?);
             below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
         }
         arch.grow(tokens);
@@ -66,12 +66,23 @@ impl Parts {
         .hint("name the base that it was trained on; of adapters on top of others, those below too, in their order"))
     }
 
-    /// With the adapter on top merged in as well.
-    pub fn merged(self, top: Finished) -> Merged {
-        let frozen = top.frozen(&self.arch);
+    /// With the adapter on top, if there is one, merged in as well.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: its settings do not fit the model.
+    pub fn merged(self, top: Option<Finished>) -> Result<Merged> {
+        let frozen = top.map(|top| top.frozen(&self.arch)).transpose()?;
         let Self { base, arch, weights, mut below, .. } = self;
-        below.0.push(frozen);
-        Merged { base, arch, weights, stack: below }
+        below.0.extend(frozen);
+        Ok(Merged { base, arch, weights, stack: below })
+    }
+
+    /// The model without the adapter on top.
+    ///
+    /// # Errors
+    /// The weights.
+    pub fn bare(&self) -> Result<Model> {
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.below)
     }
 
     /// The model with the adapter at work on top: as it was trained, nothing of it merged.
@@ -79,9 +90,13 @@ impl Parts {
     /// # Errors
     /// The weights.
     pub fn adapted(&self, top: &Finished) -> Result<Model> {
-        let lora = top.config.lora_config(&self.arch, &LoraConfig::default())?;
         let mut config = Config::default();
-        (config.tuning.mode, config.tuning.lora) = (Mode::Lora, lora);
+        if top.config.targets.feedforward.is_some() {
+            (config.tuning.mode, config.tuning.ia3) = (Mode::Ia3, top.config.ia3_config(&self.arch)?);
+        } else {
+            let lora = top.config.lora_config(&self.arch, &LoraConfig::default())?;
+            (config.tuning.mode, config.tuning.lora) = (Mode::Lora, lora);
+        }
         let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;
         for spec in model.params.specs.clone() {
             // The names and shapes were compared when the adapter was opened.

@@ -1,6 +1,7 @@
 //! Finished adapters that are merged into a base as its tensors are read, one after the other: below what is trained
-//! (`tuning.adapters`), or to write a model without them. Merging is PEFT's: `W + s B A`, or with `DoRA` `m / ||V|| ⊙ V`.
-use super::targets::{Placement, token_rows};
+//! (`tuning.adapters`), or to write a model without them. Merging is PEFT's: `W + s B A`, with `DoRA` `m / ||V|| ⊙ V`, with
+//! (IA)³ the rows of W and b, or the columns of W, times their factors.
+use super::targets::{Placement, Side, token_rows};
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -87,6 +88,20 @@ impl Frozen {
                 }
             }
         }
+        let (module, kind) = name.rsplit_once('.').unwrap_or_default();
+        if let Some((placement, side)) = self.placements.get(module).and_then(|placed| Some((placed, placed.factors?)))
+        {
+            let columns = if kind == "bias" { 1 } else { placement.in_features };
+            let wanted = columns * placement.out_features;
+            let factors = placement.tensors().first().and_then(|(name, _)| self.tensors.get(name));
+            return match factors {
+                Some((_, factors)) if wanted == values.len() => {
+                    scale(values, columns, factors, side);
+                    Ok(())
+                }
+                _ => misfit(module, wanted),
+            };
+        }
         let Some(part) = self.part(name) else { return Ok(()) };
         let size = part.rows * part.placement.in_features;
         if size != values.len() {
@@ -108,6 +123,19 @@ impl Frozen {
         let rows = if halves { placement.out_features / 2 } else { placement.out_features };
         let first = if second { rows } else { 0 };
         Some(Part { placement, a, b, magnitudes: tensors.next().flatten(), expert, first, rows })
+    }
+}
+
+/// (IA)³: rows times their factor, or columns; the bias is part of the output.
+fn scale(values: &mut [f32], columns: usize, factors: &[f32], side: Side) {
+    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+        match side {
+            Side::Output => values.iter_mut().for_each(|value| *value *= factors[row]),
+            Side::Input if columns == factors.len() => {
+                values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+            }
+            Side::Input => {}
+        }
     }
 }
 

@@ -4,6 +4,7 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod export;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
@@ -13,6 +14,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod precision;
 mod run;
 mod targets;
 mod tidy;

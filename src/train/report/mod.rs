@@ -1,5 +1,6 @@
 //! `report.html`: what the run was, how it went and what it changed, on one page that needs nothing but a browser.
 //! Inline style and SVG, no script; whatever comes from data, model or configuration is escaped.
+pub mod answers;
 mod chart;
 mod html;
 
@@ -307,6 +308,7 @@ mod tests {
                 tokens: 900,
                 tokens_per_second: 9_800.0 + 700.0 * noise,
                 peak_bytes: (180 << 20) + (step << 14),
+                loss_scale: None,
             })
         };
         let eval = |step: u64| {
