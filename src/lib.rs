@@ -18,7 +18,8 @@
 //! 4      model         decoder segments from parts (norms, attention, MLP or experts), weights loading, adapters
 //! 4      optim         optimizers as pure updates of tensors, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
-//! 5      eval          greedy generation, exact match
+//! 5      eval          generation, the measures of answers
+//! 6      export        merged models, blends of adapters, GGUF, model cards
 //! 6      train         ONE step on one screen; the loop; signals; metrics; the report
 //! 7      cmd           one file a subcommand; only `cmd` and `main` print
 //! ```
@@ -38,6 +39,7 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod export;
 pub mod hub;
 pub mod import;
 pub mod model;

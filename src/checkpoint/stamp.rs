@@ -114,6 +114,14 @@ pub const COVERED: &[&str] = &[
 /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
 /// With a decaying schedule another length gives another learning rate from here on, as it should.
 pub const FREE: &[&str] = &[
+    "eval.metrics",
+    "eval.normalization",
+    "eval.rouge_stemmer",
+    "eval.json_schema",
+    "eval.scorer",
+    "eval.scorer_timeout",
+    "eval.confidence",
+    "eval.bootstrap_samples",
     "train.output_dir",
     "train.num_train_epochs",
     "train.max_steps",

@@ -8,7 +8,10 @@ pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod download;
+pub mod eval;
+pub mod export;
 pub mod import;
+pub mod merge;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -45,6 +48,12 @@ enum Command {
     Download(download::Args),
     /// Turn a configuration of Axolotl, LLaMA-Factory or SFT-Play into one of ours
     Import(import::Args),
+    /// Measure what a model answers, beside what its base answers
+    Eval(eval::Args),
+    /// Write a model or an adapter for where it will serve: GGUF, Hugging Face, PEFT, with a model card
+    Export(export::Args),
+    /// Merge an adapter into its base, or several adapters into one
+    Merge(merge::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
@@ -64,6 +73,9 @@ impl Command {
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
             Self::Import(args) => import::run(args),
+            Self::Eval(args) => eval::run(args),
+            Self::Export(args) => export::run(args),
+            Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),

@@ -74,7 +74,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("distributed", DDP),
     ("deepspeed", DDP),
     ("accelerate", DDP),
-    ("eval", GENERATE),
     ("infer", GENERATE),
     ("dapt", DAPT),
     ("mode", DAPT),

@@ -2,8 +2,9 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn,
-    LrScheduler, MixStrategy, Mode, Optim, Quantization, Resume, SaveStrategy, TargetModules, Truncation,
+    Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init, InitLora,
+    LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy, TargetModules,
+    Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -25,10 +26,13 @@ pub struct Config {
     pub logging: LoggingConfig,
     /// The section `gen`.
     pub generation: GenerationConfig,
+    /// The section `eval`.
+    pub eval: EvalConfig,
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 9] = [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 10] =
+    [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -376,5 +380,27 @@ section! {
         max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
         /// Answers before and after training, side by side; 0 for none.
         num_samples: usize = 8, range Range::within(0.0, 10_000.0);
+    }
+}
+
+section! {
+    /// What is measured of generated answers (`docs/evaluation.md`).
+    EvalConfig, EVAL = "eval" at eval {
+        /// The measures; the loss and the perplexity of the references come besides.
+        metrics: Vec<EvalMetric> = vec![EvalMetric::ExactMatch, EvalMetric::Contains, EvalMetric::Rouge, EvalMetric::Bleu, EvalMetric::Chrf];
+        /// What is done before `exact_match` and `contains` compare.
+        normalization: Normalization = Normalization::Trim;
+        /// Let ROUGE compare words by their stems.
+        rouge_stemmer: bool = false;
+        /// A JSON Schema that answers must fit, for the measure `json`.
+        json_schema: Option<PathBuf> = None;
+        /// A program of yours and its arguments, as a list, that scores answers: it reads and writes JSON lines.
+        scorer: Vec<String> = Vec::new();
+        /// How many seconds it has for a row.
+        scorer_timeout: f64 = 60.0, range Range { above: Some(0.0), max: Some(86_400.0), ..Range::ANY };
+        /// The share of a confidence interval.
+        confidence: f64 = 0.95, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
+        /// Replicates of the bootstrap that makes the intervals; 0 for none.
+        bootstrap_samples: usize = 1000, range Range::within(0.0, 100_000.0);
     }
 }

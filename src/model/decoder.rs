@@ -298,6 +298,20 @@ impl Model {
         Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
     }
 
+    /// As [`Model::token_losses`], with whether each token is the most probable.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn token_scores(&self, batch: &Batch) -> Result<Vec<(f32, bool)>> {
+        self.check(batch)?;
+        let (rows, targets) = labelled(batch);
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let pass = self.evaluation();
+        Ok(self.head.scored_losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
+    }
+
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.
     ///
     /// # Errors

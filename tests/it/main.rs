@@ -4,9 +4,11 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod export;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod metrics;
 mod objective;
 mod optim;
 mod oracle;
