@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
     config.tuning.lora.r = args.rank as usize;
     config.train.bf16 = args.bf16;
     config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
-    config.train.gradient_checkpointing = args.gradient_checkpointing;
+    config.train.gradient_checkpointing = args.gradient_checkpointing.into();
     config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
     if let Some(name) = &args.simd {
         let wanted = [Level::Portable, Level::Avx2, Level::Avx512].into_iter().find(|level| level.name() == name);

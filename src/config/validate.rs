@@ -1,6 +1,6 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::Resolved;
-use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
+use super::{Auto, Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, TrainConfig};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -46,11 +46,25 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.lora.loraplus_lr_ratio",
         "full training has no A and B; remove the ratio",
     )?;
+    let given = train.batch_size != Auto::Auto && train.grad_accum != Auto::Auto;
     both(
-        train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
-        "train.gradient_checkpointing_layers",
-        "train.gradient_checkpointing",
-        "no block is run again; set train.gradient_checkpointing: true",
+        given && train.effective_batch.is_some(),
+        "train.effective_batch",
+        "train.grad_accum",
+        "batch_size and grad_accum say it already; set one of them to auto, or remove effective_batch",
+    )?;
+    let target = train.target_tokens_per_device_step != TrainConfig::default().target_tokens_per_device_step;
+    both(
+        given && target,
+        "train.target_tokens_per_device_step",
+        "train.grad_accum",
+        "it is read only with batch_size or grad_accum: auto; set one of them, or remove it",
+    )?;
+    both(
+        target && train.effective_batch.is_some(),
+        "train.target_tokens_per_device_step",
+        "train.effective_batch",
+        "both say how large a step is; keep one",
     )?;
     // A file for others to include may leave the data to them.
     both(

@@ -11,18 +11,37 @@ use super::run::Options;
 use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
+use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, TrainState, atomic, disk::RealDisk};
-use crate::config::Resolved;
+use crate::config::arch::Arch;
+use crate::config::{Checkpointing, Config, ConfigValue as _, Resolved};
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::stack::Stack;
+use crate::model::weights::WeightFiles;
+use crate::model::{Model, Phases};
 
 /// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
 pub fn model(prepared: &Prepared) -> Result<Model> {
-    let mut model = Model::load_on(&prepared.arch, prepared.weights.as_ref(), &prepared.config, &prepared.stack)?;
-    if let Some(adapter) = &prepared.adapter {
+    let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
+    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
+}
+
+/// As [`model`], of its parts.
+///
+/// # Errors
+/// The weights cannot be read.
+pub fn fresh(
+    arch: &Arch,
+    weights: Option<&WeightFiles>,
+    config: &Config,
+    stack: &Stack,
+    adapter: Option<&Tensors>,
+) -> Result<Model> {
+    let mut model = Model::load_on(arch, weights, config, stack)?;
+    if let Some(adapter) = adapter {
         let specs = model.params.specs.clone();
         for spec in specs {
             // The names and shapes were compared when the adapter was opened.
@@ -58,17 +77,32 @@ impl<'a> Session<'a> {
             }
         };
         observer.event(&Event::Phase("loading the model"));
-        let mut model = model(&prepared)?;
+        let mut model = match prepared.loaded.take() {
+            Some(measured) => measured,
+            None => model(&prepared)?,
+        };
         let train = &prepared.config.train;
+        model.phases = Phases::default();
+        model.set_checkpointing(train.gradient_checkpointing);
         let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
         let mut ema = optimizer::average(&prepared.config, &model.params);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
+        let asked = &resolved.config.train;
+        if train.max_tokens_per_pass != asked.max_tokens_per_pass {
+            state.max_tokens_per_pass = train.max_tokens_per_pass;
+        }
+        if asked.gradient_checkpointing == Checkpointing::Auto {
+            state.gradient_checkpointing = Some(train.gradient_checkpointing.to_json());
+        }
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
             let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
             saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
+            let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
+            state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
+            state.gradient_checkpointing = gradient_checkpointing;
             let position = serde_json::from_value(state.sampler.clone()).ok();
             if !position.is_some_and(|position| prepared.sampler.restore(position)) {
                 return Err(Error::checkpoint(format!(
