@@ -8,7 +8,10 @@ pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod download;
+mod find;
+pub mod gpu_info;
 pub mod import;
+pub mod memory_check;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -53,6 +56,10 @@ enum Command {
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
+    /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
+    GpuInfo(gpu_info::Args),
+    /// Show memory in use on each device, and with a configuration what its largest pass holds
+    MemoryCheck(memory_check::Args),
 }
 
 impl Command {
@@ -67,6 +74,8 @@ impl Command {
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
+            Self::GpuInfo(args) => gpu_info::run(args),
+            Self::MemoryCheck(args) => memory_check::run(args),
         }
     }
 }

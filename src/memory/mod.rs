@@ -131,12 +131,13 @@ mod tests {
     fn what_would_exceed_the_budget_is_an_error_of_its_own_and_other_panics_stay_panics() {
         assert_eq!(guarded(|| Ok(7)).unwrap(), 7);
         // As `admit` does it: a budget of its own would catch other tests of this process.
-        let exceed = || resume_unwind(Box::new(Exceeded { wanted: 64 << 20, live: 1 << 30, budget: 1 << 30 }));
-        let error = guarded::<()>(|| exceed()).unwrap_err();
+        let exceed =
+            || -> Result<()> { resume_unwind(Box::new(Exceeded { wanted: 64 << 20, live: 1 << 30, budget: 1 << 30 })) };
+        let error = guarded::<()>(exceed).unwrap_err();
         assert_eq!(error.kind(), crate::Kind::Memory);
         assert!(error.message().contains("64.0 MiB more would exceed the memory budget of 1.00 GiB"), "{error}");
         let in_a_thread = guarded::<()>(|| {
-            rayon::scope(|scope| scope.spawn(|_| exceed()));
+            rayon::scope(|scope| scope.spawn(|_| drop(exceed())));
             Ok(())
         });
         assert_eq!(in_a_thread.unwrap_err().kind(), crate::Kind::Memory);

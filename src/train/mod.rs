@@ -2,6 +2,7 @@
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
 pub mod bench;
+pub mod check;
 pub mod feed;
 mod finish;
 mod fit;
@@ -11,6 +12,7 @@ pub mod lock;
 pub mod machine;
 pub mod metrics;
 mod norms;
+pub mod nvidia;
 pub mod optimizer;
 pub mod output;
 mod prepare;
@@ -25,5 +27,6 @@ mod session;
 mod settle;
 pub mod signals;
 pub mod step;
+pub mod sweep;
 pub mod tensorboard;
 pub mod trained;

@@ -439,3 +439,117 @@ impl std::fmt::Display for Sizes {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::World;
+
+    fn asked() -> Asked {
+        Asked {
+            batch_size: Auto::Auto,
+            grad_accum: Auto::Auto,
+            checkpointing: Checkpointing::Auto,
+            max_tokens_per_pass: Some(768),
+            effective_batch: None,
+            target_tokens: 16384,
+            world: 1,
+        }
+    }
+
+    #[test]
+    fn a_step_holds_the_tokens_or_exactly_the_rows_that_were_asked_for() {
+        assert_eq!(asked().rows_of_step(200.0, 10_000).unwrap(), 82);
+        assert_eq!(asked().rows_of_step(200.0, 50).unwrap(), 50, "no more than there are");
+        assert_eq!(asked().rows_of_step(1e9, 50).unwrap(), 1);
+        assert_eq!(asked().candidates(82), [1, 2, 4, 8, 16, 32, 64, 82]);
+        let rows = Asked { effective_batch: Some(24), world: 2, ..asked() };
+        assert_eq!(rows.rows_of_step(1e9, 5).unwrap(), 12);
+        assert_eq!(rows.candidates(12), [1, 2, 4, 12]);
+        let batch = Asked { batch_size: Auto::Given(3), ..rows };
+        assert_eq!((batch.rows_of_step(1.0, 5).unwrap(), batch.candidates(12)), (12, vec![3]));
+        let accum = Asked { grad_accum: Auto::Given(4), ..rows };
+        assert_eq!((accum.rows_of_step(1.0, 5).unwrap(), accum.candidates(12)), (12, vec![3]));
+        let error = Asked { batch_size: Auto::Given(5), ..rows }.rows_of_step(1.0, 5).unwrap_err();
+        assert!(
+            error.message().contains("24 is not a multiple of 5 rows") && error.message().contains("2 ranks"),
+            "{error}"
+        );
+        assert_eq!(error.hint_text(), Some("set train.effective_batch: 30"));
+    }
+
+    #[test]
+    fn fuller_passes_are_faster_and_cuts_count() {
+        let pass = |tokens: usize| Measured {
+            tokens,
+            checkpointing: Checkpointing::CHEAP,
+            bytes: Some(1),
+            // A tenth of a second for any pass, and a millisecond a token.
+            seconds: 0.1 + 1e-3 * tokens as f64,
+        };
+        let passes = [pass(768), pass(384), pass(192), pass(96)];
+        let speed = |rows| expected_speed(&[200; 40], rows, Some(768), &passes);
+        // Three rows of 200 tokens fill a pass: 600 tokens in 0.7 s.
+        assert!((speed(3) - 600.0 / 0.7).abs() < 1.0, "{}", speed(3));
+        assert!((speed(4) - 800.0 / (0.7 + 0.3)).abs() < 1.0, "{}", speed(4));
+        assert!(speed(1) < speed(2) && speed(2) < speed(3));
+        assert!((seconds(&[(96.0, 0.196), (192.0, 0.292)], 768.0) - 0.868).abs() < 1e-9, "beyond what was measured");
+    }
+
+    /// A rank whose peers always say the same.
+    struct Among(Vec<u64>);
+
+    impl Collectives for Among {
+        fn world(&self) -> World {
+            World { rank: 0, size: self.0.len() + 1, local_rank: 0 }
+        }
+
+        fn all_reduce(&self, _: &mut [f32]) -> Result<()> {
+            Ok(())
+        }
+
+        fn all_reduce_counts(&self, data: &mut [u64]) -> Result<()> {
+            data[1..].copy_from_slice(&self.0);
+            Ok(())
+        }
+
+        fn all_reduce_sums(&self, _: &mut [f64]) -> Result<()> {
+            Ok(())
+        }
+
+        fn barrier(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn ranks_take_what_the_least_of_them_can() {
+        assert_eq!(minimum(&Among(vec![7, 9]), 8).unwrap(), 7);
+        assert_eq!(minimum(&Among(vec![9]), 8).unwrap(), 8);
+        let sizes = Sizes {
+            batch_size: 8,
+            grad_accum: 4,
+            checkpointing: Checkpointing::Blocks { full: 3, none: 1 },
+            max_tokens_per_pass: None,
+        };
+        let alone = agree(&crate::comm::single::Single, &asked(), sizes).unwrap();
+        assert_eq!(alone, sizes, "alone nothing changes");
+    }
+
+    #[test]
+    fn a_choice_on_disk_reads_back_and_must_still_fit() {
+        let root = tempfile::tempdir().unwrap();
+        let path = Remembered::path(&root.path().join("new"), &blake3::hash(b"x"));
+        assert_eq!(Remembered::read(&path), None);
+        for checkpointing in [Checkpointing::FULL, Checkpointing::NONE, Checkpointing::Blocks { full: 2, none: 0 }] {
+            let sizes = Sizes { batch_size: 4, grad_accum: 2, checkpointing, max_tokens_per_pass: Some(99) };
+            let kept = Remembered::of(&Found { sizes, passes: Vec::new(), reasons: Vec::new(), bytes: 1000 });
+            kept.write(&path);
+            let read = Remembered::read(&path).unwrap();
+            assert_eq!(read.sizes(1000), Some(sizes));
+            assert_eq!(read.sizes(999), None, "it would not fit any more");
+        }
+        std::fs::write(&path, "{\"batch_size\": 4}").unwrap();
+        assert_eq!(Remembered::read(&path), None);
+    }
+}

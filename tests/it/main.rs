@@ -7,6 +7,7 @@ mod examples;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod memory;
 mod objective;
 mod optim;
 mod oracle;

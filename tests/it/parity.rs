@@ -451,7 +451,7 @@ fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
 #[test]
 fn activations_in_bf16_move_gradients_by_their_rounding_only() {
     for family in ["llama", "gemma2", "phi3"] {
-        let run = |bf16, recompute| {
+        let run = |bf16, recompute: bool| {
             let mut config = adapter_config(&golden(family).join("adapter_init/adapter_config.json"));
             config.train.bf16 = bf16;
             config.train.gradient_checkpointing = recompute.into();
