@@ -169,7 +169,7 @@ fn measured(largest: &Largest) -> String {
         ("largest pass".to_owned(), format!("{} tokens, all with a label", grouped(pass.tokens as u64))),
         ("measured at most".to_owned(), format!("{held}{of}")),
         ("model, data, gradients".to_owned(), human_bytes(*loaded)),
-        ("optimizer's state".to_owned(), human_bytes(*optimizer)),
+        ("optimizer, copy to save".to_owned(), human_bytes(*optimizer)),
     ];
     if let Some(bytes) = pass.bytes {
         let activations = bytes.saturating_sub(loaded + optimizer);

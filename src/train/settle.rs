@@ -1,11 +1,11 @@
 //! Puts numbers in the place of `auto`: those of the checkpoint to go on from, of an earlier probe of the same, or measured
 //! now.
 use super::gauge::Gauge;
-use super::load;
 use super::machine::Machine;
 use super::prepare::Parts;
 use super::probe::{self, Asked, Remembered, Sizes};
 use super::progress::{Event, Observer};
+use super::{load, trained};
 use crate::checkpoint::Checkpoint;
 use crate::comm::Collectives;
 use crate::config::{Auto, Checkpointing, Config};
@@ -26,7 +26,6 @@ pub fn sizes(
     parts: &mut Parts,
     dataset: &Dataset,
     sampler: &mut Sampler,
-    resume: Option<&Checkpoint>,
     comm: &dyn Collectives,
     observer: &dyn Observer,
 ) -> Result<Option<Model>> {
@@ -34,7 +33,7 @@ pub fn sizes(
     if asked.given().is_some() {
         return Ok(None);
     }
-    if let Some(sizes) = resume.and_then(|saved| of_checkpoint(&asked, saved)) {
+    if let Some(sizes) = parts.resume.as_ref().and_then(|saved| of_checkpoint(&asked, saved)) {
         observer.event(&Event::Notice(&format!("sizes as in the checkpoint: {sizes}")));
         put(&mut parts.config, sampler, sizes);
         return Ok(None);
@@ -42,6 +41,12 @@ pub fn sizes(
     let (sizes, model) = found(parts, dataset, sampler, &asked, comm, observer)?;
     put(&mut parts.config, sampler, sizes);
     Ok(model)
+}
+
+/// Bytes that the run takes when the model is loaded: the optimizer's state, and a copy to save from.
+pub fn later(parts: &Parts) -> u64 {
+    let copy = trained::copy_bytes(&parts.config, parts.trainable, parts.optimizer_bytes);
+    parts.optimizer_bytes + copy.unwrap_or(0)
 }
 
 fn put(config: &mut Config, sampler: &mut Sampler, sizes: Sizes) {
@@ -94,7 +99,7 @@ fn found(
     let Parts { arch, weights, config, stack, adapter, .. } = parts;
     let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())?;
     observer.event(&Event::Phase("measuring passes"));
-    let mut gauge = Gauge::new(&mut model, &dataset.train, sampler, parts.optimizer_bytes);
+    let mut gauge = Gauge::new(&mut model, &dataset.train, sampler, later(parts));
     let mut found = probe::choose(&mut gauge, asked, config)?;
     drop(gauge);
     found.sizes = probe::agree(comm, asked, found.sizes)?;
@@ -118,7 +123,7 @@ fn fingerprint(parts: &Parts, dataset: &Dataset, asked: &Asked) -> blake3::Hash 
     let parts = [
         env!("CARGO_PKG_VERSION").to_owned(),
         format!("{arch:?} {:?} {:?} {:?}", config.tuning, model.dtype, model.init),
-        format!("{} {} {optimizer_bytes} {:?} {}", train.bf16, train.optim, train.neftune_noise_alpha, train.z_loss),
+        format!("{} {} {} {optimizer_bytes} {}", train.bf16, train.fp16, train.optim, later(parts)),
         format!("{asked:?} {} {} {}", dataset.fingerprint, data.packing, model.max_seq_len),
         format!("{} {memory} {group} {} {:?}", machine.processor, rayon::current_num_threads(), simd::level()),
     ];

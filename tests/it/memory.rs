@@ -312,7 +312,7 @@ fn gpu_info_and_memory_check_read_a_driver_and_do_without() {
     }
     let config = large.0.config("check", &["model.init: random", "model.max_seq_len: 512", "data.format: tokenized"]);
     let text = ask(&["memory-check", config.to_str().unwrap()], &nowhere);
-    for part in ["largest pass", "511 tokens", "measured at most", "optimizer's state", "a token more"] {
+    for part in ["largest pass", "511 tokens", "measured at most", "optimizer, copy to save", "a token more"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(!large.path("out").exists(), "nothing is written where the run would write");
