@@ -103,6 +103,18 @@ install *ARGS:
 @config *ARGS: _build
     "{{ tunesmith }}" config "$@"
 
+# shows memory in use on each device; with CONFIG=… what its largest pass holds
+[group('train')]
+[no-exit-message]
+@memory-check *ARGS: _build
+    "{{ tunesmith }}" memory-check "$@"
+
+# shows GPUs, driver, CUDA, NCCL and links; the processor's cores, memory and measured rates
+[group('train')]
+[no-exit-message]
+@gpu-info *ARGS: _build
+    "{{ tunesmith }}" gpu-info "$@"
+
 # turns a configuration of Axolotl, LLaMA-Factory or SFT-Play into ours: just import their.yaml --out ours.yaml
 [group('data')]
 [no-exit-message]

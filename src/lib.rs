@@ -9,6 +9,7 @@
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
+//! 1      memory        the counting allocator, the memory budget, what the machine has
 //! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
 //! 2      import        configurations of other toolkits, turned into ours
 //! 2      plan          batch maths, the learning-rate table: pure functions
@@ -42,6 +43,7 @@ pub mod eval;
 pub mod export;
 pub mod hub;
 pub mod import;
+pub mod memory;
 pub mod model;
 pub mod ops;
 pub mod optim;

@@ -10,7 +10,10 @@ pub mod doctor;
 pub mod download;
 pub mod eval;
 pub mod export;
+mod find;
+pub mod gpu_info;
 pub mod import;
+pub mod memory_check;
 pub mod merge;
 pub mod models;
 pub mod process;
@@ -62,6 +65,10 @@ enum Command {
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
+    /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
+    GpuInfo(gpu_info::Args),
+    /// Show memory in use on each device, and with a configuration what its largest pass holds
+    MemoryCheck(memory_check::Args),
 }
 
 impl Command {
@@ -79,6 +86,8 @@ impl Command {
             Self::Models(args) => models::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
+            Self::GpuInfo(args) => gpu_info::run(args),
+            Self::MemoryCheck(args) => memory_check::run(args),
         }
     }
 }

@@ -13,6 +13,7 @@ pub mod resolve;
 mod rope;
 mod rope_json;
 pub mod schema;
+mod sizes;
 mod validate;
 mod value;
 mod yaml;
@@ -28,6 +29,7 @@ pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
     TrainConfig, TuningConfig,
 };
+pub use sizes::{Auto, Bytes, Checkpointing, Policy};
 pub use validate::is_hub_name;
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

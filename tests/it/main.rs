@@ -8,6 +8,7 @@ mod export;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod memory;
 mod metrics;
 mod objective;
 mod optim;
