@@ -18,13 +18,15 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, SaveStrategy, TargetModules, Truncation};
-pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
+pub use choice::{Backend, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, SaveStrategy, TargetModules};
+pub use choice::{
+    Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume, Truncation,
+};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
-    Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
+    Config, DataConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
     TuningConfig,
 };
 pub use validate::is_hub_name;

@@ -12,6 +12,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod precision;
 mod quantization;
 mod run;
 mod targets;
