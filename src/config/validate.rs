@@ -1,7 +1,8 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::{Resolved, Setting, Source};
 use super::{
-    Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy, TrainConfig, schema,
+    Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
+    TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
