@@ -180,7 +180,7 @@ check:
 test *ARGS:
     cargo test --locked "$@"
 
-# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
+# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
