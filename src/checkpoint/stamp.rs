@@ -11,16 +11,13 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, ConfigValue, Mode, nearest, schema};
+use crate::config::{Config, ConfigValue, InitLora, Mode, ModelConfig, Quantization, nearest, schema};
 use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
-    "model.dtype",
-    "train.bf16",
-    "train.fp16",
     "train.loss_scale",
     "train.initial_scale_power",
     "train.loss_scale_window",
@@ -55,12 +52,20 @@ pub const COMPARED: &[&str] = &[
     "data.packing",
 ];
 
-/// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
+/// Settings whose effect is in a field of the stamp (base model, dtype, backend, data, adapter), or that matter only at
+/// step 0.
 pub const COVERED: &[&str] = &[
+    "model.dtype",
+    "train.bf16",
+    "train.fp16",
+    "tuning.backend",
     "model.name",
     "model.revision",
     "model.local_dir",
     "model.init",
+    "model.quantization",
+    "model.double_quant",
+    "model.quantization_skip_modules",
     "tuning.mode",
     "tuning.adapter",
     "tuning.adapters",
@@ -85,6 +90,7 @@ pub const COVERED: &[&str] = &[
     "tuning.lora.layers_to_transform",
     "tuning.lora.modules_to_save",
     "tuning.lora.init_lora_weights",
+    "tuning.lora.loftq_iter",
     "data.train_path",
     "data.datasets",
     "data.mix_strategy",
@@ -121,6 +127,7 @@ pub const FREE: &[&str] = &[
     "train.save_strategy",
     "train.save_steps",
     "train.save_total_limit",
+    "train.save_async",
     "train.load_best_model_at_end",
     "train.early_stopping_patience",
     "train.early_stopping_threshold",
@@ -144,11 +151,13 @@ pub const FREE: &[&str] = &[
 pub struct Stamp {
     /// Version of tunesmith that wrote it.
     pub engine_version: String,
-    /// The engine.
+    /// Whose kernels computed: `fused` or `reference`.
     pub backend: String,
-    /// How the base weights are held.
+    /// The instruction set that they ran on, which moves the last bits.
+    pub simd: String,
+    /// How the base weights are held: `none`, or the form of their codes.
     pub quantization: String,
-    /// What is computed in.
+    /// What base weights and activations are held in.
     pub dtype: String,
     /// `tuning.mode`.
     pub mode: String,
@@ -166,6 +175,17 @@ pub struct Stamp {
     pub world_size: usize,
     /// The settings that shape the curve.
     pub training: BTreeMap<String, Value>,
+}
+
+/// What computes, as it really runs and not as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// See [`Stamp::backend`].
+    pub backend: &'static str,
+    /// See [`Stamp::simd`].
+    pub simd: &'static str,
+    /// See [`Stamp::dtype`].
+    pub dtype: String,
 }
 
 /// The hashes that go into a stamp.
@@ -191,7 +211,13 @@ struct Difference {
 impl Stamp {
     /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
     /// `mode: freeze`, alone; both are empty in full mode.
-    pub fn new(config: &Config, placements: &[Placement], saved: &[String], hashes: Hashes<'_>) -> Self {
+    pub fn new(
+        config: &Config,
+        placements: &[Placement],
+        saved: &[String],
+        hashes: Hashes<'_>,
+        engine: Engine,
+    ) -> Self {
         let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
             let value = match option.path().as_str() {
                 "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
@@ -201,14 +227,20 @@ impl Stamp {
         });
         Self {
             engine_version: env!("CARGO_PKG_VERSION").into(),
-            backend: "fused".into(),
-            quantization: "none".into(),
-            dtype: "float32".into(),
+            backend: engine.backend.into(),
+            simd: engine.simd.into(),
+            quantization: describe_quantization(&config.model),
+            dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),
             adapter: match config.tuning.lora.init_lora_weights {
                 // What the adapter starts with is taken out of the base, at a resume too.
                 init if init.is_pissa() && config.tuning.mode == Mode::Lora => {
                     format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
+                }
+                // The base of more than one round is not the quantized checkpoint.
+                InitLora::Loftq if config.tuning.lora.loftq_iter > 1 => {
+                    let rounds = config.tuning.lora.loftq_iter;
+                    format!("{}; loftq of {rounds} rounds", describe_adapter(placements, saved))
                 }
                 _ => describe_adapter(placements, saved),
             },
@@ -306,6 +338,16 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     }
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
+}
+
+/// `nf4, double true, but for [q_proj]`; a base that is not quantized is `none`.
+fn describe_quantization(model: &ModelConfig) -> String {
+    let ModelConfig { quantization, double_quant, quantization_skip_modules: skip, .. } = model;
+    match quantization {
+        Quantization::None | Quantization::Auto => "none".into(),
+        Quantization::Int8 => format!("int8, but for {skip:?}"),
+        Quantization::Nf4 | Quantization::Fp4 => format!("{quantization}, double {double_quant}, but for {skip:?}"),
+    }
 }
 
 /// The distinct values in order, with slashes between.

@@ -3,7 +3,6 @@ use std::time::Instant;
 
 use super::metrics::Metrics;
 use super::optimizer;
-use super::output;
 use super::prepare::{self, Prepared};
 use super::progress::{Event, Observer, Pace};
 use super::record;
@@ -11,17 +10,21 @@ use super::run::Options;
 use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
-use crate::checkpoint::{self, TrainState, atomic, disk::RealDisk};
+use super::{output, save, trained};
+use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
 use crate::config::Resolved;
+use crate::data;
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::quantized_cache::Cache;
+use crate::model::{Model, quantize};
 
 /// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
 pub fn model(prepared: &Prepared) -> Result<Model> {
-    let mut model = Model::load_on(&prepared.arch, prepared.weights.as_ref(), &prepared.config, &prepared.stack)?;
+    let Prepared { arch, weights, config, stack, .. } = prepared;
+    let mut model = Model::load_with(arch, weights.as_ref(), config, stack, cache(prepared)?)?;
     if let Some(adapter) = &prepared.adapter {
         let specs = model.params.specs.clone();
         for spec in specs {
@@ -32,6 +35,18 @@ pub fn model(prepared: &Prepared) -> Result<Model> {
         }
     }
     Ok(model)
+}
+
+/// Where quantized matrices are kept, if they are made from a checkpoint that is not.
+fn cache(prepared: &Prepared) -> Result<Option<Cache<'_>>> {
+    let Prepared { weights, config, .. } = prepared;
+    let (how, weights) = (quantize::resolve(config, weights.as_ref())?, weights.as_ref());
+    let dense = weights.filter(|files| config.data.use_cache && files.quantization().is_none());
+    let root = config.data.cache_dir.clone().or_else(data::cache_dir);
+    match (how, dense, root) {
+        (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
+        _ => Ok(None),
+    }
 }
 
 impl<'a> Session<'a> {
@@ -47,18 +62,21 @@ impl<'a> Session<'a> {
         mut prepared: Prepared,
     ) -> Result<Self> {
         let saved = prepared.resume.take();
-        let stamp = match &saved {
-            None => None,
-            Some(saved) => {
-                let now = prepared.stamp()?;
-                for note in saved.stamp.compare(&now, &options.allow, &saved.dir)? {
-                    observer.event(&Event::Notice(&note));
-                }
-                Some(now)
+        observer.event(&Event::Phase("hashing the model"));
+        let hashing = Instant::now();
+        let stamp = prepared.stamp()?;
+        let mut done = Done { hashing: hashing.elapsed(), ..Done::default() };
+        if let Some(saved) = &saved {
+            done.hashing += saved.hashing;
+            for note in saved.stamp.compare(&stamp, &options.allow, &saved.dir)? {
+                observer.event(&Event::Notice(&note));
             }
-        };
+        }
         observer.event(&Event::Phase("loading the model"));
         let mut model = model(&prepared)?;
+        for note in &model.notes {
+            observer.event(&Event::Notice(note));
+        }
         let train = &prepared.config.train;
         let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
         let mut ema = optimizer::average(&prepared.config, &model.params);
@@ -80,6 +98,12 @@ impl<'a> Session<'a> {
                 ));
             }
         }
+        let mut saver = Background::new(&RealDisk);
+        if trained::copy_bytes(&prepared).is_some() {
+            let values = model.params.values();
+            let apart = (ema.is_some() || optimizer.averages()).then_some(values);
+            saver.reserve(values, apart, &optimizer.tensors());
+        }
         let pace = Pace::new(state.step, prepared.batches.total_steps);
         Ok(Self {
             resolved,
@@ -88,12 +112,14 @@ impl<'a> Session<'a> {
             model,
             optimizer,
             ema,
+            saver,
             saved: state.step,
+            begun: state.step,
             state,
             metrics: None,
             events: None,
             pace,
-            done: Done::default(),
+            done,
             stamp,
             prepared,
         })
@@ -111,6 +137,9 @@ impl<'a> Session<'a> {
             output::clear(output_dir)?;
         }
         checkpoint::clean_stale(output_dir)?;
+        let here = store::checkpoint_dir(output_dir, self.state.step);
+        let best = save::best_dir(self).filter(|dir| store::is_whole(dir));
+        checkpoint::point(output_dir, here.is_dir().then_some(here.as_path()), best.as_deref())?;
         for aside in output::set_aside_later(output_dir, self.state.step)? {
             let text = format!("of steps that will be done again: set aside as {}", aside.display());
             self.observer.event(&Event::Notice(&text));

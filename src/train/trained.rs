@@ -3,10 +3,10 @@ use std::collections::BTreeSet;
 
 use super::prepare::Prepared;
 use crate::config::arch::Arch;
-use crate::config::{Config, Mode};
+use crate::config::{Config, Mode, Optim, SaveStrategy};
 use crate::error::{Error, Result};
-use crate::model::freeze;
 use crate::model::targets::{self, Placement, Targets};
+use crate::model::{freeze, quantize};
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Schedule, Slot, rates, registry};
 use crate::plan::grouped;
@@ -63,6 +63,15 @@ pub fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> R
     Ok(state_bytes(rule.as_ref(), &slots) + averages)
 }
 
+/// The bytes of the copy from which checkpoints are written while the steps go on; nothing where they are not.
+pub fn copy_bytes(prepared: &Prepared) -> Option<u64> {
+    let train = &prepared.config.train;
+    let averages = train.optim == Optim::ScheduleFreeAdamW;
+    // The values, the optimizer's state, and the averages that are published beside the values.
+    let bytes = 4 * prepared.trainable + prepared.optimizer_bytes + if averages { 4 * prepared.trainable } else { 0 };
+    (train.save_async && train.save_strategy != SaveStrategy::No).then_some(bytes)
+}
+
 /// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where
 /// `tuning.freeze` has chosen them.
 pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
@@ -74,6 +83,11 @@ pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
         && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
     {
         facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+    }
+    if let Ok(Some(how)) = quantize::resolve(&prepared.config, prepared.weights.as_ref()) {
+        let skip = &prepared.config.model.quantization_skip_modules;
+        let count = quantize::matrices(&prepared.arch, skip).map_or(0, |matrices| matrices.len());
+        facts.push(("base".to_owned(), format!("{}: {count} matrices", how.describe())));
     }
     if !prepared.config.tuning.adapters.is_empty() {
         let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();

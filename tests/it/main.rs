@@ -13,6 +13,7 @@ mod oracle;
 mod parity;
 mod peft;
 mod precision;
+mod quantization;
 mod run;
 mod targets;
 mod tidy;
