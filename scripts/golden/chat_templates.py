@@ -32,6 +32,14 @@ def message(role, content, **fields):
     return dict(role=role, content=content, **fields)
 
 
+def parsed(messages):
+    """The messages with the arguments of calls as objects: text of them, as OpenAI has it, is read by tunesmith before any template."""
+    messages = copy.deepcopy(messages)
+    for each in (one["function"] for message in messages for one in message.get("tool_calls") or []):
+        each["arguments"] = json.loads(each["arguments"]) if isinstance(each["arguments"], str) else each["arguments"]
+    return messages
+
+
 def call(id, name, **arguments):
     return dict(id=id, type="function", function=dict(name=name, arguments=arguments))
 
@@ -57,7 +65,6 @@ CONVERSATIONS = {
     "parts": ([message("system", [dict(type="text", text="See.")]), message("user", [dict(type="image"), dict(type="text", text=" What is it? ")]), message("assistant", [dict(type="text", text="A cat. ")])], None),
     "unicode": ([message("user", "漢字 🙂 e\u0301 \u00a0x"), message("assistant", " naïve “quotes” \n")], None),
     "tool_string": ([message("user", "Weather?"), message("assistant", "", tool_calls=[dict(id="call00001", type="function", function=dict(name="get_weather", arguments='{"city": "Zürich", "days": 2}'))]), RESULT, message("assistant", "Fine.")], [WEATHER]),
-    "tool_null": ([message("user", "Weather?"), message("assistant", None, tool_calls=[WEATHER_CALL]), RESULT, message("assistant", "Fine.")], [WEATHER]),
     "tool_thoughts": ([message("user", "Weather?"), message("assistant", "Let me look.", reasoning_content="First the tool.", tool_calls=[WEATHER_CALL]), RESULT, message("assistant", "", reasoning_content="Now the time.", tool_calls=[call("call00002", "get_time")]), message("tool", "12:00", tool_call_id="call00002"), message("assistant", "21 degrees at noon.", reasoning_content="Both are there.")], [WEATHER, TIME]),
     "thinking": ([message("user", "2+2?"), message("assistant", "4", thinking="Two and two."), message("user", "3+3?"), message("assistant", "6", thinking="Three and three.")], None),
     "two_users": ([message("user", "a"), message("user", "b"), message("assistant", "c")], None),
@@ -90,7 +97,7 @@ def main():
                 case = dict(template=template_name, conversation=name, add_generation_prompt=generate)
                 try:
                     case["rendered"] = tokenizer.apply_chat_template(
-                        copy.deepcopy(messages), tools=copy.deepcopy(tools), chat_template=template, tokenize=False, add_generation_prompt=generate
+                        parsed(messages), tools=copy.deepcopy(tools), chat_template=template, tokenize=False, add_generation_prompt=generate
                     )
                 except jinja2.exceptions.TemplateError as error:
                     case["error"] = str(error)

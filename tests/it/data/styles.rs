@@ -46,7 +46,7 @@ fn chats_render_as_in_transformers() {
         assert_eq!(rendered.text, case["rendered"].as_str().unwrap(), "{label}");
         compared += 1;
     }
-    assert_eq!((compared, refused), (166, 28));
+    assert_eq!((compared, refused), (158, 26));
 }
 
 /// Templates of a folder that `scripts/golden/chat_templates.py --all` has rendered: `TUNESMITH_CHATS=FOLDER cargo test --test it
@@ -109,7 +109,7 @@ fn what_is_learned_is_what_the_assistant_wrote() {
             conversation.messages.iter().filter(|message| message["role"] == "assistant").collect();
         assert_eq!(learned.len(), assistants.len(), "{label}");
         for (learned, message) in learned.iter().zip(assistants) {
-            let answer = message["content"].as_str().unwrap().rsplit("</think>").next().unwrap().trim();
+            let answer = message["content"].as_str().unwrap_or_default().rsplit("</think>").next().unwrap().trim();
             // Some templates leave out what is said beside a call.
             let written = rendered.text.contains(answer);
             assert!(!written || learned.contains(answer), "{label}: {learned:?} lacks {answer:?}");
