@@ -172,8 +172,8 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
         }
         work.needless(&key, "the only kind");
     }
-    if work.get(&["model.name", "model.local_dir"]).is_none() {
-        return Err(Error::config(format!("{}: model.name is not set: this trains nothing", path.display()))
+    if !work.entries().iter().any(|(key, _)| key.starts_with("model.") || key.starts_with("train.")) {
+        return Err(Error::config(format!("{}: no section model or train: this trains nothing", path.display()))
             .hint("is it a configuration of SFT-Play's training?"));
     }
     work.follow();
