@@ -3,6 +3,8 @@ use crate::config::{Config, Dtype, Mode};
 use crate::error::{Error, Result};
 use crate::ops::simd::{self, Level};
 use crate::train::bench::{self, Outcome, Request};
+use crate::train::machine::Machine;
+use crate::train::rate::Rate;
 use std::path::PathBuf;
 
 /// What `bench` takes.
@@ -84,6 +86,15 @@ pub fn run(args: &Args) -> Result<()> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
     let outcome = pool.install(|| bench::run(&request))?;
+    Rate {
+        processor: Machine::detect().processor,
+        threads: outcome.threads,
+        simd: outcome.simd.to_owned(),
+        shape: request.shape.clone(),
+        mode: request.config.tuning.mode.to_string(),
+        flops: outcome.flops_per_second,
+    }
+    .keep();
     if args.json {
         let text = serde_json::to_string(&outcome).map_err(|error| Error::config(error.to_string()))?;
         println!("{text}");
@@ -109,7 +120,9 @@ fn show(request: &Request, outcome: &Outcome) {
         outcome.simd
     );
     println!("  {:>10.1} tokens/s", outcome.tokens_per_second);
-    println!("  {:>10.0} MiB peak memory", mib(outcome.peak_bytes));
+    let (predicted, peak) = (outcome.predicted.total(), outcome.peak_bytes);
+    let off = 100.0 * (predicted as f64 / peak.max(1) as f64 - 1.0);
+    println!("  {:>10.0} MiB peak memory ({:.0} MiB predicted, {off:+.1} %)", mib(peak), mib(predicted));
     println!(
         "  {:>10.1} GFLOP/s useful: {:.1} % of the FMA peak ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
         giga(outcome.flops_share * outcome.fma_peak),

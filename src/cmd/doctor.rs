@@ -3,7 +3,7 @@ use super::terminal::{self, Style};
 use crate::error::Result;
 use crate::hub::Settings;
 use crate::ops::simd::{self, Level};
-use crate::train::machine::{Machine, free_disk};
+use crate::train::machine::{Machine, free_disk, memory_limit};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -234,23 +234,6 @@ fn available_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
-/// The least memory limit of this process's control groups (version 2, then version 1).
-fn memory_limit() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let limit = |file: PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
-    let modern = Path::new("/sys/fs/cgroup").join(ours);
-    let unlimited = 1 << 60;
-    modern
-        .ancestors()
-        .take_while(|folder| folder.starts_with("/sys/fs/cgroup"))
-        .map(|folder| folder.join("memory.max"))
-        .chain([PathBuf::from("/sys/fs/cgroup/memory/memory.limit_in_bytes")])
-        .filter_map(limit)
-        .filter(|&bytes| bytes < unlimited)
-        .min()
 }
 
 fn bytes(count: u64) -> String {

@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod download;
 pub mod import;
 pub mod models;
+pub mod plan;
 pub mod process;
 pub mod terminal;
 pub mod train;
@@ -49,6 +50,8 @@ enum Command {
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
     Process(process::Args),
+    /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
+    Plan(plan::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -65,6 +68,7 @@ impl Command {
             Self::Download(args) => download::run(args),
             Self::Import(args) => import::run(args),
             Self::Models(args) => models::run(args),
+            Self::Plan(args) => plan::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
         }

@@ -22,7 +22,8 @@ pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Targ
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
-pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial, load_text, try_setting, unquoted};
+pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
+pub use resolve::{load, load_ahead, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
     TuningConfig,

@@ -1,6 +1,6 @@
 //! The model: segments in a row, and the walks over them: forward and backward for training, forward for
 //! evaluation, forward for the next token.
-use super::block::{Block, Saved};
+use super::block::{Block, Feed, Saved};
 use super::build;
 use super::head::Head;
 use super::kept::Kept;
@@ -105,6 +105,15 @@ impl Model {
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
             noise: config.train.neftune_noise_alpha.filter(|&alpha| alpha > 0.0),
         }
+    }
+
+    /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
+    pub fn idle_bytes(&self) -> [u64; 2] {
+        let experts = self.blocks.iter().filter_map(|block| match &block.feed {
+            Feed::Sparse(moe) => Some(moe.pool.idle_bytes()),
+            Feed::Dense(_) => None,
+        });
+        [self.pool.idle_bytes() + experts.sum::<u64>(), self.head.pool.idle_bytes()]
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {

@@ -20,6 +20,28 @@ pub fn free_disk(path: &Path) -> Option<u64> {
     disk::free_bytes(path).ok()
 }
 
+/// The least memory limit of this process's control groups (version 2, then version 1).
+pub fn memory_limit() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
+    let limit = |file: std::path::PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    let modern = Path::new("/sys/fs/cgroup").join(ours);
+    let unlimited = 1 << 60;
+    modern
+        .ancestors()
+        .take_while(|folder| folder.starts_with("/sys/fs/cgroup"))
+        .map(|folder| folder.join("memory.max"))
+        .chain([std::path::PathBuf::from("/sys/fs/cgroup/memory/memory.limit_in_bytes")])
+        .filter_map(limit)
+        .filter(|&bytes| bytes < unlimited)
+        .min()
+}
+
+/// The memory that this process may use: the machine's, or what its control group allows of it.
+pub fn usable_memory() -> u64 {
+    Machine::detect().memory.min(memory_limit().unwrap_or(u64::MAX))
+}
+
 /// What the report says about the machine.
 #[derive(Debug, Clone, Serialize)]
 pub struct Machine {

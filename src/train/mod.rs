@@ -2,6 +2,7 @@
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
 pub mod bench;
+pub mod budget;
 pub mod feed;
 mod finish;
 mod load;
@@ -13,6 +14,7 @@ pub mod optimizer;
 pub mod output;
 mod prepare;
 pub mod progress;
+pub mod rate;
 mod record;
 pub mod report;
 pub mod run;

@@ -12,6 +12,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod plan;
 mod run;
 mod targets;
 mod tidy;

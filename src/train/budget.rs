@@ -1,0 +1,131 @@
+//! From a configuration and a model's shape to what the prediction of memory starts from: what is trained, by the same rules
+//! as the training itself, and what the optimizer holds.
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::trained;
+use crate::config::arch::Arch;
+use crate::config::{Config, Dtype, EvalStrategy, Init, Mode, Optim};
+use crate::error::Result;
+use crate::model::freeze;
+use crate::model::targets::{self, Placement, Targets};
+use crate::optim::optimizer::state_bytes;
+use crate::optim::{Slot, registry};
+use crate::plan::memory::{Adapter, Base, Job, OptimizerBytes, Pass, Storage, Trained};
+
+/// What a tokenizer holds for an entry of its vocabulary, in bytes; with merges, maps both ways and caches. Measured.
+const TOKEN: u64 = 600;
+
+/// The job that `config` describes for a model of this shape, with matrices `stored` so where `model.dtype` leaves it to the
+/// checkpoint, and the blocks' linear modules `quantized` if anything.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: what is to be trained does not exist, or the optimizer has no such arguments.
+pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, quantized: Option<Storage>) -> Result<Job<'a>> {
+    let placements = match config.tuning.mode {
+        Mode::Lora => targets::place(arch, &config.tuning.lora)?,
+        Mode::Full | Mode::Freeze => Vec::new(),
+    };
+    let tensors = trained::tensors(config, arch, &placements)?;
+    let threads = config.train.num_threads.unwrap_or_else(rayon::current_num_threads);
+    let pissa = config.tuning.mode == Mode::Lora && config.tuning.lora.init_lora_weights.is_pissa();
+    let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
+    let checkpointing = config.train.gradient_checkpointing;
+    let adapter = |it: &Placement| (it.key.clone(), Adapter { rank: it.r, dora: it.dora });
+    Ok(Job {
+        arch,
+        base: Base {
+            matrices: match config.model.dtype {
+                Dtype::Float32 => Storage::F32,
+                Dtype::Bfloat16 => Storage::Bf16,
+                Dtype::Auto if through_f32 => Storage::F32,
+                Dtype::Auto => stored,
+            },
+            quantized,
+            skip: Vec::new(),
+            wide: if pissa { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },
+            through_f32,
+        },
+        trained: Trained {
+            values: tensors.iter().map(|(_, shape)| trained::size(shape)).sum(),
+            tensors: whole(config, arch, &placements)?,
+            adapters: placements.iter().map(adapter).collect(),
+            keeps_start: pissa,
+        },
+        optimizer: optimizer(config, tensors, threads)?,
+        full: if checkpointing { config.train.gradient_checkpointing_layers.unwrap_or(usize::MAX) } else { 0 },
+        none: 0,
+        narrow: config.train.bf16,
+        dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
+        threads,
+        companions: 0,
+    })
+}
+
+/// The names of the model's tensors that are trained in full.
+fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTreeSet<String>> {
+    let lora = &config.tuning.lora;
+    Ok(match config.tuning.mode {
+        Mode::Full => arch.tensors().into_iter().map(|spec| spec.name).collect(),
+        Mode::Freeze => freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect(),
+        Mode::Lora => {
+            let biases = Targets::from(lora).biases(arch, placements).into_iter().map(|(tensor, _)| tensor);
+            targets::saved_tensors(arch, lora)?.into_iter().chain(biases).collect()
+        }
+    })
+}
+
+/// What the configuration's optimizer holds for tensors of these names and shapes.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: arguments that it does not have.
+pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
+    let rule = registry::rule(&config.train)?;
+    let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
+    let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
+    let values = 4 * slots.iter().map(|slot| slot.count() as u64).sum::<u64>();
+    // Each thread updates a tensor at a time.
+    let mut scratch: Vec<u64> = slots.iter().map(|slot| scratch(config.train.optim, slot)).collect();
+    scratch.sort_unstable_by(|one, other| other.cmp(one));
+    Ok(OptimizerBytes {
+        state: state_bytes(rule.as_ref(), &slots),
+        average: if config.train.ema_decay.is_some() { values } else { 0 },
+        scratch: scratch.into_iter().take(threads).sum(),
+        publishing: if rule.averages() { values } else { 0 },
+    })
+}
+
+/// Bytes that the update of one tensor takes for a moment.
+fn scratch(optim: Optim, slot: &Slot) -> u64 {
+    let count = slot.count() as u64;
+    match (optim, slot.shape.as_slice()) {
+        (Optim::Adafactor, _) => 4 * count,
+        // The iterate, its copy in panels, the next one as panels and as rows; three products of the shorter side.
+        (Optim::Muon, [rows, cols]) => 4 * (4 * count + 3 * (*rows.min(cols) as u64).pow(2)),
+        _ => 0,
+    }
+}
+
+/// How a model folder's checkpoint stores its matrices, by its `config.json`: bfloat16, or what becomes float32 in memory.
+pub fn stored(dir: &Path) -> Storage {
+    let text = std::fs::read_to_string(if dir.is_dir() { dir.join("config.json") } else { dir.to_owned() });
+    let json: Option<serde_json::Value> = text.ok().and_then(|text| serde_json::from_str(&text).ok());
+    let dtype = json.as_ref().and_then(|json| json.get("dtype").or_else(|| json.get("torch_dtype")));
+    if dtype.and_then(serde_json::Value::as_str) == Some("bfloat16") { Storage::Bf16 } else { Storage::F32 }
+}
+
+/// What a tokenizer of this many entries holds.
+pub const fn tokenizer(vocabulary: usize) -> u64 {
+    vocabulary as u64 * TOKEN
+}
+
+/// The largest pass of rows of which the longest has `longest` tokens, with that of validation, whose buffers training then
+/// has too.
+pub fn pass(config: &Config, longest: u64) -> Pass {
+    let train = &config.train;
+    let most = train.max_tokens_per_pass.map(|most| most as u64);
+    let evaluates = train.eval_strategy != EvalStrategy::No;
+    let rows = train.batch_size.max(if evaluates { train.eval_batch_size } else { 0 }) as u64;
+    let tokens = (rows * longest).min(most.map_or(u64::MAX, |most| most.max(longest)));
+    Pass { tokens, longest, labelled: tokens }
+}

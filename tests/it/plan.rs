@@ -1,0 +1,113 @@
+//! `tunesmith plan`: the prediction of memory against what the engine holds.
+use std::path::{Path, PathBuf};
+
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{Config, Dtype, Mode, load_text};
+use tunesmith::data::batch::{Batch, Example, IGNORE};
+use tunesmith::model::Model;
+use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
+use tunesmith::train::budget;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn arch(name: &str) -> Arch {
+    let dir: PathBuf = root().join("tests/golden/a").join(name).join("model");
+    Arch::from_dir(&dir).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Rows of these lengths, of which the first tokens carry no label.
+fn batch(vocabulary: usize, lengths: &[usize], unlabelled: usize) -> Batch {
+    let row = |(row, &length): (usize, &usize)| {
+        let input_ids: Vec<u32> = (0..length).map(|at| ((row * 31 + at * 17) % vocabulary) as u32).collect();
+        let label = |(at, &id): (usize, &u32)| if at < unlabelled { IGNORE } else { id as i32 };
+        Example { labels: input_ids.iter().enumerate().map(label).collect(), input_ids }
+    };
+    let rows: Vec<Example> = lengths.iter().enumerate().map(row).collect();
+    Batch::from_examples(&rows)
+}
+
+fn config(text: &str) -> Config {
+    load_text(Path::new("case"), text).unwrap_or_else(|error| panic!("{text}: {error}")).config
+}
+
+/// Bytes that the pools hold after a pass, and as they were predicted.
+fn held_and_predicted(arch: &Arch, config: &Config, batch: &Batch) -> ([u64; 2], [u64; 2]) {
+    let mut model = Model::load(arch, None, config).unwrap();
+    model.params.zero_grads();
+    model.forward_backward(batch, 1.0, 1.0, 0).unwrap();
+    // What the first pass took while buffers grew is gone after the second.
+    model.forward_backward(batch, 1.0, 1.0, 0).unwrap();
+    let predictor = Predictor::new(budget::job(config, arch, Storage::F32, None).unwrap(), Device::Cpu);
+    let longest = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap();
+    let walked = predictor.activations(&Pass {
+        tokens: batch.tokens.len() as u64,
+        longest: longest as u64,
+        labelled: batch.label_tokens() as u64,
+    });
+    (model.idle_bytes(), [walked.pools, walked.head])
+}
+
+const LORA: &str = "tuning: {lora: {r: 4}}";
+const MODES: [(&str, &str); 12] = [
+    ("lora", LORA),
+    ("lora on q alone", "tuning: {lora: {r: 4, target_modules: [q_proj]}}"),
+    ("upper blocks", "tuning: {lora: {r: 4, layers_to_transform: [1]}}"),
+    ("checkpointing", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: true}}"),
+    ("one block", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: true, gradient_checkpointing_layers: 1}}"),
+    ("bf16", "{tuning: {lora: {r: 3}}, train: {bf16: true}}"),
+    ("bf16 and checkpointing", "{tuning: {lora: {r: 3}}, train: {bf16: true, gradient_checkpointing: true}}"),
+    ("dropout", "tuning: {lora: {r: 4, lora_dropout: 0.1}}"),
+    ("dora", "tuning: {lora: {r: 4, use_dora: true, lora_dropout: 0.1}}"),
+    ("head", "tuning: {lora: {r: 4, modules_to_save: [model.norm]}}"),
+    ("full", "tuning: {mode: full}"),
+    ("last block", "tuning: {mode: freeze, freeze: {trainable_layers: 1}}"),
+];
+
+#[test]
+fn buffers_are_predicted_to_the_byte() {
+    let families =
+        ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "smollm3", "olmo2", "granite", "phi3"];
+    let mut count = 0;
+    for family in families {
+        let arch = arch(family);
+        for (name, text) in MODES {
+            if family == "phi3" && name == "lora on q alone" {
+                continue; // its projections are one module
+            }
+            let batch = batch(arch.vocab_size, &[70, 33], 5);
+            let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+            assert_eq!(held, predicted, "{family}, {name}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 11 * 12 - 1);
+}
+
+#[test]
+fn experts_are_predicted_as_if_they_were_used_alike() {
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe"] {
+        let arch = arch(family);
+        for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10]] {
+            let batch = batch(arch.vocab_size, &[600, 500], 5);
+            let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+            let ratio = predicted[0] as f64 / held[0] as f64;
+            assert!((0.85..1.25).contains(&ratio), "{family}, {name}: {predicted:?} for {held:?}");
+            assert_eq!(held[1], predicted[1], "{family}, {name}");
+        }
+    }
+}
+
+#[test]
+fn large_vocabularies_and_long_batches_are_cut_into_chunks() {
+    let mut arch = arch("llama");
+    arch.vocab_size = 70_000;
+    let batch = batch(1000, &[400, 300], 0);
+    let (held, predicted) = held_and_predicted(&arch, &config(LORA), &batch);
+    assert_eq!(held, predicted);
+    let mut narrow = config(LORA);
+    (narrow.model.dtype, narrow.tuning.mode) = (Dtype::Bfloat16, Mode::Lora);
+    let (held, predicted) = held_and_predicted(&arch, &narrow, &batch);
+    assert_eq!(held, predicted);
+}
