@@ -103,6 +103,12 @@ install *ARGS:
 @config *ARGS: _build
     "{{ tunesmith }}" config "$@"
 
+# shows what a run needs on each rank, what fits, and how long it takes: just plan CONFIG=… [--gpus 2 --vram 24GiB]
+[group('data')]
+[no-exit-message]
+@plan *ARGS: _build
+    "{{ tunesmith }}" plan "$@"
+
 # turns a configuration of Axolotl, LLaMA-Factory or SFT-Play into ours: just import their.yaml --out ours.yaml
 [group('data')]
 [no-exit-message]
@@ -119,6 +125,11 @@ check:
 [group('develop')]
 test *ARGS:
     cargo test --locked "$@"
+
+# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
+[group('develop')]
+crash-test *ARGS:
+    cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
 
 # training speed, memory and where the time goes: just bench --shape smollm2-135m
 [group('develop')]

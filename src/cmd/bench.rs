@@ -2,6 +2,8 @@
 use crate::config::{Config, Dtype, Mode};
 use crate::error::{Error, Result};
 use crate::ops::simd::{self, Level};
+use crate::plan::memory::Breakdown;
+use crate::plan::{human_bytes, table};
 use crate::train::bench::{self, Outcome, Request};
 use crate::train::machine::Machine;
 use crate::train::rate::Rate;
@@ -46,6 +48,9 @@ pub struct Args {
     /// Use at most this instruction set: portable, avx2 or avx512
     #[arg(long)]
     simd: Option<String>,
+    /// Only say how much memory the steps should need, part by part, without running them
+    #[arg(long)]
+    predict: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -82,6 +87,9 @@ pub fn run(args: &Args) -> Result<()> {
         steps: args.steps as usize,
         rows,
     };
+    if args.predict {
+        return show_prediction(&bench::predict(&request)?, args.json);
+    }
     let threads = args.threads.map_or(0, |threads| threads as usize);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
@@ -101,6 +109,18 @@ pub fn run(args: &Args) -> Result<()> {
     } else {
         show(&request, &outcome);
     }
+    Ok(())
+}
+
+fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
+    if json {
+        let total = predicted.total();
+        println!("{}", serde_json::json!({ "predicted": predicted, "total": total }));
+        return Ok(());
+    }
+    let parts = predicted.parts().into_iter().filter(|(_, bytes)| *bytes > 0).chain([("all", predicted.total())]);
+    let rows: Vec<_> = parts.map(|(name, bytes)| (name.to_owned(), human_bytes(bytes))).collect();
+    print!("{}", table(&rows));
     Ok(())
 }
 

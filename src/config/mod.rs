@@ -18,14 +18,14 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
+pub use choice::{Backend, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
 pub use resolve::{load, load_ahead, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
-    Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
+    Config, DataConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
     TuningConfig,
 };
 pub use validate::is_hub_name;

@@ -52,7 +52,7 @@ impl Costs {
         let adapters = |block: usize| -> f64 {
             let prefix = format!("model.layers.{block}.");
             let ours = trained.adapters.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
-            ours.map(|(name, adapter)| adapter.rank as f64 * matrices.sides(arch, name)).sum()
+            ours.map(|(name, adapter)| adapter.rank() as f64 * matrices.sides(arch, name)).sum()
         };
         let weights = |block: Option<usize>| -> f64 {
             let names = trained.tensors.iter().filter(|name| block_of(name) == block);

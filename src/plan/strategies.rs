@@ -263,7 +263,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         _ => rank.collectives = on_its_way,
     }
     if matches!(strategy, Strategy::Zero1 | Strategy::Zero2) || strategy.shards_weights() {
-        rank.optimizer = share(rank.optimizer);
+        (rank.optimizer, rank.saving) = (share(rank.optimizer), share(rank.saving));
     }
     if strategy == Strategy::Zero2 || strategy.shards_weights() {
         // A segment's gradients are whole until they are summed.
@@ -283,6 +283,10 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     }
     if way.offload_weights {
         rank.host += std::mem::take(&mut rank.weights) + std::mem::take(&mut rank.trained);
+    }
+    if machine.device == Device::Gpu {
+        // Checkpoints are copied to the host.
+        rank.host += std::mem::take(&mut rank.saving);
     }
     if machine.device == Device::Gpu && machine.ranks > 1 && strategy != Strategy::Single {
         rank.program += NCCL;

@@ -14,7 +14,7 @@ use crate::ops::panel::Pool;
 use crate::ops::{peak, simd};
 use crate::optim::{AdamW, Betas, Optimizer};
 use crate::plan::flops::{Costs, Flops};
-use crate::plan::memory::{Breakdown, Device, Pass, Predictor, Storage};
+use crate::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use serde::Serialize;
 use std::io::BufRead as _;
 use std::path::Path;
@@ -51,7 +51,7 @@ pub struct Outcome {
     pub tokens_per_second: f64,
     /// The most memory the process held (resident), in bytes.
     pub peak_bytes: u64,
-    /// What was predicted instead, part by part, of the first step's largest pass.
+    /// What was predicted, part by part.
     pub predicted: Breakdown,
     /// Useful floating-point operations per second over those of the FMA peak.
     pub flops_share: f64,
@@ -171,6 +171,42 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
     batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
 }
 
+/// What is trained in the bench. Weights are drawn, and nothing is saved.
+fn job<'a>(request: &Request, arch: &'a Arch) -> Result<Job<'a>> {
+    let mut job = budget::job(&request.config, arch, Storage::F32, None)?;
+    job.base.through_f32 = true;
+    job.optimizer.saving = 0;
+    Ok(job)
+}
+
+fn rows(request: &Request, arch: &Arch) -> Result<Split> {
+    let synthetic = || synthetic(request, arch.vocab_size);
+    Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))
+}
+
+/// The passes of a step.
+fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
+    let row = |row| vec![(step * request.batch + row) % split.len()];
+    feed::batches(split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
+}
+
+/// The memory that the steps should need, part by part, without running them.
+///
+/// # Errors
+/// As [`run`].
+pub fn predict(request: &Request) -> Result<Breakdown> {
+    let arch = shape(&request.shape)?;
+    let (predictor, split) = (Predictor::new(job(request, &arch)?, Device::Cpu), rows(request, &arch)?);
+    let mut most = Breakdown::default();
+    for step in 0..=request.steps {
+        for batch in passes(request, &split, step)? {
+            let one = predictor.predict(&pass_of(&batch));
+            most = if one.total() > most.total() { one } else { most };
+        }
+    }
+    Ok(most)
+}
+
 /// Runs the steps. The peak is measured before and after, and the better one counts.
 ///
 /// # Errors
@@ -178,30 +214,18 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
 pub fn run(request: &Request) -> Result<Outcome> {
     let arch = shape(&request.shape)?;
     let config = &request.config;
-    let mut job = budget::job(config, &arch, Storage::F32, None)?;
-    job.base.through_f32 = true;
-    let predictor = Predictor::new(job, Device::Cpu);
-    let costs = Costs::new(&predictor.job);
+    let (costs, predicted) = (Costs::new(&job(request, &arch)?), predict(request)?);
     let mut model = Model::load(&arch, None, config)?;
-    let synthetic = || synthetic(request, arch.vocab_size);
-    let split = Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))?;
+    let split = rows(request, &arch)?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
-    let batches_of = |index: usize| {
-        let chosen: Vec<Vec<usize>> =
-            (0..request.batch).map(|row| vec![(index * request.batch + row) % split.len()]).collect();
-        feed::batches(&split, &vec![chosen], config.train.max_tokens_per_pass)
-    };
-    let first = batches_of(0)?;
-    let predicted = first.iter().map(pass_of).map(|pass| predictor.predict(&pass)).max_by_key(Breakdown::total);
-    let warm = step(&mut model, &mut optimizer, &Single, &first, 1e-4, 1.0)?;
-    drop(first);
+    let warm = step(&mut model, &mut optimizer, &Single, &passes(request, &split, 0)?, 1e-4, 1.0)?;
     let peak_before = peak::flops(0.3);
     model.phases = crate::model::Phases::default();
     let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
     let mut spent = 0.0;
     for index in 1..=request.steps {
-        let batches = batches_of(index)?;
+        let batches = passes(request, &split, index)?;
         let start = Instant::now();
         let stats = step(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
         spent += start.elapsed().as_secs_f64();
@@ -217,7 +241,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     Ok(Outcome {
         tokens_per_second: tokens as f64 / spent,
         peak_bytes,
-        predicted: predicted.unwrap_or_default(),
+        predicted,
         flops_share: done.useful / spent / fma_peak,
         fma_peak,
         gemm_peak,

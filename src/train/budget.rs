@@ -3,15 +3,17 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use super::prepare::Prepared;
 use super::trained;
 use crate::config::arch::Arch;
-use crate::config::{Config, Dtype, EvalStrategy, Init, Mode, Optim};
+use crate::config::{Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy};
+use crate::data::Split;
 use crate::error::Result;
 use crate::model::freeze;
-use crate::model::targets::{self, Placement, Targets};
+use crate::model::targets::{self, Placement, Side, Targets};
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Slot, registry};
-use crate::plan::memory::{Adapter, Base, Job, OptimizerBytes, Pass, Storage, Trained};
+use crate::plan::memory::{Adapter, Base, Breakdown, Device, Job, OptimizerBytes, Pass, Predictor, Storage, Trained};
 
 /// What a tokenizer holds for an entry of its vocabulary, in bytes; with merges, maps both ways and caches. Measured.
 const TOKEN: u64 = 600;
@@ -22,16 +24,19 @@ const TOKEN: u64 = 600;
 /// # Errors
 /// [`crate::Kind::Config`]: what is to be trained does not exist, or the optimizer has no such arguments.
 pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, quantized: Option<Storage>) -> Result<Job<'a>> {
-    let placements = match config.tuning.mode {
-        Mode::Lora => targets::place(arch, &config.tuning.lora)?,
-        Mode::Full | Mode::Freeze => Vec::new(),
-    };
+    let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trained::tensors(config, arch, &placements)?;
     let threads = config.train.num_threads.unwrap_or_else(rayon::current_num_threads);
     let pissa = config.tuning.mode == Mode::Lora && config.tuning.lora.init_lora_weights.is_pissa();
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
     let checkpointing = config.train.gradient_checkpointing;
-    let adapter = |it: &Placement| (it.key.clone(), Adapter { rank: it.r, dora: it.dora });
+    let adapter = |it: &Placement| {
+        let adapter = match it.factors {
+            Some(side) => Adapter::Factors { inputs: side == Side::Input },
+            None => Adapter::Lora { rank: it.r, dora: it.dora },
+        };
+        (it.key.clone(), adapter)
+    };
     Ok(Job {
         arch,
         base: Base {
@@ -55,7 +60,8 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, quantized: Opti
         optimizer: optimizer(config, tensors, threads)?,
         full: if checkpointing { config.train.gradient_checkpointing_layers.unwrap_or(usize::MAX) } else { 0 },
         none: 0,
-        narrow: config.train.bf16,
+        narrow: config.train.bf16 || config.train.fp16,
+        rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,
         companions: 0,
@@ -64,13 +70,13 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, quantized: Opti
 
 /// The names of the model's tensors that are trained in full.
 fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTreeSet<String>> {
-    let lora = &config.tuning.lora;
     Ok(match config.tuning.mode {
         Mode::Full => arch.tensors().into_iter().map(|spec| spec.name).collect(),
         Mode::Freeze => freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect(),
-        Mode::Lora => {
-            let biases = Targets::from(lora).biases(arch, placements).into_iter().map(|(tensor, _)| tensor);
-            targets::saved_tensors(arch, lora)?.into_iter().chain(biases).collect()
+        Mode::Lora | Mode::Ia3 => {
+            let targets = Targets::of(&config.tuning);
+            let renamed = targets.renamed(arch, placements)?.into_iter().map(|(tensor, _)| tensor);
+            targets.saved_tensors(arch)?.into_iter().chain(renamed).collect()
         }
     })
 }
@@ -87,11 +93,16 @@ pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: u
     // Each thread updates a tensor at a time.
     let mut scratch: Vec<u64> = slots.iter().map(|slot| scratch(config.train.optim, slot)).collect();
     scratch.sort_unstable_by(|one, other| other.cmp(one));
+    let state = state_bytes(rule.as_ref(), &slots);
+    let average = if config.train.ema_decay.is_some() { values } else { 0 };
+    let publishing = if rule.averages() { values } else { 0 };
+    let saves = config.train.save_async && config.train.save_strategy != SaveStrategy::No;
     Ok(OptimizerBytes {
-        state: state_bytes(rule.as_ref(), &slots),
-        average: if config.train.ema_decay.is_some() { values } else { 0 },
+        state,
+        average,
         scratch: scratch.into_iter().take(threads).sum(),
-        publishing: if rule.averages() { values } else { 0 },
+        publishing,
+        saving: if saves { values + state + average + publishing } else { 0 },
     })
 }
 
@@ -119,13 +130,26 @@ pub const fn tokenizer(vocabulary: usize) -> u64 {
     vocabulary as u64 * TOKEN
 }
 
-/// The largest pass of rows of which the longest has `longest` tokens, with that of validation, whose buffers training then
-/// has too.
-pub fn pass(config: &Config, longest: u64) -> Pass {
-    let train = &config.train;
-    let most = train.max_tokens_per_pass.map(|most| most as u64);
-    let evaluates = train.eval_strategy != EvalStrategy::No;
-    let rows = train.batch_size.max(if evaluates { train.eval_batch_size } else { 0 }) as u64;
-    let tokens = (rows * longest).min(most.map_or(u64::MAX, |most| most.max(longest)));
-    Pass { tokens, longest, labelled: tokens }
+/// The most memory of a run that is prepared: with the rows that it has.
+///
+/// # Errors
+/// As [`job`].
+pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
+    let (config, arch, dataset) = (&prepared.config, &prepared.arch, &prepared.dataset);
+    let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
+    let narrow = prepared.weights.as_ref().zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
+    let mut job = job(config, arch, if narrow { Storage::Bf16 } else { Storage::F32 }, None)?;
+    job.companions = tokenizer(arch.vocab_size);
+    let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
+    let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
+    let evaluates = config.train.eval_strategy != EvalStrategy::No;
+    let validation = dataset.validation.as_ref().filter(|_| evaluates);
+    // Training then has the larger buffers of validation too.
+    let most = config.train.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64);
+    let tokens = |(longest, rows): (u64, usize)| (rows as u64 * longest).min(most.max(longest));
+    let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
+    let batches = [(train, config.train.batch_size)].into_iter().chain(validation);
+    let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
+    let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
+    Ok(Predictor::new(job, Device::Cpu).predict(&pass))
 }

@@ -3,6 +3,7 @@
 pub mod adapter;
 pub mod bench;
 pub mod budget;
+mod engine;
 pub mod feed;
 mod finish;
 mod load;

@@ -13,6 +13,7 @@ mod oracle;
 mod parity;
 mod peft;
 mod plan;
+mod precision;
 mod run;
 mod targets;
 mod tidy;

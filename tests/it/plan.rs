@@ -1,5 +1,6 @@
 //! `tunesmith plan`: the prediction of memory against what the engine holds.
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Config, Dtype, Mode, load_text};
@@ -110,4 +111,92 @@ fn large_vocabularies_and_long_batches_are_cut_into_chunks() {
     (narrow.model.dtype, narrow.tuning.mode) = (Dtype::Bfloat16, Mode::Lora);
     let (held, predicted) = held_and_predicted(&arch, &narrow, &batch);
     assert_eq!(held, predicted);
+}
+
+/// `tunesmith` with these words, in a place where no speed of this machine is known.
+fn tunesmith(words: &[&str]) -> Output {
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tunesmith"));
+    command.current_dir(root()).env_clear().env("XDG_CACHE_HOME", cache.path()).args(words);
+    command.output().expect("the program runs")
+}
+
+fn stdout(words: &[&str]) -> String {
+    let output = tunesmith(words);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Public shapes with the shipped configurations, and the file that holds what `plan` says of them.
+const TABLES: [(&str, &str); 4] = [
+    ("qwen2.5-7b", "configs/rtx4090_sli.yaml --model tests/golden/plan/qwen2.5-7b --gpus 2 --vram 24GiB --tflops 60"),
+    ("gemma-27b", "configs/a100_pair.yaml --model tests/golden/plan/gemma-27b --gpus 2 --vram 80GiB --tflops 150"),
+    (
+        "llama-70b",
+        "configs/h200_quad.yaml --model tests/golden/plan/llama-70b/config.json --gpus 4 --vram 141GB --tflops 400",
+    ),
+    ("projection-4.4b", "tests/golden/plan/projection.yaml --gpus 4 --vram 24GiB --tflops 60"),
+];
+
+#[test]
+fn tables_of_public_shapes_are_as_they_were_reviewed() {
+    for (name, words) in TABLES {
+        let file = format!("tests/golden/plan/{name}.txt");
+        let found = stdout(&["plan"].into_iter().chain(words.split(' ')).collect::<Vec<_>>());
+        let expected = std::fs::read_to_string(root().join(&file)).unwrap_or_default();
+        assert_eq!(found, expected, "look at it, then: cargo run -q -- plan {words} > {file}");
+    }
+}
+
+#[test]
+fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
+    let model = "--model=tests/golden/plan/qwen2.5-7b";
+    for config in ["rtx4090_sli", "a100_pair", "h200_quad", "multi_gpu_config", "run_lora", "run_full"] {
+        let config = format!("configs/{config}.yaml");
+        stdout(&["plan", &config, model, "--gpus", "2", "--vram", "24GiB"]);
+    }
+    let refused = |words: &[&str], part: &str| {
+        let output = tunesmith(words);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(part), "{words:?}: {text}");
+    };
+    refused(&["plan", model, "--gpus", "2"], "--vram");
+    refused(&["plan", model, "--vram", "24 elephants"], "24GiB");
+    refused(&["plan", model, "TRAIN_STRATEGY=zero9"], "train.strategy");
+    refused(&["plan"], "no configuration file");
+    refused(&["plan", "--model", "/no/such/folder"], "/no/such/folder");
+}
+
+#[test]
+fn json_says_the_same_and_what_does_not_fit_says_what_helps() {
+    let words = ["plan", "--model=tests/golden/plan/qwen2.5-7b", "--gpus=1", "--vram=12GiB", "--json"];
+    let json: serde_json::Value = serde_json::from_str(&stdout(&words)).expect("JSON");
+    assert_eq!(json["machine"]["memory"], 12u64 << 30);
+    assert_eq!(json["plan"]["recommended"], serde_json::Value::Null);
+    let helps = json["plan"]["helps"].as_array().expect("a list");
+    assert_eq!(helps[0][0], "tuning.mode: qlora", "{helps:?}");
+    let row = &json["plan"]["rows"][0];
+    let parts: u64 = row["rank"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(name, _)| *name != "host")
+        .map(|(_, it)| it.as_u64().unwrap())
+        .sum();
+    assert_eq!(row["total"], parts);
+}
+
+#[test]
+fn a_longer_row_than_the_longest_does_not_fit() {
+    let words = "plan --model=tests/golden/plan/qwen2.5-7b --device=cpu --vram=64GiB --json TRAIN_NUM_THREADS=2 TRAIN_MAX_TOKENS_PER_PASS=null";
+    let plan = |more: &[String]| -> serde_json::Value {
+        let words: Vec<&str> = words.split(' ').chain(more.iter().map(String::as_str)).collect();
+        serde_json::from_str(&stdout(&words)).expect("JSON")
+    };
+    let longest = plan(&[])["plan"]["rows"][0]["longest"]["upto"].as_u64().expect("a length");
+    let fit = |length: u64| {
+        let words = ["TRAIN_BATCH_SIZE=1".to_owned(), format!("MODEL_MAX_SEQ_LEN={length}")];
+        plan(&words)["plan"]["rows"][0]["fit"].as_str().map(str::to_owned)
+    };
+    assert_eq!((fit(longest).as_deref(), fit(longest + 16).as_deref()), (Some("tight"), Some("no")), "{longest}");
 }

@@ -91,6 +91,8 @@ pub struct OptimizerBytes {
     pub scratch: u64,
     /// A copy of the trained values while others are evaluated or saved.
     pub publishing: u64,
+    /// The copy from which checkpoints are written beside the steps.
+    pub saving: u64,
 }
 
 /// What a block keeps between its forward and its backward pass, beside its input.
@@ -119,8 +121,10 @@ pub struct Job<'a> {
     pub full: usize,
     /// The last so many keep everything, the others what products of matrices gave.
     pub none: usize,
-    /// What waits for the backward pass is bfloat16.
+    /// What waits for the backward pass has two bytes a number.
     pub narrow: bool,
+    /// Gradients between blocks are rounded so too.
+    pub rounds_gradients: bool,
     /// Adapters' inputs are dropped in part.
     pub dropout: bool,
     /// Threads of a rank.
@@ -181,11 +185,12 @@ impl Job<'_> {
 
     /// `DoRA`'s squares of the base's rows in f64; norms and gains that a step keeps beside.
     pub(super) fn dora_constants(&self) -> u64 {
-        if !self.trained.adapters.values().any(|adapter| adapter.dora) {
+        if !self.trained.adapters.values().any(|adapter| adapter.is_dora()) {
             return 0;
         }
         let linears = self.arch.linear_modules();
-        let rows = linears.iter().filter(|linear| self.trained.adapters.get(&linear.name).is_some_and(|it| it.dora));
+        let rows =
+            linears.iter().filter(|linear| self.trained.adapters.get(&linear.name).is_some_and(|it| it.is_dora()));
         rows.map(|linear| 16 * linear.out_features as u64).sum()
     }
 }

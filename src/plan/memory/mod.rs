@@ -61,6 +61,8 @@ pub struct Breakdown {
     pub gradients: u64,
     /// The optimizer's state, and the average of the weights.
     pub optimizer: u64,
+    /// The copy from which checkpoints are written beside the steps.
+    pub saving: u64,
     /// Activations that wait for the backward pass.
     pub kept: u64,
     /// Activations of the block at work.
@@ -87,6 +89,7 @@ impl Breakdown {
             + self.trained
             + self.gradients
             + self.optimizer
+            + self.saving
             + self.kept
             + self.work
             + self.head
@@ -97,12 +100,13 @@ impl Breakdown {
     }
 
     /// The parts with their names, in the order of the tables.
-    pub const fn parts(&self) -> [(&'static str, u64); 11] {
+    pub const fn parts(&self) -> [(&'static str, u64); 12] {
         [
             ("weights", self.weights),
             ("trained", self.trained),
             ("gradients", self.gradients),
             ("optimizer", self.optimizer),
+            ("saving", self.saving),
             ("kept", self.kept),
             ("work", self.work),
             ("head", self.head),
@@ -221,6 +225,7 @@ impl<'a> Predictor<'a> {
             trained: trained + start,
             gradients: values,
             optimizer: job.optimizer.state + job.optimizer.average,
+            saving: job.optimizer.saving,
             kept,
             work: pools.saturating_sub(kept) + TOKEN * pass.tokens,
             head,

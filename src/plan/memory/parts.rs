@@ -7,11 +7,34 @@ use std::collections::BTreeMap;
 
 /// An adapter on a module.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Adapter {
-    /// Rows of A.
-    pub rank: usize,
-    /// Magnitudes beside it (`DoRA`).
-    pub dora: bool,
+pub enum Adapter {
+    /// A low-rank update.
+    Lora {
+        /// Rows of A.
+        rank: usize,
+        /// Magnitudes beside it (`DoRA`).
+        dora: bool,
+    },
+    /// (IA)³: a factor for each input, or else for each output.
+    Factors {
+        /// For each input.
+        inputs: bool,
+    },
+}
+
+impl Adapter {
+    /// Rows of A; none has the rank 0.
+    pub const fn rank(self) -> usize {
+        match self {
+            Self::Lora { rank, .. } => rank,
+            Self::Factors { .. } => 0,
+        }
+    }
+
+    /// Whether magnitudes stand beside it.
+    pub const fn is_dora(self) -> bool {
+        matches!(self, Self::Lora { dora: true, .. })
+    }
 }
 
 /// A linear module.
@@ -62,8 +85,22 @@ const fn padded(features: u64) -> u64 {
 impl Linear {
     /// The output, and what the adapter keeps. `dropout`: the adapter's input is dropped in part.
     pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> (Act, Option<Low>) {
+        let (rank, dora) = match self.adapter {
+            None => return (pool.take(self.out), None),
+            Some(Adapter::Factors { inputs: true }) => {
+                let scaled = pool.take(self.inputs);
+                let y = pool.take(self.out);
+                pool.give(scaled);
+                return (y, None);
+            }
+            Some(Adapter::Factors { inputs: false }) => {
+                let low = pool.take(self.out);
+                return (pool.take(self.out), Some(Low { low, direction: None }));
+            }
+            Some(Adapter::Lora { rank, dora }) => (rank, dora),
+        };
         let y = pool.take(self.out);
-        let low = self.adapter.map(|Adapter { rank, dora }| {
+        let low = {
             let low = pool.take(rank as u64);
             let dropped = dropout.then(|| pool.take(self.inputs));
             let direction = dora.then(|| {
@@ -74,13 +111,26 @@ impl Linear {
             });
             pool.give_all(dropped);
             Low { low, direction }
-        });
-        (y, low)
+        };
+        (y, Some(low))
     }
 
     /// Takes what the gradients need, and gives it back.
     pub(super) fn backward(&self, pool: &mut Pool, input: &mut Input, dropout: bool, want_dx: bool) {
-        let adapter = self.adapter.map(|Adapter { rank, dora }| {
+        let (rank, dora) = match self.adapter {
+            Some(Adapter::Factors { inputs }) => {
+                let width = if inputs { self.inputs } else { self.out };
+                let scaled = (inputs && self.trained).then(|| pool.take(self.inputs));
+                let scaled_gradient = pool.take(width);
+                pool.pass(self.trained.then_some(padded(self.inputs)));
+                pool.give(scaled_gradient);
+                pool.give_all(scaled);
+                return;
+            }
+            Some(Adapter::Lora { rank, dora }) => (Some(rank), dora),
+            None => (None, false),
+        };
+        let adapter = rank.map(|rank| {
             let dropped = dropout.then(|| pool.take(self.inputs));
             let dv = dora.then(|| pool.take(self.out));
             let d_low = pool.take(rank as u64);

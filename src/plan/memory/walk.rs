@@ -96,6 +96,7 @@ pub(super) fn walk(job: &Job<'_>, pass: &Pass) -> Shape {
         let all = main.take(hidden);
         main.give(std::mem::replace(&mut dy, all));
     }
+    dy = rounded(job, &mut main, dy, hidden);
     for (index, block) in blocks.iter().enumerate().rev() {
         let Some((x, saved)) = kept.pop().flatten() else { break };
         let mut pools = Pools { main: &mut main, own: &mut owns[index] };
@@ -109,7 +110,10 @@ pub(super) fn walk(job: &Job<'_>, pass: &Pass) -> Shape {
         };
         let want_dx = index > lowest || embeds;
         let dx = block.backward(&mut pools, saved, dy, how_of(index), want_dx);
-        dy = dx.unwrap_or_else(|| pools.main.take(0));
+        dy = match dx {
+            Some(dx) => rounded(job, pools.main, dx, hidden),
+            None => pools.main.take(0),
+        };
         pools.main.give(x);
     }
     main.give(dy);
@@ -130,7 +134,7 @@ impl Shape {
             Device::Gpu => (Layout::Rows(2), Layout::Rows(4)),
         };
         // An adapter's rows take part as tokens where norms of DoRA are found.
-        let dora = job.trained.adapters.values().filter(|adapter| adapter.dora).map(|adapter| adapter.rank as u64);
+        let dora = job.trained.adapters.values().filter(|it| it.is_dora()).map(|it| it.rank() as u64);
         let tokens = pass.tokens.max(dora.max().unwrap_or(0));
         let (mut kept, mut pools) = (self.waiting.bytes_out(layout, tokens), self.main.bytes(layout, tokens));
         for (waiting, own, moe, how) in &self.experts {
@@ -145,6 +149,14 @@ impl Shape {
         let chunk = super::head_chunk(job.arch.vocab_size) as u64;
         Walked { kept, pools, head: self.head.bytes(logits, chunk.min(pass.labelled)) }
     }
+}
+
+/// A gradient between blocks, rounded to float16 and back where activations are kept so.
+fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
+    if job.rounds_gradients {
+        main.pass([hidden.div_ceil(2), hidden]);
+    }
+    gradient
 }
 
 /// The head's own pool, after what it takes from the walk's.
