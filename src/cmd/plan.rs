@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 /// What this version's training refuses and a plan can show.
 const AHEAD: &[crate::config::Ahead] = &[
     ("train.strategy", &["auto", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp"]),
-    ("tuning.mode", &["qlora"]),
     ("train.batch_size", &["auto"]),
     ("train.grad_accum", &["auto"]),
     ("train.gradient_checkpointing", &["auto"]),
@@ -100,11 +99,9 @@ fn report(args: &Args) -> Result<Report> {
     let mut config = resolved.config.clone();
     let (arch, stored, name) = model(args, &mut config, &resolved)?;
     let machine = machine(args)?;
-    let qlora = asked.get("tuning.mode").is_some_and(|word| word == "qlora");
-    let quantized = qlora.then_some(Storage::FourBit { double: true });
     let mut notes = notes(&asked);
 
-    let mut job = budget::job(&config, &arch, stored, quantized)?;
+    let mut job = budget::job(&config, &arch, stored, None)?;
     if machine.device == Device::Gpu {
         job.narrow = false;
     } else {

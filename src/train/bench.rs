@@ -8,7 +8,8 @@ use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::{Batch, Example, IGNORE, Split};
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::weights::WeightFiles;
+use crate::model::{Model, quantize};
 use crate::ops::gemm::{Init, Matrix, Term, matmul};
 use crate::ops::panel::Pool;
 use crate::ops::{peak, simd};
@@ -17,13 +18,14 @@ use crate::plan::flops::{Costs, Flops};
 use crate::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use serde::Serialize;
 use std::io::BufRead as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
-const SHAPES: [(&str, [usize; 6], bool, bool); 3] = [
+const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
     ("small", [384, 8, 6, 6, 1024, 8192], false, false),
     ("smollm2-135m", [576, 30, 9, 3, 1536, 49152], true, false),
+    ("tinyllama-1.1b", [2048, 22, 32, 4, 5632, 32000], false, false),
     ("qwen2.5-0.5b", [896, 24, 14, 2, 4864, 151_936], true, true),
 ];
 
@@ -32,6 +34,8 @@ const SHAPES: [(&str, [usize; 6], bool, bool); 3] = [
 pub struct Request {
     /// A name of a known shape, or the path of a `config.json`.
     pub shape: String,
+    /// A model folder to load instead.
+    pub model: Option<PathBuf>,
     /// Mode, adapter, recomputation, tokens in a pass.
     pub config: Config,
     /// Tokens of a synthetic row, all labelled.
@@ -47,6 +51,10 @@ pub struct Request {
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
+    /// `lora`, `qlora` or `full`.
+    pub mode: &'static str,
+    /// Reading, drawing or quantizing the base took so long.
+    pub load_seconds: f64,
     /// Real tokens per second over the timed steps.
     pub tokens_per_second: f64,
     /// The most memory the process held (resident), in bytes.
@@ -171,10 +179,22 @@ fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
     batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
 }
 
-/// What is trained in the bench. Weights are drawn, and nothing is saved.
-fn job<'a>(request: &Request, arch: &'a Arch) -> Result<Job<'a>> {
-    let mut job = budget::job(&request.config, arch, Storage::F32, None)?;
-    job.base.through_f32 = true;
+/// The shape, and the files of the base where it is not drawn.
+fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
+    match &request.model {
+        None => Ok((shape(&request.shape)?, None)),
+        Some(dir) => {
+            let arch = Arch::from_dir(dir)?;
+            let weights = WeightFiles::open(dir, &arch.tensors())?;
+            Ok((arch, Some(weights)))
+        }
+    }
+}
+
+/// What is trained in the bench, where nothing is saved.
+fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
+    let mut job = budget::job(&request.config, arch, Storage::F32, weights)?;
+    job.base.through_f32 = weights.is_none();
     job.optimizer.saving = 0;
     Ok(job)
 }
@@ -195,8 +215,9 @@ fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
 /// # Errors
 /// As [`run`].
 pub fn predict(request: &Request) -> Result<Breakdown> {
-    let arch = shape(&request.shape)?;
-    let (predictor, split) = (Predictor::new(job(request, &arch)?, Device::Cpu), rows(request, &arch)?);
+    let (arch, weights) = base(request)?;
+    let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
+    let split = rows(request, &arch)?;
     let mut most = Breakdown::default();
     for step in 0..=request.steps {
         for batch in passes(request, &split, step)? {
@@ -212,10 +233,12 @@ pub fn predict(request: &Request) -> Result<Breakdown> {
 /// # Errors
 /// [`crate::Kind::Data`]: a row has a token outside the vocabulary.
 pub fn run(request: &Request) -> Result<Outcome> {
-    let arch = shape(&request.shape)?;
     let config = &request.config;
-    let (costs, predicted) = (Costs::new(&job(request, &arch)?), predict(request)?);
-    let mut model = Model::load(&arch, None, config)?;
+    let (arch, weights) = base(request)?;
+    let (costs, predicted) = (Costs::new(&job(request, &arch, weights.as_ref())?), predict(request)?);
+    let loading = Instant::now();
+    let mut model = Model::load(&arch, weights.as_ref(), config)?;
+    let load_seconds = loading.elapsed().as_secs_f64();
     let split = rows(request, &arch)?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
@@ -238,7 +261,10 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let phases = model.phases;
     let (forward, head, backward) =
         (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
+    let quantized = quantize::resolve(config, weights.as_ref())?.is_some();
     Ok(Outcome {
+        mode: if quantized { "qlora" } else { config.tuning.mode.as_str() },
+        load_seconds,
         tokens_per_second: tokens as f64 / spent,
         peak_bytes,
         predicted,

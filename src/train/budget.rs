@@ -9,21 +9,23 @@ use crate::config::arch::Arch;
 use crate::config::{Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy};
 use crate::data::Split;
 use crate::error::Result;
-use crate::model::freeze;
 use crate::model::targets::{self, Placement, Side, Targets};
+use crate::model::weights::WeightFiles;
+use crate::model::{freeze, quantize};
+use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Slot, registry};
 use crate::plan::memory::{Adapter, Base, Breakdown, Device, Job, OptimizerBytes, Pass, Predictor, Storage, Trained};
 
-/// What a tokenizer holds for an entry of its vocabulary, in bytes; with merges, maps both ways and caches. Measured.
-const TOKEN: u64 = 600;
+/// What a tokenizer holds for an entry of its vocabulary, in bytes: of a BPE of 30,743 entries 686 were measured.
+const TOKEN: u64 = 700;
 
 /// The job that `config` describes for a model of this shape, with matrices `stored` so where `model.dtype` leaves it to the
-/// checkpoint, and the blocks' linear modules `quantized` if anything.
+/// checkpoint. `weights` are the model's files, where they are at hand: they may be quantized.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: what is to be trained does not exist, or the optimizer has no such arguments.
-pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, quantized: Option<Storage>) -> Result<Job<'a>> {
+/// [`crate::Kind::Config`]: what is to be trained or left out does not exist, or the optimizer has no such arguments.
+pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trained::tensors(config, arch, &placements)?;
     let threads = config.train.num_threads.unwrap_or_else(rayon::current_num_threads);
@@ -46,8 +48,11 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, quantized: Opti
                 Dtype::Auto if through_f32 => Storage::F32,
                 Dtype::Auto => stored,
             },
-            quantized,
-            skip: Vec::new(),
+            quantized: quantize::resolve(config, weights)?.map(|how| match how.format {
+                Format::Nf4 | Format::Fp4 => Storage::FourBit { double: how.double },
+                Format::Int8 => Storage::Int8,
+            }),
+            coded: quantize::matrices(arch, &config.model.quantization_skip_modules)?,
             wide: if pissa { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },
             through_f32,
         },
@@ -138,7 +143,8 @@ pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
     let (config, arch, dataset) = (&prepared.config, &prepared.arch, &prepared.dataset);
     let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
     let narrow = prepared.weights.as_ref().zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
-    let mut job = job(config, arch, if narrow { Storage::Bf16 } else { Storage::F32 }, None)?;
+    let stored = if narrow { Storage::Bf16 } else { Storage::F32 };
+    let mut job = job(config, arch, stored, prepared.weights.as_ref())?;
     job.companions = tokenizer(arch.vocab_size);
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };

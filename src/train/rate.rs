@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
-use crate::data::default_dir;
+use crate::data::cache_dir;
 
 /// A measured speed, and what it was measured on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -24,7 +24,7 @@ pub struct Rate {
 }
 
 fn path() -> Option<PathBuf> {
-    default_dir().map(|dir| dir.join("rate.json"))
+    cache_dir().map(|dir| dir.join("rate.json"))
 }
 
 impl Rate {

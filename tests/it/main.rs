@@ -14,6 +14,7 @@ mod parity;
 mod peft;
 mod plan;
 mod precision;
+mod quantization;
 mod run;
 mod targets;
 mod tidy;

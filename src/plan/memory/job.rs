@@ -57,10 +57,10 @@ impl Storage {
 pub struct Base {
     /// Matrices that are neither trained nor quantized.
     pub matrices: Storage,
-    /// The linear modules of the blocks, where they are quantized.
+    /// How the tensors of `coded` are kept, where they are quantized.
     pub quantized: Option<Storage>,
-    /// Parts of names of modules that are not quantized all the same.
-    pub skip: Vec<String>,
+    /// The tensors that are quantized if any are, by name.
+    pub coded: BTreeSet<String>,
     /// Modules whose matrices are f32 in any case (`PiSSA` changes them).
     pub wide: BTreeSet<String>,
     /// The tensors pass through f32 before they are stored: drawn at random, or changed by finished adapters.
@@ -176,9 +176,7 @@ impl Job<'_> {
         {
             Some(Storage::F32)
         } else {
-            let router = self.arch.experts.as_ref().is_some_and(|experts| spec.name.ends_with(experts.router()));
-            let skipped = base.skip.iter().any(|part| module.split('.').any(|name| name == part) || module == part);
-            let quantized = base.quantized.filter(|_| !vocabulary && !router && !skipped);
+            let quantized = base.quantized.filter(|_| base.coded.contains(&spec.name));
             Some(quantized.unwrap_or(base.matrices))
         }
     }
