@@ -2,13 +2,13 @@
 use super::args::ConfigArgs;
 use super::terminal;
 use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Config, Mode, ModelConfig, Resolved};
+use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Quiet};
 use crate::plan::flops::Costs;
 use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
 use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strategy};
-use crate::plan::{self, grouped, human_bytes, human_seconds, parse_bytes};
+use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::train::budget;
 use crate::train::machine;
 use crate::train::rate::Rate;
@@ -18,12 +18,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// What this version's training refuses and a plan can show.
-const AHEAD: &[crate::config::Ahead] = &[
-    ("train.strategy", &["auto", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp"]),
-    ("train.batch_size", &["auto"]),
-    ("train.grad_accum", &["auto"]),
-    ("train.gradient_checkpointing", &["auto"]),
-];
+const AHEAD: &[crate::config::Ahead] = &[("train.strategy", &["auto", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp"])];
 
 /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
 #[derive(Debug, clap::Args)]
@@ -37,8 +32,8 @@ pub struct Args {
     #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
     gpus: Option<u64>,
     /// Memory of each rank, such as 24GiB (default on the CPU: this machine's, shared evenly)
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    vram: Option<u64>,
+    #[arg(long, value_name = "SIZE")]
+    vram: Option<String>,
     /// Where ranks compute: cpu or gpu (default: gpu where --gpus or --vram is given)
     #[arg(long, value_parser = ["cpu", "gpu"])]
     device: Option<String>,
@@ -100,6 +95,9 @@ fn report(args: &Args) -> Result<Report> {
     let (arch, stored, name) = model(args, &mut config, &resolved)?;
     let machine = machine(args)?;
     let mut notes = notes(&asked);
+    if config.train.batch_size == Auto::Auto {
+        notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
+    }
 
     let mut job = budget::job(&config, &arch, stored, None)?;
     if machine.device == Device::Gpu {
@@ -113,7 +111,7 @@ fn report(args: &Args) -> Result<Report> {
         crate::config::Source::Default if machine.device == Device::Gpu => None,
         _ => config.train.max_tokens_per_pass.map(|most| most as u64),
     };
-    let batch = Batch { rows: config.train.batch_size as u64, length: config.model.max_seq_len as u64, most };
+    let batch = Batch { rows: config.train.batch_size.or(1) as u64, length: config.model.max_seq_len as u64, most };
     let plan = strategies::plan(&predictor, &machine, &batch, arch.max_position_embeddings as u64);
     let at = plan.recommended.unwrap_or_default();
     let chosen = plan.rows.get(at).or_else(|| plan.rows.first()).copied();
@@ -140,11 +138,8 @@ fn report(args: &Args) -> Result<Report> {
 
 /// What the configuration asks for that training does not have yet.
 fn notes(asked: &BTreeMap<String, String>) -> Vec<String> {
-    let note = |(key, word): (&String, &String)| match key.as_str() {
-        "train.batch_size" | "train.grad_accum" => {
-            format!("{key}: {word}: planned with 1; the largest that fits is in the table")
-        }
-        _ => format!("{key}: {word} is planned; training in this version does not have it yet"),
+    let note = |(key, word): (&String, &String)| {
+        format!("{key}: {word} is planned; training in this version does not have it yet")
     };
     asked.iter().map(note).collect()
 }
@@ -189,8 +184,11 @@ fn machine(args: &Args) -> Result<Machine> {
         _ => Device::Cpu,
     };
     let ranks = args.gpus.unwrap_or(1);
-    let memory = match (args.vram, device) {
-        (Some(memory), _) => memory,
+    let memory = match (&args.vram, device) {
+        (Some(text), _) => match Bytes::parse(text).filter(|bytes| bytes.0 > 0) {
+            Some(bytes) => bytes.0,
+            None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
+        },
         (None, Device::Cpu) => machine::usable_memory() / ranks,
         (None, Device::Gpu) => {
             return Err(Error::config("how much memory does each GPU have? This version does not look")
@@ -332,7 +330,7 @@ fn time(
     } else {
         (machine.ranks as f64, row.way.strategy.efficiency())
     };
-    let rows = (config.train.batch_size * config.train.grad_accum) as f64;
+    let rows = (config.train.batch_size.or(1) * config.train.grad_accum.or(1)) as f64;
     let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
     let (flops_per_step, tokens_per_step) = (one.total() * rows * ranks, rows * batch.length as f64 * ranks);
     let seconds_per_step = flops_per_step / (speed * ranks * efficiency);

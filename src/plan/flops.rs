@@ -143,3 +143,29 @@ impl Matrices {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::memory::testing::{arch, job};
+
+    #[test]
+    fn a_frozen_base_costs_4_and_what_is_trained_6_a_weight() {
+        let arch = arch();
+        let linears = arch.linear_modules();
+        let numbers = |it: &LinearSpec| (it.in_features * it.out_features) as f64;
+        let blocks: f64 = linears.iter().filter(|it| it.layer.is_some()).map(numbers).sum();
+        let head = (arch.vocab_size * arch.hidden_size) as f64;
+        let attention = 6.0 * 64.0 * 64.0 * (arch.hidden_size * arch.num_hidden_layers) as f64;
+        let lora = job(&arch, false);
+        let costs = Costs::new(&lora).of([64], 60.0);
+        let adapters = lora.trained.values as f64;
+        assert_eq!(costs.useful, 64.0 * (4.0 * blocks + 6.0 * adapters) + 60.0 * 4.0 * head + attention);
+        assert_eq!(costs.again, 0.0);
+        let full = Costs::new(&job(&arch, true)).of([64], 60.0);
+        assert_eq!(full.useful, 64.0 * 6.0 * blocks + 60.0 * 6.0 * head + attention);
+        let again = Costs::new(&Job { full: 1, ..job(&arch, true) }).of([64], 60.0);
+        let one = 64.0 * 2.0 * blocks / 3.0 + attention / 9.0;
+        assert!((again.again - one).abs() < 1.0 && again.useful == full.useful, "{again:?} {one}");
+    }
+}

@@ -155,7 +155,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
 }
 
 /// Our matrix product on `[1024, 2048] x [2048, 2048]`, FLOP/s, the best of a few.
-fn gemm_peak() -> f64 {
+pub fn gemm_peak() -> f64 {
     let (tokens, size) = (1024, 2048);
     let pool = Pool::new();
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
@@ -199,9 +199,8 @@ fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> 
     Ok(job)
 }
 
-fn rows(request: &Request, arch: &Arch) -> Result<Split> {
-    let synthetic = || synthetic(request, arch.vocab_size);
-    Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))
+fn split(request: &Request, arch: &Arch) -> Result<Split> {
+    Split::from_examples(&rows(request, arch.vocab_size))
 }
 
 /// The passes of a step.
@@ -217,7 +216,7 @@ fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
 pub fn predict(request: &Request) -> Result<Breakdown> {
     let (arch, weights) = base(request)?;
     let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
-    let split = rows(request, &arch)?;
+    let split = split(request, &arch)?;
     let mut most = Breakdown::default();
     for step in 0..=request.steps {
         for batch in passes(request, &split, step)? {
@@ -239,7 +238,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let loading = Instant::now();
     let mut model = Model::load(&arch, weights.as_ref(), config)?;
     let load_seconds = loading.elapsed().as_secs_f64();
-    let split = rows(request, &arch)?;
+    let split = split(request, &arch)?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let warm = step(&mut model, &mut optimizer, &Single, &passes(request, &split, 0)?, 1e-4, 1.0)?;
@@ -291,6 +290,11 @@ pub fn run(request: &Request) -> Result<Outcome> {
 fn pass_of(batch: &Batch) -> Pass {
     let longest = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(1);
     Pass { tokens: batch.tokens.len() as u64, longest: longest as u64, labelled: batch.label_tokens() as u64 }
+}
+
+/// The rows of a request: its own, or synthetic ones.
+pub fn rows(request: &Request, vocabulary: usize) -> Vec<Example> {
+    request.rows.clone().unwrap_or_else(|| synthetic(request, vocabulary))
 }
 
 /// Rows of arbitrary tokens, every one labelled.

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::prepare::Prepared;
 use super::trained;
 use crate::config::arch::Arch;
-use crate::config::{Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy};
+use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy};
 use crate::data::Split;
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
@@ -31,7 +31,10 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     let threads = config.train.num_threads.unwrap_or_else(rayon::current_num_threads);
     let pissa = config.tuning.mode == Mode::Lora && config.tuning.lora.init_lora_weights.is_pissa();
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
-    let checkpointing = config.train.gradient_checkpointing;
+    let (full, none) = match config.train.gradient_checkpointing {
+        Checkpointing::Auto => (0, 0),
+        Checkpointing::Blocks { full, none } => (full, none),
+    };
     let adapter = |it: &Placement| {
         let adapter = match it.factors {
             Some(side) => Adapter::Factors { inputs: side == Side::Input },
@@ -63,8 +66,8 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
             keeps_start: pissa,
         },
         optimizer: optimizer(config, tensors, threads)?,
-        full: if checkpointing { config.train.gradient_checkpointing_layers.unwrap_or(usize::MAX) } else { 0 },
-        none: 0,
+        full,
+        none,
         narrow: config.train.bf16 || config.train.fp16,
         rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
@@ -154,7 +157,7 @@ pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
     let most = config.train.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64);
     let tokens = |(longest, rows): (u64, usize)| (rows as u64 * longest).min(most.max(longest));
     let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
-    let batches = [(train, config.train.batch_size)].into_iter().chain(validation);
+    let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
     let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
     Ok(Predictor::new(job, Device::Cpu).predict(&pass))

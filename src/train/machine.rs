@@ -4,6 +4,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::checkpoint::disk;
+use crate::memory::limits;
 
 /// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
 pub fn peak_bytes() -> u64 {
@@ -20,26 +21,10 @@ pub fn free_disk(path: &Path) -> Option<u64> {
     disk::room(path).ok().map(|room| room.bytes)
 }
 
-/// The least memory limit of this process's control groups (version 2, then version 1).
-pub fn memory_limit() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let limit = |file: std::path::PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
-    let modern = Path::new("/sys/fs/cgroup").join(ours);
-    let unlimited = 1 << 60;
-    modern
-        .ancestors()
-        .take_while(|folder| folder.starts_with("/sys/fs/cgroup"))
-        .map(|folder| folder.join("memory.max"))
-        .chain([std::path::PathBuf::from("/sys/fs/cgroup/memory/memory.limit_in_bytes")])
-        .filter_map(limit)
-        .filter(|&bytes| bytes < unlimited)
-        .min()
-}
-
 /// The memory that this process may use: the machine's, or what its control group allows of it.
 pub fn usable_memory() -> u64 {
-    Machine::detect().memory.min(memory_limit().unwrap_or(u64::MAX))
+    let limit = limits::group().map_or(u64::MAX, |group| group.limit);
+    limits::total().unwrap_or(0).min(limit)
 }
 
 /// What the report says about the machine.

@@ -4,9 +4,12 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod export;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod memory;
+mod metrics;
 mod objective;
 mod optim;
 mod oracle;

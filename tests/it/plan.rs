@@ -51,18 +51,21 @@ fn held_and_predicted(arch: &Arch, config: &Config, batch: &Batch) -> ([u64; 2],
 }
 
 const LORA: &str = "tuning: {lora: {r: 4}}";
-const MODES: [(&str, &str); 12] = [
+const MODES: [(&str, &str); 15] = [
     ("lora", LORA),
     ("lora on q alone", "tuning: {lora: {r: 4, target_modules: [q_proj]}}"),
     ("upper blocks", "tuning: {lora: {r: 4, layers_to_transform: [1]}}"),
     ("checkpointing", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: true}}"),
-    ("one block", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: true, gradient_checkpointing_layers: 1}}"),
+    ("one block", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: {full: 1}}}"),
     ("bf16", "{tuning: {lora: {r: 3}}, train: {bf16: true}}"),
     ("bf16 and checkpointing", "{tuning: {lora: {r: 3}}, train: {bf16: true, gradient_checkpointing: true}}"),
     ("dropout", "tuning: {lora: {r: 4, lora_dropout: 0.1}}"),
     ("dora", "tuning: {lora: {r: 4, use_dora: true, lora_dropout: 0.1}}"),
     ("head", "tuning: {lora: {r: 4, modules_to_save: [model.norm]}}"),
     ("full", "tuning: {mode: full}"),
+    ("all is kept", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: none}}"),
+    ("factors", "tuning: {mode: ia3}"),
+    ("float16", "{tuning: {lora: {r: 3}}, train: {fp16: true}}"),
     ("last block", "tuning: {mode: freeze, freeze: {trainable_layers: 1}}"),
 ];
 
@@ -83,14 +86,14 @@ fn buffers_are_predicted_to_the_byte() {
             count += 1;
         }
     }
-    assert_eq!(count, 11 * 12 - 1);
+    assert_eq!(count, 11 * 15 - 1);
 }
 
 #[test]
 fn experts_are_predicted_as_if_they_were_used_alike() {
     for family in ["mixtral", "qwen2_moe", "qwen3_moe"] {
         let arch = arch(family);
-        for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10]] {
+        for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {
             let batch = batch(arch.vocab_size, &[600, 500], 5);
             let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
             let ratio = predicted[0] as f64 / held[0] as f64;

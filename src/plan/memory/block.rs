@@ -257,8 +257,8 @@ impl Block {
             }
             Feed::Sparse(moe) => {
                 let (y, saved) = moe.forward(pools.main, pools.own, how.rows, how.dropout);
-                let joined = self.join(pools.main, self.mlp_join, y);
-                (keep(pools.main, h, how.whole), joined, FeedSaved::Sparse(saved))
+                let second = keep(pools.main, h, how.whole);
+                (second, self.join(pools.main, self.mlp_join, y), FeedSaved::Sparse(saved))
             }
         };
         let normed = [first, second];

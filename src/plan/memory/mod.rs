@@ -253,3 +253,51 @@ fn attention_scratch(arch: &Arch, longest: u64) -> u64 {
     let block = 2 * 8 * pool::LANES * pool::LANES;
     4 * (8 * tokens * arch.head_dim as u64 + 2 * tokens + 3 * block)
 }
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+
+    /// Three blocks of Llama's form, with a large vocabulary.
+    pub fn arch() -> Arch {
+        let text = r#"{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
+        Arch::from_json(text, Path::new("a test")).expect("a shape")
+    }
+
+    /// Everything trained, or adapters of rank 8 on every linear module; the state is `AdamW`'s.
+    pub fn job(arch: &Arch, full: bool) -> Job<'_> {
+        let mut trained = Trained::default();
+        if full {
+            trained.values = arch.tensors().iter().map(|spec| spec.len() as u64).sum();
+            trained.tensors = arch.tensors().into_iter().map(|spec| spec.name).collect();
+        } else {
+            for linear in arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some()) {
+                trained.values += 8 * (linear.in_features + linear.out_features) as u64;
+                trained.adapters.insert(linear.name, Adapter::Lora { rank: 8, dora: false });
+            }
+        }
+        Job {
+            arch,
+            base: Base {
+                matrices: Storage::Bf16,
+                quantized: None,
+                coded: BTreeSet::new(),
+                wide: BTreeSet::new(),
+                through_f32: false,
+            },
+            optimizer: OptimizerBytes { state: 8 * trained.values, ..OptimizerBytes::default() },
+            trained,
+            full: 0,
+            none: 0,
+            narrow: false,
+            rounds_gradients: false,
+            dropout: false,
+            threads: 2,
+            companions: 0,
+        }
+    }
+}
