@@ -103,6 +103,12 @@ install *ARGS:
 @config *ARGS: _build
     "{{ tunesmith }}" config "$@"
 
+# shows what a run needs on each rank, what fits, and how long it takes: just plan CONFIG=… [--gpus 2 --vram 24GiB]
+[group('data')]
+[no-exit-message]
+@plan *ARGS: _build
+    "{{ tunesmith }}" plan "$@"
+
 # shows memory in use on each device; with CONFIG=… what its largest pass holds
 [group('train')]
 [no-exit-message]

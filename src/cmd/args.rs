@@ -1,6 +1,7 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
@@ -33,8 +34,34 @@ impl ConfigArgs {
         config::load_partial(&path, &words, &environment()?, &[]).inspect(print_notes)
     }
 
+    /// As [`ConfigArgs::load_partial`], with what [`config::load_ahead`] gives; there may be no file where `optional`.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_ahead(
+        &self,
+        optional: bool,
+        ahead: &'static [config::Ahead],
+    ) -> Result<(Resolved, BTreeMap<String, String>)> {
+        let (file, words) = self.files()?;
+        if file.is_none() && !optional {
+            self.split()?;
+        }
+        let (resolved, asked) = config::load_ahead(file.as_deref(), &words, &environment()?, ahead)?;
+        print_notes(&resolved);
+        Ok((resolved, asked))
+    }
+
     /// Tells the configuration file from the words.
     fn split(&self) -> Result<(PathBuf, Vec<String>)> {
+        match self.files()? {
+            (Some(file), words) => Ok((file, words)),
+            (None, _) => Err(Error::config("no configuration file is given")
+                .hint("name one: `tunesmith train FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG")),
+        }
+    }
+
+    fn files(&self) -> Result<(Option<PathBuf>, Vec<String>)> {
         let mut files: Vec<&str> = Vec::new();
         let mut words = Vec::new();
         for word in &self.words {
@@ -50,9 +77,8 @@ impl ConfigArgs {
             files.push(&environment);
         }
         match files[..] {
-            [file] => Ok((PathBuf::from(file), words)),
-            [] => Err(Error::config("no configuration file is given")
-                .hint("name one: `tunesmith train FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG")),
+            [file] => Ok((Some(PathBuf::from(file)), words)),
+            [] => Ok((None, words)),
             [first, second, ..] => {
                 Err(Error::config(format!("two configuration files are given: {first} and {second}"))
                     .hint("give one, with `include:` for what it shares; an override has the form KEY=VALUE"))

@@ -3,8 +3,12 @@ use crate::config::{Bytes, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
 use crate::ops::simd::{self, Level};
+use crate::plan::memory::Breakdown;
+use crate::plan::table;
 use crate::train::bench::{self, Outcome, Request};
+use crate::train::machine::Machine;
 use crate::train::probe;
+use crate::train::rate::Rate;
 use crate::train::sweep::{self, Sweep};
 use std::path::PathBuf;
 
@@ -57,6 +61,9 @@ pub struct Args {
     /// Use at most this instruction set: portable, avx2 or avx512
     #[arg(long)]
     simd: Option<String>,
+    /// Only say how much memory the steps should need, part by part, without running them
+    #[arg(long)]
+    predict: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -97,6 +104,9 @@ pub fn run(args: &Args) -> Result<()> {
         steps: args.steps as usize,
         rows,
     };
+    if args.predict {
+        return show_prediction(&bench::predict(&request)?, args.json);
+    }
     let threads = args.threads.map_or(0, |threads| threads as usize);
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
@@ -110,12 +120,33 @@ pub fn run(args: &Args) -> Result<()> {
         return super::terminal::print(&show_sweep(&found));
     }
     let outcome = pool.install(|| bench::run(&request))?;
+    Rate {
+        processor: Machine::detect().processor,
+        threads: outcome.threads,
+        simd: outcome.simd.to_owned(),
+        shape: request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
+        mode: outcome.mode.to_owned(),
+        flops: outcome.flops_per_second,
+    }
+    .keep();
     if args.json {
         let text = serde_json::to_string(&outcome).map_err(|error| Error::config(error.to_string()))?;
         println!("{text}");
     } else {
         show(&request, &outcome);
     }
+    Ok(())
+}
+
+fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
+    if json {
+        let total = predicted.total();
+        println!("{}", serde_json::json!({ "predicted": predicted, "total": total }));
+        return Ok(());
+    }
+    let parts = predicted.parts().into_iter().filter(|(_, bytes)| *bytes > 0).chain([("all", predicted.total())]);
+    let rows: Vec<_> = parts.map(|(name, bytes)| (name.to_owned(), human_bytes(bytes))).collect();
+    print!("{}", table(&rows));
     Ok(())
 }
 
@@ -148,7 +179,9 @@ fn show(request: &Request, outcome: &Outcome) {
     );
     println!("  {:>10.1} tokens/s", outcome.tokens_per_second);
     println!("  {:>10.1} s to load the base", outcome.load_seconds);
-    println!("  {:>10.0} MiB peak memory", mib(outcome.peak_bytes));
+    let (predicted, peak) = (outcome.predicted.total(), outcome.peak_bytes);
+    let off = 100.0 * (predicted as f64 / peak.max(1) as f64 - 1.0);
+    println!("  {:>10.0} MiB peak memory ({:.0} MiB predicted, {off:+.1} %)", mib(peak), mib(predicted));
     println!(
         "  {:>10.1} GFLOP/s useful: {:.1} % of the FMA peak ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
         giga(outcome.flops_share * outcome.fma_peak),

@@ -16,6 +16,7 @@ pub mod import;
 pub mod memory_check;
 pub mod merge;
 pub mod models;
+pub mod plan;
 pub mod process;
 pub mod terminal;
 pub mod train;
@@ -61,6 +62,8 @@ enum Command {
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
     Process(process::Args),
+    /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
+    Plan(plan::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -84,6 +87,7 @@ impl Command {
             Self::Export(args) => export::run(args),
             Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
+            Self::Plan(args) => plan::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::GpuInfo(args) => gpu_info::run(args),

@@ -24,7 +24,8 @@ pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrSchedule
 pub use choice::{EvalMetric, Normalization, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
-pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial, load_text, try_setting, unquoted};
+pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
+pub use resolve::{load, load_ahead, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
     TrainConfig, TuningConfig,

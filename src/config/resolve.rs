@@ -151,6 +151,32 @@ pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], fla
     Ok(resolved)
 }
 
+/// A key, and words of it that this version refuses.
+pub type Ahead = (&'static str, &'static [&'static str]);
+
+/// As [`load_partial`], for who looks ahead: the words of `ahead` are handed back by key where they are refused. Without
+/// a file, of the other sources alone.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_ahead(
+    path: Option<&Path>,
+    words: &[String],
+    env: &[(String, String)],
+    ahead: &'static [Ahead],
+) -> Result<(Resolved, BTreeMap<String, String>)> {
+    let mut resolver = Resolver { ahead, ..Resolver::default() };
+    if let Some(path) = path {
+        resolver.file(path, None, &mut Vec::new())?;
+    }
+    resolver.environment(env)?;
+    words.iter().try_for_each(|word| resolver.word(word))?;
+    let asked = std::mem::take(&mut resolver.asked);
+    let resolved = resolver.finish(path.unwrap_or(Path::new("(no file)")))?;
+    validate::contradictions(&resolved)?;
+    Ok((resolved, asked))
+}
+
 /// Reads a configuration that is no file yet and has no includes; `path` stands for it in messages. It may lack the model
 /// or the data.
 ///
@@ -201,6 +227,9 @@ struct Resolver {
     found: BTreeMap<String, Found>,
     files: usize,
     notes: Vec<String>,
+    /// Words that are refused and looked for all the same, and those found.
+    ahead: &'static [Ahead],
+    asked: BTreeMap<String, String>,
 }
 
 impl Resolver {
@@ -347,7 +376,16 @@ impl Resolver {
                 return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
             }
         }
-        (def.set)(&mut Config::default(), &node).map_err(|refusal| refused(&source, spelled, refusal))?;
+        let refusal = (def.set)(&mut Config::default(), &node).err();
+        if let (Node::Str(word), Some(_)) = (&node, &refusal)
+            && self.ahead.iter().any(|(key, words)| *key == def.path() && words.contains(&word.as_str()))
+        {
+            self.found.remove(&def.path());
+            self.asked.insert(def.path(), word.clone());
+            return Ok(());
+        }
+        refusal.map_or(Ok(()), |refusal| Err(refused(&source, spelled, refusal)))?;
+        self.asked.remove(&def.path());
         let node = match (self.found.remove(&def.path()), node, &source) {
             (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
             (_, node, _) => node,

@@ -131,6 +131,15 @@ impl Model {
         }
     }
 
+    /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
+    pub fn idle_bytes(&self) -> [u64; 2] {
+        let experts = self.blocks.iter().filter_map(|block| match &block.feed {
+            Feed::Sparse(moe) => Some(moe.pool.idle_bytes()),
+            Feed::Dense(_) => None,
+        });
+        [self.pool.idle_bytes() + experts.sum::<u64>(), self.head.pool.idle_bytes()]
+    }
+
     /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
     /// rounds what is kept).
     pub const fn set_checkpointing(&mut self, checkpointing: Checkpointing) {

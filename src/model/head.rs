@@ -10,6 +10,7 @@ use crate::ops::gemm::{Init, Matrix, Store, Target, Term, Transposed, matmul, ou
 use crate::ops::loss::{self, Terms};
 use crate::ops::panel::{Act, LANES, Pool};
 use crate::ops::softcap;
+use crate::plan::memory::head_chunk;
 use std::sync::Arc;
 
 /// The head's weights.
@@ -29,14 +30,9 @@ pub struct Head {
     pub pool: Arc<Pool>,
 }
 
-/// Bytes of logits in a chunk, at most (but a panel of tokens at least).
-const CHUNK_BYTES: usize = 64 << 20;
-/// Tokens in a chunk, at most: more gain nothing once the weight's reading is paid for.
-const CHUNK_TOKENS: usize = 512;
-
 impl Head {
     fn chunk(&self) -> usize {
-        (CHUNK_BYTES / (self.vocabulary * size_of::<f32>()) / LANES * LANES).clamp(LANES, CHUNK_TOKENS)
+        head_chunk(self.vocabulary)
     }
 
     /// The normed rows, times the head's constant, and `rstd`.

@@ -28,9 +28,14 @@ unsafe impl Sync for Buffer {}
 const HUGE: usize = 2 << 20;
 
 impl Buffer {
-    fn layout(floats: usize) -> Layout {
+    fn bytes(floats: usize) -> usize {
         let bytes = floats.max(1) * size_of::<f32>();
-        let (bytes, align) = if bytes >= 2 * HUGE { (bytes.next_multiple_of(HUGE), HUGE) } else { (bytes, 64) };
+        if bytes >= 2 * HUGE { bytes.next_multiple_of(HUGE) } else { bytes }
+    }
+
+    fn layout(floats: usize) -> Layout {
+        let bytes = Self::bytes(floats);
+        let align = if bytes >= 2 * HUGE { HUGE } else { 64 };
         Layout::from_size_align(bytes, align).expect("an activation fits the address space")
     }
 
@@ -95,6 +100,12 @@ impl Pool {
             self.panels.store(wanted, Ordering::Relaxed);
             self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
+    }
+
+    /// Bytes of the buffers that wait for use.
+    pub fn idle_bytes(&self) -> u64 {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.values().flatten().map(|buffer| Buffer::bytes(buffer.floats) as u64).sum()
     }
 
     /// Gives all idle memory back to the system; what comes next is sized afresh.

@@ -1,12 +1,16 @@
 //! Layer 2: what a run will do, computed before it starts. Pure functions: rows to optimizer steps
-//! ([`batches`]), the learning rate over them ([`rates`]), and the bytes that saving needs ([`bytes`]).
+//! ([`batches`]), the learning rate over them ([`rates`]), the bytes that saving needs
+//! ([`bytes`]), those of memory ([`memory`], by strategy [`strategies`]), and the operations of a step ([`flops`]).
 use std::fmt::Write as _;
 
 pub use crate::memory::human_bytes;
 
 pub mod batches;
 pub mod bytes;
+pub mod flops;
+pub mod memory;
 pub mod rates;
+pub mod strategies;
 
 /// Lays `(label, value)` rows out as an aligned two-column table, one line a row.
 pub fn table(rows: &[(String, String)]) -> String {

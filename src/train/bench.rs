@@ -1,11 +1,11 @@
 //! `tunesmith bench`: real optimizer steps on random weights of a shape, timed, beside what the machine can do.
-use super::feed;
 use super::machine::peak_bytes;
 use super::optimizer::slots;
 use super::step::step;
+use super::{budget, feed};
 use crate::comm::single::Single;
+use crate::config::Config;
 use crate::config::arch::Arch;
-use crate::config::{Config, Mode};
 use crate::data::{Batch, Example, IGNORE, Split};
 use crate::error::{Error, Result};
 use crate::model::weights::WeightFiles;
@@ -14,6 +14,8 @@ use crate::ops::gemm::{Init, Matrix, Term, matmul};
 use crate::ops::panel::Pool;
 use crate::ops::{peak, simd};
 use crate::optim::{AdamW, Betas, Optimizer};
+use crate::plan::flops::{Costs, Flops};
+use crate::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use serde::Serialize;
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
@@ -57,15 +59,18 @@ pub struct Outcome {
     pub tokens_per_second: f64,
     /// The most memory the process held (resident), in bytes.
     pub peak_bytes: u64,
+    /// What was predicted, part by part.
+    pub predicted: Breakdown,
     /// Useful floating-point operations per second over those of the FMA peak.
     pub flops_share: f64,
     /// The machine's multiply-add peak, everything in registers, in FLOP/s.
     pub fma_peak: f64,
     /// What our matrix product reaches on a large case, in FLOP/s.
     pub gemm_peak: f64,
-    /// Useful floating-point operations per token: `4 N` (LoRA) or `6 N` (full) over the weights it passes, `6 N` over
-    /// the adapters, causal attention, the head on label tokens only; recomputation is not counted.
+    /// Useful floating-point operations per token ([`crate::plan::flops`]); recomputation is not counted.
     pub flops_per_token: f64,
+    /// Operations per second, those of blocks that are run again included.
+    pub flops_per_second: f64,
     /// Seconds per step by phase.
     pub phases: PhaseSeconds,
     /// Tokens and label tokens of the timed steps.
@@ -165,25 +170,61 @@ pub fn gemm_peak() -> f64 {
     (2 * tokens * size * size) as f64 / best
 }
 
-/// Useful operations of the batches, as [`Outcome::flops_per_token`] counts them.
-fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
-    let arch = &model.arch;
-    let linears = arch.linear_modules();
-    let count = |in_blocks: bool| -> f64 {
-        let chosen = linears.iter().filter(|linear| linear.layer.is_some() == in_blocks);
-        chosen.map(|linear| (linear.in_features * linear.out_features) as f64).sum()
+/// Operations of the batches.
+fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
+    let one = |batch: &Batch| {
+        let lengths = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
+        costs.of(lengths, batch.label_tokens() as f64)
     };
-    let (passes, adapters) = match mode {
-        Mode::Lora | Mode::Ia3 => (4.0, model.params.len() as f64),
-        Mode::Full | Mode::Freeze => (6.0, 0.0),
-    };
-    let width = (arch.num_attention_heads * arch.head_dim * arch.num_hidden_layers) as f64;
-    let of = |batch: &Batch| {
-        let (tokens, labels) = (batch.tokens.len() as f64, batch.label_tokens() as f64);
-        let squares: f64 = batch.cu_seqlens.windows(2).map(|ends| ((ends[1] - ends[0]) as f64).powi(2)).sum();
-        tokens * (passes * count(true) + 6.0 * adapters) + labels * passes * count(false) + 6.0 * squares * width
-    };
-    batches.iter().map(of).sum()
+    batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
+}
+
+/// The shape, and the files of the base where it is not drawn.
+fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
+    match &request.model {
+        None => Ok((shape(&request.shape)?, None)),
+        Some(dir) => {
+            let arch = Arch::from_dir(dir)?;
+            let weights = WeightFiles::open(dir, &arch.tensors())?;
+            Ok((arch, Some(weights)))
+        }
+    }
+}
+
+/// What is trained in the bench, where nothing is saved.
+fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
+    let mut job = budget::job(&request.config, arch, Storage::F32, weights)?;
+    job.base.through_f32 = weights.is_none();
+    job.optimizer.saving = 0;
+    Ok(job)
+}
+
+fn split(request: &Request, arch: &Arch) -> Result<Split> {
+    Split::from_examples(&rows(request, arch.vocab_size))
+}
+
+/// The passes of a step.
+fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
+    let row = |row| vec![(step * request.batch + row) % split.len()];
+    feed::batches(split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
+}
+
+/// The memory that the steps should need, part by part, without running them.
+///
+/// # Errors
+/// As [`run`].
+pub fn predict(request: &Request) -> Result<Breakdown> {
+    let (arch, weights) = base(request)?;
+    let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
+    let split = split(request, &arch)?;
+    let mut most = Breakdown::default();
+    for step in 0..=request.steps {
+        for batch in passes(request, &split, step)? {
+            let one = predictor.predict(&pass_of(&batch));
+            most = if one.total() > most.total() { one } else { most };
+        }
+    }
+    Ok(most)
 }
 
 /// Runs the steps. The peak is measured before and after, and the better one counts.
@@ -192,37 +233,26 @@ fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
 /// [`crate::Kind::Data`]: a row has a token outside the vocabulary.
 pub fn run(request: &Request) -> Result<Outcome> {
     let config = &request.config;
-    let (arch, weights) = match &request.model {
-        None => (shape(&request.shape)?, None),
-        Some(dir) => {
-            let arch = Arch::from_dir(dir)?;
-            let weights = WeightFiles::open(dir, &arch.tensors())?;
-            (arch, Some(weights))
-        }
-    };
+    let (arch, weights) = base(request)?;
+    let (costs, predicted) = (Costs::new(&job(request, &arch, weights.as_ref())?), predict(request)?);
     let loading = Instant::now();
     let mut model = Model::load(&arch, weights.as_ref(), config)?;
     let load_seconds = loading.elapsed().as_secs_f64();
-    let split = Split::from_examples(&rows(request, arch.vocab_size))?;
+    let split = split(request, &arch)?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
-    let batches_of = |index: usize| {
-        let chosen: Vec<Vec<usize>> =
-            (0..request.batch).map(|row| vec![(index * request.batch + row) % split.len()]).collect();
-        feed::batches(&split, &vec![chosen], config.train.max_tokens_per_pass)
-    };
-    let warm = step(&mut model, &mut optimizer, &Single, &batches_of(0)?, 1e-4, 1.0)?;
+    let warm = step(&mut model, &mut optimizer, &Single, &passes(request, &split, 0)?, 1e-4, 1.0)?;
     let peak_before = peak::flops(0.3);
     model.phases = crate::model::Phases::default();
-    let (mut tokens, mut label_tokens, mut flops, mut loss) = (0, 0, 0.0, warm.loss);
+    let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
     let mut spent = 0.0;
     for index in 1..=request.steps {
-        let batches = batches_of(index)?;
+        let batches = passes(request, &split, index)?;
         let start = Instant::now();
         let stats = step(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
         spent += start.elapsed().as_secs_f64();
         (tokens, label_tokens, loss) = (tokens + stats.tokens, label_tokens + stats.label_tokens, stats.loss);
-        flops += useful_flops(&model, config.tuning.mode, &batches);
+        done = done + flops(&costs, &batches);
     }
     let peak_bytes = peak_bytes();
     let (fma_peak, gemm_peak) = (peak::flops(0.3).max(peak_before), gemm_peak());
@@ -236,10 +266,12 @@ pub fn run(request: &Request) -> Result<Outcome> {
         load_seconds,
         tokens_per_second: tokens as f64 / spent,
         peak_bytes,
-        flops_share: flops / spent / fma_peak,
+        predicted,
+        flops_share: done.useful / spent / fma_peak,
         fma_peak,
         gemm_peak,
-        flops_per_token: flops / tokens as f64,
+        flops_per_token: done.useful / tokens as f64,
+        flops_per_second: done.total() / spent,
         phases: PhaseSeconds {
             forward: per_step(forward),
             head: per_step(head),
@@ -253,6 +285,11 @@ pub fn run(request: &Request) -> Result<Outcome> {
         simd: simd::level().name(),
         threads: rayon::current_num_threads(),
     })
+}
+
+fn pass_of(batch: &Batch) -> Pass {
+    let longest = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(1);
+    Pass { tokens: batch.tokens.len() as u64, longest: longest as u64, labelled: batch.label_tokens() as u64 }
 }
 
 /// The rows of a request: its own, or synthetic ones.

@@ -4,6 +4,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::checkpoint::disk;
+use crate::memory::limits;
 
 /// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
 pub fn peak_bytes() -> u64 {
@@ -18,6 +19,12 @@ fn status_kib(key: &str) -> Option<u64> {
 /// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
 pub fn free_disk(path: &Path) -> Option<u64> {
     disk::room(path).ok().map(|room| room.bytes)
+}
+
+/// The memory that this process may use: the machine's, or what its control group allows of it.
+pub fn usable_memory() -> u64 {
+    let limit = limits::group().map_or(u64::MAX, |group| group.limit);
+    limits::total().unwrap_or(0).min(limit)
 }
 
 /// What the report says about the machine.

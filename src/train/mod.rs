@@ -2,6 +2,7 @@
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
 pub mod bench;
+pub mod budget;
 pub mod check;
 mod engine;
 pub mod feed;
@@ -19,6 +20,7 @@ pub mod output;
 mod prepare;
 pub mod probe;
 pub mod progress;
+pub mod rate;
 mod record;
 pub mod report;
 pub mod run;

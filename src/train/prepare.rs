@@ -6,7 +6,7 @@ use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, engine, output, settle, trained};
+use super::{adapter, budget, engine, output, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::single::Single;
@@ -401,6 +401,17 @@ fn check_disk(
 }
 
 impl Prepared {
+    /// The most memory that the run should need, as text.
+    fn predicted(&self) -> Option<String> {
+        let peak = budget::peak(self).ok()?;
+        let activations = human_bytes(peak.kept + peak.work);
+        Some(format!(
+            "{} at most, predicted: {} of weights, {activations} of activations (`tunesmith plan` shows the parts)",
+            human_bytes(peak.total()),
+            human_bytes(peak.weights)
+        ))
+    }
+
     /// Tells what will be done, and what should be known of the data.
     pub fn announce(&self, observer: &dyn Observer) {
         let train = &self.config.train;
@@ -421,6 +432,9 @@ impl Prepared {
         }
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
+        }
+        if let Some(text) = self.predicted() {
+            facts.push(("memory".to_owned(), text));
         }
         if let Some(resume) = &self.resume {
             facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));

@@ -15,6 +15,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod plan;
 mod precision;
 mod quantization;
 mod run;

@@ -1,0 +1,431 @@
+//! `tunesmith plan`: what a run would need on each rank, by strategy, before anything is downloaded or bought.
+use super::args::ConfigArgs;
+use super::terminal;
+use crate::config::arch::{Arch, TensorSpec};
+use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved};
+use crate::error::{Error, Result};
+use crate::hub::{self, Part, Quiet};
+use crate::plan::flops::Costs;
+use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
+use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strategy};
+use crate::plan::{self, grouped, human_bytes, human_seconds};
+use crate::train::budget;
+use crate::train::machine;
+use crate::train::rate::Rate;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// What this version's training refuses and a plan can show.
+const AHEAD: &[crate::config::Ahead] = &[("train.strategy", &["auto", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp"])];
+
+/// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The model instead of the configuration's: a folder, a config.json, or a name of the hub; its weights are not needed
+    #[arg(long, value_name = "DIR|FILE|OWNER/NAME")]
+    model: Option<String>,
+    /// Ranks, a device each
+    #[arg(long, visible_alias = "ranks", value_name = "N", value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    gpus: Option<u64>,
+    /// Memory of each rank, such as 24GiB (default on the CPU: this machine's, shared evenly)
+    #[arg(long, value_name = "SIZE")]
+    vram: Option<String>,
+    /// Where ranks compute: cpu or gpu (default: gpu where --gpus or --vram is given)
+    #[arg(long, value_parser = ["cpu", "gpu"])]
+    device: Option<String>,
+    /// The speed of a rank in TFLOP/s (default on the CPU: what `tunesmith bench` measured here last)
+    #[arg(long)]
+    tflops: Option<f64>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Everything that is shown.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Facts: label and text.
+    facts: Vec<(String, String)>,
+    machine: Machine,
+    batch: Batch,
+    plan: Plan,
+    /// Activations and totals of the recommended row, or else the first, by what blocks keep.
+    checkpointing: Vec<(String, u64, u64)>,
+    /// Bytes by optimizer.
+    optimizers: Vec<(String, u64)>,
+    time: Option<Time>,
+    notes: Vec<String>,
+}
+
+/// An estimate.
+#[derive(Debug, Serialize)]
+struct Time {
+    /// Operations of an optimizer step of all ranks.
+    flops_per_step: f64,
+    /// Tokens of it.
+    tokens_per_step: f64,
+    seconds_per_step: f64,
+    tokens_per_second: f64,
+    /// How it was found.
+    basis: String,
+    /// Of the whole run, where its steps are known.
+    seconds: Option<f64>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of the configuration; no such model; a model that this version does not have.
+pub fn run(args: &Args) -> Result<()> {
+    let report = report(args)?;
+    if args.json {
+        let text = serde_json::to_string_pretty(&report).map_err(|error| Error::config(error.to_string()))?;
+        return terminal::print(&(text + "\n"));
+    }
+    terminal::print(&show(&report))
+}
+
+fn report(args: &Args) -> Result<Report> {
+    let (resolved, asked) = args.config.load_ahead(args.model.is_some(), AHEAD)?;
+    let mut config = resolved.config.clone();
+    let (arch, stored, name) = model(args, &mut config, &resolved)?;
+    let machine = machine(args)?;
+    let mut notes = notes(&asked);
+    if config.train.batch_size == Auto::Auto {
+        notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
+    }
+
+    let mut job = budget::job(&config, &arch, stored, None)?;
+    if machine.device == Device::Gpu {
+        job.narrow = false;
+    } else {
+        job.companions = budget::tokenizer(arch.vocab_size);
+    }
+    let predictor = Predictor::new(job, machine.device);
+    let most = match resolved.source("train.max_tokens_per_pass") {
+        // The default is made for a CPU's caches.
+        crate::config::Source::Default if machine.device == Device::Gpu => None,
+        _ => config.train.max_tokens_per_pass.map(|most| most as u64),
+    };
+    let batch = Batch { rows: config.train.batch_size.or(1) as u64, length: config.model.max_seq_len as u64, most };
+    let plan = strategies::plan(&predictor, &machine, &batch, arch.max_position_embeddings as u64);
+    let at = plan.recommended.unwrap_or_default();
+    let chosen = plan.rows.get(at).or_else(|| plan.rows.first()).copied();
+    let checkpointing = chosen.map(|row| policies(&predictor, &machine, &batch, row)).unwrap_or_default();
+    let optimizers = optimizers(&config, &arch, &predictor)?;
+    let time = chosen.and_then(|row| time(args, &config, &predictor, &machine, &batch, row));
+    if machine.device == Device::Gpu {
+        notes.push(format!(
+            "a GPU's figures are a prediction: two bytes a number of activations, {} for context and kernels, and {} for NCCL \
+             where ranks talk, both assumed",
+            human_bytes(plan::memory::CUDA_CONTEXT),
+            human_bytes(plan::memory::NCCL)
+        ));
+    }
+    if time.is_none() {
+        notes.push(match machine.device {
+            Device::Cpu => "no time: run `tunesmith bench` once on this machine, or give --tflops".to_owned(),
+            Device::Gpu => "no time: give --tflops, the speed that training reaches on one GPU".to_owned(),
+        });
+    }
+    let facts = facts(&name, &config, &arch, &predictor, &batch, &machine);
+    Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, notes })
+}
+
+/// What the configuration asks for that training does not have yet.
+fn notes(asked: &BTreeMap<String, String>) -> Vec<String> {
+    let note = |(key, word): (&String, &String)| {
+        format!("{key}: {word} is planned; training in this version does not have it yet")
+    };
+    asked.iter().map(note).collect()
+}
+
+/// The model's shape, how its checkpoint is stored, and its name.
+fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch, Storage, String)> {
+    if let Some(model) = &args.model {
+        config.model =
+            ModelConfig { name: Some(model.clone()), local_dir: None, revision: None, ..config.model.clone() };
+    }
+    let named = config.model.local_dir.clone().or_else(|| config.model.name.as_ref().map(PathBuf::from));
+    let Some(named) = named else {
+        return Err(Error::config("there is no model to plan for").hint("set model.name, or give --model"));
+    };
+    let (mut arch, place) = if named.is_file() {
+        let text = std::fs::read_to_string(&named).map_err(|error| Error::io("read", &named, &error))?;
+        (Arch::from_json(&text, &named)?, named.clone())
+    } else {
+        let dir = hub::model_dir(&config.model, Part::Description, &Quiet)?.dir;
+        (Arch::from_dir(&dir)?, dir)
+    };
+    let vocabulary = arch.vocab_size as u32;
+    arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
+    let default = *resolved.source("model.max_seq_len") == crate::config::Source::Default;
+    if default {
+        config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
+    } else if config.model.max_seq_len > arch.max_position_embeddings {
+        let (asked, limit) = (config.model.max_seq_len, arch.max_position_embeddings);
+        return Err(Error::config(format!(
+            "model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
+        ))
+        .hint(format!("set model.max_seq_len to at most {limit}")));
+    }
+    let name = if named.is_file() { named.parent().unwrap_or(Path::new("")).to_owned() } else { named };
+    Ok((arch, budget::stored(&place), name.display().to_string()))
+}
+
+fn machine(args: &Args) -> Result<Machine> {
+    let device = match args.device.as_deref() {
+        Some("gpu") => Device::Gpu,
+        None if args.gpus.is_some() || args.vram.is_some() => Device::Gpu,
+        _ => Device::Cpu,
+    };
+    let ranks = args.gpus.unwrap_or(1);
+    let memory = match (&args.vram, device) {
+        (Some(text), _) => match Bytes::parse(text).filter(|bytes| bytes.0 > 0) {
+            Some(bytes) => bytes.0,
+            None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
+        },
+        (None, Device::Cpu) => machine::usable_memory() / ranks,
+        (None, Device::Gpu) => {
+            return Err(Error::config("how much memory does each GPU have? This version does not look")
+                .hint("give --vram 24GiB"));
+        }
+    };
+    Ok(Machine { device, ranks, memory })
+}
+
+fn facts(
+    name: &str,
+    config: &Config,
+    arch: &Arch,
+    predictor: &Predictor<'_>,
+    batch: &Batch,
+    machine: &Machine,
+) -> Vec<(String, String)> {
+    let job = &predictor.job;
+    let numbers: u64 = arch.tensors().iter().map(|spec| TensorSpec::len(spec) as u64).sum();
+    let share = 100.0 * job.trained.values as f64 / numbers.max(1) as f64;
+    let base = match job.base.quantized {
+        Some(quantized) => format!("{}; embedding and head {}", quantized.name(), job.base.matrices.name()),
+        None => job.base.matrices.name().to_owned(),
+    };
+    let how = match config.tuning.mode {
+        Mode::Lora => format!("adapters of rank {}", config.tuning.lora.r),
+        mode => mode.to_string(),
+    };
+    let keeps = match (job.full, arch.num_hidden_layers) {
+        (0, _) => "what products gave is kept",
+        (full, blocks) if full >= blocks => "every block is run again",
+        _ => "some blocks are run again",
+    };
+    let pass = batch.pass();
+    let device = match machine.device {
+        Device::Cpu => format!("{} on the CPU", ranks(machine.ranks, "process", "processes")),
+        Device::Gpu => ranks(machine.ranks, "GPU", "GPUs"),
+    };
+    [
+        (
+            "model",
+            format!("{name}: {}, {}, {} blocks", arch.family.model_type, billions(numbers), arch.num_hidden_layers),
+        ),
+        ("base", base),
+        ("trained", format!("{} values ({share:.2} %), {how}; {}", grouped(job.trained.values), config.train.optim)),
+        (
+            "micro-batch",
+            format!(
+                "{} x {} tokens; a pass has {} tokens; {keeps}{}",
+                batch.rows,
+                grouped(batch.length),
+                grouped(pass.tokens),
+                if job.narrow { " in bfloat16" } else { "" }
+            ),
+        ),
+        ("device", format!("{device}, {} each", human_bytes(machine.memory))),
+    ]
+    .map(|(label, value)| (label.to_owned(), value))
+    .to_vec()
+}
+
+fn ranks(count: u64, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}
+
+fn billions(numbers: u64) -> String {
+    if numbers >= 1_000_000_000 {
+        format!("{:.2} B parameters", numbers as f64 / 1e9)
+    } else {
+        format!("{:.1} M parameters", numbers as f64 / 1e6)
+    }
+}
+
+/// Activations and the total, by what blocks keep.
+fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Row) -> Vec<(String, u64, u64)> {
+    let blocks = predictor.job.arch.num_hidden_layers;
+    let one = |(name, full, none): (&str, usize, usize)| {
+        let mut job = predictor.job.clone();
+        (job.full, job.none) = (full, none);
+        let rank = strategies::rank(&Predictor::new(job, machine.device), machine, row.way, &batch.pass());
+        (name.to_owned(), rank.kept + rank.work, rank.total())
+    };
+    [
+        ("all is kept", 0, blocks),
+        ("what products gave", 0, 0),
+        ("half of the blocks run again", blocks / 2, 0),
+        ("every block run again", blocks, 0),
+    ]
+    .into_iter()
+    .map(one)
+    .collect()
+}
+
+/// State by optimizer.
+fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result<Vec<(String, u64)>> {
+    use crate::config::Optim;
+    const ALL: [Optim; 7] = [
+        Optim::AdamW,
+        Optim::AdamW8bit,
+        Optim::Adafactor,
+        Optim::Lion,
+        Optim::Muon,
+        Optim::ScheduleFreeAdamW,
+        Optim::Sgd,
+    ];
+    let mut states = Vec::new();
+    for optim in ALL {
+        let mut other = config.clone();
+        if optim != config.train.optim {
+            (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());
+        }
+        let bytes = budget::job(&other, arch, predictor.job.base.matrices, None)?.optimizer;
+        states.push((optim.to_string(), bytes.state + bytes.average));
+    }
+    Ok(states)
+}
+
+/// An estimate of the time, if any speed is known.
+fn time(
+    args: &Args,
+    config: &Config,
+    predictor: &Predictor<'_>,
+    machine: &Machine,
+    batch: &Batch,
+    row: Row,
+) -> Option<Time> {
+    let (speed, basis) = match (args.tflops, machine.device) {
+        (Some(tflops), _) => (tflops * 1e12, format!("{tflops} TFLOP/s a rank, as given")),
+        (None, Device::Cpu) => {
+            let rate = Rate::known(predictor.job.threads)?;
+            let ours =
+                format!("{:.0} GFLOP/s, measured here by bench ({}, {})", rate.flops / 1e9, rate.shape, rate.mode);
+            (rate.flops, ours)
+        }
+        (None, Device::Gpu) => return None,
+    };
+    let (ranks, efficiency) = if row.way.strategy == Strategy::Single {
+        (1.0, 1.0)
+    } else {
+        (machine.ranks as f64, row.way.strategy.efficiency())
+    };
+    let rows = (config.train.batch_size.or(1) * config.train.grad_accum.or(1)) as f64;
+    let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
+    let (flops_per_step, tokens_per_step) = (one.total() * rows * ranks, rows * batch.length as f64 * ranks);
+    let seconds_per_step = flops_per_step / (speed * ranks * efficiency);
+    let steps = u64::try_from(config.train.max_steps).ok().filter(|&steps| steps > 0);
+    let shared =
+        if ranks > 1.0 { format!(", {:.0} % of it on {ranks} ranks", 100.0 * efficiency) } else { String::new() };
+    Some(Time {
+        flops_per_step,
+        tokens_per_step,
+        seconds_per_step,
+        tokens_per_second: tokens_per_step / seconds_per_step,
+        basis: basis + &shared,
+        seconds: steps.map(|steps| steps as f64 * seconds_per_step),
+    })
+}
+
+/// Everything as text.
+fn show(report: &Report) -> String {
+    let Report { facts, machine, plan, checkpointing, optimizers, time, notes, .. } = report;
+    let mut out = plan::table(facts);
+    let largest = plan.rows.iter().map(|row| row.total).max().unwrap_or(0);
+    let (unit, name) = if largest >= 2 << 30 { (f64::from(1 << 30), "GiB") } else { (f64::from(1 << 20), "MiB") };
+    let figure = |bytes: u64| match bytes as f64 / unit {
+        _ if bytes == 0 => "-".to_owned(),
+        value if name == "MiB" || value >= 100.0 => format!("{value:.1}"),
+        value => format!("{value:.2}"),
+    };
+    let limit = |limit: Limit| match limit {
+        Limit::Nothing => "none".to_owned(),
+        Limit::UpTo(most) => grouped(most),
+        Limit::Any => "any".to_owned(),
+    };
+    let parts = Breakdown::default().parts().map(|(name, _)| name);
+    let used: Vec<usize> =
+        (0..parts.len()).filter(|&at| plan.rows.iter().any(|row| row.rank.parts()[at].1 > 0)).collect();
+    let hosted = plan.rows.iter().any(|row| row.rank.host > 0);
+    let mut heads = vec!["strategy".to_owned()];
+    heads.extend(used.iter().map(|&at| parts[at].to_owned()));
+    heads.extend(["total", "", "longest row", "rows"].map(str::to_owned));
+    heads.extend(hosted.then(|| "on the host".to_owned()));
+    let mut lines = vec![heads];
+    for (at, row) in plan.rows.iter().enumerate() {
+        let mark = if plan.recommended == Some(at) { "* " } else { "  " };
+        let mut line = vec![format!("{mark}{}", row.way.name())];
+        line.extend(used.iter().map(|&at| figure(row.rank.parts()[at].1)));
+        line.extend([figure(row.total), row.fit.name().to_owned(), limit(row.longest), limit(row.rows)]);
+        line.extend(hosted.then(|| figure(row.rank.host)));
+        lines.push(line);
+    }
+    let _ = writeln!(out, "\n{name} of one rank, at most:\n{}", columns(&lines));
+    let _ = writeln!(out, "{}{}", if plan.recommended.is_some() { "recommended: " } else { "" }, plan.reason);
+    for (text, total) in &plan.helps {
+        let verdict = if *total <= machine.memory { Fit::Fits.name() } else { "not enough alone" };
+        let _ = writeln!(out, "  {text}: {} ({verdict})", human_bytes(*total));
+    }
+    let mut lines = vec![["kept for backward", "activations", "total"].map(str::to_owned).to_vec()];
+    lines.extend(checkpointing.iter().map(|(name, acts, total)| vec![name.clone(), figure(*acts), figure(*total)]));
+    let _ = write!(out, "\n{}", columns(&lines));
+    let states = optimizers.iter().map(|(name, bytes)| format!("{name} {}", human_bytes(*bytes)));
+    let _ = writeln!(out, "\noptimizer states, unshared: {}", states.collect::<Vec<_>>().join(", "));
+    if let Some(time) = time {
+        let _ = writeln!(
+            out,
+            "time: {} a step of {} tokens, {} tokens/s ({:.3e} FLOP a step; {})",
+            human_seconds(time.seconds_per_step),
+            grouped(time.tokens_per_step as u64),
+            grouped(time.tokens_per_second.round() as u64),
+            time.flops_per_step,
+            time.basis
+        );
+        if let Some(seconds) = time.seconds {
+            let _ = writeln!(out, "      {} for train.max_steps", human_seconds(seconds));
+        }
+    }
+    for note in notes {
+        let _ = writeln!(out, "note: {note}");
+    }
+    out
+}
+
+/// Lines of cells, the first left-aligned, the others right-aligned.
+fn columns(lines: &[Vec<String>]) -> String {
+    let width =
+        |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let mut out = String::new();
+    for line in lines {
+        let cell = |(at, cell): (usize, &String)| {
+            if at == 0 {
+                format!("{cell:<width$}", width = width(0))
+            } else {
+                format!("{cell:>width$}", width = width(at))
+            }
+        };
+        let text = line.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ");
+        let _ = writeln!(out, "{}", text.trim_end());
+    }
+    out
+}

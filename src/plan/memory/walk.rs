@@ -1,0 +1,177 @@
+//! One micro-batch walked as `model::decoder` walks it, block by block, with nothing but takes and returns: what the pools
+//! hold afterwards, and how much of it waits for the backward pass.
+use super::block::{Block, Feed, How, Pools};
+use super::parts::{Modules, Moe};
+use super::pool::{Act, LANES, Layout, Pool};
+use super::{Device, Job, Pass, Policy};
+
+/// What a walk's pools come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Walked {
+    /// Bytes that wait for the backward pass when the head begins.
+    pub kept: u64,
+    /// Bytes of all buffers of the walk, those that wait included.
+    pub pools: u64,
+    /// Bytes of a chunk of logits and what belongs to it.
+    pub head: u64,
+}
+
+/// The pools after a walk. They depend on the number of tokens only where few tokens leave experts without any.
+#[derive(Debug)]
+pub(super) struct Shape {
+    waiting: Pool,
+    main: Pool,
+    /// Of each block with experts its pool when the head begins and at the end, and what says how long its buffers are.
+    experts: Vec<(Pool, Pool, Moe, How)>,
+    head: Pool,
+}
+
+/// Whether any of the experts of a walk of `pass` is left without tokens decides its shape: how many see any, in blocks
+/// that work on all tokens, and in the last.
+pub(super) fn experts_in_use(job: &Job<'_>, pass: &Pass) -> [u64; 2] {
+    let used = |tokens: u64| {
+        job.arch.experts.as_ref().map_or(0, |experts| (tokens * experts.per_token as u64).min(experts.count as u64))
+    };
+    [used(pass.tokens), used(pass.labelled)]
+}
+
+/// Walks `pass` forward and backward.
+pub(super) fn walk(job: &Job<'_>, pass: &Pass) -> Shape {
+    let (arch, hidden) = (job.arch, job.arch.hidden_size as u64);
+    let trains = |tensor: &str| job.trained.tensors.contains(tensor);
+    let modules = Modules::new(arch, &job.trained);
+    let blocks: Vec<Block> =
+        (0..arch.num_hidden_layers).map(|layer| Block::new(arch, &modules, trains, layer)).collect();
+    let last = blocks.len() - 1;
+    let embeds = trains("model.embed_tokens.weight") || !arch.new_tokens.is_empty();
+    let lowest = if embeds { 0 } else { blocks.iter().position(|block| block.trains).unwrap_or(blocks.len()) };
+    let balanced = arch.experts.as_ref().is_some_and(|experts| experts.balance.is_some());
+    let how_of = |index: usize| {
+        let picked = index == last && !balanced;
+        // What is kept in bfloat16 is rounded: what follows from it is then computed again.
+        let whole = job.policy(index) == Policy::None && (!job.narrow || index == last);
+        How { dropout: job.dropout, picked, rows: if picked { pass.labelled } else { pass.tokens }, whole }
+    };
+
+    let mut main = Pool::default();
+    let mut owns = vec![Pool::default(); blocks.len()];
+    // Rotary tables: cosines and sines of all tokens, and of the labelled ones.
+    let halves = arch.ropes.iter().map(|rope| rope.rotary_dim as u64 / 2);
+    let tables: Vec<Act> = halves.flat_map(|half| [half; 4]).map(|half| main.take(half)).collect();
+    let mut x = main.take(hidden);
+    let mut kept = Vec::with_capacity(blocks.len());
+    for (index, block) in blocks.iter().enumerate() {
+        let mut pools = Pools { main: &mut main, own: &mut owns[index] };
+        let (y, saved) = block.forward(&mut pools, how_of(index));
+        let input = std::mem::replace(&mut x, y);
+        let saved = if job.policy(index) != Policy::Full || index == last {
+            Some(saved)
+        } else {
+            saved.give(&mut pools);
+            None
+        };
+        if index < lowest {
+            pools.main.give(input);
+            if let Some(saved) = saved {
+                saved.give(&mut pools);
+            }
+            kept.push(None);
+        } else if job.narrow && index != last {
+            let input = pools.main.narrow(input);
+            kept.push(Some((input, saved.map(|saved| saved.map(&mut pools, Pool::narrow)))));
+        } else {
+            kept.push(Some((input, saved)));
+        }
+    }
+    if balanced {
+        let rows = main.take(hidden);
+        main.give(std::mem::replace(&mut x, rows));
+    }
+    let (waiting, waiting_own) = (main.clone(), owns.clone());
+
+    let head = head(job, &mut main);
+    main.give(x);
+    let mut dy = main.take(hidden);
+    if balanced {
+        let all = main.take(hidden);
+        main.give(std::mem::replace(&mut dy, all));
+    }
+    dy = rounded(job, &mut main, dy, hidden);
+    for (index, block) in blocks.iter().enumerate().rev() {
+        let Some((x, saved)) = kept.pop().flatten() else { break };
+        let mut pools = Pools { main: &mut main, own: &mut owns[index] };
+        let x = pools.main.widen(x);
+        let saved = if let Some(saved) = saved {
+            saved.map(&mut pools, Pool::widen)
+        } else {
+            let (y, saved) = block.forward(&mut pools, How { whole: false, ..how_of(index) });
+            pools.main.give(y);
+            saved
+        };
+        let want_dx = index > lowest || embeds;
+        let dx = block.backward(&mut pools, saved, dy, how_of(index), want_dx);
+        dy = match dx {
+            Some(dx) => rounded(job, pools.main, dx, hidden),
+            None => pools.main.take(0),
+        };
+        pools.main.give(x);
+    }
+    main.give(dy);
+    main.give_all(tables);
+    let own = waiting_own.into_iter().zip(owns).zip(&blocks).enumerate();
+    let experts = own.filter_map(|(index, ((waiting, own), block))| match &block.feed {
+        Feed::Sparse(moe) => Some((waiting, own, moe.clone(), how_of(index))),
+        Feed::Dense(_) => None,
+    });
+    Shape { waiting, main, experts: experts.collect(), head }
+}
+
+impl Shape {
+    /// The pools' bytes for `pass`.
+    pub(super) fn bytes(&self, job: &Job<'_>, pass: &Pass, device: Device) -> Walked {
+        let (layout, logits) = match device {
+            Device::Cpu => (Layout::Panels, Layout::Panels),
+            Device::Gpu => (Layout::Rows(2), Layout::Rows(4)),
+        };
+        // An adapter's rows take part as tokens where norms of DoRA are found.
+        let dora = job.trained.adapters.values().filter(|it| it.is_dora()).map(|it| it.rank() as u64);
+        let tokens = pass.tokens.max(dora.max().unwrap_or(0));
+        let (mut kept, mut pools) = (self.waiting.bytes_out(layout, tokens), self.main.bytes(layout, tokens));
+        for (waiting, own, moe, how) in &self.experts {
+            let tokens = if how.picked { pass.labelled } else { pass.tokens };
+            let each = match device {
+                Device::Cpu => moe.panels(tokens) * LANES,
+                Device::Gpu => moe.use_of(tokens).0,
+            };
+            kept += waiting.bytes_out(layout, each);
+            pools += own.bytes(layout, each);
+        }
+        let chunk = super::head_chunk(job.arch.vocab_size) as u64;
+        Walked { kept, pools, head: self.head.bytes(logits, chunk.min(pass.labelled)) }
+    }
+}
+
+/// A gradient between blocks, rounded to float16 and back where activations are kept so.
+fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
+    if job.rounds_gradients {
+        main.pass([hidden.div_ceil(2), hidden]);
+    }
+    gradient
+}
+
+/// The head's own pool, after what it takes from the walk's.
+fn head(job: &Job<'_>, main: &mut Pool) -> Pool {
+    let (arch, hidden) = (job.arch, job.arch.hidden_size as u64);
+    let name = if arch.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
+    let trained = job.trained.tensors.contains(name);
+    let rows = Some(arch.new_tokens.len() as u64).filter(|&rows| rows > 0 && !trained);
+    // The normed rows and their statistics, the gradient of these, that of the input.
+    main.pass([hidden, 1, hidden, hidden]);
+    let vocabulary = arch.vocab_size as u64;
+    let capped = arch.logit_softcap.is_some().then_some(vocabulary);
+    let chunk = [hidden, vocabulary].into_iter().chain(capped).chain([hidden]);
+    let gradient = (trained || rows.is_some()).then_some(hidden.next_multiple_of(LANES));
+    let mut pool = Pool::default();
+    pool.pass(chunk.chain(rows).chain(gradient));
+    pool
+}

@@ -1,0 +1,47 @@
+//! How fast this machine trains, as `tunesmith bench` measured it last: kept in the cache folder, for `tunesmith plan`.
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::machine::Machine;
+use crate::data::cache_dir;
+
+/// A measured speed, and what it was measured on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Rate {
+    /// The processor's name.
+    pub processor: String,
+    /// Threads.
+    pub threads: usize,
+    /// Instruction set.
+    pub simd: String,
+    /// What was trained.
+    pub shape: String,
+    /// How.
+    pub mode: String,
+    /// Floating-point operations per second, those of blocks that are run again included.
+    pub flops: f64,
+}
+
+fn path() -> Option<PathBuf> {
+    cache_dir().map(|dir| dir.join("rate.json"))
+}
+
+impl Rate {
+    /// Keeps it; where the folder cannot be written it is not kept.
+    pub fn keep(&self) {
+        let (Some(path), Ok(text)) = (path(), serde_json::to_string_pretty(self)) else { return };
+        let folder = path.parent().map(std::fs::create_dir_all);
+        if matches!(folder, Some(Ok(()))) {
+            let staged = path.with_extension(format!("{}.tmp", std::process::id()));
+            let _ = std::fs::write(&staged, text).and_then(|()| std::fs::rename(&staged, &path));
+        }
+    }
+
+    /// What was kept of this machine with so many threads.
+    pub fn known(threads: usize) -> Option<Self> {
+        let rate: Self = serde_json::from_str(&std::fs::read_to_string(path()?).ok()?).ok()?;
+        let ours = rate.processor == Machine::detect().processor && rate.threads == threads;
+        (ours && rate.flops.is_finite() && rate.flops > 0.0).then_some(rate)
+    }
+}

@@ -1,0 +1,205 @@
+//! `tunesmith plan`: the prediction of memory against what the engine holds.
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{Config, Dtype, Mode, load_text};
+use tunesmith::data::batch::{Batch, Example, IGNORE};
+use tunesmith::model::Model;
+use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
+use tunesmith::train::budget;
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn arch(name: &str) -> Arch {
+    let dir: PathBuf = root().join("tests/golden/a").join(name).join("model");
+    Arch::from_dir(&dir).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Rows of these lengths, of which the first tokens carry no label.
+fn batch(vocabulary: usize, lengths: &[usize], unlabelled: usize) -> Batch {
+    let row = |(row, &length): (usize, &usize)| {
+        let input_ids: Vec<u32> = (0..length).map(|at| ((row * 31 + at * 17) % vocabulary) as u32).collect();
+        let label = |(at, &id): (usize, &u32)| if at < unlabelled { IGNORE } else { id as i32 };
+        Example { labels: input_ids.iter().enumerate().map(label).collect(), input_ids }
+    };
+    let rows: Vec<Example> = lengths.iter().enumerate().map(row).collect();
+    Batch::from_examples(&rows)
+}
+
+fn config(text: &str) -> Config {
+    load_text(Path::new("case"), text).unwrap_or_else(|error| panic!("{text}: {error}")).config
+}
+
+/// Bytes that the pools hold after a pass, and as they were predicted.
+fn held_and_predicted(arch: &Arch, config: &Config, batch: &Batch) -> ([u64; 2], [u64; 2]) {
+    let mut model = Model::load(arch, None, config).unwrap();
+    model.params.zero_grads();
+    model.forward_backward(batch, 1.0, 1.0, 0).unwrap();
+    // What the first pass took while buffers grew is gone after the second.
+    model.forward_backward(batch, 1.0, 1.0, 0).unwrap();
+    let predictor = Predictor::new(budget::job(config, arch, Storage::F32, None).unwrap(), Device::Cpu);
+    let longest = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap();
+    let walked = predictor.activations(&Pass {
+        tokens: batch.tokens.len() as u64,
+        longest: longest as u64,
+        labelled: batch.label_tokens() as u64,
+    });
+    (model.idle_bytes(), [walked.pools, walked.head])
+}
+
+const LORA: &str = "tuning: {lora: {r: 4}}";
+const MODES: [(&str, &str); 15] = [
+    ("lora", LORA),
+    ("lora on q alone", "tuning: {lora: {r: 4, target_modules: [q_proj]}}"),
+    ("upper blocks", "tuning: {lora: {r: 4, layers_to_transform: [1]}}"),
+    ("checkpointing", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: true}}"),
+    ("one block", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: {full: 1}}}"),
+    ("bf16", "{tuning: {lora: {r: 3}}, train: {bf16: true}}"),
+    ("bf16 and checkpointing", "{tuning: {lora: {r: 3}}, train: {bf16: true, gradient_checkpointing: true}}"),
+    ("dropout", "tuning: {lora: {r: 4, lora_dropout: 0.1}}"),
+    ("dora", "tuning: {lora: {r: 4, use_dora: true, lora_dropout: 0.1}}"),
+    ("head", "tuning: {lora: {r: 4, modules_to_save: [model.norm]}}"),
+    ("full", "tuning: {mode: full}"),
+    ("all is kept", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: none}}"),
+    ("factors", "tuning: {mode: ia3}"),
+    ("float16", "{tuning: {lora: {r: 3}}, train: {fp16: true}}"),
+    ("last block", "tuning: {mode: freeze, freeze: {trainable_layers: 1}}"),
+];
+
+#[test]
+fn buffers_are_predicted_to_the_byte() {
+    let families =
+        ["llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "mistral", "smollm3", "olmo2", "granite", "phi3"];
+    let mut count = 0;
+    for family in families {
+        let arch = arch(family);
+        for (name, text) in MODES {
+            if family == "phi3" && name == "lora on q alone" {
+                continue; // its projections are one module
+            }
+            let batch = batch(arch.vocab_size, &[70, 33], 5);
+            let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+            assert_eq!(held, predicted, "{family}, {name}");
+            count += 1;
+        }
+    }
+    assert_eq!(count, 11 * 15 - 1);
+}
+
+#[test]
+fn experts_are_predicted_as_if_they_were_used_alike() {
+    for family in ["mixtral", "qwen2_moe", "qwen3_moe"] {
+        let arch = arch(family);
+        for (name, text) in [MODES[0], MODES[3], MODES[5], MODES[10], MODES[11]] {
+            let batch = batch(arch.vocab_size, &[600, 500], 5);
+            let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+            let ratio = predicted[0] as f64 / held[0] as f64;
+            assert!((0.85..1.25).contains(&ratio), "{family}, {name}: {predicted:?} for {held:?}");
+            assert_eq!(held[1], predicted[1], "{family}, {name}");
+        }
+    }
+}
+
+#[test]
+fn large_vocabularies_and_long_batches_are_cut_into_chunks() {
+    let mut arch = arch("llama");
+    arch.vocab_size = 70_000;
+    let batch = batch(1000, &[400, 300], 0);
+    let (held, predicted) = held_and_predicted(&arch, &config(LORA), &batch);
+    assert_eq!(held, predicted);
+    let mut narrow = config(LORA);
+    (narrow.model.dtype, narrow.tuning.mode) = (Dtype::Bfloat16, Mode::Lora);
+    let (held, predicted) = held_and_predicted(&arch, &narrow, &batch);
+    assert_eq!(held, predicted);
+}
+
+/// `tunesmith` with these words, in a place where no speed of this machine is known.
+fn tunesmith(words: &[&str]) -> Output {
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tunesmith"));
+    command.current_dir(root()).env_clear().env("XDG_CACHE_HOME", cache.path()).args(words);
+    command.output().expect("the program runs")
+}
+
+fn stdout(words: &[&str]) -> String {
+    let output = tunesmith(words);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// Public shapes with the shipped configurations, and the file that holds what `plan` says of them.
+const TABLES: [(&str, &str); 4] = [
+    ("qwen2.5-7b", "configs/rtx4090_sli.yaml --model tests/golden/plan/qwen2.5-7b --gpus 2 --vram 24GiB --tflops 60"),
+    ("gemma-27b", "configs/a100_pair.yaml --model tests/golden/plan/gemma-27b --gpus 2 --vram 80GiB --tflops 150"),
+    (
+        "llama-70b",
+        "configs/h200_quad.yaml --model tests/golden/plan/llama-70b/config.json --gpus 4 --vram 141GB --tflops 400",
+    ),
+    ("projection-4.4b", "tests/golden/plan/projection.yaml --gpus 4 --vram 24GiB --tflops 60"),
+];
+
+#[test]
+fn tables_of_public_shapes_are_as_they_were_reviewed() {
+    for (name, words) in TABLES {
+        let file = format!("tests/golden/plan/{name}.txt");
+        let found = stdout(&["plan"].into_iter().chain(words.split(' ')).collect::<Vec<_>>());
+        let expected = std::fs::read_to_string(root().join(&file)).unwrap_or_default();
+        assert_eq!(found, expected, "look at it, then: cargo run -q -- plan {words} > {file}");
+    }
+}
+
+#[test]
+fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
+    let model = "--model=tests/golden/plan/qwen2.5-7b";
+    for config in ["rtx4090_sli", "a100_pair", "h200_quad", "multi_gpu_config", "run_lora", "run_full"] {
+        let config = format!("configs/{config}.yaml");
+        stdout(&["plan", &config, model, "--gpus", "2", "--vram", "24GiB"]);
+    }
+    let refused = |words: &[&str], part: &str| {
+        let output = tunesmith(words);
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && text.contains(part), "{words:?}: {text}");
+    };
+    refused(&["plan", model, "--gpus", "2"], "--vram");
+    refused(&["plan", model, "--vram", "24 elephants"], "24GiB");
+    refused(&["plan", model, "TRAIN_STRATEGY=zero9"], "train.strategy");
+    refused(&["plan"], "no configuration file");
+    refused(&["plan", "--model", "/no/such/folder"], "/no/such/folder");
+}
+
+#[test]
+fn json_says_the_same_and_what_does_not_fit_says_what_helps() {
+    let words = ["plan", "--model=tests/golden/plan/qwen2.5-7b", "--gpus=1", "--vram=12GiB", "--json"];
+    let json: serde_json::Value = serde_json::from_str(&stdout(&words)).expect("JSON");
+    assert_eq!(json["machine"]["memory"], 12u64 << 30);
+    assert_eq!(json["plan"]["recommended"], serde_json::Value::Null);
+    let helps = json["plan"]["helps"].as_array().expect("a list");
+    assert_eq!(helps[0][0], "tuning.mode: qlora", "{helps:?}");
+    let row = &json["plan"]["rows"][0];
+    let parts: u64 = row["rank"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .filter(|(name, _)| *name != "host")
+        .map(|(_, it)| it.as_u64().unwrap())
+        .sum();
+    assert_eq!(row["total"], parts);
+}
+
+#[test]
+fn a_longer_row_than_the_longest_does_not_fit() {
+    let words = "plan --model=tests/golden/plan/qwen2.5-7b --device=cpu --vram=64GiB --json TRAIN_NUM_THREADS=2 TRAIN_MAX_TOKENS_PER_PASS=null";
+    let plan = |more: &[String]| -> serde_json::Value {
+        let words: Vec<&str> = words.split(' ').chain(more.iter().map(String::as_str)).collect();
+        serde_json::from_str(&stdout(&words)).expect("JSON")
+    };
+    let longest = plan(&[])["plan"]["rows"][0]["longest"]["upto"].as_u64().expect("a length");
+    let fit = |length: u64| {
+        let words = ["TRAIN_BATCH_SIZE=1".to_owned(), format!("MODEL_MAX_SEQ_LEN={length}")];
+        plan(&words)["plan"]["rows"][0]["fit"].as_str().map(str::to_owned)
+    };
+    assert_eq!((fit(longest).as_deref(), fit(longest + 16).as_deref()), (Some("tight"), Some("no")), "{longest}");
+}
