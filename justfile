@@ -60,7 +60,15 @@ install *ARGS:
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
 
-# the same with TensorBoard beside it, on TB_PORT, stopped afterwards
+# fine-tunes with several ranks on this machine: just train-distributed CONFIG=configs/run_lora.yaml NPROC=2
+[group('train')]
+[no-exit-message]
+@train-distributed *ARGS: _build
+    nproc=${NPROC:-auto}; left=$#; while [ "$left" -gt 0 ]; do \
+        case $1 in NPROC=*) nproc=${1#NPROC=} ;; NUM_GPUS=*) export "$1" ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
+    done; "{{ tunesmith }}" launch --nproc "$nproc" -- train "$@"
+
+# `train` with TensorBoard beside it, on TB_PORT, stopped afterwards
 [group('train')]
 [no-exit-message]
 @train-with-tb *ARGS: _build
@@ -108,6 +116,11 @@ install *ARGS:
 [no-exit-message]
 @import *ARGS: _build
     "{{ tunesmith }}" import "$@"
+
+# builds the engine that ranks as processes talk through (needs a C++ compiler and Debian's libgloo-dev)
+[group('develop')]
+@gloo:
+    shim/gloo/build
 
 # formatting and lints
 [group('develop')]

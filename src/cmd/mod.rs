@@ -6,9 +6,12 @@ pub mod args;
 pub mod bench;
 pub mod config;
 pub mod data;
+pub mod devices;
 pub mod doctor;
 pub mod download;
+pub mod failure;
 pub mod import;
+pub mod launch;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -39,6 +42,8 @@ enum Command {
     Config(config::Args),
     /// Fine-tune a model
     Train(train::Args),
+    /// Train with several ranks: start them on this machine, show their output, end them together
+    Launch(launch::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
     /// Fetch a model or a data set of the hub into the cache, or into a folder
@@ -60,6 +65,7 @@ impl Command {
         match self {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
+            Self::Launch(args) => launch::run(args),
             Self::Data(args) => data::run(args),
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
@@ -84,7 +90,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            terminal::print_error(&error);
+            if !failure::report(&error) {
+                terminal::print_error(&error);
+            }
             ExitCode::from(error.kind().exit_code())
         }
     }

@@ -1,6 +1,6 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::Resolved;
-use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
+use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, Strategy};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         warms,
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    both(
+        train.dp_ranks.is_some() && train.strategy != Strategy::Dp,
+        "train.dp_ranks",
+        "train.strategy",
+        "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);

@@ -62,13 +62,13 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// The order of training that the configuration asks for.
-    pub fn sampler(&self, config: &Config) -> Sampler {
+    /// The order of training that the configuration asks for, with so many ranks: a step has the micro-batches of all.
+    pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
             SamplerOptions {
                 batch_size: config.train.batch_size,
-                grad_accum: config.train.grad_accum,
+                grad_accum: config.train.grad_accum * ranks,
                 seed: data_seed(config),
                 shuffle: config.data.shuffle,
                 group_by_length: config.train.group_by_length,

@@ -12,6 +12,7 @@ use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
 use crate::checkpoint::{self, TrainState, atomic, disk::RealDisk};
+use crate::comm::Collectives;
 use crate::config::Resolved;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -45,6 +46,7 @@ impl<'a> Session<'a> {
         stop: &'a Stop,
         observer: &'a dyn Observer,
         mut prepared: Prepared,
+        comm: Box<dyn Collectives>,
     ) -> Result<Self> {
         let saved = prepared.resume.take();
         let stamp = match &saved {
@@ -85,6 +87,7 @@ impl<'a> Session<'a> {
             resolved,
             stop,
             observer,
+            comm,
             model,
             optimizer,
             ema,
@@ -106,7 +109,11 @@ impl<'a> Session<'a> {
     pub fn open(&mut self, options: &Options, began: Instant) -> Result<()> {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
-        self.prepared.lock.keep();
+        let Some(lock) = &mut self.prepared.lock else {
+            self.done.preparing = began.elapsed();
+            return Ok(());
+        };
+        lock.keep();
         if options.overwrite {
             output::clear(output_dir)?;
         }

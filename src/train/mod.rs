@@ -13,6 +13,7 @@ pub mod optimizer;
 pub mod output;
 mod prepare;
 pub mod progress;
+pub mod ranks;
 mod record;
 pub mod report;
 pub mod run;

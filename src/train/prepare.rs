@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
+use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
 use super::{adapter, output, trained};
@@ -48,8 +49,10 @@ pub struct Prepared {
     pub trainable: u64,
     /// The bytes that the optimizer and the averages keep beside them.
     pub optimizer_bytes: u64,
-    /// Holds the output directory.
-    pub lock: DirLock,
+    /// Holds the output directory; only the first rank does.
+    pub lock: Option<DirLock>,
+    /// How many ranks there are, and how they came about.
+    pub ranks: (usize, String),
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -68,7 +71,13 @@ pub struct Prepared {
 ///
 /// # Errors
 /// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint.
-pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
+pub fn prepare(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: &Seat,
+) -> Result<Prepared> {
     if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
         return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
     }
@@ -119,25 +128,29 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     for source in [&model_dir].into_iter().chain(&config.tuning.adapter).chain(&config.tuning.adapters) {
         refuse_own_source(source, output_dir)?;
     }
-    let lock = DirLock::acquire(output_dir)?;
-    stop.leaves_behind(lock.leftovers());
+    let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
+    if let Some(lock) = &lock {
+        stop.leaves_behind(lock.leftovers());
+    }
     let resume = find_checkpoint(&config, observer)?;
     let goes_on_here = resume.is_some() && resumes_here(&config);
-    if !goes_on_here && !options.overwrite {
+    if lock.is_some() && !goes_on_here && !options.overwrite {
         refuse_earlier_run(output_dir)?;
     }
 
     observer.event(&Event::Phase("reading the data"));
     let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
-    let sampler = dataset.sampler(&config);
-    let batches = batches(&config, &dataset, &sampler)?;
+    let sampler = dataset.sampler(&config, seat.world.size);
+    let batches = batches(&config, &dataset, &sampler, seat.world.size)?;
     let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
     // What is there already of this run, or goes before the first step, needs no further room.
     let held = if goes_on_here || options.overwrite { output::bytes_of_runs(output_dir) } else { 0 };
     // Where averages are published, the trained values stand beside them in a checkpoint.
     let averages = config.train.optim == Optim::ScheduleFreeAdamW;
     let state = optimizer_bytes + if averages { 4 * trainable } else { 0 };
-    check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+    if lock.is_some() {
+        check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+    }
     let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
@@ -152,6 +165,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         trainable,
         optimizer_bytes,
         lock,
+        ranks: (seat.world.size, seat.described.clone()),
         dataset,
         sampler,
         batches,
@@ -257,7 +271,7 @@ fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
     .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }
 
-fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batches> {
+fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler, world: usize) -> Result<Batches> {
     let train = &config.train;
     let batches = Batches::new(Request {
         rows: sampler.rows() as u64,
@@ -265,7 +279,7 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
         label_tokens: dataset.train.label_tokens() as u64,
         batch_size: train.batch_size as u64,
         grad_accum: train.grad_accum as u64,
-        world: 1,
+        world: world as u64,
         epochs: train.num_train_epochs,
         max_steps: train.max_steps,
         warmup_steps: train.warmup_steps,
@@ -309,6 +323,9 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        if self.ranks.0 > 1 {
+            facts.push(("ranks".to_owned(), self.ranks.1.clone()));
+        }
         let state = human_bytes(self.optimizer_bytes);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
@@ -351,7 +368,8 @@ impl Prepared {
             Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
             Mode::Full => Vec::new(),
         };
-        Ok(Stamp::new(&self.config, &self.placements, &saved, hashes))
+        let stamp = Stamp::new(&self.config, &self.placements, &saved, hashes);
+        Ok(Stamp { world_size: self.ranks.0, ..stamp })
     }
 }
 

@@ -2,11 +2,13 @@
 use std::time::Instant;
 
 use super::prepare;
-use super::progress::{Event, Observer};
+use super::progress::{Event, Observer, Quiet};
+use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
 use super::{finish, save};
+use crate::comm::env::Launch;
 use crate::config::Resolved;
 use crate::error::{Error, Result};
 
@@ -17,6 +19,8 @@ pub struct Options {
     pub allow: Vec<String>,
     /// Remove an earlier run's files from the output directory.
     pub overwrite: bool,
+    /// What the launcher says that started this process as one of several.
+    pub launch: Option<Launch>,
 }
 
 /// What a finished run amounts to.
@@ -38,25 +42,59 @@ pub struct Summary {
     pub facts: Vec<(String, String)>,
 }
 
-/// Trains as `resolved` says.
+/// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and is heard.
 ///
 /// # Errors
 /// Whatever is refused or fails; [`crate::Kind::Preempted`] when `stop` was requested and everything is saved;
 /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
-    let Some(threads) = resolved.config.train.num_threads else {
-        return run_here(resolved, options, stop, observer);
+    let mut seats = ranks::seats(&resolved.config, options.launch.as_ref())?;
+    let others = seats.split_off(1);
+    let first = seats.remove(0);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = others
+            .into_iter()
+            .map(|seat| scope.spawn(move || on_threads(resolved, options, stop, &Quiet, seat)))
+            .collect();
+        let mut results = vec![on_threads(resolved, options, stop, observer, first)];
+        for other in others {
+            results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        ranks::cause(results)
+    })
+}
+
+/// One rank, on its share of the cores.
+fn on_threads(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: Seat,
+) -> Result<Summary> {
+    let observer = if seat.world.is_first() { observer } else { &Quiet };
+    let Some(threads) = seat.threads(resolved.config.train.num_threads) else {
+        return run_here(resolved, options, stop, observer, seat);
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("train.num_threads = {threads}: {error}")))?;
-    pool.install(|| run_here(resolved, options, stop, observer))
+    pool.install(|| run_here(resolved, options, stop, observer, seat))
 }
 
-fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
+fn run_here(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: Seat,
+) -> Result<Summary> {
     let began = Instant::now();
-    let prepared = prepare::prepare(resolved, options, stop, observer)?;
+    let prepared = seat.in_turn(|| prepare::prepare(resolved, options, stop, observer, &seat))?;
     prepared.announce(observer);
-    let mut session = Session::load(resolved, options, stop, observer, prepared)?;
+    // Only now: preparing may take longer than an operation between ranks may.
+    let comm = seat.connect()?;
+    let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
+    session.agree()?;
     stop.enter_loop()?;
     session.open(options, began)?;
     observer.event(&Event::Started);
@@ -73,7 +111,7 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             session.evaluate()?;
             save::point_best(session)?;
         }
-        let stop = session.stop.requested();
+        let stop = session.asked_to_stop()?;
         let outcome = match session.state.step {
             step if step >= total => Some(Outcome::Completed),
             _ if session.is_stale() => Some(Outcome::StoppedEarly),
@@ -85,7 +123,11 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             session.observer.event(&Event::Saved(&saved));
         }
         match (stop, outcome) {
-            (Some(why), _) => return Err(interrupted(session, why)),
+            (Some(why), _) => {
+                // Nobody leaves before everything is saved: a launcher may end the others when one has.
+                session.comm.barrier()?;
+                return Err(interrupted(session, why));
+            }
             (None, Some(outcome)) => return Ok(outcome),
             (None, None) => session.step()?,
         }

@@ -13,12 +13,17 @@ use crate::data;
 use crate::error::{Error, Result};
 use crate::model;
 
-/// Writes the checkpoint of the step that was done last, and removes those that are no longer wanted.
+/// Writes the checkpoint of the step that was done last, and removes those that are no longer wanted; of several ranks
+/// the first does so.
 ///
 /// # Errors
 /// The disk; older checkpoints then stand as they were.
 pub fn checkpoint(session: &mut Session<'_>) -> Result<PathBuf> {
     let began = Instant::now();
+    if !session.writes() {
+        session.saved = session.state.step;
+        return Ok(store::checkpoint_dir(&session.prepared.config.train.output_dir, session.saved));
+    }
     let stamp = match session.stamp.take() {
         Some(stamp) => stamp,
         None => session.prepared.stamp()?,
@@ -65,7 +70,7 @@ pub fn checkpoint(session: &mut Session<'_>) -> Result<PathBuf> {
 /// # Errors
 /// The disk.
 pub fn point_best(session: &Session<'_>) -> Result<Option<PathBuf>> {
-    let best = best_dir(session);
+    let best = best_dir(session).filter(|_| session.writes());
     if let Some(best) = &best {
         checkpoint::set_best(&session.prepared.config.train.output_dir, best)?;
     }

@@ -9,7 +9,7 @@ use super::step::{StepStats, step};
 use super::tensorboard::EventWriter;
 use super::{feed, machine, norms};
 use crate::checkpoint::{Stamp, TrainState};
-use crate::comm::single::Single;
+use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -25,6 +25,8 @@ pub struct Session<'a> {
     pub observer: &'a dyn Observer,
     /// Data, order, schedule.
     pub prepared: Prepared,
+    /// The way to the other ranks.
+    pub comm: Box<dyn Collectives>,
     /// The model with its trained values.
     pub model: Model,
     /// The optimizer with its state.
@@ -77,9 +79,10 @@ impl Session<'_> {
         let began = Instant::now();
         let train = &self.resolved.config.train;
         let rows = self.prepared.sampler.next_step();
-        let batches = feed::batches(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass)?;
+        let batches =
+            feed::batches_of(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass, self.comm.world())?;
         let rate = self.prepared.schedule.lr(self.state.step);
-        let stats = step(&mut self.model, &mut self.optimizer, &Single, &batches, rate, train.max_grad_norm)?;
+        let stats = step(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, train.max_grad_norm)?;
         if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
             ema.update(self.model.params.values(), self.optimizer.step);
         }
@@ -133,7 +136,10 @@ impl Session<'_> {
         self.write(&Line::Step(line.clone()))?;
         let total = self.prepared.batches.total_steps;
         let shown = step.is_multiple_of(self.config().train.logging_steps) || step == total;
+        let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
+            let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
+            events.scalars(step, &by_rank)?;
             events.scalars(
                 step,
                 &[
@@ -207,10 +213,14 @@ impl Session<'_> {
     fn validation_loss(&self) -> Result<Option<(f64, u64)>> {
         let Some(validation) = &self.prepared.dataset.validation else { return Ok(None) };
         let train = &self.resolved.config.train;
-        let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0u64);
-        for start in (0..validation.len()).step_by(train.eval_batch_size) {
+        let (mut sum, mut weight, mut label_tokens, mut gave_up) = (0.0, 0.0, 0u64, 0u64);
+        let world = self.comm.world();
+        // Each rank every so many batches; the sums are put together at the end.
+        let starts = (0..validation.len()).step_by(train.eval_batch_size);
+        for start in starts.skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
-                return Ok(None);
+                gave_up = 1;
+                break;
             }
             let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
             for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
@@ -219,7 +229,12 @@ impl Session<'_> {
                 sum += self.model.loss(&batch)?;
             }
         }
-        Ok(Some((if weight > 0.0 { sum / weight } else { 0.0 }, label_tokens)))
+        let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
+        self.comm.all_reduce(&mut sums)?;
+        self.comm.all_reduce(&mut counts)?;
+        let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
+        let loss = if weight > 0.0 { sum / weight } else { 0.0 };
+        Ok((gave_up == 0).then_some((loss, label_tokens)))
     }
 
     /// Whether early stopping ends the run here.

@@ -10,6 +10,8 @@ use crate::optim::{Optimizer, clip};
 pub struct StepStats {
     /// Mean cross-entropy over the label tokens of the whole effective batch, each counted with its row's weight.
     pub loss: f64,
+    /// The same over this rank's part of it.
+    pub rank_loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
     /// Label tokens of the whole effective batch.
@@ -39,18 +41,20 @@ pub fn step(
     let mut counts = [
         micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
         micro_batches.iter().map(|batch| batch.tokens.len() as u64).sum(),
+        micro_batches.len() as u64,
     ];
-    comm.all_reduce_counts(&mut counts)?;
-    let [label_tokens, tokens] = counts;
-    let mut weight = [micro_batches.iter().map(Batch::label_weight).sum()];
-    comm.all_reduce_sums(&mut weight)?;
+    comm.all_reduce(&mut counts)?;
+    let [label_tokens, tokens, passes] = counts;
+    let own_weight: f64 = micro_batches.iter().map(Batch::label_weight).sum();
+    let mut weight = [own_weight];
+    comm.all_reduce(&mut weight)?;
     let [weight] = weight;
     let scale = if weight > 0.0 { 1.0 / weight as f32 } else { 0.0 };
 
     // Forward and backward.
     model.params.zero_grads();
     let mut total = 0.0;
-    let share = 1.0 / (micro_batches.len() * comm.world().size).max(1) as f32;
+    let share = 1.0 / passes.max(1) as f32;
     for batch in micro_batches {
         total += model.forward_backward(batch, scale, share, optimizer.step)?;
     }
@@ -58,7 +62,7 @@ pub fn step(
     // Reduce over ranks.
     comm.all_reduce(model.params.split_mut().1)?;
     let mut sum = [total];
-    comm.all_reduce_sums(&mut sum)?;
+    comm.all_reduce(&mut sum)?;
 
     // Update.
     let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };
@@ -69,5 +73,6 @@ pub fn step(
         let (values, grads) = model.params.split_mut();
         optimizer.update(values, grads, factor, rate);
     }
-    Ok(StepStats { loss, grad_norm, label_tokens, tokens, skipped })
+    let rank_loss = if own_weight > 0.0 { total / own_weight } else { 0.0 };
+    Ok(StepStats { loss, rank_loss, grad_norm, label_tokens, tokens, skipped })
 }
