@@ -121,6 +121,7 @@ pub const FREE: &[&str] = &[
     "train.dp_ranks",
     "train.ddp_bucket_cap_mb",
     "train.ddp_timeout",
+    "train.replica_check_steps",
     "data.num_proc",
     "data.cache_dir",
     "data.use_cache",

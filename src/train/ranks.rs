@@ -10,7 +10,7 @@ use crate::comm::gloo::{self, Gloo};
 use crate::comm::meet::{Door, Meeting, ranks};
 use crate::comm::single::Single;
 use crate::comm::threads::{self, Threads};
-use crate::comm::{Collectives, Limits, World};
+use crate::comm::{Collectives, Limits, World, bytes};
 use crate::config::{Config, Strategy};
 use crate::error::{Error, Kind, Result};
 
@@ -136,6 +136,31 @@ pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
     first.expect("a run has a rank")
 }
 
+fn hash(bytes: &[u8]) -> u64 {
+    let hash = blake3::hash(bytes);
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
+/// Holds the ranks' trained values against each other: they have seen the same sums and must be the same to the bit.
+///
+/// # Errors
+/// [`crate::Kind::Numeric`], naming the ranks that differ from most (of two: from rank 0); [`crate::Kind::Peer`].
+pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
+    if comm.world().size == 1 {
+        return Ok(());
+    }
+    let hashes = comm.collect(&[hash(bytes::of(values))])?;
+    let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
+    // Of equally many, the first.
+    let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
+    let odd: Vec<usize> = (0..hashes.len()).filter(|&rank| hashes[rank] != right).collect();
+    if odd.is_empty() {
+        return Ok(());
+    }
+    Err(Error::numeric(format!("after step {step} the trained values of {} are not those of the others", ranks(&odd)))
+        .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
+}
+
 impl Session<'_> {
     /// Refuses ranks that would not train the same model in the same way: other rows, settings, starting values.
     ///
@@ -144,16 +169,11 @@ impl Session<'_> {
     pub fn agree(&self) -> Result<()> {
         let Prepared { dataset, batches, settings, .. } = &self.prepared;
         let compared: Vec<_> = settings.iter().filter(|setting| stamp::COMPARED.contains(&&*setting.key)).collect();
-        let hash = |bytes: &[u8]| {
-            let hash = blake3::hash(bytes);
-            u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
-        };
         let text: Vec<String> = compared.iter().map(|setting| format!("{}={}", setting.key, setting.value)).collect();
-        let values: Vec<u8> = self.model.params.values().iter().flat_map(|value| value.to_le_bytes()).collect();
         let own = [
             hash(dataset.fingerprint.as_bytes()),
             hash(text.join("\n").as_bytes()),
-            hash(&values),
+            hash(bytes::of(self.model.params.values())),
             batches.total_steps,
             self.state.step,
         ];
@@ -213,5 +233,30 @@ mod tests {
         assert_eq!(cause(results).unwrap_err().kind(), Kind::Numeric);
         assert_eq!(cause::<()>(vec![Ok(()), peer()]).unwrap_err().kind(), Kind::Peer);
         assert_eq!(cause(vec![Ok(1), Ok(2)]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_replica_that_went_wrong_is_named() {
+        let told = |values: &[f32]| -> Vec<Option<Error>> {
+            let ranks = threads::world(values.len(), Limits::default());
+            std::thread::scope(|scope| {
+                let check = |(rank, &value)| {
+                    scope.spawn(move || {
+                        let rank: Threads = rank;
+                        compare_replicas(&rank, &[1.0, value], 7).err()
+                    })
+                };
+                let running: Vec<_> = ranks.into_iter().zip(values).map(check).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        assert!(told(&[2.0, 2.0, 2.0]).iter().all(Option::is_none));
+        for error in told(&[2.0, 3.0, 3.0]) {
+            let error = error.unwrap();
+            assert_eq!(error.kind(), Kind::Numeric);
+            assert!(error.message().contains("after step 7 the trained values of rank 0 are not"), "{error}");
+        }
+        // A bit that no comparison of numbers sees.
+        assert!(told(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));
     }
 }

@@ -7,7 +7,7 @@ use super::progress::{Event, Observer, Pace};
 use super::signals::Stop;
 use super::step::{StepStats, step};
 use super::tensorboard::EventWriter;
-use super::{feed, machine, norms};
+use super::{feed, machine, norms, ranks};
 use crate::checkpoint::{Stamp, TrainState};
 use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
@@ -93,6 +93,10 @@ impl Session<'_> {
         self.state.nonfinite_total += u64::from(stats.skipped);
         self.state.nonfinite_in_a_row = if stats.skipped { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
+        let every = self.config().train.replica_check_steps;
+        if every > 0 && self.state.step.is_multiple_of(every) {
+            ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step)?;
+        }
         if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
         }

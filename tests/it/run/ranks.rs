@@ -28,7 +28,7 @@ fn wait_for_lines(out: &Path, count: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while lines(out).len() < count {
         assert!(Instant::now() < deadline, "no {count} lines in {}", out.display());
-        std::thread::sleep(Duration::from_millis(5));
+        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -160,13 +160,14 @@ fn a_signal_to_the_launcher_or_to_one_rank_saves_once_and_a_resume_goes_on() {
         return;
     }
     let fixture = Fixture::new();
-    let config = fixture.config("run", &["train.max_steps: 40", "train.grad_accum: 1"]);
+    let config =
+        fixture.config("run", &["train.max_steps: 150", "train.grad_accum: 1", "train.learning_rate: 0.001"]);
     let straight = launch(&config, 2, &[]).wait_with_output().unwrap();
     assert!(straight.status.success(), "{}", said(&straight));
 
     let stopped = fixture.path("stopped");
     let to = format!("train.output_dir={}", stopped.display());
-    for (lines, to_launcher) in [(5, true), (15, false)] {
+    for (lines, to_launcher) in [(5, true), (40, false)] {
         let launcher = launch(&config, 2, &[&to, "--resume"]);
         wait_for_lines(&stopped, lines);
         let target = if to_launcher { i32::try_from(launcher.id()).unwrap() } else { children(launcher.id())[1] };
@@ -176,13 +177,17 @@ fn a_signal_to_the_launcher_or_to_one_rank_saves_once_and_a_resume_goes_on() {
         assert_eq!(said(&output).matches("everything is saved").count(), 1, "{}", said(&output));
     }
     // The same rows a step with one process, and then with two again.
-    let one = train(&config, &[&to, "--resume", "train.grad_accum=2", "train.max_steps=30"]);
-    assert!(one.status.success(), "{}", said(&one));
+    let words = ["train", config.to_str().unwrap(), &to, "--resume", "train.grad_accum=2"];
+    let one = tunesmith(&words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_lines(&stopped, 80);
+    send(i32::try_from(one.id()).unwrap(), libc::SIGTERM);
+    let one = one.wait_with_output().unwrap();
+    assert_eq!(one.status.code(), Some(75), "{}", said(&one));
     let last = launch(&config, 2, &[&to, "--resume"]).wait_with_output().unwrap();
     assert!(last.status.success(), "{}", said(&last));
     let difference = apart(&curve(&fixture.path("out"), "loss"), &curve(&stopped, "loss"));
     assert!(difference < 1e-5, "{difference:e}");
-    let other = train(&config, &[&to, "--resume", "train.max_steps=50"]);
+    let other = train(&config, &[&to, "--resume", "train.max_steps=200"]);
     assert_eq!(other.status.code(), Some(5), "half the rows a step is another run: {}", said(&other));
     assert!(said(&other).contains("world_size: 2 in the checkpoint, 1 now"), "{}", said(&other));
 }
