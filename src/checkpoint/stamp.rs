@@ -20,6 +20,12 @@ pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
     "model.dtype",
     "train.bf16",
+    "train.fp16",
+    "train.loss_scale",
+    "train.initial_scale_power",
+    "train.loss_scale_window",
+    "train.hysteresis",
+    "train.min_loss_scale",
     "tuning.lora.lora_dropout",
     "train.batch_size",
     "train.grad_accum",
@@ -59,6 +65,10 @@ pub const COVERED: &[&str] = &[
     "tuning.adapter",
     "tuning.adapters",
     "tuning.new_tokens",
+    "tuning.ia3.target_modules",
+    "tuning.ia3.feedforward_modules",
+    "tuning.ia3.exclude_modules",
+    "tuning.ia3.modules_to_save",
     "tuning.freeze.trainable_layers",
     "tuning.freeze.trainable_modules",
     "tuning.freeze.trainable_patterns",
@@ -145,7 +155,7 @@ pub struct Stamp {
     pub quantization: String,
     /// What is computed in.
     pub dtype: String,
-    /// `lora`, `full` or `freeze`.
+    /// `tuning.mode`.
     pub mode: String,
     /// Which modules have adapters, of which rank and scale, and what is trained in full.
     pub adapter: String,
@@ -199,14 +209,10 @@ impl Stamp {
             backend: "fused".into(),
             quantization: "none".into(),
             dtype: "float32".into(),
-            mode: match config.tuning.mode {
-                Mode::Lora => "lora".into(),
-                Mode::Full => "full".into(),
-                Mode::Freeze => "freeze".into(),
-            },
+            mode: config.tuning.mode.as_str().into(),
             adapter: match config.tuning.lora.init_lora_weights {
                 // What the adapter starts with is taken out of the base, at a resume too.
-                init if init.is_pissa() && !placements.is_empty() => {
+                init if init.is_pissa() && config.tuning.mode == Mode::Lora => {
                     format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
                 }
                 _ => describe_adapter(placements, saved),
@@ -297,7 +303,11 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     let mut hasher = blake3::Hasher::new();
     let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
     for placement in placements {
-        let Placement { module, r, alpha, scale, dora, .. } = placement;
+        let Placement { module, r, alpha, scale, dora, factors, .. } = placement;
+        if let Some(side) = factors {
+            hasher.update(format!("{module:?} {side:?}\n").as_bytes());
+            continue;
+        }
         let dora = if *dora { " dora" } else { "" };
         hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}{dora}\n").as_bytes());
         ranks.push(*r as f64);
@@ -305,6 +315,9 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     }
     hasher.update(format!("{saved:?}").as_bytes());
     let hash = &hasher.finalize().to_hex()[..16];
+    if placements.iter().any(|placement| placement.factors.is_some()) {
+        return format!("{} modules with factors; {} tensors in full; {hash}", placements.len(), saved.len());
+    }
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
 }

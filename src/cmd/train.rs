@@ -157,7 +157,8 @@ impl Console {
             ));
         }
         if skipped {
-            self.say(&format!("step {}: loss or gradients are not finite; the step was skipped\n", line.step));
+            let scale = line.loss_scale.map(|scale| format!(", the loss scale is now {scale}")).unwrap_or_default();
+            self.say(&format!("step {}: loss or gradients are not finite; the step was skipped{scale}\n", line.step));
         }
     }
 

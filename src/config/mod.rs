@@ -26,7 +26,7 @@ pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
-    Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
+    Config, DataConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
     TuningConfig,
 };
 pub use validate::is_hub_name;

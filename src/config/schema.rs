@@ -28,7 +28,7 @@ pub struct Config {
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 8] = [&MODEL, &TUNING, &LORA, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 9] = [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -64,7 +64,7 @@ section! {
 section! {
     /// What is trained.
     TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names.
+        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names, `ia3` factors.
         mode: Mode = Mode::Lora;
         /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
@@ -78,6 +78,8 @@ section! {
     nested {
         /// The section `tuning.lora`.
         lora: LoraConfig;
+        /// The section `tuning.ia3`.
+        ia3: Ia3Config;
         /// The section `tuning.freeze`.
         freeze: FreezeConfig;
     }
@@ -126,6 +128,22 @@ section! {
         init_lora_weights: InitLora = InitLora::Kaiming;
         /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
         loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
+    }
+}
+
+section! {
+    /// What `tuning.mode: ia3` trains; names and meaning are those of PEFT's `IA3Config`.
+    Ia3Config, IA3 = "tuning.ia3" at tuning.ia3 {
+        /// The layers that get factors, as in `tuning.lora.target_modules` (`null`: `k_proj`, `v_proj`, `down_proj`, and `qkv_proj` where
+        /// the three are one).
+        target_modules: Option<TargetModules> = None;
+        /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
+        /// expression (`null`: `down_proj`).
+        feedforward_modules: Option<TargetModules> = None;
+        /// Layers that get none all the same.
+        exclude_modules: Option<TargetModules> = None;
+        /// Modules that are trained in full and saved with the factors, such as `lm_head`.
+        modules_to_save: Vec<String> = Vec::new();
     }
 }
 
@@ -225,6 +243,19 @@ section! {
         /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
         /// Products are computed in float32.
         bf16: bool = false;
+        /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
+        /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
+        fp16: bool = false;
+        /// The loss scale of `fp16`; 0 for one that moves.
+        loss_scale: f64 = 0.0, range Range::at_least(0.0);
+        /// The moving loss scale starts at 2 to this power.
+        initial_scale_power: u64 = 16, range Range::within(0.0, 40.0);
+        /// After so many steps without overflow the moving loss scale is doubled.
+        loss_scale_window: u64 = 1000, range Range::at_least(1.0);
+        /// The overflow with which the moving loss scale is first halved; counted anew after it has been doubled.
+        hysteresis: u64 = 2, range Range::at_least(1.0);
+        /// The moving loss scale is never lower.
+        min_loss_scale: f64 = 1.0, range Range::greater_than(0.0);
         /// The seed of adapter initialisation and dropout.
         seed: u64 = 42;
         /// The seed of shuffling and splitting (`null`: `seed`).
@@ -261,8 +292,11 @@ section! {
         /// Whether to send buffers from rank 0 to the others.
         "ddp_broadcast_buffers" = [Scalar::Bool(false), Scalar::Null],
             because "the models have no buffers that training changes; remove the key";
-        /// Compute in float16.
-        "fp16" = [Scalar::Bool(false)], because "this version computes in float32; fp16 is not yet part of it";
+        /// Where the optimizer's state lies.
+        "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
+            because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
+        /// What gradients are kept in.
+        "gradient_dtype" = [Scalar::Str("float32")], because "gradients of what is trained are summed and kept in float32 alone";
     }
 }
 

@@ -1,6 +1,9 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
-use super::resolve::Resolved;
-use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, Strategy};
+use super::resolve::{Resolved, Setting, Source};
+use super::{
+    Config, Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, Strategy, TrainConfig,
+    schema,
+};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -46,11 +49,23 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.ema_decay",
         "the optimizer averages the weights itself; keep one",
     )?;
+    both(train.bf16 && train.fp16, "train.bf16", "train.fp16", "activations are kept in one of them; keep one")?;
+    let default = TrainConfig::default();
+    let scaling = [
+        (train.loss_scale != default.loss_scale, "train.loss_scale"),
+        (train.initial_scale_power != default.initial_scale_power, "train.initial_scale_power"),
+        (train.loss_scale_window != default.loss_scale_window, "train.loss_scale_window"),
+        (train.hysteresis != default.hysteresis, "train.hysteresis"),
+        (train.min_loss_scale != default.min_loss_scale, "train.min_loss_scale"),
+    ];
+    for (set, key) in scaling {
+        both(set && !train.fp16, key, "train.fp16", "gradients are scaled with fp16 only; set it, or remove the key")?;
+    }
     both(
-        tuning.mode != Mode::Lora && tuning.lora.loraplus_lr_ratio.is_some(),
-        "tuning.mode",
-        "tuning.lora.loraplus_lr_ratio",
-        "full training has no A and B; remove the ratio",
+        train.min_loss_scale > 2f64.powi(train.initial_scale_power as i32),
+        "train.min_loss_scale",
+        "train.initial_scale_power",
+        "the first loss scale would be below the lowest; raise the power",
     )?;
     both(
         train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
@@ -145,31 +160,74 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "packed rows are all of one length; keep one",
     )?;
     both(
-        tuning.mode != Mode::Lora && tuning.adapter.is_some(),
+        !tuning.mode.adapts() && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
-        "only mode: lora trains an adapter; use it, remove the adapter, or merge it with tuning.adapters",
+        "this mode trains no adapter; set mode: lora or ia3, remove the adapter, or merge it with tuning.adapters",
     )?;
-    let freeze = &tuning.freeze;
-    let names = [
-        (freeze.trainable_layers != 0, "tuning.freeze.trainable_layers"),
-        (!freeze.trainable_modules.is_empty(), "tuning.freeze.trainable_modules"),
-        (!freeze.trainable_patterns.is_empty(), "tuning.freeze.trainable_patterns"),
-    ];
-    for (set, key) in names {
-        both(
-            set && tuning.mode != Mode::Freeze,
-            key,
-            "tuning.mode",
-            "it says what mode: freeze trains; set that, or remove it",
-        )?;
-    }
+    both(
+        tuning.mode == Mode::Ia3 && !tuning.new_tokens.is_empty(),
+        "tuning.mode",
+        "tuning.new_tokens",
+        "PEFT's (IA)³ has no rows of tokens; use mode: lora, full or freeze",
+    )?;
+    of_another_mode(resolved)?;
     both(
         tuning.lora.init_lora_weights.is_pissa() && tuning.adapter.is_some(),
         "tuning.lora.init_lora_weights",
         "tuning.adapter",
         "an adapter to go on from has started already; remove one of them",
     )
+}
+
+/// The sections that one mode alone reads, and what to say where another is chosen.
+const OF_ONE_MODE: [(Mode, &str, &str); 3] = [
+    (Mode::Lora, "tuning.lora.", "it shapes an adapter, which this mode does not train; set mode: lora, or remove it"),
+    (Mode::Ia3, "tuning.ia3.", "it says what mode: ia3 trains; set that, or remove it"),
+    (Mode::Freeze, "tuning.freeze.", "it says what mode: freeze trains; set that, or remove it"),
+];
+
+/// Why `mode` does not read `key`, if it belongs to another mode.
+fn unread(key: &str, mode: Mode) -> Option<&'static str> {
+    let section = OF_ONE_MODE.iter().find(|(of, section, _)| *of != mode && key.starts_with(section));
+    section.map(|(.., why)| *why)
+}
+
+impl Setting {
+    /// Whether `mode` reads it: the shape of an adapter is nothing to full training.
+    pub fn is_read(&self, mode: Mode) -> bool {
+        unread(&self.key, mode).is_none()
+    }
+}
+
+/// Refuses settings that only another mode reads, where they are given as near to the user as the mode is: a file that
+/// is included may serve several modes, and a mode from the shell may override that of a file.
+fn of_another_mode(resolved: &Resolved) -> Result<()> {
+    let nearness = |source: &Source| match source {
+        Source::Default => 0,
+        Source::File { path, .. } if *path != resolved.path => 1,
+        Source::File { .. } => 2,
+        Source::Env(_) => 3,
+        Source::Word(_) => 4,
+        Source::Flag(_) => 5,
+    };
+    let (mode, chosen) = (resolved.config.tuning.mode, resolved.source("tuning.mode"));
+    let default = Config::default();
+    for def in schema::options().filter(|def| def.fixed.is_none() && (def.get)(&default) != (def.get)(&resolved.config))
+    {
+        let key = def.path();
+        let Some(why) = unread(&key, mode) else { continue };
+        let source = resolved.source(&key);
+        let other_file = match (source, chosen) {
+            (Source::File { path: here, .. }, Source::File { path: there, .. }) => here != there,
+            _ => false,
+        };
+        let (near, mode_near) = (nearness(source), nearness(chosen));
+        if near > mode_near || (near == mode_near && !other_file) {
+            return Err(conflict(resolved, &key, "tuning.mode", why));
+        }
+    }
+    Ok(())
 }
 
 fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {

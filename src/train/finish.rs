@@ -133,6 +133,11 @@ impl Ending<'_> {
         if let Some((first, last)) = self.losses() {
             fact("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
         }
+        if let Some(scale) = self.steps().next_back().and_then(|line| line.loss_scale) {
+            // The last of the optimizer's numbers counts them.
+            let skipped = self.state.optimizer_scalars.last().copied().unwrap_or_default();
+            fact("loss scale", format!("{scale} at the end, {skipped} steps skipped for overflow"));
+        }
         if let Some((loss, step)) = best_of(&self.state) {
             fact("best eval loss", format!("{loss:.4} after step {step}"));
         }
@@ -141,7 +146,7 @@ impl Ending<'_> {
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
         match config.tuning.mode {
-            Mode::Lora => {
+            Mode::Lora | Mode::Ia3 => {
                 fact("adapter", self.weights.display().to_string());
                 let grown = !self.prepared.arch.new_tokens.is_empty();
                 let base = match (grown, config.tuning.adapters.as_slice()) {

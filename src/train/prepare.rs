@@ -99,16 +99,13 @@ pub fn prepare(
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
     if let Some(dir) = &source {
-        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+        let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
         if config.train.resume_from_checkpoint.is_none() {
             config.tuning.adapter = Some(dir.clone());
         }
-        (config.tuning.lora, adapter) = (lora, Some(tensors));
+        (config.tuning.lora, config.tuning.ia3, adapter) = (tuning.lora, tuning.ia3, Some(tensors));
     }
-    let placements = match config.tuning.mode {
-        Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
-        Mode::Full | Mode::Freeze => Vec::new(),
-    };
+    let placements = targets::placed(&arch, &config.tuning)?;
     let tensors = trained::tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     let optimizer_bytes = trained::optimizer_bytes(&config, tensors)?;
@@ -245,7 +242,8 @@ fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
 fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     let mut settings = resolved.settings.clone();
     settings.retain(|setting| {
-        let of_adapter = config.tuning.adapter.is_some() && setting.key.starts_with("tuning.lora.");
+        let shapes = ["tuning.lora.", "tuning.ia3."].iter().any(|section| setting.key.starts_with(section));
+        let of_adapter = config.tuning.adapter.is_some() && shapes;
         setting.key != "train.resume_from_checkpoint" && !(of_adapter && setting.source == Source::Default)
     });
     for setting in &mut settings {
@@ -312,7 +310,7 @@ fn check_disk(
     let beside = match config.tuning.mode {
         Mode::Freeze => trained::values(arch).saturating_sub(trainable),
         Mode::Lora if config.tuning.lora.init_lora_weights.is_pissa() => trainable,
-        Mode::Lora | Mode::Full => 0,
+        Mode::Lora | Mode::Full | Mode::Ia3 => 0,
     };
     checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held))
 }
@@ -361,8 +359,8 @@ impl Prepared {
             data: &self.dataset.fingerprint,
         };
         let saved = match self.config.tuning.mode {
-            Mode::Lora => {
-                let beside = Targets::from(&self.config.tuning.lora).beside(&self.arch, &self.placements)?;
+            Mode::Lora | Mode::Ia3 => {
+                let beside = Targets::of(&self.config.tuning).beside(&self.arch, &self.placements)?;
                 beside.into_iter().map(|(name, _)| name).collect()
             }
             Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
@@ -386,6 +384,7 @@ pub fn describe(prepared: &Prepared) -> String {
             let kind = if prepared.config.tuning.lora.use_dora { "DoRA" } else { "LoRA" };
             format!("{kind} on {} modules", prepared.placements.len())
         }
+        Mode::Ia3 => format!("(IA)³ on {} modules", prepared.placements.len()),
         Mode::Full => "every weight".to_owned(),
         Mode::Freeze => "some weights".to_owned(),
     };

@@ -111,7 +111,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let params = &session.model.params;
     let tensors = checkpoint::named(&params.specs, params.values());
     let target = root.join(match config.tuning.mode {
-        Mode::Lora => output::ADAPTER,
+        Mode::Lora | Mode::Ia3 => output::ADAPTER,
         Mode::Full | Mode::Freeze => output::MODEL,
     });
     let (adapter, tokenizer) = (adapter_config(session)?, grown_tokenizer(session)?);
@@ -180,13 +180,13 @@ fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
 /// What PEFT must know of the adapter; nothing when weights of the model itself are trained.
 fn adapter_config(session: &Session<'_>) -> Result<Option<AdapterConfig>> {
     let (config, prepared) = (&session.prepared.config, &session.prepared);
-    if config.tuning.mode != Mode::Lora {
+    if !config.tuning.mode.adapts() {
         return Ok(None);
     }
     let base = match &prepared.snapshot {
         Some(snapshot) => snapshot.repo.id.as_str().into(),
         None => prepared.model_dir.to_string_lossy(),
     };
-    let adapter = AdapterConfig::new(&config.tuning.lora, &prepared.placements, Some(&base));
+    let adapter = AdapterConfig::of(&config.tuning, &prepared.placements, Some(&base));
     adapter.with_tokens(&prepared.arch).map(Some)
 }

@@ -13,7 +13,7 @@ use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::optim::{Ema, Optimizer};
+use crate::optim::{Ema, LossScaler, Optimizer};
 
 /// What a run holds while it goes.
 pub struct Session<'a> {
@@ -90,8 +90,10 @@ impl Session<'_> {
         self.state.epoch = self.prepared.sampler.epoch();
         self.state.tokens += stats.tokens;
         self.state.label_tokens += stats.label_tokens;
-        self.state.nonfinite_total += u64::from(stats.skipped);
-        self.state.nonfinite_in_a_row = if stats.skipped { self.state.nonfinite_in_a_row + 1 } else { 0 };
+        // What a lower loss scale answers is no failure; the optimizer counts it.
+        let nonfinite = stats.skipped && !stats.overflow;
+        self.state.nonfinite_total += u64::from(nonfinite);
+        self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
         let every = self.config().train.replica_check_steps;
         if every > 0 && self.state.step.is_multiple_of(every) {
@@ -136,6 +138,7 @@ impl Session<'_> {
             tokens: stats.tokens,
             tokens_per_second: stats.tokens as f64 / took.as_secs_f64().max(1e-9),
             peak_bytes: machine::peak_bytes(),
+            loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
         };
         self.write(&Line::Step(line.clone()))?;
         let total = self.prepared.batches.total_steps;

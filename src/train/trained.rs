@@ -40,8 +40,8 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
             }
             Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
         }
-        Mode::Lora => {
-            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
+        Mode::Lora | Mode::Ia3 => {
+            let beside = Targets::of(&config.tuning).beside(arch, placements)?;
             Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
         }
     }

@@ -13,6 +13,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod precision;
 mod run;
 mod targets;
 mod tidy;

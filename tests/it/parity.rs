@@ -55,6 +55,13 @@ fn peft(name: &str) -> String {
 pub fn adapter_config(path: &Path) -> Config {
     let adapter = json(path);
     let mut config = recipe();
+    if adapter["peft_type"] == "IA3" {
+        let words = |key: &str| TargetModules::List(serde_json::from_value(adapter[key].clone()).unwrap());
+        config.tuning.mode = Mode::Ia3;
+        config.tuning.ia3.target_modules = Some(words("target_modules"));
+        config.tuning.ia3.feedforward_modules = Some(words("feedforward_modules"));
+        return config;
+    }
     let lora = &mut config.tuning.lora;
     lora.r = adapter["r"].as_u64().unwrap() as usize;
     lora.lora_alpha = adapter["lora_alpha"].as_f64().unwrap();
@@ -258,7 +265,7 @@ fn check_family(family: &str) {
     let prompts = generate["prompts"].as_array().unwrap();
     let asked: Vec<Vec<u32>> = prompts.iter().map(|prompt| ids(&prompt["prompt"])).collect();
     for (which, model) in [("base", &base), ("lora", &model)] {
-        let answers = tunesmith::eval::greedy(model, &asked, 24, &[]).unwrap();
+        let answers = tunesmith::eval::greedy(model, &asked, 24, usize::MAX, &[], &|| true).unwrap().unwrap();
         for (answer, prompt) in answers.iter().zip(prompts) {
             assert_eq!(answer, &ids(&prompt[which]), "{which}");
         }
@@ -275,6 +282,17 @@ fn check_family(family: &str) {
         check_trace(&mut again, &trace);
         assert_eq!(again.params.values(), model.params.values());
     }
+}
+
+#[test]
+fn answers_end_with_the_context_and_with_a_request_to_stop() {
+    let model = adapted("llama", &golden("llama").join("adapter_init"), 0);
+    let (prompts, asked) = ([vec![5, 6, 7]], std::cell::Cell::new(0));
+    let answer = tunesmith::eval::greedy(&model, &prompts, 24, 7, &[], &|| true).unwrap().unwrap();
+    assert_eq!(answer[0].len(), 4);
+    let three_times = || asked.replace(asked.get() + 1) < 3;
+    assert_eq!(tunesmith::eval::greedy(&model, &prompts, 24, 99, &[], &three_times).unwrap(), None);
+    assert_eq!(asked.get(), 4, "asked before each token");
 }
 
 macro_rules! families {
@@ -322,13 +340,17 @@ fn both_styles_of_config_json_describe_the_same_model() {
 }
 
 fn check_variant(variant: &str) {
+    check_variant_of("llama", variant);
+}
+
+fn check_variant_of(family: &str, variant: &str) {
     let dir = golden("variants").join(variant);
-    let forward = Forward::read("llama");
+    let forward = Forward::read(family);
     let trace = json(&dir.join("trace.json"));
     let mut model = if dir.join("adapter_init").exists() {
-        adapted("llama", &dir.join("adapter_init"), 0)
+        adapted(family, &dir.join("adapter_init"), 0)
     } else {
-        let mut model = load("llama", &adapter_config(&dir.join("adapter_final/adapter_config.json")));
+        let mut model = load(family, &adapter_config(&dir.join("adapter_final/adapter_config.json")));
         put(&mut model, &tensors(&dir.join("lora_init.safetensors")));
         model
     };
@@ -361,6 +383,11 @@ fn rank_stabilised_lora_equals_peft() {
 #[test]
 fn dora_equals_peft() {
     check_variant("dora");
+}
+
+#[test]
+fn ia3_equals_peft() {
+    check_variant_of("qwen2", "ia3");
 }
 
 #[test]
