@@ -18,9 +18,6 @@ use crate::model::targets::Placement;
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
-    "model.dtype",
-    "train.bf16",
-    "train.fp16",
     "train.loss_scale",
     "train.initial_scale_power",
     "train.loss_scale_window",
@@ -55,8 +52,13 @@ pub const COMPARED: &[&str] = &[
     "data.packing",
 ];
 
-/// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
+/// Settings whose effect is in a field of the stamp (base model, dtype, backend, data, adapter), or that matter only at
+/// step 0.
 pub const COVERED: &[&str] = &[
+    "model.dtype",
+    "train.bf16",
+    "train.fp16",
+    "tuning.backend",
     "model.name",
     "model.revision",
     "model.local_dir",
@@ -121,6 +123,7 @@ pub const FREE: &[&str] = &[
     "train.save_strategy",
     "train.save_steps",
     "train.save_total_limit",
+    "train.save_async",
     "train.load_best_model_at_end",
     "train.early_stopping_patience",
     "train.early_stopping_threshold",
@@ -149,11 +152,13 @@ pub const FREE: &[&str] = &[
 pub struct Stamp {
     /// Version of tunesmith that wrote it.
     pub engine_version: String,
-    /// The engine.
+    /// Whose kernels computed: `fused` or `reference`.
     pub backend: String,
-    /// How the base weights are held.
+    /// The instruction set that they ran on, which moves the last bits.
+    pub simd: String,
+    /// How the base weights are held: `none`, or the form of their codes.
     pub quantization: String,
-    /// What is computed in.
+    /// What base weights and activations are held in.
     pub dtype: String,
     /// `tuning.mode`.
     pub mode: String,
@@ -171,6 +176,19 @@ pub struct Stamp {
     pub world_size: usize,
     /// The settings that shape the curve.
     pub training: BTreeMap<String, Value>,
+}
+
+/// What computes, as it really runs and not as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// See [`Stamp::backend`].
+    pub backend: &'static str,
+    /// See [`Stamp::simd`].
+    pub simd: &'static str,
+    /// See [`Stamp::quantization`].
+    pub quantization: String,
+    /// See [`Stamp::dtype`].
+    pub dtype: String,
 }
 
 /// The hashes that go into a stamp.
@@ -196,7 +214,13 @@ struct Difference {
 impl Stamp {
     /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
     /// `mode: freeze`, alone; both are empty in full mode.
-    pub fn new(config: &Config, placements: &[Placement], saved: &[String], hashes: Hashes<'_>) -> Self {
+    pub fn new(
+        config: &Config,
+        placements: &[Placement],
+        saved: &[String],
+        hashes: Hashes<'_>,
+        engine: Engine,
+    ) -> Self {
         let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
             let value = match option.path().as_str() {
                 "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
@@ -206,9 +230,10 @@ impl Stamp {
         });
         Self {
             engine_version: env!("CARGO_PKG_VERSION").into(),
-            backend: "fused".into(),
-            quantization: "none".into(),
-            dtype: "float32".into(),
+            backend: engine.backend.into(),
+            simd: engine.simd.into(),
+            quantization: engine.quantization,
+            dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),
             adapter: match config.tuning.lora.init_lora_weights {
                 // What the adapter starts with is taken out of the base, at a resume too.

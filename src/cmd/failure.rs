@@ -44,8 +44,13 @@ impl Report {
     }
 }
 
-/// Leaves `error` for the launcher, if there is one; false where it is to be shown here.
+/// Leaves `error` for the launcher, if there is one; false where it is to be shown here. That all ranks have stopped as
+/// asked is said by the first.
 pub fn report(error: &Error) -> bool {
+    let others = std::env::var("RANK").is_ok_and(|rank| !matches!(&*rank, "" | "0"));
+    if error.kind() == Kind::Preempted && others {
+        return true;
+    }
     let Some(path) = std::env::var_os(env::ERROR_FILE).filter(|path| !path.is_empty()) else { return false };
     let rank = std::env::var("RANK").unwrap_or_default();
     let text = serde_json::to_string(&Report::new(error, &rank));

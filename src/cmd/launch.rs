@@ -314,7 +314,8 @@ fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
     failed.sort_by_key(|rank| rank.ended.map(|(status, at)| (status.code() == peer, at)));
     let Some(first) = failed.first() else {
         let stopped = ranks.iter().find(|rank| rank.ended.is_some_and(|(status, _)| !status.success()))?;
-        return Some(reports.read(stopped.number).map_or_else(|| Error::preempted("stopped"), Report::into_error));
+        let missing = || Error::preempted("stopped by a signal, as rank 0 says");
+        return Some(reports.read(stopped.number).map_or_else(missing, Report::into_error));
     };
     let (status, _) = first.ended?;
     if let Some(report) = reports.read(first.number) {

@@ -107,6 +107,18 @@ choices! {
         Ia3 = "ia3",
     } later ["qlora"];
 
+    /// Which kernels compute.
+    Backend {
+        /// Ours, with the widest vectors that the processor has.
+        Fused = "fused",
+        /// The same operations without vector instructions: slow, to check against.
+        Reference = "reference",
+        /// The name in SFT-Play's configurations for `fused` on a base that is kept as `tuning.mode` says.
+        Unsloth = "unsloth",
+        /// The name in SFT-Play's configurations for `fused`, likewise; with `tuning.mode: qlora` on bitsandbytes' NF4.
+        Bnb = "bnb",
+    };
+
     /// Which biases are trained beside the adapters.
     Bias {
         /// None.
@@ -398,7 +410,7 @@ impl ConfigValue for InitLora {
 pub enum Resume {
     /// The newest complete one in the output directory.
     Latest,
-    /// This one.
+    /// This one, or the one that this file of a run (`latest`, `best`) names.
     Dir(PathBuf),
 }
 

@@ -18,7 +18,7 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
+pub use choice::{Backend, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{
     Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy, Strategy,
 };

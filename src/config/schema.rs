@@ -2,8 +2,8 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler,
-    MixStrategy, Mode, Optim, Resume, SaveStrategy, Strategy, TargetModules, Truncation,
+    Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn,
+    LrScheduler, MixStrategy, Mode, Optim, Resume, SaveStrategy, Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -66,6 +66,8 @@ section! {
     TuningConfig, TUNING = "tuning" at tuning {
         /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names, `ia3` factors.
         mode: Mode = Mode::Lora;
+        /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
+        backend: Backend = Backend::Fused;
         /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
         /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
@@ -82,10 +84,6 @@ section! {
         ia3: Ia3Config;
         /// The section `tuning.freeze`.
         freeze: FreezeConfig;
-    }
-    fixed {
-        /// The engine.
-        "backend" = [Scalar::Str("fused")], because "there is one engine in this version; bnb and unsloth are not yet part of it";
     }
 }
 
@@ -234,6 +232,9 @@ section! {
         save_steps: u64 = 500, range Range::at_least(1.0);
         /// How many checkpoints are kept, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
+        /// Write checkpoints beside the steps, from a copy of what is trained and of the optimizer's state, whose memory is
+        /// taken before step 1. `false`: the run waits while they are written, and needs no copy.
+        save_async: bool = true;
         /// End with the weights of the checkpoint with the lowest validation loss.
         load_best_model_at_end: bool = false;
         /// Stop after this many validations in a row without improvement; 0 never stops.
@@ -260,7 +261,7 @@ section! {
         seed: u64 = 42;
         /// The seed of shuffling and splitting (`null`: `seed`).
         data_seed: Option<u64> = None;
-        /// Go on from a checkpoint: `latest`, or its folder.
+        /// Go on from a checkpoint: `latest`, its folder, or a run's file that names one, such as `runs/my-run/best`.
         resume_from_checkpoint: Option<Resume> = None;
         /// Shuffle so that rows of like length come together.
         group_by_length: bool = false;

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use super::progress::{Event, Observer};
 use crate::checkpoint::peft::{self, Tensors};
-use crate::checkpoint::{self, AdapterConfig};
+use crate::checkpoint::{AdapterConfig, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::resolve::Source;
-use crate::config::{Config, LoraConfig, Mode, Resolved, Resume, TuningConfig};
+use crate::config::{Config, LoraConfig, Mode, Resolved, TuningConfig};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::hub::{self, Watch};
@@ -165,23 +165,18 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
 /// adapter with the same settings.
 ///
 /// # Errors
-/// [`crate::Kind::Io`]: the output directory cannot be read.
-pub fn source(config: &Config, watch: &dyn Watch, observer: &dyn Observer) -> Result<Option<PathBuf>> {
+/// The hub's.
+pub fn source(
+    config: &Config,
+    resume: Option<&Checkpoint>,
+    watch: &dyn Watch,
+    observer: &dyn Observer,
+) -> Result<Option<PathBuf>> {
     let Some(dir) = &config.tuning.adapter else { return Ok(None) };
-    let checkpoint = match &config.train.resume_from_checkpoint {
-        _ if dir.is_dir() => None,
-        None => None,
-        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
-        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
-    };
-    if let Some(checkpoint) = &checkpoint {
-        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
-        observer.event(&Event::Notice(&text));
-    }
-    match checkpoint {
-        Some(checkpoint) => Ok(Some(checkpoint)),
-        None => hub::adapter_dir(dir, watch).map(Some),
-    }
+    let Some(checkpoint) = resume.filter(|_| !dir.is_dir()) else { return hub::adapter_dir(dir, watch).map(Some) };
+    let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.dir.display());
+    observer.event(&Event::Notice(&text));
+    Ok(Some(checkpoint.dir.clone()))
 }
 
 /// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.

@@ -178,13 +178,17 @@ impl Ending<'_> {
         let name =
             || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
         let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
+        let hashing = self.done.hashing.as_secs_f64();
+        let hashing = format!("{} ({:.2} % of the run)", human_seconds(hashing), 100.0 * hashing / summary.seconds);
         let mut facts = vec![
             timing("before step 1", self.done.preparing),
             timing("steps", self.done.stepping),
             timing("evaluations", self.done.evaluating),
             timing("checkpoints", self.done.saving),
+            timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
             timing("sample answers", self.asking),
             ("whole run".to_owned(), human_seconds(summary.seconds)),
+            ("hashing, within these".to_owned(), hashing),
         ];
         facts.push(("weights".to_owned(), self.weights.display().to_string()));
         let mut plan = self.prepared.batches.rows();

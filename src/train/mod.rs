@@ -2,6 +2,7 @@
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
 pub mod bench;
+mod engine;
 pub mod feed;
 mod finish;
 mod load;

@@ -172,12 +172,20 @@ impl Session<'_> {
         let text: Vec<String> = compared.iter().map(|setting| format!("{}={}", setting.key, setting.value)).collect();
         let own = [
             hash(dataset.fingerprint.as_bytes()),
+            hash(self.stamp.base_model.as_bytes()),
             hash(text.join("\n").as_bytes()),
             hash(bytes::of(self.model.params.values())),
             batches.total_steps,
             self.state.step,
         ];
-        let what = ["the data", "the settings", "the starting values", "the number of steps", "the step to start from"];
+        let what = [
+            "the data",
+            "the model",
+            "the settings",
+            "the starting values",
+            "the number of steps",
+            "the step to start from",
+        ];
         let all = self.comm.collect(&own)?;
         for (index, what) in what.iter().enumerate() {
             let of = |rank: usize| all[rank * own.len() + index];

@@ -1,13 +1,12 @@
 //! The run on one page: prepare, load, go on from a checkpoint if asked, step, evaluate, save, finish.
 use std::time::Instant;
 
-use super::prepare;
 use super::progress::{Event, Observer, Quiet};
 use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
-use super::{finish, save};
+use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::Resolved;
 use crate::error::{Error, Result};
@@ -48,6 +47,7 @@ pub struct Summary {
 /// Whatever is refused or fails; [`crate::Kind::Preempted`] when `stop` was requested and everything is saved;
 /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
+    engine::choose(&resolved.config);
     let mut seats = ranks::seats(&resolved.config, options.launch.as_ref())?;
     let others = seats.split_off(1);
     let first = seats.remove(0);
@@ -106,6 +106,7 @@ fn run_here(
 fn steps(session: &mut Session<'_>) -> Result<Outcome> {
     let total = session.prepared.batches.total_steps;
     loop {
+        session.collect()?;
         // First what belongs after the step that was done last; a signal may have cut it off before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
@@ -117,10 +118,12 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             _ if session.is_stale() => Some(Outcome::StoppedEarly),
             _ => None,
         };
-        let unsaved = session.state.step > session.saved;
-        if unsaved && (stop.is_some() || outcome.is_some() || session.save_is_due()) {
-            let saved = save::checkpoint(session)?;
-            session.observer.event(&Event::Saved(&saved));
+        let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
+        if unsaved && (ends || session.save_is_due()) {
+            save::checkpoint(session, ends)?;
+        }
+        if ends {
+            session.settle()?;
         }
         match (stop, outcome) {
             (Some(why), _) => {

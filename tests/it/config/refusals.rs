@@ -92,7 +92,6 @@ fn keys_of_later_versions_are_refused_by_name() {
         "tuning: {mode: qlora}",
         "tuning: {lora: {init_lora_weights: loftq}}",
         "tuning: {lora: {init_lora_weights: olora}}",
-        "tuning: {backend: bnb}",
         "model: {type: seq2seq}",
         "train: {batch_size: auto}",
         "train: {grad_accum: auto}",

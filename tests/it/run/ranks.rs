@@ -160,8 +160,7 @@ fn a_signal_to_the_launcher_or_to_one_rank_saves_once_and_a_resume_goes_on() {
         return;
     }
     let fixture = Fixture::new();
-    let config =
-        fixture.config("run", &["train.max_steps: 150", "train.grad_accum: 1", "train.learning_rate: 0.001"]);
+    let config = fixture.config("run", &["train.max_steps: 150", "train.grad_accum: 1", "train.learning_rate: 0.001"]);
     let straight = launch(&config, 2, &[]).wait_with_output().unwrap();
     assert!(straight.status.success(), "{}", said(&straight));
 
