@@ -122,6 +122,12 @@ install *ARGS:
 @gloo:
     shim/gloo/build
 
+# kills ranks at fifty moments, and reduces 16 Mi elements with every engine (about five minutes)
+[group('develop')]
+rank-test:
+    shim/gloo/build
+    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi
+
 # formatting and lints
 [group('develop')]
 check:

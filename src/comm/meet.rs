@@ -75,7 +75,8 @@ impl Meeting {
     /// Says that `operation` has failed here, and finds out which ranks do not say the same: those are the cause.
     pub fn roll_call(&self, operation: &str) -> String {
         let name = |rank: usize| format!("fault/{rank}");
-        let host_is_gone = |error: &Error| error.message().to_owned();
+        let host_is_gone =
+            |error: &Error| error.message().split_once(": ").map_or(error.message(), |(_, what)| what).to_owned();
         if let Err(error) = self.store.set(&name(self.world.rank), operation.as_bytes()) {
             return host_is_gone(&error);
         }

@@ -17,7 +17,7 @@ const LONGEST: usize = 1 << 20;
 /// Who has connected must prove itself within this time.
 const GREETING: Duration = Duration::from_secs(5);
 /// How long the host may take to answer; it only looks into a map.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER: Duration = Duration::from_secs(5);
 const SET: u8 = 1;
 const GET: u8 = 2;
 /// How it looks when the other side hangs up.
@@ -276,10 +276,12 @@ impl Store {
             Ok(Look { value, gone: gone.chunks_exact(4).map(rank).collect() })
         };
         talk().map_err(|error| {
-            Error::peer(format!(
-                "rank {}: the process that holds the rendezvous at {} is gone: {error}",
-                self.rank, self.host
-            ))
+            let what = match error.kind() {
+                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => "does not answer".to_owned(),
+                _ => format!("is gone ({error})"),
+            };
+            Error::peer(format!("rank {}: the rendezvous at {} {what}", self.rank, self.host))
+                .hint("its process, its machine or the way there is lost")
         })
     }
 

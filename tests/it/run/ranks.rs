@@ -133,6 +133,36 @@ fn a_killed_rank_ends_the_others_and_is_named() {
     }
 }
 
+/// `just rank-test`.
+#[test]
+#[ignore = "three minutes"]
+fn a_rank_killed_at_any_of_fifty_moments_leaves_nobody_behind() {
+    assert!(gloo_is_there(), "this test is asked for by name");
+    let fixture = Fixture::new();
+    let config =
+        fixture.config("run", &["train.max_steps: 100000", "train.save_steps: 3", "train.save_strategy: steps"]);
+    let mut slowest = Duration::ZERO;
+    for round in 0..50u64 {
+        let launcher = launch(&config, 3, &["--overwrite"]);
+        while children(launcher.id()).len() < 3 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // From before the program has begun to well into the steps.
+        std::thread::sleep(Duration::from_millis(round * 37 % 1500));
+        let (ranks, victim) = (children(launcher.id()), (round % 3) as usize);
+        let began = Instant::now();
+        send(ranks[victim], libc::SIGKILL);
+        let output = launcher.wait_with_output().unwrap();
+        slowest = slowest.max(began.elapsed());
+        let text = said(&output);
+        assert_eq!(output.status.code(), Some(7), "round {round}: {text}");
+        assert!(text.contains(&format!("peer error: rank {victim} was killed by signal 9")), "round {round}: {text}");
+        assert!(ranks.iter().all(|&rank| !alive(rank)), "round {round}: a rank is left behind");
+    }
+    assert!(slowest < Duration::from_secs(5), "{slowest:?}");
+    println!("50 kills, the slowest end after {slowest:?}");
+}
+
 #[test]
 fn a_stopped_rank_is_noticed_at_the_timeout() {
     if !gloo_is_there() {
