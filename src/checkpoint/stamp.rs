@@ -114,12 +114,22 @@ pub const COVERED: &[&str] = &[
 /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
 /// With a decaying schedule another length gives another learning rate from here on, as it should.
 pub const FREE: &[&str] = &[
+    "eval.metrics",
+    "eval.normalization",
+    "eval.rouge_stemmer",
+    "eval.json_schema",
+    "eval.scorer",
+    "eval.scorer_timeout",
+    "eval.confidence",
+    "eval.bootstrap_samples",
     "train.output_dir",
     "train.num_train_epochs",
     "train.max_steps",
     "train.eval_batch_size",
     "train.gradient_checkpointing",
-    "train.gradient_checkpointing_layers",
+    "train.effective_batch",
+    "train.target_tokens_per_device_step",
+    "train.memory_budget",
     "train.max_tokens_per_pass",
     "train.logging_steps",
     "train.eval_strategy",

@@ -4,7 +4,6 @@ const SHARD: &str = "sharded training is not yet part of this version; train.str
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
 const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
 const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
-const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
@@ -19,8 +18,11 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("train.dataloader_num_workers", LOADER),
     ("train.dataloader_pin_memory", LOADER),
     ("train.dataloader_drop_last", "the last, smaller batch of an epoch is always kept; remove the key"),
-    ("train.target_tokens_per_device_step", AUTO),
-    ("train.auto_find_batch_size", AUTO),
+    ("train.auto_find_batch_size", "set train.batch_size: auto, which measures before step 1 and loses no step"),
+    (
+        "train.gradient_checkpointing_layers",
+        "set train.gradient_checkpointing: {full: N}: the first N blocks are run again",
+    ),
     ("train.predict_with_generate", GENERATE),
     ("train.generation_num_beams", GENERATE),
     ("train.generation_max_new_tokens", "use gen.max_new_tokens, which the report's samples read"),
@@ -68,10 +70,12 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("gen.repetition_penalty", "samples are greedy, so that runs can be compared; remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),
-    ("distributed", "set train.strategy; `tunesmith launch` starts the ranks (docs/distributed.md)"),
+    (
+        "distributed",
+        "such a section is not yet part of this version; set train.strategy, `tunesmith launch` starts the ranks (docs/distributed.md)",
+    ),
     ("deepspeed", SHARD),
     ("accelerate", SHARD),
-    ("eval", GENERATE),
     ("infer", GENERATE),
     ("dapt", DAPT),
     ("mode", DAPT),

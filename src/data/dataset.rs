@@ -62,19 +62,26 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// The order of training that the configuration asks for, with so many ranks: a step has the micro-batches of all.
+    /// The order of training that the configuration asks for; steps of one row where it leaves their size open. With
+    /// several ranks a step has the micro-batches of all.
     pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
             SamplerOptions {
-                batch_size: config.train.batch_size,
-                grad_accum: config.train.grad_accum * ranks,
+                batch_size: config.train.batch_size.or(1),
+                grad_accum: config.train.grad_accum.or(1) * ranks,
                 seed: data_seed(config),
                 shuffle: config.data.shuffle,
                 group_by_length: config.train.group_by_length,
                 packing: config.data.packing.then_some(config.model.max_seq_len),
             },
         )
+    }
+
+    /// The folder of what is kept for the next run, unless the configuration keeps nothing.
+    pub fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
+        let kept = config.data.use_cache;
+        kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
     }
 
     /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.

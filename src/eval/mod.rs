@@ -1,5 +1,6 @@
-//! Layer 5: what a model answers, and whether it is right.
+//! Layer 5: what a model answers, and how right it is.
 mod generate;
+pub mod metrics;
 
 pub use generate::greedy;
 

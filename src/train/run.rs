@@ -10,6 +10,7 @@ use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::Resolved;
 use crate::error::{Error, Result};
+use crate::memory::{self, Budget, limits};
 
 /// What a run is told beside its configuration.
 #[derive(Debug, Clone, Default)]
@@ -48,6 +49,11 @@ pub struct Summary {
 /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
     engine::choose(&resolved.config);
+    // Ranks that are processes share the machine's memory, those that are threads share the process's.
+    let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
+    let usable = || limits::usable().map(|bytes| bytes / sharing);
+    let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
+    let _budget = budget.map(Budget::new);
     let mut seats = ranks::seats(&resolved.config, options.launch.as_ref())?;
     let others = seats.split_off(1);
     let first = seats.remove(0);
@@ -73,12 +79,12 @@ fn on_threads(
     seat: Seat,
 ) -> Result<Summary> {
     let observer = if seat.world.is_first() { observer } else { &Quiet };
-    let Some(threads) = seat.threads(resolved.config.train.num_threads) else {
-        return run_here(resolved, options, stop, observer, seat);
-    };
+    let threads = seat.threads(resolved.config.train.num_threads);
+    let run_here = || memory::guarded(|| run_here(resolved, options, stop, observer, seat));
+    let Some(threads) = threads else { return run_here() };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("train.num_threads = {threads}: {error}")))?;
-    pool.install(|| run_here(resolved, options, stop, observer, seat))
+    pool.install(run_here)
 }
 
 fn run_here(

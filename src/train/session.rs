@@ -5,12 +5,13 @@ use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
 use super::prepare::Prepared;
 use super::progress::{Event, Observer, Pace};
 use super::signals::Stop;
-use super::step::{StepStats, step};
+use super::step::StepStats;
 use super::tensorboard::EventWriter;
-use super::{feed, machine, norms, ranks};
+use super::{machine, norms, ranks};
 use crate::checkpoint::{Background, Stamp, TrainState, Written};
 use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
+use crate::data::Split;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::optim::{Ema, LossScaler, Optimizer};
@@ -76,7 +77,7 @@ pub struct Done {
 
 impl Session<'_> {
     fn config(&self) -> &Config {
-        &self.resolved.config
+        &self.prepared.config
     }
 
     /// One optimizer step: data, update, the line in the metrics.
@@ -85,12 +86,9 @@ impl Session<'_> {
     /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite; the disk.
     pub fn step(&mut self) -> Result<()> {
         let began = Instant::now();
-        let train = &self.resolved.config.train;
         let rows = self.prepared.sampler.next_step();
-        let batches =
-            feed::batches_of(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass, self.comm.world())?;
         let rate = self.prepared.schedule.lr(self.state.step);
-        let stats = step(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, train.max_grad_norm)?;
+        let stats = self.step_within(&rows, rate)?;
         if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
             ema.update(self.model.params.values(), self.optimizer.step);
         }
@@ -244,9 +242,10 @@ impl Session<'_> {
         let Some(validation) = &self.prepared.dataset.validation else { return Ok(()) };
         let (began, rows) = (Instant::now(), validation.len() as u64);
         self.observer.event(&Event::Evaluating { rows });
-        let Some((loss, label_tokens)) = self.published(|session, _| session.validation_loss())? else {
-            return Ok(());
-        };
+        let found = self.published(|session, _| session.validation_loss())?;
+        // Validation rows may be longer than any to train on: what was sized for them goes.
+        self.model.release();
+        let Some((loss, label_tokens)) = found else { return Ok(()) };
         let step = self.state.step;
         let best = judge(&mut self.state, loss, self.resolved.config.train.early_stopping_threshold);
         let line = EvalLine {
@@ -267,24 +266,20 @@ impl Session<'_> {
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
-    fn validation_loss(&self) -> Result<Option<(f64, u64)>> {
-        let Some(validation) = &self.prepared.dataset.validation else { return Ok(None) };
-        let train = &self.resolved.config.train;
-        let (mut sum, mut weight, mut label_tokens, mut gave_up) = (0.0, 0.0, 0u64, 0u64);
+    fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
+        let count = self.prepared.dataset.validation.as_ref().map_or(0, Split::len);
+        let at_once = self.config().train.eval_batch_size;
+        let (mut sum, mut weight, mut label_tokens, mut gave_up) = (0.0, 0.0, 0, 0u64);
         let world = self.comm.world();
         // Each rank every so many batches; the sums are put together at the end.
-        let starts = (0..validation.len()).step_by(train.eval_batch_size);
-        for start in starts.skip(world.rank).step_by(world.size) {
+        for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
                 gave_up = 1;
                 break;
             }
-            let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
-            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
-                label_tokens += batch.label_tokens() as u64;
-                weight += batch.label_weight();
-                sum += self.model.loss(&batch)?;
-            }
+            let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
+            let of_these = self.loss_within(&rows)?;
+            (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;

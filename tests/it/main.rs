@@ -5,9 +5,12 @@ mod comm;
 mod config;
 mod data;
 mod examples;
+mod export;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod memory;
+mod metrics;
 mod objective;
 mod optim;
 mod oracle;
