@@ -647,7 +647,7 @@ fn a_stamp_refuses_what_changes_the_curve_and_shows_both_sides() {
     world.world_size = 4;
     let error = base.stamp.compare(&world, &[], dir).unwrap_err();
     assert_says(&error, Kind::Checkpoint, &["world_size: 1 in the checkpoint, 4 now", "--allow world_size"]);
-    let accumulated = |micro_batches| stamp_with(&|config| config.train.grad_accum = micro_batches);
+    let accumulated = |micro_batches| stamp_with(&|config| config.train.grad_accum = Auto::Given(micro_batches));
     let notes = Stamp { world_size: 4, ..accumulated(2) }.compare(&accumulated(8), &[], dir).unwrap();
     assert_eq!(notes.len(), 2, "the same rows in a step: {notes:?}");
 
