@@ -212,10 +212,10 @@ fn quantization(resolved: &Resolved) -> Result<()> {
         "qlora trains on a quantized base; set mode: lora, or remove model.quantization",
     )?;
     both(
-        coded && config.tuning.mode != Mode::Lora,
+        coded && !config.tuning.mode.adapts(),
         "model.quantization",
         "tuning.mode",
-        "quantized weights cannot be trained themselves; set mode: lora or qlora, or quantization: none",
+        "quantized weights cannot be trained themselves; set mode: lora, qlora or ia3, or quantization: none",
     )?;
     both(
         coded && lora.init_lora_weights.is_pissa(),

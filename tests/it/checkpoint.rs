@@ -13,7 +13,7 @@ use tunesmith::checkpoint::{
     self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Config, LoraConfig, TargetModules};
+use tunesmith::config::{Auto, Config, LoraConfig, TargetModules};
 use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;
@@ -117,7 +117,7 @@ fn entries(root: &Path) -> Vec<String> {
 
 /// The kernels of the machine that these checkpoints stand for.
 fn engine() -> Engine {
-    Engine { backend: "fused", simd: "avx2", dtype: "float32".into() }
+    Engine { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
 }
 
 fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {
