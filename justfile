@@ -60,7 +60,15 @@ install *ARGS:
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
 
-# the same with TensorBoard beside it, on TB_PORT, stopped afterwards
+# fine-tunes with several ranks on this machine: just train-distributed CONFIG=configs/run_lora.yaml NPROC=2
+[group('train')]
+[no-exit-message]
+@train-distributed *ARGS: _build
+    nproc=${NPROC:-auto}; left=$#; while [ "$left" -gt 0 ]; do \
+        case $1 in NPROC=*) nproc=${1#NPROC=} ;; NUM_GPUS=*) export "$1" ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
+    done; "{{ tunesmith }}" launch --nproc "$nproc" -- train "$@"
+
+# `train` with TensorBoard beside it, on TB_PORT, stopped afterwards
 [group('train')]
 [no-exit-message]
 @train-with-tb *ARGS: _build
@@ -174,6 +182,17 @@ install *ARGS:
 [no-exit-message]
 @export *ARGS: _build
     "{{ tunesmith }}" export "$@"
+
+# builds the engine that ranks as processes talk through (needs a C++ compiler and Debian's libgloo-dev)
+[group('develop')]
+@gloo:
+    shim/gloo/build
+
+# kills ranks at fifty moments, and reduces 16 Mi elements with every engine (about five minutes)
+[group('develop')]
+rank-test:
+    shim/gloo/build
+    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi
 
 # formatting and lints
 [group('develop')]

@@ -21,8 +21,16 @@ impl ConfigArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: no file or two, or anything that [`config::load`] refuses.
     pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
+        self.load_silently(flags).inspect(print_notes)
+    }
+
+    /// As [`ConfigArgs::load`], for one of several ranks that say the same: without the notes.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_silently(&self, flags: &[Flag]) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load(&path, &words, &environment()?, flags).inspect(print_notes)
+        config::load(&path, &words, &environment()?, flags)
     }
 
     /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.

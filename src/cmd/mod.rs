@@ -6,13 +6,16 @@ pub mod args;
 pub mod bench;
 pub mod config;
 pub mod data;
+pub mod devices;
 pub mod doctor;
 pub mod download;
 pub mod eval;
 pub mod export;
+pub mod failure;
 mod find;
 pub mod gpu_info;
 pub mod import;
+pub mod launch;
 pub mod memory_check;
 pub mod merge;
 pub mod models;
@@ -46,6 +49,8 @@ enum Command {
     Config(config::Args),
     /// Fine-tune a model
     Train(train::Args),
+    /// Train with several ranks: start them on this machine, show their output, end them together
+    Launch(launch::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
     /// Fetch a model or a data set of the hub into the cache, or into a folder
@@ -79,6 +84,7 @@ impl Command {
         match self {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
+            Self::Launch(args) => launch::run(args),
             Self::Data(args) => data::run(args),
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
@@ -109,7 +115,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            terminal::print_error(&error);
+            if !failure::report(&error) {
+                terminal::print_error(&error);
+            }
             ExitCode::from(error.kind().exit_code())
         }
     }

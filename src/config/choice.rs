@@ -169,6 +169,18 @@ choices! {
         WarmupStableDecay = "warmup_stable_decay",
     } later ["reduce_lr_on_plateau", "greedy"];
 
+    /// How several ranks share the work.
+    Strategy {
+        /// `ddp` where a launcher has started several processes, else `single`.
+        Auto = "auto",
+        /// One process, and an error where a launcher has started several.
+        Single = "single",
+        /// `dp_ranks` ranks as threads of one process, each with its own copy of the model.
+        Dp = "dp",
+        /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
+        Ddp = "ddp",
+    } later ["zero1", "zero2", "zero3", "fsdp"];
+
     /// The optimizer.
     Optim {
         /// `AdamW`, as PyTorch does it.

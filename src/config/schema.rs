@@ -3,8 +3,8 @@
 use super::arguments::Arguments;
 use super::choice::{
     Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init, InitLora,
-    LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy, TargetModules,
-    Truncation,
+    LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy, Strategy,
+    TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -293,7 +293,18 @@ section! {
         group_by_length: bool = false;
         /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
-        /// CPU threads (`null`: one a core).
+        /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
+        strategy: Strategy = Strategy::Auto;
+        /// With `strategy: dp`: how many ranks.
+        dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
+        /// Mebibytes of gradients that are reduced over ranks at a time.
+        ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
+        /// Seconds that an operation between ranks may take before the run ends with exit code 7.
+        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e7), ..Range::ANY };
+        /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
+        /// exit code 8 (0: never).
+        replica_check_steps: u64 = 100;
+        /// CPU threads of a rank (`null`: one a core, divided among the ranks of a machine).
         num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
     }
     fixed {
@@ -302,8 +313,12 @@ section! {
             because "other metrics are not yet part of this version";
         /// Whether a higher metric is better: the validation loss is better when lower.
         "greater_is_better" = [Scalar::Bool(false), Scalar::Null], because "a lower eval_loss is better; remove the key";
-        /// How work is shared among processes.
-        "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
+        /// Whether to look for values that a pass did not reach.
+        "ddp_find_unused_parameters" = [Scalar::Bool(false), Scalar::Null],
+            because "every trained value takes part in each reduction, used or not; remove the key";
+        /// Whether to send buffers from rank 0 to the others.
+        "ddp_broadcast_buffers" = [Scalar::Bool(false), Scalar::Null],
+            because "the models have no buffers that training changes; remove the key";
         /// Where the optimizer's state lies.
         "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
             because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";

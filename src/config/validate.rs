@@ -2,7 +2,7 @@
 use super::resolve::{Resolved, Setting, Source};
 use super::{
     Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, TrainConfig, schema,
+    SaveStrategy, Strategy, TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -28,6 +28,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         warms,
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    both(
+        train.dp_ranks.is_some() && train.strategy != Strategy::Dp,
+        "train.dp_ranks",
+        "train.strategy",
+        "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);

@@ -25,6 +25,9 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
+    if !session.writes() {
+        return Ok(session.done.summary(outcome, began, Vec::new()));
+    }
     session.publish();
     let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
     if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
@@ -74,6 +77,21 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
             )));
     }
     Ok(summary)
+}
+
+impl Done {
+    fn summary(&self, outcome: Outcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
+        let Self { steps, tokens, stepping, .. } = *self;
+        Summary {
+            outcome,
+            seconds: began.elapsed().as_secs_f64(),
+            steps,
+            tokens,
+            tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
+            peak_bytes: peak_bytes(),
+            facts,
+        }
+    }
 }
 
 fn best_of(state: &TrainState) -> Option<(f64, u64)> {
@@ -154,16 +172,7 @@ impl Ending<'_> {
         }
         let of = memory::budget().map_or_else(String::new, |bytes| format!(" of a budget of {}", human_bytes(bytes)));
         fact("memory held", format!("{} at most{of}", human_bytes(memory::highest())));
-        let Done { steps, tokens, stepping, .. } = self.done;
-        Summary {
-            outcome: self.outcome,
-            seconds: self.began.elapsed().as_secs_f64(),
-            steps,
-            tokens,
-            tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
-            peak_bytes: peak_bytes(),
-            facts,
-        }
+        self.done.summary(self.outcome, self.began, facts)
     }
 
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {

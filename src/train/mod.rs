@@ -20,6 +20,7 @@ pub mod output;
 mod prepare;
 pub mod probe;
 pub mod progress;
+pub mod ranks;
 pub mod rate;
 mod record;
 pub mod report;

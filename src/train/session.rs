@@ -7,8 +7,9 @@ use super::progress::{Event, Observer, Pace};
 use super::signals::Stop;
 use super::step::StepStats;
 use super::tensorboard::EventWriter;
-use super::{machine, norms};
+use super::{machine, norms, ranks};
 use crate::checkpoint::{Background, Stamp, TrainState, Written};
+use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
 use crate::data::Split;
 use crate::error::{Error, Result};
@@ -25,6 +26,8 @@ pub struct Session<'a> {
     pub observer: &'a dyn Observer,
     /// Data, order, schedule.
     pub prepared: Prepared,
+    /// The way to the other ranks.
+    pub comm: Box<dyn Collectives>,
     /// The model with its trained values.
     pub model: Model,
     /// The optimizer with its state.
@@ -98,6 +101,10 @@ impl Session<'_> {
         self.state.nonfinite_total += u64::from(nonfinite);
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
+        let every = self.config().train.replica_check_steps;
+        if every > 0 && self.state.step.is_multiple_of(every) {
+            ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step)?;
+        }
         if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
         }
@@ -184,7 +191,10 @@ impl Session<'_> {
         self.write(&Line::Step(line.clone()))?;
         let total = self.prepared.batches.total_steps;
         let shown = step.is_multiple_of(self.config().train.logging_steps) || step == total;
+        let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
+            let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
+            events.scalars(step, &by_rank)?;
             events.scalars(
                 step,
                 &[
@@ -259,16 +269,24 @@ impl Session<'_> {
     fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
         let count = self.prepared.dataset.validation.as_ref().map_or(0, Split::len);
         let at_once = self.config().train.eval_batch_size;
-        let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0);
-        for start in (0..count).step_by(at_once) {
+        let (mut sum, mut weight, mut label_tokens, mut gave_up) = (0.0, 0.0, 0, 0u64);
+        let world = self.comm.world();
+        // Each rank every so many batches; the sums are put together at the end.
+        for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
-                return Ok(None);
+                gave_up = 1;
+                break;
             }
             let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
             let of_these = self.loss_within(&rows)?;
             (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
-        Ok(Some((if weight > 0.0 { sum / weight } else { 0.0 }, label_tokens)))
+        let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
+        self.comm.all_reduce(&mut sums)?;
+        self.comm.all_reduce(&mut counts)?;
+        let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
+        let loss = if weight > 0.0 { sum / weight } else { 0.0 };
+        Ok((gave_up == 0).then_some((loss, label_tokens)))
     }
 
     /// Whether early stopping ends the run here.

@@ -91,10 +91,9 @@ fn keys_of_later_versions_are_refused_by_name() {
     for text in [
         "tuning: {lora: {init_lora_weights: olora}}",
         "model: {type: seq2seq}",
-        "train: {strategy: ddp}",
+        "train: {strategy: fsdp}",
         "train: {optim: galore_adamw}",
         "train: {metric_for_best_model: rouge}",
-        "train: {ddp_find_unused_parameters: false}",
         "train: {predict_with_generate: true}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
         "deepspeed: x.json",
@@ -110,7 +109,7 @@ fn keys_of_later_versions_are_refused_by_name() {
     hint("train: {dataloader_num_workers: 4}", "there is no data loader");
     hint("train: {generation_max_new_tokens: 64}", "use gen.max_new_tokens");
     assert!(refused_word("TRAIN_DDP_BUCKET_CAP_MB=25").contains("train.ddp_bucket_cap_mb is not supported"));
-    assert!(refused_word("NUM_GPUS=2").contains("several devices is not yet part"));
+    assert!(refused_word("NUM_GPUS=2").contains("on GPUs is not yet part"));
     let folder = Folder::new(&[("a.yaml", "")]);
     assert!(folder.refusal(&[], &[("NUM_GPUS", "2")]).contains("env NUM_GPUS=2"));
     assert!(folder.refusal(&[], &[("DEEPSPEED_CONFIG", "ds.json")]).contains("DeepSpeed"));
@@ -145,6 +144,7 @@ fn contradictions_name_both_keys_and_their_sources() {
     );
     for (text, first, second) in [
         ("train: {load_best_model_at_end: true}", "load_best_model_at_end", "eval_strategy"),
+        ("train: {dp_ranks: 2}", "dp_ranks", "strategy"),
         ("train: {early_stopping_patience: 2}", "early_stopping_patience", "eval_strategy"),
         ("train: {eval_strategy: epoch}\ndata: {train_path: x}", "eval_strategy", "val_path"),
         ("train: {eval_strategy: steps}\ndata: {split: 0.1}", "eval_strategy", "eval_steps"),
