@@ -174,8 +174,19 @@ impl Block {
     /// `[tokens, hidden]` to `[rows, hidden]`, where the rows are all tokens unless `rows` picks some.
     /// `all` holds the rotary tables of every token.
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows) -> (Act, Saved) {
+        self.forward_by(pass, x, |h| self.attention.forward(pass, h, all, rows), rows)
+    }
+
+    /// As [`Block::forward`], with the attention branch up to its output projection given.
+    pub fn forward_by(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        attend: impl FnOnce(&Act) -> attention::Saved,
+        rows: &Rows,
+    ) -> (Act, Saved) {
         let (h, rstd1) = self.attention_norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
-        let attention = self.attention.forward(pass, h.as_ref().unwrap_or(x), all, rows);
+        let attention = attend(h.as_ref().unwrap_or(x));
         drop(h);
         let picked = rows.picked.as_ref().map(|picked| x.gather(picked));
         let stream = picked.as_ref().unwrap_or(x);

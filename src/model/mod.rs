@@ -22,5 +22,5 @@ pub mod weight;
 pub mod weights;
 
 pub use build::Source;
-pub use decoder::{Model, Phases};
+pub use decoder::{Cache, Logits, Model, Phases};
 pub use params::{ParamSpec, Params};

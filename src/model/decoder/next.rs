@@ -1,0 +1,136 @@
+//! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
+//! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
+use super::Model;
+use crate::data::batch::Batch;
+use crate::error::{Error, Result};
+use crate::model::pass::Layout;
+use crate::model::block::Block;
+use crate::ops::attention::{self, KeyValues};
+use crate::ops::best::best;
+use crate::ops::panel::{Act, LANES, Pool};
+use crate::ops::par;
+use std::ops::Range;
+
+/// Keys and values of one text in every block. A copy shares them until one of both goes on.
+#[derive(Debug, Clone)]
+pub struct Cache {
+    blocks: Vec<KeyValues>,
+}
+
+impl Cache {
+    /// How many tokens it holds.
+    pub fn len(&self) -> usize {
+        self.blocks.first().map_or(0, KeyValues::len)
+    }
+
+    /// Whether it holds none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of keys and values.
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(KeyValues::bytes).sum()
+    }
+
+    /// Goes back to the first `length` tokens; says whether it can: a sliding window may have given up what they need.
+    pub fn truncate(&mut self, length: usize) -> bool {
+        self.blocks.iter_mut().all(|block| block.truncate(length))
+    }
+}
+
+/// What the model says of the token after each text.
+#[derive(Debug)]
+pub struct Logits {
+    /// `[texts, vocabulary]` in parts.
+    parts: Vec<Act>,
+}
+
+impl Logits {
+    fn place(&self, text: usize) -> (&Act, usize) {
+        let mut row = text;
+        for part in &self.parts {
+            if row < part.tokens() {
+                return (part, row);
+            }
+            row -= part.tokens();
+        }
+        panic!("text {text} is not among the logits");
+    }
+
+    /// The logits of one text, `[vocabulary]`.
+    pub fn row(&self, text: usize) -> Vec<f32> {
+        let (part, row) = self.place(text);
+        part.panel(row / LANES)[row % LANES..].iter().step_by(LANES).copied().collect()
+    }
+
+    /// Each text's most probable token, the first of several.
+    pub fn best(&self) -> Vec<u32> {
+        self.parts.iter().flat_map(best).collect()
+    }
+}
+
+impl Model {
+    /// The cache of a text without tokens.
+    pub fn cache(&self) -> Cache {
+        let of = |block: &Block| KeyValues::new(block.attention.heads, block.attention.how.window);
+        Cache { blocks: self.blocks.iter().map(of).collect() }
+    }
+
+    /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
+    ///
+    /// Rules for long contexts that look at a text's length take its length so far: keys keep the rotation they had when
+    /// they were made, as in Transformers.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`]: a token outside the vocabulary, or a text without a new one.
+    pub fn extend(&self, texts: &mut [(&mut Cache, &[u32])]) -> Result<Logits> {
+        let tokens: Vec<u32> = texts.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+        let batch = Batch { tokens, ..Batch::default() };
+        self.check(&batch)?;
+        if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
+            return Err(Error::data("a text without tokens cannot go on"));
+        }
+        if texts.is_empty() {
+            return Ok(Logits { parts: Vec::new() });
+        }
+        Ok(par::together(|| self.walk(texts, &batch.tokens)))
+    }
+
+    fn walk(&self, texts: &mut [(&mut Cache, &[u32])], tokens: &[u32]) -> Logits {
+        let pass = self.evaluation();
+        self.pool.reserve(tokens.len());
+        let positions: Vec<Range<usize>> =
+            texts.iter().map(|(cache, new)| cache.len()..cache.len() + new.len()).collect();
+        let fresh = positions.iter().all(|range| range.start == 0);
+        let single = positions.iter().all(|range| range.len() == 1);
+        let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
+        let last = self.blocks.len() - 1;
+        let mut x = self.embed(&pass, tokens);
+        for (index, block) in self.blocks.iter().enumerate() {
+            let rows = if index == last { &layout.last } else { &layout.all };
+            let (heads, how) = (block.attention.heads, block.attention.how);
+            let mix = |q: &Act, k: &Act, v: &Act| {
+                let mut start = 0;
+                for (cache, new) in texts.iter_mut() {
+                    cache.blocks[index].append(k, v, start, new.len());
+                    start += new.len();
+                }
+                let caches: Vec<&KeyValues> = texts.iter().map(|(cache, _)| &cache.blocks[index]).collect();
+                let mixed = if single {
+                    (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
+                } else if fresh {
+                    attention::forward(q, k, v, &rows.spans, heads, how)
+                } else {
+                    let (k, v) = KeyValues::concat(&Pool::new(), &caches);
+                    attention::forward(q, &k, &v, &rows.spans, heads, how)
+                };
+                texts.iter_mut().for_each(|(cache, _)| cache.blocks[index].trim());
+                mixed
+            };
+            let attend = |h: &Act| block.attention.forward_by(&pass, h, &layout.all, rows, mix);
+            x = block.forward_by(&pass, &x, attend, rows).0;
+        }
+        Logits { parts: self.head.next(&pass, &x) }
+    }
+}
