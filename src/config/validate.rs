@@ -1,6 +1,6 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
-use super::resolve::Resolved;
-use super::{Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy};
+use super::resolve::{Resolved, Setting, Source};
+use super::{Config, Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, schema};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -39,12 +39,6 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.optim",
         "train.ema_decay",
         "the optimizer averages the weights itself; keep one",
-    )?;
-    both(
-        tuning.mode != Mode::Lora && tuning.lora.loraplus_lr_ratio.is_some(),
-        "tuning.mode",
-        "tuning.lora.loraplus_lr_ratio",
-        "full training has no A and B; remove the ratio",
     )?;
     both(
         train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
@@ -144,26 +138,62 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.adapter",
         "only mode: lora trains an adapter; use it, remove the adapter, or merge it with tuning.adapters",
     )?;
-    let freeze = &tuning.freeze;
-    let names = [
-        (freeze.trainable_layers != 0, "tuning.freeze.trainable_layers"),
-        (!freeze.trainable_modules.is_empty(), "tuning.freeze.trainable_modules"),
-        (!freeze.trainable_patterns.is_empty(), "tuning.freeze.trainable_patterns"),
-    ];
-    for (set, key) in names {
-        both(
-            set && tuning.mode != Mode::Freeze,
-            key,
-            "tuning.mode",
-            "it says what mode: freeze trains; set that, or remove it",
-        )?;
-    }
+    of_another_mode(resolved)?;
     both(
         tuning.lora.init_lora_weights.is_pissa() && tuning.adapter.is_some(),
         "tuning.lora.init_lora_weights",
         "tuning.adapter",
         "an adapter to go on from has started already; remove one of them",
     )
+}
+
+/// The sections that one mode alone reads, and what to say where another is chosen.
+const OF_ONE_MODE: [(Mode, &str, &str); 2] = [
+    (Mode::Lora, "tuning.lora.", "it shapes an adapter, which this mode does not train; set mode: lora, or remove it"),
+    (Mode::Freeze, "tuning.freeze.", "it says what mode: freeze trains; set that, or remove it"),
+];
+
+/// Why `mode` does not read `key`, if it belongs to another mode.
+fn unread(key: &str, mode: Mode) -> Option<&'static str> {
+    let section = OF_ONE_MODE.iter().find(|(of, section, _)| *of != mode && key.starts_with(section));
+    section.map(|(.., why)| *why)
+}
+
+impl Setting {
+    /// Whether `mode` reads it: the shape of an adapter is nothing to full training.
+    pub fn is_read(&self, mode: Mode) -> bool {
+        unread(&self.key, mode).is_none()
+    }
+}
+
+/// Refuses settings that only another mode reads, where they are given as near to the user as the mode is: a file that
+/// is included may serve several modes, and a mode from the shell may override that of a file.
+fn of_another_mode(resolved: &Resolved) -> Result<()> {
+    let nearness = |source: &Source| match source {
+        Source::Default => 0,
+        Source::File { path, .. } if *path != resolved.path => 1,
+        Source::File { .. } => 2,
+        Source::Env(_) => 3,
+        Source::Word(_) => 4,
+        Source::Flag(_) => 5,
+    };
+    let (mode, chosen) = (resolved.config.tuning.mode, resolved.source("tuning.mode"));
+    let default = Config::default();
+    for def in schema::options().filter(|def| def.fixed.is_none() && (def.get)(&default) != (def.get)(&resolved.config))
+    {
+        let key = def.path();
+        let Some(why) = unread(&key, mode) else { continue };
+        let source = resolved.source(&key);
+        let other_file = match (source, chosen) {
+            (Source::File { path: here, .. }, Source::File { path: there, .. }) => here != there,
+            _ => false,
+        };
+        let (near, mode_near) = (nearness(source), nearness(chosen));
+        if near > mode_near || (near == mode_near && !other_file) {
+            return Err(conflict(resolved, &key, "tuning.mode", why));
+        }
+    }
+    Ok(())
 }
 
 fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {

@@ -6,18 +6,33 @@ use crate::model::Model;
 /// Tokens that one pass holds, if it holds more than one text.
 const PASS_TOKENS: usize = 4096;
 
-/// For each prompt the most probable continuation, token by token, until a token of `stop` (not included) or
-/// `max_new` tokens. An empty prompt has an empty continuation.
+/// For each prompt the most probable continuation, token by token, until a token of `stop` (not included), `max_new`
+/// tokens, or a text of `context` tokens. An empty prompt has an empty continuation. Nothing at all once `go_on`, asked
+/// before each token, says no.
 ///
 /// # Errors
 /// [`crate::Kind::Data`]: a token outside the vocabulary.
-pub fn greedy(model: &Model, prompts: &[Vec<u32>], max_new: usize, stop: &[u32]) -> Result<Vec<Vec<u32>>> {
+pub fn greedy(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    max_new: usize,
+    context: usize,
+    stop: &[u32],
+    go_on: &dyn Fn() -> bool,
+) -> Result<Option<Vec<Vec<u32>>>> {
     let mut texts = prompts.to_vec();
     let mut open: Vec<usize> = (0..prompts.len()).filter(|&index| !prompts[index].is_empty()).collect();
     for _ in 0..max_new {
+        open.retain(|&index| texts[index].len() < context);
+        if open.is_empty() {
+            break;
+        }
         let mut still = Vec::with_capacity(open.len());
         let mut rest = open.as_slice();
         while !rest.is_empty() {
+            if !go_on() {
+                return Ok(None);
+            }
             let mut tokens = 0;
             let fits = |&&index: &&usize| {
                 tokens += texts[index].len();
@@ -42,11 +57,8 @@ pub fn greedy(model: &Model, prompts: &[Vec<u32>], max_new: usize, stop: &[u32])
             rest = later;
         }
         open = still;
-        if open.is_empty() {
-            break;
-        }
     }
-    Ok(texts.into_iter().zip(prompts).map(|(text, prompt)| text[prompt.len()..].to_vec()).collect())
+    Ok(Some(texts.into_iter().zip(prompts).map(|(text, prompt)| text[prompt.len()..].to_vec()).collect()))
 }
 
 /// The first of the largest.

@@ -42,19 +42,21 @@ impl<'a> Questions<'a> {
         self.rows.is_empty()
     }
 
-    /// The model's greedy answers, a few at a time; nothing if the run is asked to stop meanwhile.
+    /// The model's greedy answers, none longer than its context, a few at a time; nothing if the run is asked to stop meanwhile.
     ///
     /// # Errors
     /// The engine or the tokenizer.
     pub fn answer(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
         const AT_ONCE: usize = 8;
         let mut answers = Vec::with_capacity(self.rows.len());
+        let go_on = || stop.requested().is_none();
         for chunk in self.rows.chunks(AT_ONCE) {
-            if stop.requested().is_some() {
-                return Ok(None);
-            }
             let prompts: Vec<Vec<u32>> = chunk.iter().map(|(prompt, _)| prompt.clone()).collect();
-            for tokens in greedy(model, &prompts, self.max_new_tokens, &self.stop_ids)? {
+            let context = model.arch.max_position_embeddings;
+            let Some(found) = greedy(model, &prompts, self.max_new_tokens, context, &self.stop_ids, &go_on)? else {
+                return Ok(None);
+            };
+            for tokens in found {
                 answers.push(self.dataset.tokenizer.decode(&tokens, true)?);
             }
         }

@@ -258,7 +258,7 @@ fn check_family(family: &str) {
     let prompts = generate["prompts"].as_array().unwrap();
     let asked: Vec<Vec<u32>> = prompts.iter().map(|prompt| ids(&prompt["prompt"])).collect();
     for (which, model) in [("base", &base), ("lora", &model)] {
-        let answers = tunesmith::eval::greedy(model, &asked, 24, &[]).unwrap();
+        let answers = tunesmith::eval::greedy(model, &asked, 24, usize::MAX, &[], &|| true).unwrap().unwrap();
         for (answer, prompt) in answers.iter().zip(prompts) {
             assert_eq!(answer, &ids(&prompt[which]), "{which}");
         }
@@ -275,6 +275,17 @@ fn check_family(family: &str) {
         check_trace(&mut again, &trace);
         assert_eq!(again.params.values(), model.params.values());
     }
+}
+
+#[test]
+fn answers_end_with_the_context_and_with_a_request_to_stop() {
+    let model = adapted("llama", &golden("llama").join("adapter_init"), 0);
+    let (prompts, asked) = ([vec![5, 6, 7]], std::cell::Cell::new(0));
+    let answer = tunesmith::eval::greedy(&model, &prompts, 24, 7, &[], &|| true).unwrap().unwrap();
+    assert_eq!(answer[0].len(), 4);
+    let three_times = || asked.replace(asked.get() + 1) < 3;
+    assert_eq!(tunesmith::eval::greedy(&model, &prompts, 24, 99, &[], &three_times).unwrap(), None);
+    assert_eq!(asked.get(), 4, "asked before each token");
 }
 
 macro_rules! families {

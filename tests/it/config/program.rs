@@ -25,6 +25,25 @@ fn the_three_spellings_of_just_reach_it() {
     assert_eq!(setting(&plain, "model.name"), ("\"./models/small\"".to_owned(), "a.yaml:1".to_owned()));
 }
 
+/// Through the wrapper and the justfile as they are, but for the build before the recipe and the binary it names.
+#[test]
+fn the_three_spellings_work_in_front_of_and_behind_a_recipe() {
+    let folder = Folder::new(&[("a.yaml", RUNNABLE)]);
+    let config = format!("CONFIG={}", folder.path("a.yaml").display());
+    let just = |env: &[(&str, &str)], words: &[&str]| {
+        let mut command = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scripts/just"));
+        command.args(["--no-deps", "--set", "tunesmith", env!("CARGO_BIN_EXE_tunesmith")]).args(words);
+        let output = command.env_remove("CONFIG").envs(env.iter().copied()).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        setting(&output, "train.batch_size")
+    };
+    let argument = ("3".to_owned(), "argument".to_owned());
+    assert_eq!(just(&[], &["config", "--json", &config, "TRAIN_BATCH_SIZE=3"]), argument);
+    assert_eq!(just(&[], &[&config, "config", "--json", "train.batch_size=3"]), argument);
+    let variable = ("3".to_owned(), "env TRAIN_BATCH_SIZE".to_owned());
+    assert_eq!(just(&[("TRAIN_BATCH_SIZE", "3")], &["config", &config, "--json"]), variable);
+}
+
 #[test]
 fn the_argument_wins_over_the_variable_config() {
     let folder = Folder::new(&[("a.yaml", RUNNABLE), ("b.yaml", "train: {seed: 5}")]);

@@ -159,6 +159,9 @@ fn contradictions_name_both_keys_and_their_sources() {
         ("train: {group_by_length: true}\ndata: {packing: true}", "group_by_length", "packing"),
         ("train: {lr_scheduler_type: constant, warmup_steps: 3}", "warmup_steps", "lr_scheduler_type"),
         ("tuning: {mode: full, adapter: x}", "tuning.mode", "tuning.adapter"),
+        ("tuning: {mode: full, lora: {r: 8}}", "tuning.lora.r", "tuning.mode"),
+        ("tuning: {mode: full, lora: {loraplus_lr_ratio: 16}}", "tuning.lora.loraplus_lr_ratio", "tuning.mode"),
+        ("tuning: {freeze: {trainable_layers: 2}}", "tuning.freeze.trainable_layers", "tuning.mode"),
         (
             "train: {load_best_model_at_end: true, eval_strategy: epoch, save_strategy: steps}\ndata: {split: 0.1}",
             "save_strategy",
@@ -179,6 +182,26 @@ fn contradictions_name_both_keys_and_their_sources() {
          early_stopping_patience: 3, warmup_steps: 2}\ndata: {val_path: x}",
     );
     assert!(accepted.train.load_best_model_at_end);
+}
+
+/// A base for several modes may be included, and the shell may choose another mode; what is given beside the mode or
+/// nearer than it must be read by it.
+#[test]
+fn settings_of_another_mode_are_refused_where_they_are_meant_for_this_run() {
+    let folder = Folder::new(&[
+        ("base.yaml", "tuning: {mode: lora, lora: {r: 8}}"),
+        ("a.yaml", "include: base.yaml\ntuning: {mode: full}"),
+    ]);
+    assert_eq!(folder.load(&[], &[]).unwrap().config.tuning.mode, config::Mode::Full);
+    let error = folder.refusal(&[], &[("TUNING_LORA_R", "4")]);
+    assert!(
+        error.contains("tuning.lora.r: 4 (env TUNING_LORA_R) contradicts tuning.mode: \"full\" (a.yaml:2)"),
+        "{error}"
+    );
+    let folder = Folder::new(&[("a.yaml", "tuning: {mode: lora, lora: {r: 8}}")]);
+    assert_eq!(folder.load(&[], &[("TUNING_MODE", "full")]).unwrap().config.tuning.mode, config::Mode::Full);
+    let error = folder.refusal(&["TUNING_MODE=full", "TUNING_LORA_R=4"], &[]);
+    assert!(error.contains("tuning.lora.r: 4 (argument) contradicts tuning.mode: \"full\" (argument)"), "{error}");
 }
 
 #[test]

@@ -283,6 +283,12 @@ fn the_written_configuration_repeats_the_run() {
     let out = format!("train.output_dir={}", fixture.path("again").display());
     let again = train(&fixture.path("out/config.resolved.yaml"), &[&out]);
     assert!(again.status.success(), "{}", said(&again));
+    // An adapter's shape in the file, full training from the shell: the record of the run leaves the former out.
+    let out = format!("train.output_dir={}", fixture.path("full").display());
+    assert!(train(&config, &[&out, "tuning.mode=full"]).status.success());
+    let out = format!("train.output_dir={}", fixture.path("full again").display());
+    let full = train(&fixture.path("full/config.resolved.yaml"), &[&out]);
+    assert!(full.status.success(), "{}", said(&full));
     let losses = |of: &str| metrics(&fixture.path(of)).0.iter().map(|line| line["loss"].clone()).collect::<Vec<_>>();
     assert_eq!(losses("again"), losses("out"));
 }

@@ -64,6 +64,11 @@ impl Fixture {
             let pointer = key.split('.').fold(&mut config, |node, part| &mut node[part]);
             *pointer = value;
         }
+        // The adapter above is of no use to a mode without one.
+        let adapted = matches!(config["tuning"]["mode"].as_str(), None | Some("lora" | "qlora"));
+        if !adapted && extra.iter().all(|line| !line.starts_with("tuning.lora.")) {
+            config["tuning"]["lora"] = json!({});
+        }
         let path = self.path(&format!("{name}.yaml"));
         // JSON is YAML.
         std::fs::write(&path, serde_json::to_string_pretty(&config).unwrap()).unwrap();

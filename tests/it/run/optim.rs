@@ -183,7 +183,7 @@ fn contradictions_and_arguments_are_refused_before_anything_is_read() {
     refused(&["train.optim: schedule_free_adamw"], "set lr_scheduler_type: constant");
     let constant = "train.lr_scheduler_type: constant_with_warmup";
     refused(&["train.optim: schedule_free_adamw", constant, "train.ema_decay: 0.9"], "keep one");
-    refused(&["tuning.mode: full", "tuning.lora.loraplus_lr_ratio: 16"], "no A and B");
+    refused(&["tuning.mode: full", "tuning.lora.loraplus_lr_ratio: 16"], "which this mode does not train");
     refused(&["train.optim: sgd", "train.optim_args: momentun=0.9"], "did you mean momentum");
     refused(&[r#"train.learning_rates: {"q_prj": 0.001}"#], "did you mean q_proj");
     refused(&["train.lr_scheduler_type: warmup_stable_decay"], "num_decay_steps");
