@@ -109,6 +109,24 @@ install *ARGS:
 @import *ARGS: _build
     "{{ tunesmith }}" import "$@"
 
+# answers a prompt: just infer CONFIG=configs/run_lora.yaml --prompt "…"
+[group('ask')]
+[no-exit-message]
+@infer *ARGS: _build
+    "{{ tunesmith }}" infer "$@"
+
+# answers a file of prompts: just infer-batch CONFIG=… --in questions.jsonl --out answers.jsonl
+[group('ask')]
+[no-exit-message]
+@infer-batch *ARGS: _build
+    "{{ tunesmith }}" infer "$@"
+
+# talks with a model in the terminal: just chat CONFIG=configs/run_lora.yaml
+[group('ask')]
+[no-exit-message]
+@chat *ARGS: _build
+    "{{ tunesmith }}" chat "$@"
+
 # formatting and lints
 [group('develop')]
 check:

@@ -33,6 +33,20 @@ impl ConfigArgs {
         config::load_partial(&path, &words, &environment()?, &[]).inspect(print_notes)
     }
 
+    /// As [`ConfigArgs::load_partial`], where there may be no file either; says whether there is one.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_optional(&self, flags: &[Flag]) -> Result<(Resolved, bool)> {
+        let named = self.words.iter().any(|word| !word.contains('=') || word.starts_with("CONFIG="));
+        if named || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty()) {
+            let (path, words) = self.split()?;
+            let resolved = config::load_optional(Some(&path), &words, &environment()?, flags);
+            return Ok((resolved.inspect(print_notes)?, true));
+        }
+        Ok((config::load_optional(None, &self.words, &environment()?, flags).inspect(print_notes)?, false))
+    }
+
     /// Tells the configuration file from the words.
     fn split(&self) -> Result<(PathBuf, Vec<String>)> {
         let mut files: Vec<&str> = Vec::new();

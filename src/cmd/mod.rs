@@ -3,12 +3,15 @@
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.
 pub mod args;
+mod asking;
 pub mod bench;
+pub mod chat;
 pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod download;
 pub mod import;
+pub mod infer;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -49,6 +52,10 @@ enum Command {
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
     Process(process::Args),
+    /// Answer a prompt, or a file of them
+    Infer(infer::Args),
+    /// Talk with a model
+    Chat(chat::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -65,6 +72,8 @@ impl Command {
             Self::Download(args) => download::run(args),
             Self::Import(args) => import::run(args),
             Self::Models(args) => models::run(args),
+            Self::Infer(args) => infer::run(args),
+            Self::Chat(args) => chat::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
         }

@@ -18,15 +18,17 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
+pub use choice::{BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
-pub use resolve::{Flag, Resolved, Setting, Source, load, load_partial, load_text, try_setting, unquoted};
+pub use resolve::{
+    Flag, Resolved, Setting, Source, load, load_optional, load_partial, load_text, try_setting, unquoted,
+};
 pub use schema::{
     Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
     TuningConfig,
 };
-pub use validate::is_hub_name;
+pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

@@ -45,7 +45,7 @@ const OUT: f32 = -1.0e9;
 /// What a search asks of the world around it.
 pub struct Rules<'a> {
     /// Whether an answer ends with this token; it stays in the candidate.
-    pub stops: &'a dyn Fn(&[u32]) -> bool,
+    pub stops: &'a mut dyn FnMut(&[u32]) -> bool,
     /// How many ids end an answer.
     pub stop_ids: usize,
     /// The longest answer.
@@ -76,7 +76,7 @@ impl Search {
     pub fn take(
         &mut self,
         prompt: &[u32],
-        rules: &Rules<'_>,
+        rules: &mut Rules<'_>,
         logits: &Logits,
         first: usize,
         caches: &mut Vec<Cache>,
@@ -93,13 +93,13 @@ impl Search {
             candidates.extend(largest(of_beam.collect(), keep));
         }
         let candidates = largest(candidates, keep);
-        let ends = |&(_, beam, id): &(f32, usize, u32)| {
+        let mut ends = |&(_, beam, id): &(f32, usize, u32)| {
             let mut tokens = self.running[beam].tokens.clone();
             tokens.push(id);
             let ended = length >= rules.max_new || (rules.stops)(&tokens);
             (tokens, ended)
         };
-        let grown: Vec<(Vec<u32>, bool)> = candidates.iter().map(ends).collect();
+        let grown: Vec<(Vec<u32>, bool)> = candidates.iter().map(&mut ends).collect();
 
         // Those that finish now compete with those that have; only the first `count` may.
         let full = early_stopping == EarlyStopping::Full && self.finished.iter().all(|beam| beam.done);
@@ -125,19 +125,14 @@ impl Search {
             .collect();
         let order = ranked(scores.iter().copied(), count);
         let parents: Vec<usize> = order.iter().map(|&index| candidates[index].1).collect();
-        self.running = order
-            .iter()
-            .map(|&index| Running { tokens: grown[index].0.clone(), score: scores[index] })
-            .collect();
+        self.running =
+            order.iter().map(|&index| Running { tokens: grown[index].0.clone(), score: scores[index] }).collect();
         let next: Vec<u32> = order.iter().map(|&index| candidates[index].2).collect();
         *caches = parents.into_iter().map(|parent| caches[parent].clone()).collect();
 
         // Whether anything can still get better. Transformers counts the step as done here.
-        let hypothetical = if early_stopping == EarlyStopping::Never && length_penalty > 0.0 {
-            rules.max_new
-        } else {
-            length
-        };
+        let hypothetical =
+            if early_stopping == EarlyStopping::Never && length_penalty > 0.0 { rules.max_new } else { length };
         let best = self.running.first().map_or(f32::NEG_INFINITY, |beam| beam.score)
             / (hypothetical as f64).powf(length_penalty) as f32;
         let lowest = self.finished.iter().map(|beam| beam.score).fold(f32::INFINITY, f32::min);
@@ -168,7 +163,9 @@ fn log_softmax(mut logits: Vec<f32>) -> Vec<f32> {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|&logit| f64::from(logit - top).exp()).sum();
     let log = sum.ln() as f32;
-    logits.iter_mut().for_each(|logit| *logit = *logit - top - log);
+    for logit in &mut logits {
+        *logit = *logit - top - log;
+    }
     logits
 }
 

@@ -95,8 +95,11 @@ impl Team {
                 wait(&mut turns);
             }
         });
-        // SAFETY: nobody is inside; the reference is gone from `work`'s users when `close` has waited for them.
-        unsafe { *self.work.get() = Some((std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Task>(task), count)) };
+        // SAFETY: the same pointer with a lifetime that nobody relies on: `close` waits for all who have it.
+        #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime of a trait object")]
+        let shared = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Task>(task) };
+        // SAFETY: nobody is inside, so nobody reads.
+        unsafe { *self.work.get() = Some((shared, count)) };
         self.next.store(0, Ordering::Relaxed);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
         self.open.store(round, Ordering::SeqCst);

@@ -2,6 +2,7 @@
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
 pub mod bench;
+pub mod decode_bench;
 pub mod feed;
 mod finish;
 mod load;
@@ -11,6 +12,7 @@ pub mod metrics;
 mod norms;
 pub mod optimizer;
 pub mod output;
+mod predict;
 mod prepare;
 pub mod progress;
 mod record;

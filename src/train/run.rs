@@ -7,7 +7,7 @@ use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
 use super::{finish, save};
-use crate::config::Resolved;
+use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
 
 /// What a run is told beside its configuration.
@@ -57,9 +57,14 @@ fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn 
     let prepared = prepare::prepare(resolved, options, stop, observer)?;
     prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared)?;
+    session.try_evaluation()?;
     stop.enter_loop()?;
     session.open(options, began)?;
     observer.event(&Event::Started);
+    let starts = session.state.step == 0 && resolved.config.train.eval_on_start;
+    if starts && resolved.config.train.eval_strategy != EvalStrategy::No {
+        session.evaluate()?;
+    }
     let outcome = steps(&mut session)?;
     finish::finish(session, outcome, began)
 }

@@ -4,9 +4,11 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod generate;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod infer;
 mod objective;
 mod optim;
 mod oracle;

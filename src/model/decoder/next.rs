@@ -1,31 +1,28 @@
 //! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
 //! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
 use super::Model;
+use crate::config::arch::Rope;
 use crate::data::batch::Batch;
 use crate::error::{Error, Result};
-use crate::model::pass::Layout;
 use crate::model::block::Block;
+use crate::model::pass::Layout;
 use crate::ops::attention::{self, KeyValues};
 use crate::ops::best::best;
 use crate::ops::panel::{Act, LANES, Pool};
 use crate::ops::par;
 use std::ops::Range;
 
-/// Keys and values of one text in every block. A copy shares them until one of both goes on.
+/// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
 #[derive(Debug, Clone)]
 pub struct Cache {
+    tokens: Vec<u32>,
     blocks: Vec<KeyValues>,
 }
 
 impl Cache {
-    /// How many tokens it holds.
-    pub fn len(&self) -> usize {
-        self.blocks.first().map_or(0, KeyValues::len)
-    }
-
-    /// Whether it holds none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    /// The tokens that it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
     }
 
     /// Bytes of keys and values.
@@ -35,6 +32,7 @@ impl Cache {
 
     /// Goes back to the first `length` tokens; says whether it can: a sliding window may have given up what they need.
     pub fn truncate(&mut self, length: usize) -> bool {
+        self.tokens.truncate(length);
         self.blocks.iter_mut().all(|block| block.truncate(length))
     }
 }
@@ -74,49 +72,67 @@ impl Model {
     /// The cache of a text without tokens.
     pub fn cache(&self) -> Cache {
         let of = |block: &Block| KeyValues::new(block.attention.heads, block.attention.how.window);
-        Cache { blocks: self.blocks.iter().map(of).collect() }
+        Cache { tokens: Vec::new(), blocks: self.blocks.iter().map(of).collect() }
     }
 
     /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
     ///
-    /// Rules for long contexts that look at a text's length take its length so far: keys keep the rotation they had when
-    /// they were made, as in Transformers.
+    /// A rule for long contexts may turn keys otherwise once a text is longer: such a text is then read again as a whole.
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary, or a text without a new one.
     pub fn extend(&self, texts: &mut [(&mut Cache, &[u32])]) -> Result<Logits> {
-        let tokens: Vec<u32> = texts.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
-        let batch = Batch { tokens, ..Batch::default() };
-        self.check(&batch)?;
         if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
             return Err(Error::data("a text without tokens cannot go on"));
         }
+        let tokens: Vec<u32> = texts.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+        self.check(&Batch { tokens, ..Batch::default() })?;
         if texts.is_empty() {
             return Ok(Logits { parts: Vec::new() });
         }
-        Ok(par::together(|| self.walk(texts, &batch.tokens)))
+        let mut growth: Vec<Growth<'_>> = Vec::with_capacity(texts.len());
+        for (cache, new) in texts.iter_mut() {
+            let mut start = cache.tokens.len();
+            cache.tokens.extend(*new);
+            if self.turns_otherwise(start, cache.tokens.len()) {
+                cache.blocks = self.cache().blocks;
+                start = 0;
+            }
+            growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
+        }
+        Ok(par::together(|| self.walk(&mut growth)))
     }
 
-    fn walk(&self, texts: &mut [(&mut Cache, &[u32])], tokens: &[u32]) -> Logits {
+    /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.
+    fn turns_otherwise(&self, old: usize, new: usize) -> bool {
+        let differs = |rule: &Rope| {
+            let (before, after) = (rule.frequencies(old), rule.frequencies(new));
+            before.inv_freq != after.inv_freq || before.attention_factor != after.attention_factor
+        };
+        old > 0 && self.arch.ropes.iter().any(|rule| rule.depends_on_length() && differs(rule))
+    }
+
+    fn walk(&self, texts: &mut [Growth<'_>]) -> Logits {
         let pass = self.evaluation();
+        let tokens: Vec<u32> = texts.iter().flat_map(Growth::fresh).copied().collect();
         self.pool.reserve(tokens.len());
-        let positions: Vec<Range<usize>> =
-            texts.iter().map(|(cache, new)| cache.len()..cache.len() + new.len()).collect();
+        let positions: Vec<Range<usize>> = texts.iter().map(|text| text.start..text.tokens.len()).collect();
         let fresh = positions.iter().all(|range| range.start == 0);
         let single = positions.iter().all(|range| range.len() == 1);
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
         let last = self.blocks.len() - 1;
-        let mut x = self.embed(&pass, tokens);
+        let mut x = self.embed(&pass, &tokens);
         for (index, block) in self.blocks.iter().enumerate() {
             let rows = if index == last { &layout.last } else { &layout.all };
             let (heads, how) = (block.attention.heads, block.attention.how);
             let mix = |q: &Act, k: &Act, v: &Act| {
                 let mut start = 0;
-                for (cache, new) in texts.iter_mut() {
-                    cache.blocks[index].append(k, v, start, new.len());
-                    start += new.len();
+                for text in texts.iter_mut() {
+                    let count = text.fresh().len();
+                    text.blocks[index].append(k, v, start, count);
+                    start += count;
                 }
-                let caches: Vec<&KeyValues> = texts.iter().map(|(cache, _)| &cache.blocks[index]).collect();
+                let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.blocks[index]).collect();
                 let mixed = if single {
                     (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
                 } else if fresh {
@@ -125,12 +141,27 @@ impl Model {
                     let (k, v) = KeyValues::concat(&Pool::new(), &caches);
                     attention::forward(q, &k, &v, &rows.spans, heads, how)
                 };
-                texts.iter_mut().for_each(|(cache, _)| cache.blocks[index].trim());
+                for text in texts.iter_mut() {
+                    text.blocks[index].trim();
+                }
                 mixed
             };
             let attend = |h: &Act| block.attention.forward_by(&pass, h, &layout.all, rows, mix);
             x = block.forward_by(&pass, &x, attend, rows).0;
         }
         Logits { parts: self.head.next(&pass, &x) }
+    }
+}
+
+/// A text in a walk: what its blocks hold reaches to `start`.
+struct Growth<'a> {
+    blocks: &'a mut [KeyValues],
+    tokens: &'a [u32],
+    start: usize,
+}
+
+impl Growth<'_> {
+    fn fresh(&self) -> &[u32] {
+        &self.tokens[self.start..]
     }
 }

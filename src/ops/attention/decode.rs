@@ -221,11 +221,8 @@ mod tests {
                     let act = |seed, heads: usize, dim: usize| {
                         Act::from_rows(&pool, &numbers(seed, length * heads * dim), heads * dim)
                     };
-                    let (q, k, v) = (
-                        act(1, heads.query, heads.dim),
-                        act(2, heads.kv, heads.dim),
-                        act(3, heads.kv, heads.dim),
-                    );
+                    let (q, k, v) =
+                        (act(1, heads.query, heads.dim), act(2, heads.kv, heads.dim), act(3, heads.kv, heads.dim));
                     let (whole, _) = forward(&q, &k, &v, &full_spans(&[0, length]), heads, how);
                     let mut cache = KeyValues::new(heads, window);
                     cache.append(&k, &v, 0, 1);

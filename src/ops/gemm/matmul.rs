@@ -295,7 +295,11 @@ pub fn matmul(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
             x: term.x.ptr(),
             stride: term.x.stride(),
             depth,
-            ahead: if panels == 1 && term.matrix.col == 1 && narrow.is_null() { TILE_ROWS * term.matrix.row } else { 0 },
+            ahead: if panels == 1 && term.matrix.col == 1 && narrow.is_null() {
+                TILE_ROWS * term.matrix.row
+            } else {
+                0
+            },
         }
     };
     assert!((1..=2).contains(&terms.len()), "one or two terms");
