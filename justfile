@@ -138,6 +138,11 @@ check:
 test *ARGS:
     cargo test --locked "$@"
 
+# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
+[group('develop')]
+crash-test *ARGS:
+    cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
+
 # training speed, memory and where the time goes: just bench --shape smollm2-135m
 [group('develop')]
 [no-exit-message]

@@ -47,7 +47,7 @@ def run_loss(run, base, rows, below=()):
         for adapter in below:
             model = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
         tokens = len(transformers.AutoTokenizer.from_pretrained(f"{run}/adapter"))
-        if json.load(open(f"{run}/adapter/adapter_config.json"))["trainable_token_indices"] and tokens > model.config.vocab_size:
+        if json.load(open(f"{run}/adapter/adapter_config.json")).get("trainable_token_indices") and tokens > model.config.vocab_size:
             grow(model, tokens)
         model = peft.PeftModel.from_pretrained(model, f"{run}/adapter")
     model.eval()

@@ -94,6 +94,9 @@ impl Error {
         match source.kind() {
             std::io::ErrorKind::StorageFull => error.hint("free some space, or set another output_dir"),
             std::io::ErrorKind::PermissionDenied => error.hint("check the owner and mode of the path"),
+            _ if source.raw_os_error() == Some(libc::EIO) => {
+                error.hint("the device fails: look at the system's log (dmesg), and write to another one")
+            }
             _ => error,
         }
     }

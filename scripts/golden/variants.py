@@ -1,5 +1,12 @@
-"""The part of parity.py that goes beyond plain LoRA, on the llama model: DoRA, rsLoRA, patterns, modules_to_save, full training, packing."""
+"""The part of parity.py that goes beyond plain LoRA: on the llama model DoRA, rsLoRA, patterns, modules_to_save, full training, packing; on
+the qwen2 model, whose biases it multiplies too, (IA)3.
+
+    python3 scripts/golden/variants.py --ia3 tests/golden/a/variants    # that alone
+"""
 import os
+import sys
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}  # before torch is imported
 
 import numpy as np
 import torch
@@ -47,6 +54,74 @@ def lora(tag, out, config, weights, rows, **changes):
         final_abs=max(difference(final[name], final64[name]) for name in final),
         **trace_differences(trace, trace64),
     )
+
+
+def with_factors(config, weights, double=False):
+    """The model with (IA)3 on keys, values and the inputs of the down projections, every factor moved from 1."""
+    settings = peft.IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
+    model = peft.get_peft_model(build(config, weights, double), settings)
+    rng = np.random.default_rng(SEED + 4)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "ia3_l" in name:
+                noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32)).to(parameter.dtype)
+                parameter.copy_(1 + 0.3 * noise)
+    return model.train()
+
+
+def ia3(out, rows):
+    """(IA)3: forward, gradients, twenty steps; the merged model has the same logits."""
+    folder = f"{out}/ia3"
+    os.makedirs(folder, exist_ok=True)
+    config = configuration("qwen2")
+    weights = make_weights(config, SEED + 10 * list(ARCHITECTURES).index("qwen2"), ARCHITECTURES["qwen2"].stored)
+    batch = forward_batch(config.vocab_size, SEED + 10 * list(ARCHITECTURES).index("qwen2") + 1)
+    runs = []
+    for double in (False, True):
+        with float64(double):
+            model = with_factors(config, weights, double)
+            if not double:
+                save_factors(model, f"{folder}/adapter_init")
+            output = forward(model, *batch, backward=True)
+            grads = {name.replace(".default", ""): parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+            model.zero_grad(set_to_none=True)
+            trace = train_trace(model, rows)
+            if not double:
+                save_factors(model, f"{folder}/adapter_final")
+            runs.append((output, grads, trace, adapter_state(model)))
+    (output, grads, trace, final), (output64, grads64, trace64, final64) = runs
+    logits, losses, loss = output
+    valid = batch[1].bool()
+    with torch.no_grad():
+        merged = with_factors(config, weights).merge_and_unload()
+        merged = difference(outputs_of(merged, *batch[:2])[0][valid], logits[valid])
+    row, position = (torch.tensor(values) for values in zip(*STORED))
+    tensors = dict(sel_row=row.int(), sel_pos=position.int(), logits=logits[row, position], nll=losses, loss=loss.reshape(1))
+    save_tensors(tensors, f"{folder}/forward.safetensors")
+    save_tensors(grads, f"{folder}/grads.safetensors")
+    norms = {name: float(value.double().norm()) for name, value in grads.items()}
+    dump(dict(grad_l2=norms, steps=beside_float64(trace, trace64)), f"{folder}/trace.json")
+    return dict(
+        logits=difference(logits[valid], output64[0][valid]),
+        merged_vs_unmerged_logits=merged,
+        grad_rel=max(relative(grads[name], grads64[name]) for name in grads),
+        final_abs=max(difference(final[name], final64[name]) for name in final),
+        **trace_differences(trace, trace64),
+    )
+
+
+def save_factors(model, folder):
+    """As save_adapter, of (IA)3."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.save_pretrained(folder)
+    os.remove(f"{folder}/README.md")
+    path = f"{folder}/adapter_config.json"
+    with open(path, encoding="utf-8") as file:
+        written = json.load(file)
+    for key in ("target_modules", "feedforward_modules"):
+        written[key].sort()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(written, indent=2, sort_keys=True))
 
 
 def trainer_groups(model):
@@ -142,4 +217,19 @@ def make(out, rows):
         full=full("full", *common, None),
         full_hfdecay=full("full_hfdecay", *common, trainer_groups),
         packed=packed(out, config, weights),
+        ia3=ia3(out, rows),
     )
+
+
+if __name__ == "__main__":
+    # The other variants stay as they are; what is measured is put into tolerances.json.
+    assert sys.argv[1] == "--ia3"
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    measured = ia3(sys.argv[2], make_data(BASE["vocab_size"], SEED + 7))
+    path = f"{sys.argv[2]}/../tolerances.json"
+    with open(path, encoding="utf-8") as file:
+        tolerances = json.load(file)
+    tolerances["variants"]["ia3"] = measured
+    dump(tolerances, path)

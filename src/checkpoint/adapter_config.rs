@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use super::peft::CONFIG_FILE;
 use crate::Kind;
 use crate::config::arch::Arch;
-use crate::config::{Bias, InitLora, LoraConfig, Patterns, TargetModules};
+use crate::config::{Bias, Ia3Config, InitLora, LoraConfig, Mode, Patterns, TargetModules, TuningConfig};
 use crate::error::{Error, Result};
-use crate::model::targets::{Placement, Targets};
+use crate::model::targets::{Placement, Side, Targets};
 
 /// The version whose fields are written.
 const PEFT_VERSION: &str = "0.21.2";
@@ -35,6 +35,33 @@ pub struct AdapterConfig {
 }
 
 impl AdapterConfig {
+    /// The configuration of an adapter that a configuration has placed.
+    pub fn of(tuning: &TuningConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
+        if tuning.mode != Mode::Ia3 {
+            return Self::new(&tuning.lora, placements, base_model);
+        }
+        // By full names, since PEFT wants each of `feedforward_modules` to be one of `target_modules`.
+        let names = |wanted: fn(&Placement) -> bool| {
+            let named = placements.iter().filter(|placement| wanted(placement));
+            TargetModules::List(named.map(|placement| placement.module.clone()).collect())
+        };
+        let targets = Targets {
+            target_modules: names(|_| true),
+            exclude_modules: None,
+            feedforward: Some(names(|placement| placement.factors == Some(Side::Input))),
+            strict: false,
+            ..Targets::of(tuning)
+        };
+        Self {
+            targets,
+            lora_dropout: 0.0,
+            init_lora_weights: Value::Bool(true),
+            trained_tokens: Vec::new(),
+            token_modules: Vec::new(),
+            base_model_name_or_path: base_model.map(Into::into),
+        }
+    }
+
     /// The configuration of an adapter placed by `lora` on `arch`: like PEFT, `auto` is written as full module names.
     pub fn new(lora: &LoraConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
         let mut targets = Targets::from(lora);
@@ -118,6 +145,13 @@ impl AdapterConfig {
                 },
                 rank_pattern: source.patterns("rank_pattern", |value| source.rank(value, "rank_pattern"))?,
                 alpha_pattern: source.patterns("alpha_pattern", |value| source.positive(value, "alpha_pattern"))?,
+                feedforward: match source.get("peft_type").and_then(Value::as_str) {
+                    Some("IA3") => match source.modules("feedforward_modules")? {
+                        None => return Err(source.mismatch("feedforward_modules", "a list or a regular expression")),
+                        some => some,
+                    },
+                    _ => None,
+                },
                 strict: false,
             },
             lora_dropout: match source.get("lora_dropout").map_or(Some(0.0), Value::as_f64) {
@@ -126,6 +160,29 @@ impl AdapterConfig {
             },
             init_lora_weights: source.get("init_lora_weights").cloned().unwrap_or(Value::Bool(true)),
             base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
+        })
+    }
+
+    /// The settings of (IA)³ as a configuration's, to go on training it, with the modules by their full names.
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`] where the adapter does not fit the model.
+    pub fn ia3_config(&self, arch: &Arch) -> Result<Ia3Config> {
+        let placements = self.targets.place(arch).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        let names = |wanted: &dyn Fn(&Placement) -> bool| {
+            let named = placements.iter().filter(|placement| wanted(placement));
+            named.map(|placement| placement.module.clone()).collect::<Vec<_>>()
+        };
+        let inputs = names(&|placement| placement.factors == Some(Side::Input));
+        Ok(Ia3Config {
+            target_modules: Some(TargetModules::List(names(&|_| true))),
+            // An empty list would say that a configuration names nothing.
+            feedforward_modules: Some(match inputs.as_slice() {
+                [] => TargetModules::Regex("^$".into()),
+                _ => TargetModules::List(inputs),
+            }),
+            exclude_modules: None,
+            modules_to_save: self.targets.modules_to_save.clone(),
         })
     }
 
@@ -171,6 +228,23 @@ impl AdapterConfig {
     pub fn to_json(&self) -> Value {
         let targets = &self.targets;
         let list = |strings: &[String]| if strings.is_empty() { Value::Null } else { json!(strings) };
+        if let Some(feedforward) = &targets.feedforward {
+            return json!({
+                "auto_mapping": null,
+                "base_model_name_or_path": self.base_model_name_or_path,
+                "exclude_modules": targets.exclude_modules.as_ref().map(modules_json),
+                "fan_in_fan_out": false,
+                "feedforward_modules": modules_json(feedforward),
+                "inference_mode": true,
+                "init_ia3_weights": true,
+                "modules_to_save": list(&targets.modules_to_save),
+                "peft_type": "IA3",
+                "peft_version": PEFT_VERSION,
+                "revision": null,
+                "target_modules": modules_json(&targets.target_modules),
+                "task_type": "CAUSAL_LM",
+            });
+        }
         json!({
             "alora_invocation_tokens": null,
             "alpha_pattern": patterns_json(&targets.alpha_pattern, |alpha| number(*alpha)),
@@ -282,7 +356,7 @@ impl Source<'_> {
         let found = self.map.get(key).unwrap_or(&Value::Null).to_string();
         let found: String = found.chars().take(80).collect();
         Error::checkpoint(format!("{}: not yet: {key} = {found}", self.origin.display()))
-            .hint("this version reads LoRA adapters (also DoRA, rsLoRA, rank and alpha patterns, modules_to_save)")
+            .hint("this version reads LoRA (also DoRA, rsLoRA, rank and alpha patterns, modules_to_save) and (IA)³")
     }
 
     fn refuse_unsupported(&self) -> Result<()> {
@@ -291,9 +365,9 @@ impl Source<'_> {
             _ => Ok(()),
         };
         if self.get("peft_type").is_none() {
-            return Err(self.mismatch("peft_type", "\"LORA\""));
+            return Err(self.mismatch("peft_type", "\"LORA\" or \"IA3\""));
         }
-        one_of("peft_type", &["LORA"])?;
+        one_of("peft_type", &["LORA", "IA3"])?;
         one_of("task_type", &["CAUSAL_LM"])?;
         // Ways to start that also change the base weights: their adapters fit another base.
         if self.get("init_lora_weights").is_some_and(|init| !init.is_boolean()) {

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,7 @@ pub struct Staging<'d> {
     disk: &'d dyn Disk,
     dir: PathBuf,
     files: BTreeMap<String, FileSum>,
+    hashing: Duration,
 }
 
 impl Staging<'_> {
@@ -75,15 +77,21 @@ impl Staging<'_> {
         self.write(name, |writer| io::copy(&mut source, writer).map(drop))
     }
 
-    fn write_summed(&self, path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<FileSum> {
-        let mut file = Summing { file: self.disk.create(path)?, hasher: blake3::Hasher::new(), bytes: 0 };
+    fn write_summed(
+        &mut self,
+        path: &Path,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<FileSum> {
+        let (file, hasher) = (self.disk.create(path)?, blake3::Hasher::new());
+        let mut file = Summing { file, hasher, bytes: 0, hashing: Duration::ZERO };
         fill(&mut file)?;
         file.file.sync()?;
+        self.hashing += file.hashing;
         Ok(FileSum { bytes: file.bytes, blake3: file.hasher.finalize().to_hex().to_string() })
     }
 
     /// The manifest, then the folder's entries.
-    fn seal(&self) -> Result<()> {
+    fn seal(&mut self) -> Result<()> {
         let path = self.dir.join(MANIFEST);
         let manifest = Manifest { version: VERSION, files: self.files.clone() };
         let sealed = self.write_summed(&path, |writer| write_json(writer, &manifest));
@@ -102,12 +110,15 @@ struct Summing {
     file: Box<dyn DiskFile>,
     hasher: blake3::Hasher,
     bytes: u64,
+    hashing: Duration,
 }
 
 impl Write for Summing {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
+        let began = Instant::now();
         self.hasher.update(&bytes[..written]);
+        self.hashing += began.elapsed();
         self.bytes += written as u64;
         Ok(written)
     }
@@ -118,24 +129,25 @@ impl Write for Summing {
 }
 
 /// Makes the folder `target` with what `fill` writes and a manifest. A folder that stood there is moved aside and
-/// removed only when the new one is durable. On an error nothing new is left and the old folder stands.
+/// removed only when the new one is durable. On an error nothing new is left and the old folder stands. Returns the time
+/// that hashing took.
 ///
 /// # Errors
 /// Those of `fill`, and [`crate::Kind::Io`].
-pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_>) -> Result<()>) -> Result<()> {
+pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_>) -> Result<()>) -> Result<Duration> {
     let staged = beside(target, "tmp");
     if staged.exists() {
         // Of an earlier process with this number: a live one would hold the output directory.
         disk.remove(&staged).map_err(|error| Error::io("remove", &staged, &error))?;
     }
     disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
-    let mut staging = Staging { disk, dir: staged.clone(), files: BTreeMap::new() };
+    let mut staging = Staging { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
     let done = fill(&mut staging).and_then(|()| staging.seal()).and_then(|()| put_in_place(disk, &staged, target));
     if done.is_err() {
         // The error that matters is the first one; what cannot be removed now is removed at the next start.
         let _ = disk.remove(&staged);
     }
-    done
+    done.map(|()| staging.hashing)
 }
 
 fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<()> {
@@ -195,7 +207,7 @@ fn parent_of(path: &Path) -> &Path {
 }
 
 impl Manifest {
-    /// Reads `dir/manifest.json`.
+    /// Reads `dir/manifest.json`, whose every byte must be as it was written.
     ///
     /// # Errors
     /// [`crate::Kind::Checkpoint`]: there is none, or it is damaged.
@@ -211,11 +223,14 @@ impl Manifest {
         if manifest.version != VERSION {
             return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
         }
-        match manifest.files.keys().find(|name| name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']))
+        if let Some(name) =
+            manifest.files.keys().find(|name| name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']))
         {
-            Some(name) => Err(damaged(format!("lists {name:?}, expected plain file names"))),
-            None => Ok(manifest),
+            return Err(damaged(format!("lists {name:?}, expected plain file names")));
         }
+        let mut written = Vec::with_capacity(text.len());
+        write_json(&mut written, &manifest).map_err(|error| damaged(format!("not valid: {error}")))?;
+        if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
     }
 
     /// Whether a file is listed.
@@ -279,13 +294,25 @@ fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
         .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
 }
 
+/// A folder that was found complete.
+#[derive(Debug)]
+pub struct Complete {
+    /// Where it is.
+    pub dir: PathBuf,
+    /// What it holds.
+    pub manifest: Manifest,
+    /// How long hashing its files took.
+    pub hashing: Duration,
+}
+
 /// Whether a folder is complete: every file of its manifest is there with its size and hash.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`], naming the file, what was found and what was expected.
-pub fn verify(dir: &Path) -> Result<Manifest> {
+pub fn verify(dir: &Path) -> Result<Complete> {
     let manifest = Manifest::read(dir)?;
     manifest.check_sizes(dir)?;
+    let began = Instant::now();
     manifest.check_hashes(dir)?;
-    Ok(manifest)
+    Ok(Complete { dir: dir.to_owned(), manifest, hashing: began.elapsed() })
 }

@@ -74,11 +74,20 @@ impl Disk for RealDisk {
     }
 }
 
-/// Bytes that a user without privileges may still write where `path` lies.
+/// What a user without privileges may still write somewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes.
+    pub bytes: u64,
+    /// Files and folders; nothing where the file system makes as many as are asked for.
+    pub files: Option<u64>,
+}
+
+/// The room where `path` lies.
 ///
 /// # Errors
 /// The system's.
-pub fn free_bytes(path: &Path) -> io::Result<u64> {
+pub fn room(path: &Path) -> io::Result<Room> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
@@ -88,5 +97,8 @@ pub fn free_bytes(path: &Path) -> io::Result<u64> {
     }
     // SAFETY: the call succeeded, so it has filled the structure.
     let found = unsafe { found.assume_init() };
-    Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    Ok(Room {
+        bytes: found.f_bavail.saturating_mul(found.f_frsize),
+        files: (found.f_files > 0).then_some(found.f_favail),
+    })
 }

@@ -1,6 +1,7 @@
 //! Layer 5: runs that survive anything. A checkpoint is a folder that is there whole or not at all ([`atomic`]), says
 //! what it belongs to ([`stamp`]) and where the run stood ([`state`]), and is at the same time what Hugging Face's
-//! libraries load: a PEFT adapter ([`peft`]), or a model folder ([`folder`]).
+//! libraries load: a PEFT adapter ([`peft`]), or a model folder ([`folder`]). It is written while the steps go on
+//! ([`background`]).
 //!
 //! ```text
 //! checkpoint-000200/
@@ -14,6 +15,7 @@
 //! ```
 pub mod adapter_config;
 pub mod atomic;
+pub mod background;
 pub mod disk;
 pub mod folder;
 pub mod peft;
@@ -24,14 +26,16 @@ pub mod store;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use serde::de::DeserializeOwned;
 
 pub use adapter_config::AdapterConfig;
-pub use atomic::verify;
+pub use atomic::{Complete, verify};
+pub use background::Background;
 pub use stamp::Stamp;
 pub use state::TrainState;
-pub use store::{newest_complete, pointed, preflight};
+pub use store::{newest_complete, preflight};
 
 use crate::Kind;
 use crate::error::{Error, Result};
@@ -59,8 +63,11 @@ pub enum Weights<'a> {
     Part,
 }
 
+/// The state tensors of an optimizer, as [`crate::optim::Optimizer::tensors`] gives them: name, shape, numbers.
+pub type StateTensors<'a> = Vec<(String, Vec<usize>, &'a State)>;
+
 /// A run between two steps, as it is to be saved. The buffers are flat, in the order of `specs`.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Snapshot<'a> {
     /// What it belongs to.
     pub stamp: &'a Stamp,
@@ -74,8 +81,30 @@ pub struct Snapshot<'a> {
     pub values: &'a [f32],
     /// The values that training goes on from, where they are others (averages are published).
     pub trained: Option<&'a [f32]>,
-    /// The optimizer with its state.
-    pub optimizer: &'a Optimizer,
+    /// The optimizer's state.
+    pub optimizer: StateTensors<'a>,
+}
+
+/// Which checkpoints stay beside one that has been written.
+#[derive(Debug, Clone, Default)]
+pub struct Keep {
+    /// So many of the newest ones; nothing: all.
+    pub last: Option<usize>,
+    /// The best one, which stays and gets the name `best`, if it is there.
+    pub best: Option<PathBuf>,
+}
+
+/// A checkpoint that is durable.
+#[derive(Debug, Clone)]
+pub struct Written {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Its step.
+    pub step: u64,
+    /// How long it took, all told.
+    pub took: Duration,
+    /// How long of that hashing took.
+    pub hashing: Duration,
 }
 
 /// Named tensors in flat buffers, for the safetensors writer.
@@ -95,7 +124,7 @@ impl Snapshot<'_> {
             Weights::Model(source) => folder::companion_bytes(source.dir),
         };
         let trained = self.trained.map_or(0, <[f32]>::len);
-        let state = self.optimizer.tensors().into_iter().map(|(_, _, state)| match state {
+        let state = self.optimizer.iter().map(|(_, _, state)| match state {
             State::F32(values) => 4 * values.len(),
             State::U8(values) => values.len(),
         });
@@ -105,12 +134,12 @@ impl Snapshot<'_> {
     /// The optimizer's file: its state, and the values that training goes on from where they are not published.
     fn state_tensors(&self) -> Vec<(String, Vec<usize>, Numbers<'_>)> {
         let mut tensors = Vec::new();
-        for (name, shape, state) in self.optimizer.tensors() {
+        for (name, shape, state) in &self.optimizer {
             let numbers = match state {
                 State::F32(values) => Numbers::F32(values),
                 State::U8(values) => Numbers::U8(values),
             };
-            tensors.push((name, shape, numbers));
+            tensors.push((name.clone(), shape.clone(), numbers));
         }
         if let Some(trained) = self.trained {
             for spec in self.specs {
@@ -122,23 +151,36 @@ impl Snapshot<'_> {
     }
 }
 
-/// Saves a checkpoint into `root` and lets `latest` name it. Whatever fails, the older ones stand.
+/// More than the files and folders of a checkpoint, and those that take their place for a while.
+pub const FILES: u64 = 32;
+
+/// Saves a checkpoint into `root`, lets `latest` and `best` name it or that which is best, and removes those that are
+/// not to be kept. Whatever fails, those that are kept stand.
 ///
 /// # Errors
 /// [`Kind::Io`]: the disk, or too little room on it.
-pub fn save(root: &Path, snapshot: &Snapshot<'_>) -> Result<PathBuf> {
-    store::preflight(root, snapshot.bytes())?;
-    save_on(&RealDisk, root, snapshot)
+pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep) -> Result<Written> {
+    let began = Instant::now();
+    store::preflight(root, snapshot.bytes(), FILES)?;
+    let (dir, hashing) = save_on(disk, root, snapshot)?;
+    let best = keep.best.as_deref().filter(|dir| dir.is_dir());
+    if best.is_some() {
+        store::point(disk, root, "best", best)?;
+    }
+    if let Some(last) = keep.last {
+        store::prune(disk, root, last, best, Some(&dir))?;
+    }
+    Ok(Written { dir, step: snapshot.state.step, took: began.elapsed(), hashing })
 }
 
-/// As [`save`], on any disk.
+/// Saves a checkpoint into `root` and lets `latest` name it. Returns its folder and the time that hashing took.
 ///
 /// # Errors
 /// [`Kind::Io`].
-pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<PathBuf> {
+pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Duration)> {
     let dir = store::checkpoint_dir(root, snapshot.state.step);
     let tensors = named(snapshot.specs, snapshot.values);
-    atomic::publish(disk, &dir, |staging| {
+    let hashing = atomic::publish(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(source) => {
@@ -153,24 +195,17 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
         staging.write_json(STATE, snapshot.state)?;
         staging.write_json(STAMP, snapshot.stamp)
     })?;
-    store::point(disk, root, "latest", &dir)?;
-    Ok(dir)
+    store::point(disk, root, "latest", Some(&dir))?;
+    Ok((dir, hashing))
 }
 
-/// Lets `best` name a complete checkpoint.
+/// Lets `latest` and `best` name these checkpoints, or nothing.
 ///
 /// # Errors
 /// As [`store::point`].
-pub fn set_best(root: &Path, dir: &Path) -> Result<()> {
-    store::point(&RealDisk, root, "best", dir)
-}
-
-/// As [`store::prune`], on the file system.
-///
-/// # Errors
-/// [`Kind::Io`].
-pub fn prune(root: &Path, keep_last: usize, best: Option<&Path>) -> Result<Vec<PathBuf>> {
-    store::prune(&RealDisk, root, keep_last, best)
+pub fn point(root: &Path, latest: Option<&Path>, best: Option<&Path>) -> Result<()> {
+    store::point(&RealDisk, root, "latest", latest)?;
+    store::point(&RealDisk, root, "best", best)
 }
 
 /// As [`store::clean_stale`], on the file system.
@@ -190,18 +225,28 @@ pub struct Checkpoint {
     pub stamp: Stamp,
     /// Where the run stood.
     pub state: TrainState,
+    /// How long hashing its files took.
+    pub hashing: Duration,
     weights: WeightFiles,
     weights_path: PathBuf,
     prefix: &'static str,
     optimizer: WeightFiles,
 }
 
-/// Verifies and opens a checkpoint.
+/// Verifies and opens a checkpoint: a folder, or a file such as `runs/my-run/best` that names one.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`]: not complete, damaged, or no checkpoint of a run.
-pub fn load(dir: &Path) -> Result<Checkpoint> {
-    let manifest = verify(dir)?;
+pub fn load(path: &Path) -> Result<Checkpoint> {
+    open(verify(&store::followed(path)?)?)
+}
+
+/// Opens a checkpoint that has been verified.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: it is no checkpoint of a run.
+pub fn open(complete: Complete) -> Result<Checkpoint> {
+    let Complete { dir, manifest, hashing } = complete;
     let (file, prefix) = if manifest.lists(peft::WEIGHTS_FILE) {
         (peft::WEIGHTS_FILE, peft::PREFIX)
     } else if manifest.lists(PART) {
@@ -219,13 +264,14 @@ pub fn load(dir: &Path) -> Result<Checkpoint> {
     }
     let open = |name: &str| WeightFiles::open_file(&dir.join(name)).map_err(|error| error.with_kind(Kind::Checkpoint));
     Ok(Checkpoint {
-        dir: dir.to_owned(),
         stamp: read_json(&dir.join(STAMP))?,
         state: read_json(&dir.join(STATE))?,
+        hashing,
         weights: open(file)?,
         weights_path: dir.join(file),
         prefix,
         optimizer: open(OPTIMIZER)?,
+        dir,
     })
 }
 

@@ -18,8 +18,11 @@ use crate::model::targets::Placement;
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
     "model.max_seq_len",
-    "model.dtype",
-    "train.bf16",
+    "train.loss_scale",
+    "train.initial_scale_power",
+    "train.loss_scale_window",
+    "train.hysteresis",
+    "train.min_loss_scale",
     "tuning.lora.lora_dropout",
     "train.batch_size",
     "train.grad_accum",
@@ -49,8 +52,13 @@ pub const COMPARED: &[&str] = &[
     "data.packing",
 ];
 
-/// Settings whose effect is in a hash of the stamp (base model, data, adapter), or that matter only at step 0.
+/// Settings whose effect is in a field of the stamp (base model, dtype, backend, data, adapter), or that matter only at
+/// step 0.
 pub const COVERED: &[&str] = &[
+    "model.dtype",
+    "train.bf16",
+    "train.fp16",
+    "tuning.backend",
     "model.name",
     "model.revision",
     "model.local_dir",
@@ -59,6 +67,10 @@ pub const COVERED: &[&str] = &[
     "tuning.adapter",
     "tuning.adapters",
     "tuning.new_tokens",
+    "tuning.ia3.target_modules",
+    "tuning.ia3.feedforward_modules",
+    "tuning.ia3.exclude_modules",
+    "tuning.ia3.modules_to_save",
     "tuning.freeze.trainable_layers",
     "tuning.freeze.trainable_modules",
     "tuning.freeze.trainable_patterns",
@@ -120,6 +132,7 @@ pub const FREE: &[&str] = &[
     "train.save_strategy",
     "train.save_steps",
     "train.save_total_limit",
+    "train.save_async",
     "train.load_best_model_at_end",
     "train.early_stopping_patience",
     "train.early_stopping_threshold",
@@ -154,13 +167,15 @@ pub const FREE: &[&str] = &[
 pub struct Stamp {
     /// Version of tunesmith that wrote it.
     pub engine_version: String,
-    /// The engine.
+    /// Whose kernels computed: `fused` or `reference`.
     pub backend: String,
-    /// How the base weights are held.
+    /// The instruction set that they ran on, which moves the last bits.
+    pub simd: String,
+    /// How the base weights are held: `none`, or the form of their codes.
     pub quantization: String,
-    /// What is computed in.
+    /// What base weights and activations are held in.
     pub dtype: String,
-    /// `lora`, `full` or `freeze`.
+    /// `tuning.mode`.
     pub mode: String,
     /// Which modules have adapters, of which rank and scale, and what is trained in full.
     pub adapter: String,
@@ -176,6 +191,19 @@ pub struct Stamp {
     pub world_size: usize,
     /// The settings that shape the curve.
     pub training: BTreeMap<String, Value>,
+}
+
+/// What computes, as it really runs and not as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// See [`Stamp::backend`].
+    pub backend: &'static str,
+    /// See [`Stamp::simd`].
+    pub simd: &'static str,
+    /// See [`Stamp::quantization`].
+    pub quantization: String,
+    /// See [`Stamp::dtype`].
+    pub dtype: String,
 }
 
 /// The hashes that go into a stamp.
@@ -201,7 +229,13 @@ struct Difference {
 impl Stamp {
     /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
     /// `mode: freeze`, alone; both are empty in full mode.
-    pub fn new(config: &Config, placements: &[Placement], saved: &[String], hashes: Hashes<'_>) -> Self {
+    pub fn new(
+        config: &Config,
+        placements: &[Placement],
+        saved: &[String],
+        hashes: Hashes<'_>,
+        engine: Engine,
+    ) -> Self {
         let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
             let value = match option.path().as_str() {
                 "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
@@ -211,17 +245,14 @@ impl Stamp {
         });
         Self {
             engine_version: env!("CARGO_PKG_VERSION").into(),
-            backend: "fused".into(),
-            quantization: "none".into(),
-            dtype: "float32".into(),
-            mode: match config.tuning.mode {
-                Mode::Lora => "lora".into(),
-                Mode::Full => "full".into(),
-                Mode::Freeze => "freeze".into(),
-            },
+            backend: engine.backend.into(),
+            simd: engine.simd.into(),
+            quantization: engine.quantization,
+            dtype: engine.dtype,
+            mode: config.tuning.mode.as_str().into(),
             adapter: match config.tuning.lora.init_lora_weights {
                 // What the adapter starts with is taken out of the base, at a resume too.
-                init if init.is_pissa() && !placements.is_empty() => {
+                init if init.is_pissa() && config.tuning.mode == Mode::Lora => {
                     format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
                 }
                 _ => describe_adapter(placements, saved),
@@ -303,7 +334,11 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     let mut hasher = blake3::Hasher::new();
     let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
     for placement in placements {
-        let Placement { module, r, alpha, scale, dora, .. } = placement;
+        let Placement { module, r, alpha, scale, dora, factors, .. } = placement;
+        if let Some(side) = factors {
+            hasher.update(format!("{module:?} {side:?}\n").as_bytes());
+            continue;
+        }
         let dora = if *dora { " dora" } else { "" };
         hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}{dora}\n").as_bytes());
         ranks.push(*r as f64);
@@ -311,6 +346,9 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     }
     hasher.update(format!("{saved:?}").as_bytes());
     let hash = &hasher.finalize().to_hex()[..16];
+    if placements.iter().any(|placement| placement.factors.is_some()) {
+        return format!("{} modules with factors; {} tensors in full; {hash}", placements.len(), saved.len());
+    }
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
 }

@@ -24,7 +24,8 @@ use crate::train::signals::Stop;
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Go on from a checkpoint: the newest one of the output directory, or the folder DIR
+    /// Go on from a checkpoint: the newest good one of the output directory, or the folder DIR, or that which a run's file
+    /// `best` or `latest` names
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
     /// Resume although this part of the checkpoint's stamp differs, such as `train.learning_rate` (may be given more
@@ -68,7 +69,8 @@ pub fn run(args: &Args) -> Result<()> {
 /// a word that is plainly not a checkpoint folder is given back.
 fn claim_word(config: &ConfigArgs, resume: Option<&str>) -> (ConfigArgs, Option<String>) {
     let mut config = config.clone();
-    let is_file = |word: &str| Path::new(word).is_file();
+    // Not a run's own `latest` or `best`, which name a checkpoint.
+    let is_file = |word: &str| Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
     let resume = resume.map(|word| {
         if word.contains('=') || is_file(word) {
             config.words.push(word.to_owned());
@@ -151,7 +153,8 @@ impl Console {
             ));
         }
         if skipped {
-            self.say(&format!("step {}: loss or gradients are not finite; the step was skipped\n", line.step));
+            let scale = line.loss_scale.map(|scale| format!(", the loss scale is now {scale}")).unwrap_or_default();
+            self.say(&format!("step {}: loss or gradients are not finite; the step was skipped{scale}\n", line.step));
         }
     }
 
@@ -317,6 +320,10 @@ mod tests {
         let words = |more: &str| vec!["a.yaml".to_owned(), more.to_owned()];
         assert_eq!(claim("TRAIN_SEED=1"), (words("TRAIN_SEED=1"), Some("latest".to_owned())));
         assert_eq!(claim(name), (words(name), Some("latest".to_owned())));
+        let run = tempfile::tempdir().unwrap();
+        let best = run.path().join("best");
+        std::fs::write(&best, "checkpoint-000010\n").unwrap();
+        assert_eq!(claim(best.to_str().unwrap()).1.as_deref(), best.to_str(), "a file that names a checkpoint");
         assert_eq!(claim("runs/a/checkpoint-000010").1.as_deref(), Some("runs/a/checkpoint-000010"));
     }
 

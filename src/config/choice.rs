@@ -103,7 +103,21 @@ choices! {
         Full = "full",
         /// Those weights that `tuning.freeze` names.
         Freeze = "freeze",
+        /// (IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.
+        Ia3 = "ia3",
     } later ["qlora"];
+
+    /// Which kernels compute.
+    Backend {
+        /// Ours, with the widest vectors that the processor has.
+        Fused = "fused",
+        /// The same operations without vector instructions: slow, to check against.
+        Reference = "reference",
+        /// The name in SFT-Play's configurations for `fused` on a base that is kept as `tuning.mode` says.
+        Unsloth = "unsloth",
+        /// The name in SFT-Play's configurations for `fused`, likewise; with `tuning.mode: qlora` on bitsandbytes' NF4.
+        Bnb = "bnb",
+    };
 
     /// Which biases are trained beside the adapters.
     Bias {
@@ -142,7 +156,7 @@ choices! {
     /// The optimizer.
     Optim {
         /// `AdamW`, as PyTorch does it.
-        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused",
+        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused" | "paged_adamw" | "paged_adamw_32bit",
         /// Gradient descent (`momentum`: 0, `dampening`: 0, `nesterov`: false).
         Sgd = "sgd",
         /// Adafactor: second moments by row and column (`clip_threshold`: 1, `decay_rate`: -0.8, `beta1`: none, `scale_parameter`: false).
@@ -156,7 +170,7 @@ choices! {
         /// `AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).
         ScheduleFreeAdamW = "schedule_free_adamw",
     } later [
-        "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_adamw_32bit", "paged_ademamix_32bit",
+        "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
         "paged_ademamix_8bit", "lion_8bit", "paged_lion_8bit", "adagrad", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit",
         "rmsprop_bnb_32bit", "adamw_anyprecision", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw",
         "lomo", "adalomo", "grokadamw", "stable_adamw", "schedule_free_sgd", "schedule_free_radam",
@@ -265,6 +279,13 @@ choices! {
         /// They are left out of training.
         Drop = "drop",
     };
+}
+
+impl Mode {
+    /// Whether what is trained is an adapter, which the base needs to stay as it is.
+    pub const fn adapts(self) -> bool {
+        matches!(self, Self::Lora | Self::Ia3)
+    }
 }
 
 /// Which linear layers get an adapter.
@@ -415,7 +436,7 @@ impl ConfigValue for BeamStop {
 pub enum Resume {
     /// The newest complete one in the output directory.
     Latest,
-    /// This one.
+    /// This one, or the one that this file of a run (`latest`, `best`) names.
     Dir(PathBuf),
 }
 

@@ -18,7 +18,7 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
+pub use choice::{Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
@@ -26,7 +26,7 @@ pub use resolve::{
     Flag, Resolved, Setting, Source, load, load_optional, load_partial, load_text, try_setting, unquoted,
 };
 pub use schema::{
-    Config, DataConfig, FreezeConfig, GenerationConfig, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
+    Config, DataConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
     TuningConfig,
 };
 pub use validate::{greater_is_better, is_hub_name};

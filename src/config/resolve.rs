@@ -457,7 +457,9 @@ fn is_secret(key: &str) -> bool {
 
 /// The error for a key that does not exist: not yet, or the nearest that does.
 fn unknown(source: &Source, key: &str) -> Error {
-    if let Some((_, reason)) = LATER.iter().find(|(name, _)| *name == key) {
+    // A whole section may be one of a later version.
+    let refused = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if let Some((_, reason)) = LATER.iter().find(|(name, _)| refused(name)) {
         return Error::config(format!("{}: {key} is not supported", source.place())).hint(*reason);
     }
     let error = Error::config(format!("{}: unknown key {key}", source.place()));

@@ -2,7 +2,7 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn,
     LrScheduler, MixStrategy, Mode, Optim, Resume, SaveStrategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
@@ -28,7 +28,7 @@ pub struct Config {
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 8] = [&MODEL, &TUNING, &LORA, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 9] = [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -64,8 +64,10 @@ section! {
 section! {
     /// What is trained.
     TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names.
+        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names, `ia3` factors.
         mode: Mode = Mode::Lora;
+        /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
+        backend: Backend = Backend::Fused;
         /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
         adapter: Option<PathBuf> = None;
         /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
@@ -78,12 +80,10 @@ section! {
     nested {
         /// The section `tuning.lora`.
         lora: LoraConfig;
+        /// The section `tuning.ia3`.
+        ia3: Ia3Config;
         /// The section `tuning.freeze`.
         freeze: FreezeConfig;
-    }
-    fixed {
-        /// The engine.
-        "backend" = [Scalar::Str("fused")], because "there is one engine in this version; bnb and unsloth are not yet part of it";
     }
 }
 
@@ -126,6 +126,22 @@ section! {
         init_lora_weights: InitLora = InitLora::Kaiming;
         /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
         loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
+    }
+}
+
+section! {
+    /// What `tuning.mode: ia3` trains; names and meaning are those of PEFT's `IA3Config`.
+    Ia3Config, IA3 = "tuning.ia3" at tuning.ia3 {
+        /// The layers that get factors, as in `tuning.lora.target_modules` (`null`: `k_proj`, `v_proj`, `down_proj`, and `qkv_proj` where
+        /// the three are one).
+        target_modules: Option<TargetModules> = None;
+        /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
+        /// expression (`null`: `down_proj`).
+        feedforward_modules: Option<TargetModules> = None;
+        /// Layers that get none all the same.
+        exclude_modules: Option<TargetModules> = None;
+        /// Modules that are trained in full and saved with the factors, such as `lm_head`.
+        modules_to_save: Vec<String> = Vec::new();
     }
 }
 
@@ -235,6 +251,9 @@ section! {
         save_steps: u64 = 500, range Range::at_least(1.0);
         /// How many checkpoints are kept, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
+        /// Write checkpoints beside the steps, from a copy of what is trained and of the optimizer's state, whose memory is
+        /// taken before step 1. `false`: the run waits while they are written, and needs no copy.
+        save_async: bool = true;
         /// End with the weights of the checkpoint that is the best by `metric_for_best_model`.
         load_best_model_at_end: bool = false;
         /// Stop after this many validations in a row without improvement; 0 never stops.
@@ -244,11 +263,24 @@ section! {
         /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
         /// Products are computed in float32.
         bf16: bool = false;
+        /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
+        /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
+        fp16: bool = false;
+        /// The loss scale of `fp16`; 0 for one that moves.
+        loss_scale: f64 = 0.0, range Range::at_least(0.0);
+        /// The moving loss scale starts at 2 to this power.
+        initial_scale_power: u64 = 16, range Range::within(0.0, 40.0);
+        /// After so many steps without overflow the moving loss scale is doubled.
+        loss_scale_window: u64 = 1000, range Range::at_least(1.0);
+        /// The overflow with which the moving loss scale is first halved; counted anew after it has been doubled.
+        hysteresis: u64 = 2, range Range::at_least(1.0);
+        /// The moving loss scale is never lower.
+        min_loss_scale: f64 = 1.0, range Range::greater_than(0.0);
         /// The seed of adapter initialisation and dropout.
         seed: u64 = 42;
         /// The seed of shuffling and splitting (`null`: `seed`).
         data_seed: Option<u64> = None;
-        /// Go on from a checkpoint: `latest`, or its folder.
+        /// Go on from a checkpoint: `latest`, its folder, or a run's file that names one, such as `runs/my-run/best`.
         resume_from_checkpoint: Option<Resume> = None;
         /// Shuffle so that rows of like length come together.
         group_by_length: bool = false;
@@ -262,8 +294,11 @@ section! {
         "eval_do_concat_batches" = [Scalar::Bool(true), Scalar::Bool(false)], because "true or false, which score alike";
         /// How work is shared among processes.
         "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
-        /// Compute in float16.
-        "fp16" = [Scalar::Bool(false)], because "this version computes in float32; fp16 is not yet part of it";
+        /// Where the optimizer's state lies.
+        "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
+            because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
+        /// What gradients are kept in.
+        "gradient_dtype" = [Scalar::Str("float32")], because "gradients of what is trained are summed and kept in float32 alone";
     }
 }
 

@@ -1,6 +1,8 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::{Resolved, Setting, Source};
-use super::{Config, Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, schema};
+use super::{
+    Config, Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, TrainConfig, schema,
+};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -39,6 +41,24 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.optim",
         "train.ema_decay",
         "the optimizer averages the weights itself; keep one",
+    )?;
+    both(train.bf16 && train.fp16, "train.bf16", "train.fp16", "activations are kept in one of them; keep one")?;
+    let default = TrainConfig::default();
+    let scaling = [
+        (train.loss_scale != default.loss_scale, "train.loss_scale"),
+        (train.initial_scale_power != default.initial_scale_power, "train.initial_scale_power"),
+        (train.loss_scale_window != default.loss_scale_window, "train.loss_scale_window"),
+        (train.hysteresis != default.hysteresis, "train.hysteresis"),
+        (train.min_loss_scale != default.min_loss_scale, "train.min_loss_scale"),
+    ];
+    for (set, key) in scaling {
+        both(set && !train.fp16, key, "train.fp16", "gradients are scaled with fp16 only; set it, or remove the key")?;
+    }
+    both(
+        train.min_loss_scale > 2f64.powi(train.initial_scale_power as i32),
+        "train.min_loss_scale",
+        "train.initial_scale_power",
+        "the first loss scale would be below the lowest; raise the power",
     )?;
     both(
         train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
@@ -159,10 +179,16 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "packed rows are all of one length; keep one",
     )?;
     both(
-        tuning.mode != Mode::Lora && tuning.adapter.is_some(),
+        !tuning.mode.adapts() && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
-        "only mode: lora trains an adapter; use it, remove the adapter, or merge it with tuning.adapters",
+        "this mode trains no adapter; set mode: lora or ia3, remove the adapter, or merge it with tuning.adapters",
+    )?;
+    both(
+        tuning.mode == Mode::Ia3 && !tuning.new_tokens.is_empty(),
+        "tuning.mode",
+        "tuning.new_tokens",
+        "PEFT's (IA)³ has no rows of tokens; use mode: lora, full or freeze",
     )?;
     of_another_mode(resolved)?;
     both(
@@ -174,8 +200,9 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
 }
 
 /// The sections that one mode alone reads, and what to say where another is chosen.
-const OF_ONE_MODE: [(Mode, &str, &str); 2] = [
+const OF_ONE_MODE: [(Mode, &str, &str); 3] = [
     (Mode::Lora, "tuning.lora.", "it shapes an adapter, which this mode does not train; set mode: lora, or remove it"),
+    (Mode::Ia3, "tuning.ia3.", "it says what mode: ia3 trains; set that, or remove it"),
     (Mode::Freeze, "tuning.freeze.", "it says what mode: freeze trains; set that, or remove it"),
 ];
 

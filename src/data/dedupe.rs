@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::batch::Example;
 use super::inputs::Input;
 use super::minhash::{band, bands, likeness, signature};
-use super::report::Counts;
+use super::report::{Counts, NAMED_ROWS};
 use super::split::{RowId, Split};
 use super::tokens::{TokenSet, TokenWriter};
 use super::walk::Walker;
@@ -103,11 +103,30 @@ pub fn near(
     let roots = walker.threads.install(|| clusters(&signatures, threshold))?;
     let repeated = (0..).zip(&roots).filter(|(row, root)| row != *root);
     let dropped: Vec<RowId> = repeated.map(|(row, _): (u32, _)| pool.rows[row as usize]).collect();
-    for id in &dropped {
-        counts.near_duplicates.add(format!("{}: row {}", inputs[id.set as usize].name, id.row + 1));
-    }
+    let named = &dropped[..dropped.len().min(NAMED_ROWS)];
+    places(walker, inputs, named)?.into_iter().for_each(|place| counts.near_duplicates.add(place));
+    counts.near_duplicates.rows += (dropped.len() - named.len()) as u64;
     leave_out(pool, &dropped);
     Ok(())
+}
+
+/// Where rows stand, as `file:line`; they are in order. Reads their files again up to the last of them, since the places of
+/// all rows would not fit into memory.
+fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<String>> {
+    let mut places = Vec::with_capacity(rows.len());
+    for ids in rows.chunk_by(|one, other| one.set == other.set) {
+        let last = ids.last().map_or(0, |id| id.row as usize + 1);
+        let short = Walker { max_rows: Some(last), ..*walker };
+        let mut members = Members::of(ids, ids[0].set as usize);
+        let place = |row: super::source::RawRow, _: &[super::row::Form]| Ok(row.place);
+        short.walk("naming near-duplicates", &inputs[ids[0].set as usize], &place, &mut |place| {
+            if members.next().is_some() {
+                places.push(place.to_string());
+            }
+            Ok(())
+        })?;
+    }
+    Ok(places)
 }
 
 /// For each row the first row that it is alike to, over any number of steps.

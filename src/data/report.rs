@@ -2,7 +2,7 @@
 use serde::{Deserialize, Serialize};
 
 /// How many rows of a kind are named.
-const NAMED_ROWS: usize = 5;
+pub const NAMED_ROWS: usize = 5;
 
 /// Rows of one fate: how many, and where the first of them stand.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]

@@ -13,7 +13,7 @@ mod write;
 use crate::config::{self, Node};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
-use work::{Rule, Work};
+use work::{Act, Rule, Work};
 
 /// A toolkit whose configurations are understood.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +44,14 @@ impl Toolkit {
             Self::Axolotl => axolotl::RULES,
             Self::LlamaFactory => llama_factory::RULES,
             Self::SftPlay => sft_play::RULES,
+        }
+    }
+
+    const fn others(self) -> &'static [(Act, &'static [&'static str])] {
+        match self {
+            Self::Axolotl => axolotl::OTHERS,
+            Self::LlamaFactory => llama_factory::OTHERS,
+            Self::SftPlay => &[],
         }
     }
 

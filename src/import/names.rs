@@ -9,6 +9,8 @@ pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
         "adamw_hf" | "adamw_apex_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused" => {
             ("adamw_torch", "the same update")
         }
+        "adamw_torch_8bit" | "ao_adamw_8bit" => ("adamw_8bit", "as bitsandbytes does it, not torchao"),
+        "adamw_torch_4bit" | "ao_adamw_4bit" => ("adamw_8bit", "eight bits, as bitsandbytes does it, not four"),
         "paged_adamw_32bit" | "paged_adamw" => ("adamw_torch", "the same update; there is no paging here"),
         "paged_lion_32bit" => ("lion", "the same update; there is no paging here"),
         other => (other, ""),

@@ -71,8 +71,8 @@ pub(super) const RULES: &[Rule] = rules! {
     "train.optim" => With(names::optimizer),
     "train.bf16" => To("train.bf16"),
     "train.fp16" => With(|work, key, node| match node {
-        Node::Bool(true) => work.comment(key, "train.fp16", node.clone(), "float16 is not yet part of this version; products are computed in float32"),
-        _ => work.needless(key, "off"),
+        Node::Bool(true) if work.is_on("train.bf16") => work.needless(key, "bfloat16 wins"),
+        node => work.put(key, "train.fp16", node.clone(), ""),
     }),
     "train.gradient_checkpointing" => To("train.gradient_checkpointing"),
     "train.batch_size" => To("train.batch_size"),
@@ -169,12 +169,29 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
         }
         work.needless(&key, "the only kind");
     }
+    if work.get(&["model.name", "model.local_dir"]).is_none() {
+        return Err(Error::config(format!("{}: model.name is not set: this trains nothing", path.display()))
+            .hint("is it a configuration of SFT-Play's training?"));
+    }
     work.follow();
     defaults(work);
     pretraining(work);
     let validates = rows(work);
     names::schedule(work, "linear");
-    names::moments(work, "no", "steps", validates);
+    let warms = ["train.warmup_ratio", "train.warmup_steps"];
+    let constant = matches!(work.written("train.lr_scheduler_type"), Some(Node::Str(word)) if word == "constant");
+    if work.get(&warms).is_none() && !constant {
+        work.implied("train.warmup_ratio", Node::Float(0.06), "its default");
+    }
+    names::moments(work, "epoch", "epoch", validates);
+    for (strategy, steps, default) in
+        [("train.eval_strategy", "train.eval_steps", 50), ("train.save_strategy", "train.save_steps", 100)]
+    {
+        let counts = matches!(work.written(strategy), Some(Node::Str(word)) if word == "steps");
+        if counts && work.written(steps).is_none() {
+            work.implied(steps, Node::Int(default), "its default");
+        }
+    }
     if let Some((key, node)) = work.get(&["logging.log_interval"]) {
         if work.written("train.logging_steps").is_some() {
             work.needless(&key, "train.logging_steps says so");
@@ -209,6 +226,8 @@ fn defaults(work: &mut Work) {
         ("tuning.lora.lora_alpha", Node::Int(32), adapts),
         ("tuning.lora.lora_dropout", Node::Float(0.05), adapts),
         ("model.max_seq_len", Node::Int(512), work.get(&["block_size"]).is_none()),
+        ("train.weight_decay", Node::Float(0.01), true),
+        ("train.save_total_limit", Node::Int(2), true),
         ("train.batch_size", Node::Int(1), true),
         ("train.grad_accum", Node::Int(8), true),
     ];

@@ -50,6 +50,7 @@ pub(super) struct Work {
 
 impl Work {
     pub fn new(path: &Path, toolkit: Toolkit, entries: Vec<(String, Node)>) -> Self {
+        let entries = entries.into_iter().map(|(key, node)| (key, as_python(node))).collect();
         Self { path: path.to_owned(), toolkit, entries, lines: Vec::new(), notes: Vec::new() }
     }
 
@@ -141,7 +142,7 @@ impl Work {
         let toolkit = self.toolkit;
         let rules: BTreeMap<&str, Act> = toolkit.rules().iter().map(|rule| (rule.key, rule.act)).collect();
         for (key, node) in self.entries.clone() {
-            match rules.get(key.as_str()) {
+            match rules.get(key.as_str()).copied().or_else(|| other(toolkit, &key)) {
                 None => {
                     let why = match config::nearest(&key, rules.keys().copied()) {
                         Some(near) => format!("unknown to this import; is {near} meant?"),
@@ -196,6 +197,25 @@ impl Work {
                 .map_err(|error: Error| error.context("the settings contradict each other"))?;
         }
         Ok(Imported { toolkit: self.toolkit, yaml, notes: self.notes, refused })
+    }
+}
+
+/// What a toolkit's second table says of a key.
+fn other(toolkit: Toolkit, key: &str) -> Option<Act> {
+    let named = |name: &&str| name.strip_suffix('*').map_or(*name == key, |start| key.starts_with(start));
+    toolkit.others().iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
+}
+
+/// Words and numbers as `PyYAML` reads them: `yes`, `on`, `500_000`.
+fn as_python(node: Node) -> Node {
+    let Node::Str(text) = &node else { return node };
+    match text.as_str() {
+        "yes" | "Yes" | "YES" | "on" | "On" | "ON" => Node::Bool(true),
+        "no" | "No" | "NO" | "off" | "Off" | "OFF" => Node::Bool(false),
+        text if text.contains('_') && text.starts_with(|c: char| c.is_ascii_digit()) => {
+            text.replace('_', "").parse().map_or_else(|_| node.clone(), Node::Int)
+        }
+        _ => node,
     }
 }
 

@@ -7,13 +7,13 @@ use super::freeze;
 use super::head::Head;
 use super::init;
 use super::init::Stream;
-use super::linear::{Linear, Lora};
+use super::linear::{Factors, Linear, Lora};
 use super::mlp::{GateUp, Mlp};
 use super::moe::Moe;
 use super::norm::Norm;
 use super::params::Params;
 use super::stack::Stack;
-use super::targets::{Placement, Targets, is_vocabulary, place, saved_tensors, token_rows};
+use super::targets::{Placement, Side, Targets, is_vocabulary, placed, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm};
@@ -24,6 +24,7 @@ use crate::ops::gated_mlp::Gate;
 use crate::ops::panel::Pool;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Where base tensors come from.
 #[derive(Debug, Clone, Copy)]
@@ -92,15 +93,15 @@ impl Source<'_> {
 /// See [`Model::load`].
 pub(super) fn model(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Model> {
     let tensors = arch.tensors();
-    let lora = &config.tuning.lora;
     let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
     match config.tuning.mode {
         Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
         Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
-        Mode::Lora => {
-            trained.extend(saved_tensors(arch, lora)?);
-            placements = place(arch, lora)?;
-            renamed.extend(Targets::from(lora).biases(arch, &placements));
+        Mode::Lora | Mode::Ia3 => {
+            let targets = Targets::of(&config.tuning);
+            trained.extend(targets.saved_tensors(arch)?);
+            placements = placed(arch, &config.tuning)?;
+            renamed.extend(targets.renamed(arch, &placements)?);
             trained.extend(renamed.keys().cloned());
         }
     }
@@ -205,13 +206,21 @@ impl Builder<'_> {
 
     fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
         let placed = self.placements.remove(&spec.name);
+        let factors = placed.as_ref().and_then(|(_, placement)| placement.factors);
         if let Some((module, placement)) = &placed
+            && factors.is_none()
             && self.config.tuning.lora.init_lora_weights.is_pissa()
         {
             return self.pissa(spec, *module, placement);
         }
         let weight = self.weight(&format!("{}.weight", spec.name))?;
         let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
+        let (out_features, in_features) = (spec.out_features, spec.in_features);
+        if let (Some(side), Some((_, placement))) = (factors, &placed) {
+            let range = self.factors(placement, side);
+            let factors = Some(Factors { range, side });
+            return Ok(Linear { weight, bias, out_features, in_features, lora: None, factors });
+        }
         let lora = placed.map(|(module, placement)| {
             let names = placement.tensors();
             let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
@@ -219,7 +228,14 @@ impl Builder<'_> {
             let start = init::lora(how, seed, (&names[0].0, &names[1].0), placement.r, features);
             self.lora(module, &placement, &weight, start)
         });
-        Ok(Linear { weight, bias, out_features: spec.out_features, in_features: spec.in_features, lora })
+        Ok(Linear { weight, bias, out_features, in_features, lora, factors: None })
+    }
+
+    /// The factors of (IA)³ of a module, all 1.
+    fn factors(&mut self, placement: &Placement, side: Side) -> Range<usize> {
+        let count = if side == Side::Input { placement.in_features } else { placement.out_features };
+        let (name, shape) = placement.tensors().remove(0);
+        self.params.push(name, shape, true, &vec![1.0; count])
     }
 
     /// A module whose adapter starts with its weight's largest singular values, and whose weight keeps the rest.
@@ -235,7 +251,7 @@ impl Builder<'_> {
         let weight = Weight::frozen(values, &[rows, cols])?;
         let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
         let lora = Some(self.lora(module, placement, &weight, start));
-        Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora })
+        Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora, factors: None })
     }
 
     /// An adapter that starts with these values of A and B, on a module with this base weight.
@@ -337,6 +353,7 @@ impl Builder<'_> {
                 out_features,
                 in_features,
                 lora,
+                factors: None,
             };
             let gate_up = linear(self.joined([&to_gate, &to_up], &[width, hidden])?, gate_up_lora, 2 * width, hidden);
             let down = linear(self.weight(&to_down)?, down_lora, hidden, width);

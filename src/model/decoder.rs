@@ -15,6 +15,7 @@ use crate::data::batch::{Batch, IGNORE};
 use crate::error::{Error, Result};
 use crate::ops::dropout::key;
 use crate::ops::loss::Terms;
+use crate::ops::narrow::{Half, Narrow};
 use crate::ops::panel::{Act, Pool};
 use crate::ops::{embedding, noise};
 use std::sync::Arc;
@@ -33,14 +34,17 @@ pub struct Model {
     pub params: Params,
     /// Time spent in the walks of [`Model::forward_backward`] so far.
     pub phases: Phases,
+    /// What gradients are multiplied by on their way (1: nothing). Set before [`Model::forward_backward`], and divided out
+    /// by the caller.
+    pub loss_scale: f32,
     embedding: Weight,
     blocks: Vec<Block>,
     head: Head,
     pool: Arc<Pool>,
     /// The first so many blocks are run again in backward.
     recompute: usize,
-    /// What forward keeps for backward is bfloat16.
-    narrow: bool,
+    /// How many bits what forward keeps for backward has; with float16 the gradients between blocks are rounded to it too.
+    narrow: Option<Half>,
     dropout: f32,
     seed: u64,
     /// What the objective has beside plain cross-entropy.
@@ -93,6 +97,7 @@ impl Model {
             arch,
             params,
             phases: Phases::default(),
+            loss_scale: 1.0,
             lowest: if embedding.trains() { 0 } else { lowest },
             embedding,
             blocks,
@@ -103,7 +108,11 @@ impl Model {
             } else {
                 0
             },
-            narrow: config.train.bf16,
+            narrow: match (config.train.bf16, config.train.fp16) {
+                (_, true) => Some(Half::F16),
+                (true, false) => Some(Half::Bf16),
+                (false, false) => None,
+            },
             dropout: config.tuning.lora.lora_dropout as f32,
             seed: config.train.seed,
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
@@ -134,7 +143,7 @@ impl Model {
 
     /// One micro-batch: adds the gradient of `scale * (sum of the label tokens' losses)`, each loss counted with its
     /// weight and with label smoothing and z-loss where the configuration asks for them, to the gradients of
-    /// [`Model::params`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
+    /// [`Model::params`], times [`Model::loss_scale`]. Returns the sum of the plain cross-entropies, counted with their weights. `step` decides dropout
     /// masks and noise. `scale` is 1 / the weight of all label tokens of the whole effective batch, `share` is this batch's
     /// part of it: a loss for uneven use of experts, where the model has one, is a batch's own, and counts so much.
     ///
@@ -177,7 +186,7 @@ impl Model {
             }
             let saved = (index >= self.recompute || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
-            let keep = |act| Kept::new(act, self.narrow && index != last);
+            let keep = |act| Kept::new(act, self.narrow.filter(|_| index != last));
             kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
         }
         if balance.is_some() {
@@ -186,6 +195,7 @@ impl Model {
         self.phases.forward += lap();
 
         // Head and loss, both directions.
+        let (plain_scale, scale) = (scale, scale * self.loss_scale);
         let (mut total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
             self.head.forward_backward(&pass, &x, &targets, scale, grads)
         } else {
@@ -197,10 +207,12 @@ impl Model {
             dy = dy.scatter(&rows, batch.tokens.len());
             let (loss, slope) = balance_loss(&uneven, batch.tokens.len());
             let weight = coefficient * f64::from(share);
-            total += loss * weight / f64::from(scale);
+            total += loss * weight / f64::from(plain_scale);
+            let weight = weight * f64::from(self.loss_scale);
             slopes = slope.into_iter().map(|slope| (slope * weight) as f32).collect();
             pass.balance = Some(&slopes);
         }
+        dy = self.rounded(dy);
         self.phases.head += lap();
 
         // Backward.
@@ -216,7 +228,7 @@ impl Model {
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
             let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
-            dy = dx.unwrap_or_else(|| self.pool.act(0, 0));
+            dy = dx.map_or_else(|| self.pool.act(0, 0), |dx| self.rounded(dx));
         }
         if trains_embedding {
             let scale = self.arch.embedding_scale as f32;
@@ -226,6 +238,14 @@ impl Model {
         self.phases.backward += lap();
         self.params = params;
         Ok(total)
+    }
+
+    /// A gradient between blocks as it is kept: in float16 where activations are.
+    fn rounded(&self, gradient: Act) -> Act {
+        match self.narrow {
+            Some(Half::F16) => Narrow::new(&gradient, Half::F16).widen(),
+            _ => gradient,
+        }
     }
 
     /// The last block's output on the tokens `rows` (rising).

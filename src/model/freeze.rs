@@ -27,6 +27,7 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
     }
     let blocks = if layers > 0 { total - count..total } else { 0..count };
     let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();
+    let seconds: Vec<Option<String>> = names.iter().map(|name| second_name(arch, name)).collect();
     let block_of = |name: &str| -> Option<usize> {
         name.strip_prefix("model.layers.")
             .and_then(|rest| rest.split('.').next())
@@ -38,8 +39,8 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
     let mut narrows = false;
     for entry in &freeze.trainable_modules {
         let mut found = false;
-        for (name, chosen) in names.iter().zip(&mut chosen) {
-            if matches(arch, name, entry) {
+        for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
+            if matches(arch, name, entry) || second.as_ref().is_some_and(|second| matches(arch, second, entry)) {
                 found = true;
                 narrows |= block_of(name).is_some();
                 *chosen |= in_blocks(name);
@@ -63,8 +64,8 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
             ))
         })?;
         let mut found = false;
-        for (name, chosen) in names.iter().zip(&mut chosen) {
-            let hit = regex.is_match(name);
+        for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
+            let hit = regex.is_match(name) || second.as_ref().is_some_and(|second| regex.is_match(second));
             found |= hit;
             *chosen |= hit;
         }
@@ -73,7 +74,43 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
                 .hint(format!("a tensor's name is such as {}", names[names.len() / 2])));
         }
     }
-    Ok(names.into_iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(name)).collect())
+    let names: Vec<String> =
+        names.into_iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(name)).collect();
+    refuse_halves(arch, &names)?;
+    Ok(names)
+}
+
+/// The name that Transformers 5 gives to what a checkpoint calls otherwise: an expert's part of a block's stacked matrices,
+/// Mixtral's router.
+fn second_name(arch: &Arch, name: &str) -> Option<String> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let experts = arch.experts_of(layer.parse().ok()?)?;
+    let own = rest.replace("block_sparse_moe.", "mlp.");
+    let Some((_, matrix)) = own.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) else {
+        return (experts.mixtral && own != rest).then(|| format!("model.layers.{layer}.{own}"));
+    };
+    let [_, _, down] = experts.names(0);
+    let stacked = if down.ends_with(matrix) { "down_proj" } else { "gate_up_proj" };
+    Some(format!("model.layers.{layer}.mlp.experts.{stacked}"))
+}
+
+/// An expert's gate and up are one matrix here, as in Transformers 5: both are trained, or neither.
+fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
+    for layer in 0..arch.num_hidden_layers {
+        let Some(experts) = arch.experts_of(layer) else { continue };
+        for expert in 0..experts.count {
+            let [gate, up, _] = experts.names(expert).map(|name| format!("model.layers.{layer}.{name}"));
+            let has = |name: &String| trained.contains(name);
+            if has(&gate) != has(&up) {
+                let (one, other) = if has(&gate) { (gate, up) } else { (up, gate) };
+                return Err(Error::config(format!(
+                    "tuning.freeze trains {one} and not {other}: an expert's gate and up are one matrix"
+                ))
+                .hint("name both, as mlp.experts.gate_up_proj, or neither"));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Whether an entry of `trainable_modules` names this tensor: one of the words, or dotted parts of its name in a row.

@@ -1,5 +1,5 @@
-//! What forward keeps for backward, as it is or in bfloat16.
-use crate::ops::narrow::Narrow;
+//! What forward keeps for backward, as it is or in sixteen bits.
+use crate::ops::narrow::{Half, Narrow};
 use crate::ops::panel::Act;
 
 /// An activation that waits for the backward pass.
@@ -7,14 +7,17 @@ use crate::ops::panel::Act;
 pub enum Kept {
     /// In f32.
     Wide(Act),
-    /// In bfloat16.
+    /// In sixteen bits.
     Narrow(Narrow),
 }
 
 impl Kept {
     /// Keeps `act`.
-    pub fn new(act: Act, narrow: bool) -> Self {
-        if narrow { Self::Narrow(Narrow::new(&act)) } else { Self::Wide(act) }
+    pub fn new(act: Act, half: Option<Half>) -> Self {
+        match half {
+            Some(half) => Self::Narrow(Narrow::new(&act, half)),
+            None => Self::Wide(act),
+        }
     }
 
     /// What was kept.

@@ -6,8 +6,12 @@
 //!
 //! With `DoRA` ([`super::dora`]) the output is `y = b + W (x - x') + g ⊙ v`, `v = W x' + B (s A x')`, `g = m / n`, where
 //! x' is the adapter's input after dropout; without dropout `x' = x`, and one product of the base is enough.
+//!
+//! With (IA)³ (Liu et al., 2022) a factor l is trained for each output, `y = l ⊙ (W x + b)`, or for each input,
+//! `y = W (l ⊙ x) + b`.
 use super::dora::{self, Magnitude, Update};
 use super::pass::Pass;
+use super::targets::Side;
 use super::weight::Weight;
 use crate::ops::gain;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
@@ -34,6 +38,15 @@ pub struct Lora {
     pub expert: Option<(usize, usize)>,
 }
 
+/// The factors of (IA)³ of one module.
+#[derive(Debug, Clone)]
+pub struct Factors {
+    /// Their place among the trained values, `[in_features]` or `[out_features]`.
+    pub range: Range<usize>,
+    /// What they multiply.
+    pub side: Side,
+}
+
 /// `y = W x (+ bias) (+ adapter)`, `W [out_features, in_features]`.
 #[derive(Debug)]
 pub struct Linear {
@@ -47,19 +60,22 @@ pub struct Linear {
     pub in_features: usize,
     /// The adapter.
     pub lora: Option<Lora>,
+    /// The factors, in the place of an adapter.
+    pub factors: Option<Factors>,
 }
 
 /// What an adapter keeps from forward for backward.
 #[derive(Debug)]
-pub struct Low<T = Act> {
-    /// `s A x`, `[tokens, rank]`.
-    low: T,
-    direction: Option<Direction<T>>,
+pub enum Low<T = Act> {
+    /// Of LoRA `s A x`, `[tokens, rank]`, and what `DoRA` keeps beside it.
+    Update(T, Option<Direction<T>>),
+    /// Of factors on outputs `W x + b`, `[tokens, out_features]`.
+    Output(T),
 }
 
-/// What `DoRA` keeps beside it.
+/// What `DoRA` keeps.
 #[derive(Debug)]
-struct Direction<T> {
+pub struct Direction<T> {
     /// `(W + s B A) x`, `[tokens, out_features]`.
     v: T,
     /// Row norms of `W + s B A`.
@@ -72,7 +88,10 @@ impl<T> Low<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Low<U> {
         let direction = |Direction { v, norm, gain }| Direction { v: f(v), norm, gain };
-        Low { low: f(self.low), direction: self.direction.map(direction) }
+        match self {
+            Self::Update(low, kept) => Low::Update(f(low), kept.map(direction)),
+            Self::Output(v) => Low::Output(f(v)),
+        }
     }
 }
 
@@ -102,12 +121,26 @@ impl Linear {
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
         self.lora.is_some()
+            || self.factors.is_some()
             || self.weight.trained().is_some()
             || self.bias.as_ref().is_some_and(|bias| bias.trained().is_some())
     }
 
     /// `[tokens, out_features]`, plus `residual` of that shape if given.
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Low>) {
+        if let Some(Factors { range, side }) = &self.factors {
+            let factors = &pass.values[range.clone()];
+            if *side == Side::Input {
+                return (self.plain(pass, &gain::times(x, factors), residual), None);
+            }
+            let v = self.plain(pass, x, None);
+            let mut y = gain::times(&v, factors);
+            if let Some(residual) = residual {
+                y.add(residual);
+            }
+            return (y, Some(Low::Output(v)));
+        }
+        let Some(lora) = &self.lora else { return (self.plain(pass, x, residual), None) };
         let weight = self.weight.view(pass.values);
         let bias = self.bias.as_ref().map(|bias| bias.view(pass.values));
         let base = Term { matrix: Matrix::rows(weight.store(), self.in_features), x };
@@ -117,19 +150,16 @@ impl Linear {
             (None, Some(bias)) => Init::Bias(bias.vector()),
             (None, None) => Init::Zero,
         };
-        let kept = self.lora.as_ref().map(|lora| {
-            let mut low = x.pool().act(x.tokens(), lora.rank);
-            let dropped = pass.dropout.map(|drops| drops.of(lora.module, x.tokens()).apply(x));
-            let a = Matrix::rows(&pass.values[lora.a.clone()], self.in_features);
-            let x_low = dropped.as_ref().unwrap_or(x);
-            matmul(&mut low, Init::Zero, &[Term { matrix: a, x: x_low }]);
-            scale(&mut low, lora.scale);
-            let (b, row, col) = lora.b(pass.values);
-            let b = Term { matrix: Matrix::strided(b, row, col), x: &low };
-            let Some(magnitude) = &lora.magnitude else {
-                matmul(&mut y, init, &[base, b]);
-                return Low { low, direction: None };
-            };
+        let mut low = x.pool().act(x.tokens(), lora.rank);
+        let dropped = pass.dropout.map(|drops| drops.of(lora.module, x.tokens()).apply(x));
+        let a = Matrix::rows(&pass.values[lora.a.clone()], self.in_features);
+        let x_low = dropped.as_ref().unwrap_or(x);
+        matmul(&mut low, Init::Zero, &[Term { matrix: a, x: x_low }]);
+        scale(&mut low, lora.scale);
+        let (b, row, col) = lora.b(pass.values);
+        let b = Term { matrix: Matrix::strided(b, row, col), x: &low };
+        let mut direction = None;
+        if let Some(magnitude) = &lora.magnitude {
             let mut v = x.pool().act(x.tokens(), self.out_features);
             matmul(&mut v, Init::Zero, &[Term { x: x_low, ..base }, b]);
             if let Some(dropped) = dropped {
@@ -143,15 +173,88 @@ impl Linear {
             let magnitudes = &pass.values[magnitude.range.clone()];
             let gain: Vec<f32> = magnitudes.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
             gain::add(&mut y, &v, &gain);
-            Low { low, direction: Some(Direction { v, norm, gain }) }
-        });
-        if kept.is_none() {
-            matmul(&mut y, init, &[base]);
+            direction = Some(Direction { v, norm, gain });
+        } else {
+            matmul(&mut y, init, &[base, b]);
         }
         if let (Some(_), Some(bias)) = (residual, bias) {
             add_bias(&mut y, bias.vector());
         }
-        (y, kept)
+        (y, Some(Low::Update(low, direction)))
+    }
+
+    /// The base alone, plus `residual`.
+    fn plain(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> Act {
+        let weight = self.weight.view(pass.values);
+        let bias = self.bias.as_ref().map(|bias| bias.view(pass.values));
+        let mut y = x.pool().act(x.tokens(), self.out_features);
+        let init = match (residual, bias.as_ref()) {
+            (Some(residual), _) => Init::Add(residual),
+            (None, Some(bias)) => Init::Bias(bias.vector()),
+            (None, None) => Init::Zero,
+        };
+        matmul(&mut y, init, &[Term { matrix: Matrix::rows(weight.store(), self.in_features), x }]);
+        if let (Some(_), Some(bias)) = (residual, bias) {
+            add_bias(&mut y, bias.vector());
+        }
+        y
+    }
+
+    /// As [`Linear::backward`], where factors are trained.
+    fn backward_factors(
+        &self,
+        pass: &Pass<'_>,
+        input: &Input<'_>,
+        kept: Option<&Low>,
+        dy: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut [f32],
+    ) {
+        let Some(Factors { range, side }) = &self.factors else { return };
+        let factors = &pass.values[range.clone()];
+        let ones = vec![1.0; factors.len()];
+        if *side == Side::Output {
+            if let Some(Low::Output(v)) = kept {
+                gain::backward(dy, v, &ones, &mut grads[range.clone()]);
+            }
+            return self.backward_plain(pass, input, &gain::times(dy, factors), dx, grads);
+        }
+        let scaled = self.weight.trained().map(|_| gain::times(input.x, factors));
+        let mut d_scaled = input.x.like();
+        let x = Input::new(scaled.as_ref().unwrap_or(input.x));
+        self.backward_plain(pass, &x, dy, Some((&mut d_scaled, false)), grads);
+        gain::backward(&d_scaled, input.x, &ones, &mut grads[range.clone()]);
+        let Some((dx, add)) = dx else { return };
+        if !add {
+            dx.zero();
+        }
+        gain::add(dx, &d_scaled, factors);
+    }
+
+    /// As [`Linear::backward`], of the base alone.
+    fn backward_plain(
+        &self,
+        pass: &Pass<'_>,
+        input: &Input<'_>,
+        dy: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut [f32],
+    ) {
+        self.backward_base(input, dy, grads);
+        let Some((dx, add)) = dx else { return };
+        let weight = self.weight.view(pass.values);
+        let base = Term { matrix: Matrix::transposed(weight.store(), self.in_features), x: dy };
+        matmul(dx, if add { Init::Out } else { Init::Zero }, &[base]);
+    }
+
+    /// Adds the gradients of the base's weight and bias, where they are trained.
+    fn backward_base(&self, input: &Input<'_>, dy: &Act, grads: &mut [f32]) {
+        if let Some(range) = self.weight.trained() {
+            outer(Target::Rows(&mut grads[range.clone()]), dy, input.transposed());
+        }
+        if let Some(range) = self.bias.as_ref().and_then(Weight::trained) {
+            sum_tokens(dy, &mut grads[range.clone()]);
+        }
     }
 
     /// Adds the gradients of what is trained to `grads`, and that of the input to `dx`, replacing what it holds
@@ -165,10 +268,16 @@ impl Linear {
         dx: Option<(&mut Act, bool)>,
         grads: &mut [f32],
     ) {
-        let adapter = self.lora.as_ref().zip(kept).map(|(lora, kept)| {
+        if self.factors.is_some() {
+            return self.backward_factors(pass, input, kept, dy, dx, grads);
+        }
+        let (Some(lora), Some(Low::Update(low, direction))) = (&self.lora, kept) else {
+            return self.backward_plain(pass, input, dy, dx, grads);
+        };
+        let (d_low, dv) = {
             let dropped = pass.dropout.map(|drops| drops.of(lora.module, input.x.tokens()).apply(input.x));
             // The gradient of `W x + B (s A x)`.
-            let dv = kept.direction.as_ref().map(|direction| {
+            let dv = direction.as_ref().map(|direction| {
                 if let Some(magnitude) = &lora.magnitude {
                     gain::backward(dy, &direction.v, &direction.norm, &mut grads[magnitude.range.clone()]);
                 }
@@ -181,22 +290,16 @@ impl Linear {
             matmul(&mut d_low, Init::Zero, &[Term { matrix: b, x: dv_or_dy }]);
             scale(&mut d_low, lora.scale);
             let to = Target::Strided(&mut grads[lora.b.clone()][lora.first_column()..], row, col);
-            outer(to, dv_or_dy, &Transposed::new(&kept.low));
+            outer(to, dv_or_dy, &Transposed::new(low));
             let x = dropped.as_ref().unwrap_or(input.x);
             outer(Target::Transposed(&mut grads[lora.a.clone()]), x, &Transposed::new(&d_low));
-            (lora, d_low, dv)
-        });
-        if let Some(range) = self.weight.trained() {
-            outer(Target::Rows(&mut grads[range.clone()]), dy, input.transposed());
-        }
-        if let Some(range) = self.bias.as_ref().and_then(Weight::trained) {
-            sum_tokens(dy, &mut grads[range.clone()]);
-        }
+            (d_low, dv)
+        };
+        self.backward_base(input, dy, grads);
         let Some((dx, add)) = dx else { return };
         let weight = self.weight.view(pass.values);
         let base = Term { matrix: Matrix::transposed(weight.store(), self.in_features), x: dy };
         let init = if add { Init::Out } else { Init::Zero };
-        let Some((lora, d_low, dv)) = adapter else { return matmul(dx, init, &[base]) };
         let a = Term { matrix: Matrix::transposed(&pass.values[lora.a.clone()], self.in_features), x: &d_low };
         let Some(drops) = pass.dropout else {
             return matmul(dx, init, &[Term { x: dv.as_ref().unwrap_or(dy), ..base }, a]);
@@ -328,6 +431,7 @@ mod tests {
                         expert: None,
                     }),
                     weight,
+                    factors: None,
                 };
                 let drops = Drops { rate, seed: 1, step: 2, first_row: 3, picked: &[] };
                 let pass = Pass { values: &values, pool: &pool, balance: None, dropout: (rate > 0.0).then_some(drops) };
@@ -362,6 +466,59 @@ mod tests {
                 check_gradient("magnitude", &m, &grads[m_range], |m| {
                     reference([&x, &mask, &w, &bias, &af, &bf, m, &seed], &norms)
                 });
+            }
+        });
+    }
+
+    #[test]
+    fn factors_equal_their_formula_and_their_finite_differences() {
+        each_level(|level| {
+            for side in [Side::Output, Side::Input] {
+                let pool = Pool::new();
+                let (x, w, bias) = (numbers(1, TOKENS * IN), numbers(2, OUT * IN), numbers(3, OUT));
+                let (rest, seed) = (numbers(4, TOKENS * OUT), numbers(5, TOKENS * OUT));
+                let factors = numbers(6, if side == Side::Input { IN } else { OUT });
+                let linear = Linear {
+                    weight: Weight::frozen(w.clone(), &[OUT, IN]).unwrap(),
+                    bias: Some(Weight::frozen(bias.clone(), &[OUT]).unwrap()),
+                    out_features: OUT,
+                    in_features: IN,
+                    lora: None,
+                    factors: Some(Factors { range: 0..factors.len(), side }),
+                };
+                let pass = Pass { values: &factors, pool: &pool, balance: None, dropout: None };
+                let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
+                let (y, kept) = linear.forward(&pass, &xa, Some(&Act::from_rows(&pool, &rest, OUT)));
+                let mut grads = vec![0.0; factors.len()];
+                // What `dx` holds is added to, or replaced.
+                let mut dx = Act::from_rows(&pool, &numbers(7, TOKENS * IN), IN);
+                let before = dx.to_rows();
+                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut dx, true)), &mut grads);
+                let mut alone = Act::from_rows(&pool, &before, IN);
+                let mut twice = grads.clone();
+                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut alone, false)), &mut twice);
+                let sums = dx.to_rows().into_iter().zip(before).map(|(sum, before)| sum - before);
+                assert!(sums.zip(alone.to_rows()).all(|(a, b)| (a - b).abs() < 1e-4), "{level:?} {side:?}");
+                assert!(twice.iter().zip(&grads).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));
+
+                let formula = |x: &[f64], l: &[f64]| -> f64 {
+                    let mut sum = 0.0;
+                    for at in 0..TOKENS * OUT {
+                        let (token, j) = (at / OUT, at % OUT);
+                        let input = |i: usize| x[token * IN + i] * if side == Side::Input { l[i] } else { 1.0 };
+                        let v: f64 = (0..IN).map(|i| f64::from(w[j * IN + i]) * input(i)).sum::<f64>();
+                        let v = v + f64::from(bias[j]);
+                        let v = if side == Side::Output { l[j] * v } else { v };
+                        sum += (v + f64::from(rest[at])) * f64::from(seed[at]);
+                    }
+                    sum
+                };
+                let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
+                let (x64, l64) = (wide(&x), wide(&factors));
+                let got: f64 = y.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * f64::from(*s)).sum();
+                assert!((got - formula(&x64, &l64)).abs() < 1e-4, "{level:?} {side:?}: {got}");
+                check_gradient("x", &x, &alone.to_rows(), |x| formula(x, &l64));
+                check_gradient("factors", &factors, &grads, |l| formula(&x64, l));
             }
         });
     }

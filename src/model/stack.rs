@@ -1,6 +1,7 @@
 //! `tuning.adapters`: finished adapters that are merged into the base as its tensors are read, one after the other, so
-//! that what is trained stands on top of them. Merging is PEFT's: `W + s B A`, or with `DoRA` `m / ||V|| ⊙ V`.
-use super::targets::Placement;
+//! that what is trained stands on top of them. Merging is PEFT's: `W + s B A`, with `DoRA` `m / ||V|| ⊙ V`, with (IA)³ the
+//! rows of W and b, or the columns of W, times their factors.
+use super::targets::{Placement, Side};
 use crate::error::{Error, Result};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -41,10 +42,30 @@ impl Stack {
                 }
                 values.copy_from_slice(whole);
             }
+            if let Some(placement) = name.strip_suffix(".bias").and_then(|module| adapter.placements.get(module))
+                && placement.factors == Some(Side::Output)
+            {
+                match adapter.tensors.get(&placement.tensors()[0].0) {
+                    Some((_, factors)) if factors.len() == values.len() => {
+                        values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+                    }
+                    _ => return misfit(name, placement.out_features),
+                }
+            }
             let module = name.strip_suffix(".weight").unwrap_or_default();
             if let Some(placement) = adapter.placements.get(module) {
                 if placement.in_features * placement.out_features != values.len() {
                     return misfit(module, placement.in_features * placement.out_features);
+                }
+                if let Some(side) = placement.factors {
+                    let Some((_, factors)) = adapter.tensors.get(&placement.tensors()[0].0) else { continue };
+                    for (row, values) in values.chunks_exact_mut(placement.in_features).enumerate() {
+                        match side {
+                            Side::Output => values.iter_mut().for_each(|value| *value *= factors[row]),
+                            Side::Input => values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor),
+                        }
+                    }
+                    continue;
                 }
                 let mut parts = placement.tensors().into_iter().map(|(name, _)| adapter.tensors.get(&name));
                 let (Some(Some((_, a))), Some(Some((_, b)))) = (parts.next(), parts.next()) else { continue };

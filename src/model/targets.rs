@@ -1,4 +1,5 @@
-//! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
+//! Which linear modules get an adapter, of which rank and scale, or the factors of (IA)³: PEFT's rules, on the names that
+//! Hugging Face gives.
 //!
 //! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
 //!   expression that matches the whole name; `auto` and `all-linear`: every linear module of the decoder blocks.
@@ -6,18 +7,28 @@
 //! - modules below one of `modules_to_save` never get an adapter.
 //! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
 //! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
+//! - `feedforward_modules` of (IA)³: as a list, a module whose name ends with an entry, dot or not.
 use std::collections::{BTreeMap, BTreeSet};
 
 use regex::Regex;
 
 use crate::config::arch::{Arch, LinearSpec};
-use crate::config::{Bias, LoraConfig, Patterns, TargetModules, nearest};
+use crate::config::{Bias, Ia3Config, LoraConfig, Mode, Patterns, TargetModules, TuningConfig, nearest};
 use crate::error::{Error, Result};
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
 const MAX_RANK: usize = 1 << 16;
 
-/// An adapter on one linear module: `y += scale * B (A x)`, A `[r, in_features]`, B `[out_features, r]`.
+/// What the factors of (IA)³ multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// A module's inputs.
+    Input,
+    /// Its outputs.
+    Output,
+}
+
+/// An adapter on one linear module: `y += scale * B (A x)`, A `[r, in_features]`, B `[out_features, r]`; or factors.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Placement {
     /// What stands before `.lora_A` in an adapter's file, such as `model.layers.0.self_attn.q_proj`.
@@ -36,14 +47,22 @@ pub struct Placement {
     pub in_features: usize,
     /// Whether magnitudes are trained beside it (`DoRA`).
     pub dora: bool,
+    /// (IA)³: factors, no A and B.
+    pub factors: Option<Side>,
     /// On a block's experts: how many there are. Rows `e r..` of A are expert e's, and every so many-th column of B.
     pub experts: Option<usize>,
 }
 
 impl Placement {
     /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`: A, B, and with `DoRA` the
-    /// magnitudes.
+    /// magnitudes; of (IA)³ the factors alone.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let factors = |shape: [usize; 2]| vec![(format!("{}.ia3_l", self.module), shape.to_vec())];
+        match self.factors {
+            Some(Side::Input) => return factors([1, self.in_features]),
+            Some(Side::Output) => return factors([self.out_features, 1]),
+            None => {}
+        }
         let rank = self.r * self.experts.unwrap_or(1);
         let mut tensors = vec![
             (format!("{}.lora_A.weight", self.module), vec![rank, self.in_features]),
@@ -85,6 +104,8 @@ pub struct Targets {
     pub rank_pattern: Patterns<usize>,
     /// Alphas by pattern.
     pub alpha_pattern: Patterns<f64>,
+    /// (IA)³, and PEFT's `feedforward_modules`: those whose inputs have the factors.
+    pub feedforward: Option<TargetModules>,
     /// Whether an entry that matches nothing is an error: so in a configuration, where it is a typing error; not in an
     /// adapter that PEFT wrote, which may list the names of several architectures.
     pub strict: bool,
@@ -106,9 +127,42 @@ impl From<&LoraConfig> for Targets {
             bias: lora.bias,
             rank_pattern: lora.rank_pattern.clone(),
             alpha_pattern: lora.alpha_pattern.clone(),
+            feedforward: None,
             strict: true,
         }
     }
+}
+
+/// Without `target_modules`: keys, values, and what goes into the second half of the MLP, as in the paper.
+const IA3_TARGETS: [&str; 4] = ["k_proj", "v_proj", "qkv_proj", "down_proj"];
+/// Without `feedforward_modules`: the last.
+const IA3_INPUTS: &str = "down_proj";
+
+impl From<&Ia3Config> for Targets {
+    fn from(ia3: &Ia3Config) -> Self {
+        let names = |names: &[&str]| TargetModules::List(names.iter().map(|&name| name.to_owned()).collect());
+        Self {
+            target_modules: ia3.target_modules.clone().unwrap_or_else(|| names(&IA3_TARGETS)),
+            exclude_modules: ia3.exclude_modules.clone(),
+            modules_to_save: ia3.modules_to_save.clone(),
+            feedforward: Some(ia3.feedforward_modules.clone().unwrap_or_else(|| names(&[IA3_INPUTS]))),
+            // A model has either k_proj and v_proj or qkv_proj.
+            strict: ia3.target_modules.is_some(),
+            ..Self::from(&LoraConfig { target_parameters: Vec::new(), ..LoraConfig::default() })
+        }
+    }
+}
+
+impl Targets {
+    /// Those of a configuration.
+    pub fn of(tuning: &TuningConfig) -> Self {
+        if tuning.mode == Mode::Ia3 { Self::from(&tuning.ia3) } else { Self::from(&tuning.lora) }
+    }
+}
+
+/// The name by which Transformers 5, and so PEFT, knows a tensor: Mixtral's checkpoints have an older one.
+fn peft_name(tensor: &str) -> String {
+    tensor.replace(".block_sparse_moe.", ".mlp.")
 }
 
 /// Whether a tensor has a row for each token of the vocabulary.
@@ -121,7 +175,30 @@ pub fn token_rows(name: &str) -> String {
     format!("{}.token_adapter.trainable_tokens_delta", name.trim_end_matches(".weight"))
 }
 
-/// The adapters that a configuration asks for, in model order.
+/// The adapters that a configuration asks for, in model order; none where weights of the model itself are trained.
+///
+/// # Errors
+/// As [`place`].
+pub fn placed(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<Placement>> {
+    match tuning.mode {
+        Mode::Lora => place(arch, &tuning.lora),
+        Mode::Ia3 => {
+            let placed = Targets::of(tuning).place(arch)?;
+            let inputs = placed.iter().any(|placement| placement.factors == Some(Side::Input));
+            match &tuning.ia3.feedforward_modules {
+                Some(modules @ TargetModules::List(_)) if !inputs => Err(Error::config(format!(
+                    "tuning.ia3.feedforward_modules: {} is none of target_modules",
+                    show(modules)
+                ))
+                .hint("name what target_modules names too, or leave it out")),
+                _ => Ok(placed),
+            }
+        }
+        Mode::Full | Mode::Freeze => Ok(Vec::new()),
+    }
+}
+
+/// The LoRA adapters that a configuration asks for, in model order.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: nothing matches (with the nearest names), or something matches that cannot have an adapter.
@@ -176,7 +253,7 @@ impl Targets {
             let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
             let modules = modules(arch);
             if let Some(other) = modules.iter().find(|name| !plain.contains(name.as_str()) && rules.targets(name)) {
-                return Err(unsupported_target(other));
+                return Err(unsupported_target(self.section(), other));
             }
         }
         let placed: Vec<_> =
@@ -186,7 +263,8 @@ impl Targets {
         }
         let mut placed = placed;
         placed.extend(self.place_experts(arch, &rules)?);
-        if let Some(large) = placed.iter().find(|placement| placement.r == 0 || placement.r > MAX_RANK) {
+        let ranked = |placement: &&Placement| placement.factors.is_none();
+        if let Some(large) = placed.iter().filter(ranked).find(|placed| placed.r == 0 || placed.r > MAX_RANK) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", large.r, large.module);
             return Err(Error::config(format!("tuning.lora: {message}")));
         }
@@ -261,23 +339,27 @@ impl Targets {
         for entry in &self.modules_to_save {
             let found: Vec<_> = modules.iter().filter(|name| name.ends_with(entry.as_str())).collect();
             if found.is_empty() {
-                let error = Error::config(format!("tuning.lora.modules_to_save: {entry:?} is no module of the model"));
+                let section = self.section();
+                let error = Error::config(format!("{section}.modules_to_save: {entry:?} is no module of the model"));
                 return Err(hint_nearest(error, entry, modules.iter().map(|name| last(name))));
             }
             saved.extend(found);
         }
-        if let Some(router) = saved.iter().find(|module| module.contains("block_sparse_moe")) {
-            return Err(Error::config(format!("tuning.lora.modules_to_save: not yet: {router}, a router of Mixtral")));
-        }
         let is_saved = |tensor: &str| {
+            let tensor = peft_name(tensor);
             saved.iter().any(|module| tensor.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
         };
         let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(|name| is_saved(name)).collect();
+        if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
+            return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section()))
+                .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
+        }
         let shared =
             ["lm_head", "model.embed_tokens"].into_iter().find(|name| saved.iter().any(|module| module == name));
         match shared {
             Some(name) if arch.tie_word_embeddings => Err(Error::config(format!(
-                "tuning.lora.modules_to_save: not yet: {name} of a model that shares its embedding with its head"
+                "{}.modules_to_save: not yet: {name} of a model that shares its embedding with its head",
+                self.section()
             ))
             .hint("leave it out, or train in full (tuning.mode: full)")),
             _ => Ok(tensors),
@@ -308,8 +390,8 @@ impl Targets {
         let sizes: BTreeMap<String, Vec<usize>> =
             arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
         let shape = |name: &str| sizes.get(name).cloned().unwrap_or_default();
-        let saved = self.saved_tensors(arch)?.into_iter().map(|name| (shape(&name), name));
-        let mut tensors: Vec<_> = saved.map(|(shape, name)| (name, shape)).collect();
+        let saved = self.saved_tensors(arch)?.into_iter();
+        let mut tensors: Vec<_> = saved.map(|name| (peft_name(&name), shape(&name))).collect();
         let biases = self.biases(arch, placements).into_iter().map(|(tensor, name)| (name, shape(&tensor)));
         // A bias may belong to a module of `modules_to_save`.
         let biases: Vec<_> = biases.filter(|(name, _)| tensors.iter().all(|(other, _)| other != name)).collect();
@@ -318,8 +400,19 @@ impl Targets {
         Ok(tensors)
     }
 
+    /// What is trained beside the adapters and has another name in an adapter's file than in the model's: biases, routers.
+    /// The tensor, and that name.
+    ///
+    /// # Errors
+    /// As [`saved_tensors`].
+    pub fn renamed(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, String)>> {
+        let saved = self.saved_tensors(arch)?.into_iter().map(|name| (peft_name(&name), name));
+        let other = saved.filter(|(peft, name)| peft != name).map(|(peft, name)| (name, peft));
+        Ok(self.biases(arch, placements).into_iter().chain(other).collect())
+    }
+
     /// The biases that are trained: the tensor, and its name in an adapter's file.
-    pub fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
+    fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
         let placed: BTreeSet<&str> = placements.iter().map(|placement| placement.module.as_str()).collect();
         let biases = arch.tensors().into_iter().map(|spec| spec.name);
         let named = biases.filter_map(|name| {
@@ -334,9 +427,14 @@ impl Targets {
         named.collect()
     }
 
+    /// The section of the configuration that says so.
+    const fn section(&self) -> &'static str {
+        if self.feedforward.is_some() { "tuning.ia3" } else { "tuning.lora" }
+    }
+
     fn nothing_matches(&self, blocks: &[&LinearSpec]) -> Error {
-        let error =
-            Error::config(format!("tuning.lora.target_modules: no module matches {}", show(&self.target_modules)));
+        let (section, targets) = (self.section(), show(&self.target_modules));
+        let error = Error::config(format!("{section}.target_modules: no module matches {targets}"));
         let names = blocks.iter().map(|linear| last(&linear.name)).collect::<BTreeSet<_>>();
         match &self.target_modules {
             TargetModules::List(entries) if entries.len() == 1 => hint_nearest(error, &entries[0], names),
@@ -350,8 +448,9 @@ impl Targets {
             let unused =
                 entries.iter().find(|entry| !blocks.iter().any(|linear| ends_with_module(&linear.name, entry)));
             if let Some(entry) = unused {
+                let section = self.section();
                 let error =
-                    Error::config(format!("tuning.lora.target_modules: {entry:?} is no linear module of the model"));
+                    Error::config(format!("{section}.target_modules: {entry:?} is no linear module of the model"));
                 return Err(hint_nearest(error, entry, blocks.iter().map(|linear| last(&linear.name))));
             }
         }
@@ -375,6 +474,7 @@ struct Rules<'a> {
     targets: &'a Targets,
     target: Option<Regex>,
     exclude: Option<Regex>,
+    feedforward: Option<Regex>,
     saved: Vec<Regex>,
     layers: Vec<Regex>,
     ranks: Vec<(Regex, usize)>,
@@ -383,6 +483,8 @@ struct Rules<'a> {
 
 impl<'a> Rules<'a> {
     fn compile(targets: &'a Targets) -> Result<Self> {
+        let section = targets.section();
+        let compile = |option: &str, pattern: &str| compile(section, option, pattern);
         let whole = |option: &str, modules: Option<&TargetModules>| match modules {
             Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
             _ => Ok(None),
@@ -394,7 +496,7 @@ impl<'a> Rules<'a> {
             .hint("write the blocks into the expression, or give target_modules as a list"));
         }
         if targets.exclude_modules == Some(TargetModules::AllLinear) {
-            return Err(Error::config("tuning.lora.exclude_modules: all-linear leaves nothing to train")
+            return Err(Error::config(format!("{section}.exclude_modules: all-linear leaves nothing to train"))
                 .hint("name the modules, such as [down_proj]"));
         }
         let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
@@ -409,6 +511,7 @@ impl<'a> Rules<'a> {
             targets,
             target: whole("target_modules", Some(&targets.target_modules))?,
             exclude: whole("exclude_modules", targets.exclude_modules.as_ref())?,
+            feedforward: whole("feedforward_modules", targets.feedforward.as_ref())?,
             saved: (targets.modules_to_save.iter())
                 .map(|module| compile("modules_to_save", &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
                 .collect::<Result<_>>()?,
@@ -452,6 +555,16 @@ impl<'a> Rules<'a> {
         }
     }
 
+    /// What the factors of a module multiply, with (IA)³.
+    fn factors(&self, name: &str) -> Option<Side> {
+        let inputs = match self.targets.feedforward.as_ref()? {
+            TargetModules::AllLinear => true,
+            TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+            TargetModules::List(entries) => entries.iter().any(|entry| name.ends_with(entry.as_str())),
+        };
+        Some(if inputs { Side::Input } else { Side::Output })
+    }
+
     fn placement(&self, linear: &LinearSpec) -> Placement {
         let rank = self.ranks.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
         let alpha = self.alphas.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
@@ -469,16 +582,17 @@ impl<'a> Rules<'a> {
             out_features: linear.out_features,
             in_features: linear.in_features,
             dora: self.targets.use_dora,
+            factors: self.factors(&linear.name),
             experts: None,
         }
     }
 }
 
-fn compile(option: &str, pattern: &str) -> Result<Regex> {
+fn compile(section: &str, option: &str, pattern: &str) -> Result<Regex> {
     Regex::new(pattern).map_err(|error| {
         let reason = error.to_string();
         let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        Error::config(format!("tuning.lora.{option}: {pattern:?} is no valid regular expression: {reason}"))
+        Error::config(format!("{section}.{option}: {pattern:?} is no valid regular expression: {reason}"))
     })
 }
 
@@ -492,7 +606,7 @@ fn modules(arch: &Arch) -> Vec<String> {
     let (mut seen, mut modules) = (BTreeSet::new(), Vec::new());
     let linears = arch.linear_modules().into_iter().map(|linear| linear.name);
     let owners =
-        arch.tensors().into_iter().map(|spec| spec.name.rsplit_once('.').map_or(String::new(), |(m, _)| m.into()));
+        arch.tensors().into_iter().map(|spec| peft_name(spec.name.rsplit_once('.').map_or("", |(module, _)| module)));
     // Experts are parameters in Transformers 5, not modules, whatever their tensors are called on disk.
     for owner in owners.chain(linears).filter(|owner| !owner.contains(".experts.")) {
         let ends = owner.match_indices('.').map(|(at, _)| at).chain([owner.len()]);
@@ -505,14 +619,14 @@ fn modules(arch: &Arch) -> Vec<String> {
     modules
 }
 
-fn unsupported_target(module: &str) -> Error {
+fn unsupported_target(section: &str, module: &str) -> Error {
     match module {
         "lm_head" | "model.embed_tokens" => {
             let name = last(module);
-            Error::config(format!("tuning.lora.target_modules: not yet: an adapter on {name}"))
-                .hint(format!("train it in full with tuning.lora.modules_to_save: [{name}]"))
+            Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"))
+                .hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
         }
-        _ => Error::config(format!("tuning.lora.target_modules: {module} matches, which is not a linear module"))
+        _ => Error::config(format!("{section}.target_modules: {module} matches, which is not a linear module"))
             .hint("name linear modules only, such as [q_proj, v_proj], or use auto"),
     }
 }

@@ -64,7 +64,7 @@ pub fn level() -> Level {
 }
 
 /// Uses `wanted` from now on, or the best level of this processor if that is lower; returns what is in use.
-/// For tests and for `bench --simd`: results differ between levels by rounding only.
+/// For `tuning.backend`, `bench --simd` and tests: results differ between levels by rounding only.
 pub fn force(wanted: Level) -> Level {
     let used = wanted.min(detect());
     LEVEL.store(used as u8, Ordering::Relaxed);

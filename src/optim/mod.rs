@@ -7,6 +7,7 @@ pub mod adamw_8bit;
 pub mod clip;
 pub mod ema;
 pub mod lion;
+pub mod loss_scale;
 pub mod muon;
 pub mod optimizer;
 pub mod rates;
@@ -17,5 +18,6 @@ pub mod sgd;
 
 pub use adamw::{AdamW, Betas};
 pub use ema::Ema;
+pub use loss_scale::LossScaler;
 pub use optimizer::{Optimizer, Rule, Slot, State};
 pub use schedule::Schedule;

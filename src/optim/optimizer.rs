@@ -2,6 +2,7 @@
 //!
 //! An optimizer is a [`Rule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
 //! learning rates by tensor, saving and loading are done here, once.
+use super::loss_scale::LossScaler;
 use rayon::prelude::*;
 
 /// Values in a task.
@@ -158,6 +159,8 @@ pub trait Rule: std::fmt::Debug + Send + Sync {
 pub struct Optimizer {
     /// Updates made so far.
     pub step: u64,
+    /// The loss scale, where there is one.
+    pub scaler: Option<LossScaler>,
     rule: Box<dyn Rule>,
     slots: Vec<Slot>,
     state: Vec<Vec<State>>,
@@ -176,7 +179,7 @@ impl Optimizer {
         };
         let state = slots.iter().map(fresh).collect();
         assert!(rest.is_empty(), "a slot for each value");
-        Self { step: 0, rule, slots, state }
+        Self { step: 0, scaler: None, rule, slots, state }
     }
 
     /// One update with gradients `grads * factor` at the learning rate `rate`.
@@ -236,14 +239,19 @@ impl Optimizer {
 
     /// Numbers of the whole run that belong to the state.
     pub fn scalars(&self) -> Vec<f64> {
-        self.rule.scalars()
+        let scaler = self.scaler.iter().flat_map(LossScaler::numbers);
+        self.rule.scalars().into_iter().chain(scaler).collect()
     }
 
     /// Takes them back; says whether they are as many as this optimizer has.
     pub fn set_scalars(&mut self, scalars: &[f64]) -> bool {
-        let fits = scalars.len() == self.rule.scalars().len();
+        let own = self.rule.scalars().len();
+        let fits = scalars.len() == self.scalars().len();
         if fits {
-            self.rule.set_scalars(scalars);
+            self.rule.set_scalars(&scalars[..own]);
+            if let (Some(scaler), Some(numbers)) = (&mut self.scaler, scalars[own..].first_chunk()) {
+                scaler.set_numbers(*numbers);
+            }
         }
         fits
     }

@@ -4,15 +4,15 @@ use std::path::{Path, PathBuf};
 
 use super::progress::{Event, Observer};
 use crate::checkpoint::peft::{self, Tensors};
-use crate::checkpoint::{self, AdapterConfig};
+use crate::checkpoint::{AdapterConfig, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::resolve::Source;
-use crate::config::{Config, LoraConfig, Resolved, Resume};
+use crate::config::{Config, LoraConfig, Mode, Resolved, TuningConfig};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::hub::{self, Watch};
 use crate::model::stack::{Frozen, Stack};
-use crate::model::targets::{Placement, Targets, place};
+use crate::model::targets::{Placement, Targets, placed};
 
 /// Settings of `tuning.lora` that decide which tensors an adapter has and how they are scaled.
 const SHAPING: [&str; 12] = [
@@ -30,23 +30,50 @@ const SHAPING: [&str; 12] = [
     "tuning.lora.modules_to_save",
 ];
 
+/// Settings of `tuning.ia3`, which all decide that.
+const SHAPING_IA3: [&str; 4] = [
+    "tuning.ia3.target_modules",
+    "tuning.ia3.feedforward_modules",
+    "tuning.ia3.exclude_modules",
+    "tuning.ia3.modules_to_save",
+];
+
 /// Reads the adapter in `dir` and what it says of itself, as settings to train with.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`crate::Kind::Config`]: the
 /// configuration sets something else than the adapter has.
-pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(LoraConfig, Tensors)> {
+pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
     let (mut own, tensors) = peft::load_adapter(dir)?;
-    let asked = &resolved.config.tuning.lora;
+    let asked = &resolved.config.tuning;
     let is_set = |key: &str| *resolved.source(key) != Source::Default;
-    if is_set("tuning.lora.lora_dropout") {
-        own.lora_dropout = asked.lora_dropout;
+    let (mut tuning, mut wanted) = (asked.clone(), asked.clone());
+    let (mode, kind) = if own.targets.feedforward.is_some() { (Mode::Ia3, "(IA)³") } else { (Mode::Lora, "LoRA") };
+    if mode != asked.mode {
+        return Err(Error::config(format!(
+            "tuning.mode = {}, and tuning.adapter = {} is {kind}",
+            asked.mode,
+            dir.display()
+        ))
+        .hint(format!("set tuning.mode: {mode}")));
     }
-    let lora = own.lora_config(arch, asked)?;
-    let set: Vec<&str> = SHAPING.into_iter().filter(|key| is_set(key)).collect();
-    let wanted = with_settings(&lora, asked, &set);
-    let fits = place(arch, &wanted).is_ok_and(|wanted| place(arch, &lora).is_ok_and(|own| own == wanted))
-        && expected(arch, &wanted)? == expected(arch, &lora)?;
+    let set: Vec<&str> = if mode == Mode::Ia3 {
+        tuning.ia3 = own.ia3_config(arch)?;
+        SHAPING_IA3.into_iter().filter(|key| is_set(key)).collect()
+    } else {
+        if is_set("tuning.lora.lora_dropout") {
+            own.lora_dropout = asked.lora.lora_dropout;
+        }
+        tuning.lora = own.lora_config(arch, &asked.lora)?;
+        SHAPING.into_iter().filter(|key| is_set(key)).collect()
+    };
+    if mode == Mode::Lora {
+        wanted.lora = with_settings(&tuning.lora, &asked.lora, &set);
+    } else if set.is_empty() {
+        wanted.ia3 = tuning.ia3.clone();
+    }
+    let fits = placed(arch, &wanted).is_ok_and(|wanted| placed(arch, &tuning).is_ok_and(|own| own == wanted))
+        && expected(arch, &wanted)? == expected(arch, &tuning)?;
     if !fits {
         return Err(Error::config(format!(
             "tuning.adapter = {} has other settings than the configuration sets ({})",
@@ -55,8 +82,8 @@ pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(LoraConfig,
         ))
         .hint("remove these keys: an adapter's own settings hold; or train a new adapter without tuning.adapter"));
     }
-    peft::check_tensors(dir, &tensors, &expected(arch, &lora)?)?;
-    Ok((lora, tensors))
+    peft::check_tensors(dir, &tensors, &expected(arch, &tuning)?)?;
+    Ok((tuning, tensors))
 }
 
 /// `own` with the settings that the configuration names.
@@ -83,10 +110,10 @@ fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConf
 }
 
 /// The tensors that an adapter with these settings has.
-fn expected(arch: &Arch, lora: &LoraConfig) -> Result<Vec<(String, Vec<usize>)>> {
-    let placed = place(arch, lora)?;
+fn expected(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<(String, Vec<usize>)>> {
+    let placed = placed(arch, tuning)?;
     let mut tensors: Vec<_> = placed.iter().flat_map(Placement::tensors).collect();
-    tensors.extend(Targets::from(lora).beside(arch, &placed)?);
+    tensors.extend(Targets::of(tuning).beside(arch, &placed)?);
     Ok(tensors)
 }
 
@@ -122,7 +149,7 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
         let mut expected: Vec<_> = placements.iter().flat_map(Placement::tensors).collect();
         expected.extend(own.targets.beside(arch, &placements)?);
         peft::check_tensors(dir, &tensors, &expected)?;
-        for (tensor, name) in own.targets.biases(arch, &placements) {
+        for (tensor, name) in own.targets.renamed(arch, &placements)? {
             if let Some(values) = tensors.remove(&name) {
                 tensors.insert(tensor, values);
             }
@@ -138,23 +165,18 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
 /// adapter with the same settings.
 ///
 /// # Errors
-/// [`crate::Kind::Io`]: the output directory cannot be read.
-pub fn source(config: &Config, watch: &dyn Watch, observer: &dyn Observer) -> Result<Option<PathBuf>> {
+/// The hub's.
+pub fn source(
+    config: &Config,
+    resume: Option<&Checkpoint>,
+    watch: &dyn Watch,
+    observer: &dyn Observer,
+) -> Result<Option<PathBuf>> {
     let Some(dir) = &config.tuning.adapter else { return Ok(None) };
-    let checkpoint = match &config.train.resume_from_checkpoint {
-        _ if dir.is_dir() => None,
-        None => None,
-        Some(Resume::Dir(checkpoint)) => Some(checkpoint.clone()),
-        Some(Resume::Latest) => checkpoint::newest_complete(&config.train.output_dir)?.0,
-    };
-    if let Some(checkpoint) = &checkpoint {
-        let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.display());
-        observer.event(&Event::Notice(&text));
-    }
-    match checkpoint {
-        Some(checkpoint) => Ok(Some(checkpoint)),
-        None => hub::adapter_dir(dir, watch).map(Some),
-    }
+    let Some(checkpoint) = resume.filter(|_| !dir.is_dir()) else { return hub::adapter_dir(dir, watch).map(Some) };
+    let text = format!("{} is gone: its settings are read from {}", dir.display(), checkpoint.dir.display());
+    observer.event(&Event::Notice(&text));
+    Ok(Some(checkpoint.dir.clone()))
 }
 
 /// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.

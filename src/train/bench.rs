@@ -166,7 +166,7 @@ fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
         chosen.map(|linear| (linear.in_features * linear.out_features) as f64).sum()
     };
     let (passes, adapters) = match mode {
-        Mode::Lora => (4.0, model.params.len() as f64),
+        Mode::Lora | Mode::Ia3 => (4.0, model.params.len() as f64),
         Mode::Full | Mode::Freeze => (6.0, 0.0),
     };
     let width = (arch.num_attention_heads * arch.head_dim * arch.num_hidden_layers) as f64;

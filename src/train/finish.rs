@@ -121,6 +121,11 @@ impl Ending<'_> {
         if let Some((first, last)) = self.losses() {
             fact("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
         }
+        if let Some(scale) = self.steps().next_back().and_then(|line| line.loss_scale) {
+            // The last of the optimizer's numbers counts them.
+            let skipped = self.state.optimizer_scalars.last().copied().unwrap_or_default();
+            fact("loss scale", format!("{scale} at the end, {skipped} steps skipped for overflow"));
+        }
         if let Some((loss, step)) = best_of(&self.state) {
             fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
         }
@@ -129,7 +134,7 @@ impl Ending<'_> {
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
         match config.tuning.mode {
-            Mode::Lora => {
+            Mode::Lora | Mode::Ia3 => {
                 fact("adapter", self.weights.display().to_string());
                 let grown = !self.prepared.arch.new_tokens.is_empty();
                 let base = match (grown, config.tuning.adapters.as_slice()) {
@@ -170,13 +175,17 @@ impl Ending<'_> {
         let name =
             || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
         let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
+        let hashing = self.done.hashing.as_secs_f64();
+        let hashing = format!("{} ({:.2} % of the run)", human_seconds(hashing), 100.0 * hashing / summary.seconds);
         let mut facts = vec![
             timing("before step 1", self.done.preparing),
             timing("steps", self.done.stepping),
             timing("evaluations", self.done.evaluating),
             timing("checkpoints", self.done.saving),
+            timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
             timing("sample answers", self.asking),
             ("whole run".to_owned(), human_seconds(summary.seconds)),
+            ("hashing, within these".to_owned(), hashing),
         ];
         facts.push(("weights".to_owned(), self.weights.display().to_string()));
         let mut plan = self.prepared.batches.rows();

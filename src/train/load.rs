@@ -3,7 +3,6 @@ use std::time::Instant;
 
 use super::metrics::Metrics;
 use super::optimizer;
-use super::output;
 use super::prepare::{self, Prepared};
 use super::progress::{Event, Observer, Pace};
 use super::record;
@@ -11,7 +10,8 @@ use super::run::Options;
 use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
-use crate::checkpoint::{self, TrainState, atomic, disk::RealDisk};
+use super::{output, save, trained};
+use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
 use crate::config::Resolved;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -47,16 +47,16 @@ impl<'a> Session<'a> {
         mut prepared: Prepared,
     ) -> Result<Self> {
         let saved = prepared.resume.take();
-        let stamp = match &saved {
-            None => None,
-            Some(saved) => {
-                let now = prepared.stamp()?;
-                for note in saved.stamp.compare(&now, &options.allow, &saved.dir)? {
-                    observer.event(&Event::Notice(&note));
-                }
-                Some(now)
+        observer.event(&Event::Phase("hashing the model"));
+        let hashing = Instant::now();
+        let stamp = prepared.stamp()?;
+        let mut done = Done { hashing: hashing.elapsed(), ..Done::default() };
+        if let Some(saved) = &saved {
+            done.hashing += saved.hashing;
+            for note in saved.stamp.compare(&stamp, &options.allow, &saved.dir)? {
+                observer.event(&Event::Notice(&note));
             }
-        };
+        }
         observer.event(&Event::Phase("loading the model"));
         let mut model = model(&prepared)?;
         let train = &prepared.config.train;
@@ -80,6 +80,12 @@ impl<'a> Session<'a> {
                 ));
             }
         }
+        let mut saver = Background::new(&RealDisk);
+        if trained::copy_bytes(&prepared).is_some() {
+            let values = model.params.values();
+            let apart = (ema.is_some() || optimizer.averages()).then_some(values);
+            saver.reserve(values, apart, &optimizer.tensors());
+        }
         let pace = Pace::new(state.step, prepared.batches.total_steps);
         Ok(Self {
             resolved,
@@ -88,12 +94,14 @@ impl<'a> Session<'a> {
             model,
             optimizer,
             ema,
+            saver,
             saved: state.step,
+            begun: state.step,
             state,
             metrics: None,
             events: None,
             pace,
-            done: Done::default(),
+            done,
             stamp,
             prepared,
         })
@@ -111,6 +119,9 @@ impl<'a> Session<'a> {
             output::clear(output_dir)?;
         }
         checkpoint::clean_stale(output_dir)?;
+        let here = store::checkpoint_dir(output_dir, self.state.step);
+        let best = save::best_dir(self).filter(|dir| store::is_whole(dir));
+        checkpoint::point(output_dir, here.is_dir().then_some(here.as_path()), best.as_deref())?;
         for aside in output::set_aside_later(output_dir, self.state.step)? {
             let text = format!("of steps that will be done again: set aside as {}", aside.display());
             self.observer.event(&Event::Notice(&text));

@@ -17,7 +17,7 @@ fn status_kib(key: &str) -> Option<u64> {
 
 /// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
 pub fn free_disk(path: &Path) -> Option<u64> {
-    disk::free_bytes(path).ok()
+    disk::room(path).ok().map(|room| room.bytes)
 }
 
 /// What the report says about the machine.

@@ -31,6 +31,9 @@ pub struct StepLine {
     pub tokens_per_second: f64,
     /// The most memory the process has held so far.
     pub peak_bytes: u64,
+    /// The loss scale after the step, with `train.fp16`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
 }
 
 /// The line of an evaluation.
@@ -162,6 +165,7 @@ mod tests {
             tokens: 20,
             tokens_per_second: 100.5,
             peak_bytes: 1 << 20,
+            loss_scale: None,
         })
     }
 

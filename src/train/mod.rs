@@ -3,6 +3,7 @@
 pub mod adapter;
 pub mod bench;
 pub mod decode_bench;
+mod engine;
 pub mod feed;
 mod finish;
 mod load;

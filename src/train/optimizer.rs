@@ -1,9 +1,9 @@
 //! The optimizer of a run: which tensors it sees at which rates, and the averages that are evaluated and published.
 use super::session::Session;
-use crate::config::Config;
+use crate::config::{Config, TrainConfig};
 use crate::error::Result;
 use crate::model::params::{ParamSpec, Params};
-use crate::optim::{Ema, Optimizer, Slot, rates, registry};
+use crate::optim::{Ema, LossScaler, Optimizer, Slot, loss_scale, rates, registry};
 
 /// The trained tensors as an optimizer sees them.
 pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
@@ -26,7 +26,21 @@ pub fn fresh(config: &Config, params: &mut Params) -> Result<Optimizer> {
     for (spec, scale) in params.specs.iter_mut().zip(scales) {
         spec.lr_scale = scale;
     }
-    Ok(Optimizer::new(registry::rule(&config.train)?, slots(&params.specs), params.values()))
+    let mut optimizer = Optimizer::new(registry::rule(&config.train)?, slots(&params.specs), params.values());
+    optimizer.scaler = config.train.fp16.then(|| LossScaler::new(loss_scale(&config.train)));
+    Ok(optimizer)
+}
+
+/// The loss scale that a configuration asks for.
+fn loss_scale(train: &TrainConfig) -> loss_scale::Settings {
+    let dynamic = train.loss_scale == 0.0;
+    loss_scale::Settings {
+        initial: if dynamic { 2f64.powi(train.initial_scale_power as i32) } else { train.loss_scale },
+        window: train.loss_scale_window,
+        hysteresis: train.hysteresis,
+        least: train.min_loss_scale,
+        dynamic,
+    }
 }
 
 /// The moving average that a configuration asks for, before the first step.

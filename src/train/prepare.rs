@@ -6,9 +6,8 @@ use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, output, trained};
+use super::{adapter, engine, output, trained};
 use crate::checkpoint::peft::Tensors;
-use crate::checkpoint::stamp::{Hashes, Stamp};
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
@@ -17,8 +16,8 @@ use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::model::stack::Stack;
-use crate::model::targets::{self, Placement, Targets};
-use crate::model::{freeze, weights::WeightFiles};
+use crate::model::targets::{self, Placement};
+use crate::model::weights::WeightFiles;
 use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
@@ -86,20 +85,28 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     // Finished adapters belong to the model as it is on disk.
     let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
-    let source = adapter::source(&config, &downloads, observer)?;
+    let output_dir = &config.train.output_dir;
+    for source in [&model_dir].into_iter().chain(&config.tuning.adapter).chain(&config.tuning.adapters) {
+        refuse_own_source(source, output_dir)?;
+    }
+    let lock = DirLock::acquire(output_dir)?;
+    stop.leaves_behind(lock.leftovers());
+    let resume = find_checkpoint(&config, observer)?;
+    let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
+    if !goes_on_here && !options.overwrite {
+        refuse_earlier_run(output_dir)?;
+    }
+    let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
     if let Some(dir) = &source {
-        let (lora, tensors) = adapter::open(dir, resolved, &arch)?;
+        let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
         if config.train.resume_from_checkpoint.is_none() {
             config.tuning.adapter = Some(dir.clone());
         }
-        (config.tuning.lora, adapter) = (lora, Some(tensors));
+        (config.tuning.lora, config.tuning.ia3, adapter) = (tuning.lora, tuning.ia3, Some(tensors));
     }
-    let placements = match config.tuning.mode {
-        Mode::Lora => targets::place(&arch, &config.tuning.lora)?,
-        Mode::Full | Mode::Freeze => Vec::new(),
-    };
+    let placements = targets::placed(&arch, &config.tuning)?;
     let tensors = trained::tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     let optimizer_bytes = trained::optimizer_bytes(&config, tensors)?;
@@ -115,25 +122,13 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         Init::Random => None,
     };
 
-    let output_dir = &config.train.output_dir;
-    for source in [&model_dir].into_iter().chain(&config.tuning.adapter).chain(&config.tuning.adapters) {
-        refuse_own_source(source, output_dir)?;
-    }
-    let lock = DirLock::acquire(output_dir)?;
-    stop.leaves_behind(lock.leftovers());
-    let resume = find_checkpoint(&config, observer)?;
-    let goes_on_here = resume.is_some() && resumes_here(&config);
-    if !goes_on_here && !options.overwrite {
-        refuse_earlier_run(output_dir)?;
-    }
-
     observer.event(&Event::Phase("reading the data"));
     let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&config);
     let batches = batches(&config, &dataset, &sampler)?;
     let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
     // What is there already of this run, or goes before the first step, needs no further room.
-    let held = if goes_on_here || options.overwrite { output::bytes_of_runs(output_dir) } else { 0 };
+    let held = if goes_on_here || options.overwrite { output::bytes_of_runs(&config.train.output_dir) } else { 0 };
     // Where averages are published, the trained values stand beside them in a checkpoint.
     let averages = config.train.optim == Optim::ScheduleFreeAdamW;
     let state = optimizer_bytes + if averages { 4 * trainable } else { 0 };
@@ -179,9 +174,9 @@ fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Ch
     let output_dir = &config.train.output_dir;
     match &config.train.resume_from_checkpoint {
         None => Ok(None),
-        Some(Resume::Dir(directory)) if !directory.is_dir() => {
+        Some(Resume::Dir(directory)) if !directory.exists() => {
             Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
-                .hint("name a checkpoint-… folder, or `latest`"))
+                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
         }
         Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
         Some(Resume::Latest) => {
@@ -200,18 +195,15 @@ fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Ch
                 let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
                 observer.event(&Event::Notice(&text));
             }
-            newest.map(|newest| checkpoint::load(&newest)).transpose()
+            newest.map(checkpoint::open).transpose()
         }
     }
 }
 
-/// Whether the checkpoint to go on from is one of the output directory's own.
-fn resumes_here(config: &Config) -> bool {
+/// Whether a checkpoint is one of the output directory's own.
+fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    match &config.train.resume_from_checkpoint {
-        Some(Resume::Dir(dir)) => real(dir).parent() == Some(real(&config.train.output_dir).as_path()),
-        _ => true,
-    }
+    real(checkpoint).parent() == Some(real(output_dir).as_path())
 }
 
 /// What a run reads must not lie where it writes and tidies up.
@@ -231,7 +223,8 @@ fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
 fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     let mut settings = resolved.settings.clone();
     settings.retain(|setting| {
-        let of_adapter = config.tuning.adapter.is_some() && setting.key.starts_with("tuning.lora.");
+        let shapes = ["tuning.lora.", "tuning.ia3."].iter().any(|section| setting.key.starts_with(section));
+        let of_adapter = config.tuning.adapter.is_some() && shapes;
         setting.key != "train.resume_from_checkpoint" && !(of_adapter && setting.source == Source::Default)
     });
     for setting in &mut settings {
@@ -298,9 +291,10 @@ fn check_disk(
     let beside = match config.tuning.mode {
         Mode::Freeze => trained::values(arch).saturating_sub(trainable),
         Mode::Lora if config.tuning.lora.init_lora_weights.is_pissa() => trainable,
-        Mode::Lora | Mode::Full => 0,
+        Mode::Lora | Mode::Full | Mode::Ia3 => 0,
     };
-    checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held))
+    let folders = keep.map_or(saves, |keep| saves.min(keep + 1)) + 2;
+    checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held), folders * checkpoint::FILES)
 }
 
 impl Prepared {
@@ -309,9 +303,14 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        facts.push(("kernels".to_owned(), engine::describe(&self.config)));
         let state = human_bytes(self.optimizer_bytes);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
+        if let Some(bytes) = trained::copy_bytes(self) {
+            let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(bytes));
+            facts.push(("checkpoint copy".to_owned(), text));
+        }
         facts.extend(trained::facts(self));
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
@@ -321,37 +320,12 @@ impl Prepared {
         }
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
         observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        if let Some(remark) = engine::remark(self) {
+            observer.event(&Event::Notice(&remark));
+        }
         for warning in &self.dataset.report.warnings {
             observer.event(&Event::Notice(&format!("note: {warning}")));
         }
-    }
-
-    /// What the run's checkpoints belong to. Reads all base weights once, to hash them.
-    ///
-    /// # Errors
-    /// The weights cannot be read.
-    pub fn stamp(&self) -> Result<Stamp> {
-        let base_model = match &self.weights {
-            Some(weights) => weights.fingerprint()?,
-            None => format!("random, seed {}", self.config.train.seed),
-        };
-        let base_model = self.stack_hashes.iter().fold(base_model, |base, adapter| format!("{base} + {adapter}"));
-        let template = self.dataset.template.as_ref().map_or("", |template| template.source());
-        let hashes = Hashes {
-            base_model: &base_model,
-            tokenizer: &self.dataset.tokenizer.hash().to_hex(),
-            chat_template: &blake3::hash(template.as_bytes()).to_hex(),
-            data: &self.dataset.fingerprint,
-        };
-        let saved = match self.config.tuning.mode {
-            Mode::Lora => {
-                let beside = Targets::from(&self.config.tuning.lora).beside(&self.arch, &self.placements)?;
-                beside.into_iter().map(|(name, _)| name).collect()
-            }
-            Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
-            Mode::Full => Vec::new(),
-        };
-        Ok(Stamp::new(&self.config, &self.placements, &saved, hashes))
     }
 }
 
@@ -368,6 +342,7 @@ pub fn describe(prepared: &Prepared) -> String {
             let kind = if prepared.config.tuning.lora.use_dora { "DoRA" } else { "LoRA" };
             format!("{kind} on {} modules", prepared.placements.len())
         }
+        Mode::Ia3 => format!("(IA)³ on {} modules", prepared.placements.len()),
         Mode::Full => "every weight".to_owned(),
         Mode::Freeze => "some weights".to_owned(),
     };

@@ -1,12 +1,11 @@
 //! The run on one page: prepare, load, go on from a checkpoint if asked, step, evaluate, save, finish.
 use std::time::Instant;
 
-use super::prepare;
 use super::progress::{Event, Observer};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
-use super::{finish, save};
+use super::{engine, finish, prepare, save};
 use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
 
@@ -54,6 +53,7 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
 
 fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
     let began = Instant::now();
+    engine::choose(&resolved.config);
     let prepared = prepare::prepare(resolved, options, stop, observer)?;
     prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared)?;
@@ -73,6 +73,7 @@ fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn 
 fn steps(session: &mut Session<'_>) -> Result<Outcome> {
     let total = session.prepared.batches.total_steps;
     loop {
+        session.collect()?;
         // First what belongs after the step that was done last; a signal may have cut it off before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
@@ -84,10 +85,12 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             _ if session.is_stale() => Some(Outcome::StoppedEarly),
             _ => None,
         };
-        let unsaved = session.state.step > session.saved;
-        if unsaved && (stop.is_some() || outcome.is_some() || session.save_is_due()) {
-            let saved = save::checkpoint(session)?;
-            session.observer.event(&Event::Saved(&saved));
+        let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
+        if unsaved && (ends || session.save_is_due()) {
+            save::checkpoint(session, ends)?;
+        }
+        if ends {
+            session.settle()?;
         }
         match (stop, outcome) {
             (Some(why), _) => return Err(interrupted(session, why)),

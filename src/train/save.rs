@@ -3,80 +3,88 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::output;
+use super::prepare::Prepared;
 use super::session::Session;
+use super::{output, trained};
 use crate::checkpoint::atomic::Staging;
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::{self, AdapterConfig, Snapshot, Weights, atomic, folder, peft, pissa, store};
+use crate::checkpoint::{self, AdapterConfig, Keep, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use crate::config::Mode;
 use crate::data;
 use crate::error::{Error, Result};
 use crate::model;
 
-/// Writes the checkpoint of the step that was done last, and removes those that are no longer wanted.
+/// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
+/// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it).
 ///
 /// # Errors
-/// The disk; older checkpoints then stand as they were.
-pub fn checkpoint(session: &mut Session<'_>) -> Result<PathBuf> {
-    let began = Instant::now();
-    let stamp = match session.stamp.take() {
-        Some(stamp) => stamp,
-        None => session.prepared.stamp()?,
-    };
+/// The disk, now or at the save before; older checkpoints then stand as they were.
+pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
+    let (began, before) = (Instant::now(), session.done.saving);
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.prepared.sampler.state())
         .map_err(|error| Error::checkpoint(format!("the position in the data cannot be written: {error}")))?;
     let adapter = adapter_config(session)?;
     let tokenizer = grown_tokenizer(session)?;
-    let dir = session.published(|session, trained| {
-        let weights = match &adapter {
-            Some(adapter) => Weights::Adapter(adapter),
-            None if session.prepared.config.tuning.mode == Mode::Freeze => Weights::Part,
-            None => Weights::Model(source(session, tokenizer.as_deref())),
-        };
-        checkpoint::save(
-            &session.prepared.config.train.output_dir,
-            &Snapshot {
-                stamp: &stamp,
-                state: &session.state,
-                weights,
-                specs: &session.model.params.specs,
-                values: session.model.params.values(),
-                trained,
-                optimizer: &session.optimizer,
-            },
-        )
-    })?;
-    session.saved = session.state.step;
-    session.stamp = Some(stamp);
-    let best = point_best(session)?;
     let train = &session.prepared.config.train;
-    if let Some(limit) = train.save_total_limit {
-        checkpoint::prune(&train.output_dir, limit, best.as_deref())?;
+    let beside = train.save_async && !wait;
+    let keep = Keep { last: train.save_total_limit, best: best_path(session) };
+    if !beside {
+        session.settle()?;
     }
-    session.done.saving += began.elapsed();
-    Ok(dir)
+    let written = session.published(|session, trained| {
+        let Session { prepared, model, optimizer, state, stamp, saver, .. } = session;
+        let snapshot = Snapshot {
+            stamp,
+            state,
+            weights: match &adapter {
+                Some(adapter) => Weights::Adapter(adapter),
+                None if prepared.config.tuning.mode == Mode::Freeze => Weights::Part,
+                None => Weights::Model(source(prepared, tokenizer.as_deref())),
+            },
+            specs: &model.params.specs,
+            values: model.params.values(),
+            trained,
+            optimizer: optimizer.tensors(),
+        };
+        let root = &prepared.config.train.output_dir;
+        Ok(if beside {
+            saver.begin(root, &snapshot, keep)
+        } else {
+            checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some)
+        })
+    })?;
+    session.note(written)?;
+    session.begun = session.state.step;
+    session.done.saving = before + began.elapsed();
+    Ok(())
 }
 
-/// Points `best` to the checkpoint with the lowest evaluation loss, if there is one; also after an evaluation that a
-/// signal had cut off and a resume made up for.
+/// Points `best` to the checkpoint with the lowest evaluation loss, if there is one: after an evaluation that a signal
+/// had cut off and a resume made up for.
 ///
 /// # Errors
 /// The disk.
-pub fn point_best(session: &Session<'_>) -> Result<Option<PathBuf>> {
-    let best = best_dir(session);
-    if let Some(best) = &best {
-        checkpoint::set_best(&session.prepared.config.train.output_dir, best)?;
-    }
-    Ok(best)
+pub fn point_best(session: &mut Session<'_>) -> Result<()> {
+    let root = &session.prepared.config.train.output_dir;
+    let Some(best) = best_dir(session).filter(|best| store::named(root, "best").as_ref() != Some(best)) else {
+        return Ok(());
+    };
+    session.settle()?;
+    store::point(&RealDisk, &session.prepared.config.train.output_dir, "best", Some(&best))
+}
+
+/// Where the checkpoint with the lowest evaluation loss is or will be, if it is to be kept.
+fn best_path(session: &Session<'_>) -> Option<PathBuf> {
+    let train = &session.prepared.config.train;
+    let path = store::checkpoint_dir(&train.output_dir, session.state.best_step?);
+    train.load_best_model_at_end.then_some(path)
 }
 
 /// The checkpoint with the lowest evaluation loss, if it is to be kept and there is one.
-fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
-    let train = &session.prepared.config.train;
-    let dir = store::checkpoint_dir(&train.output_dir, session.state.best_step?);
-    (train.load_best_model_at_end && dir.is_dir()).then_some(dir)
+pub fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
+    best_path(session).filter(|dir| dir.is_dir())
 }
 
 /// Takes back the trained values of the checkpoint after `step`; says whether there is one (a run that was resumed
@@ -85,11 +93,13 @@ fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
 /// # Errors
 /// It is damaged.
 pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
-    let dir = store::checkpoint_dir(&session.prepared.config.train.output_dir, step);
-    if !dir.is_dir() {
+    let root = &session.prepared.config.train.output_dir;
+    let dir = store::checkpoint_dir(root, step);
+    if store::named(root, "best").as_ref() != Some(&dir) || !dir.is_dir() {
         return Ok(false);
     }
     let best = checkpoint::load(&dir)?;
+    session.done.hashing += best.hashing;
     let specs = session.model.params.specs.clone();
     best.restore_values(&specs, session.model.params.values_mut())?;
     Ok(true)
@@ -106,12 +116,13 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let params = &session.model.params;
     let tensors = checkpoint::named(&params.specs, params.values());
     let target = root.join(match config.tuning.mode {
-        Mode::Lora => output::ADAPTER,
+        Mode::Lora | Mode::Ia3 => output::ADAPTER,
         Mode::Full | Mode::Freeze => output::MODEL,
     });
     let (adapter, tokenizer) = (adapter_config(session)?, grown_tokenizer(session)?);
-    let source = source(session, tokenizer.as_deref());
-    atomic::publish(&RealDisk, &target, |staging| {
+    let source = source(&session.prepared, tokenizer.as_deref());
+    checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
+    let hashing = atomic::publish(&RealDisk, &target, |staging| {
         let Some(adapter) = &adapter else { return stage_model(staging, session, source, &tensors) };
         if let Some(start) = params.start() {
             let start: Vec<&[f32]> = params.specs.iter().map(|spec| &start[spec.range()]).collect();
@@ -124,10 +135,21 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
         }
         folder::stage_companions(staging, source)
     })?;
-    if let Some(stamp) = &session.stamp {
-        write_json(&root.join(output::STAMP), stamp)?;
-    }
+    write_json(&root.join(output::STAMP), &session.stamp)?;
+    session.done.hashing += hashing;
     Ok(target)
+}
+
+/// About how many bytes the final weights take: what is trained, twice where a `PiSSA` adapter becomes plain LoRA; with
+/// `mode: freeze` the whole model; and the files that are copied.
+fn final_bytes(session: &Session<'_>) -> u64 {
+    let prepared = &session.prepared;
+    let values = match prepared.config.tuning.mode {
+        Mode::Freeze => trained::values(&prepared.arch),
+        _ if session.model.params.start().is_some() => 2 * prepared.trainable,
+        _ => prepared.trainable,
+    };
+    4 * values + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
 }
 
 /// The whole model: what was trained, and with `mode: freeze` the rest as it was.
@@ -161,8 +183,7 @@ fn grown_tokenizer(session: &Session<'_>) -> Result<Option<String>> {
     }
 }
 
-fn source<'a>(session: &'a Session<'_>, tokenizer: Option<&'a str>) -> folder::Source<'a> {
-    let prepared = &session.prepared;
+fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Source<'a> {
     folder::Source { dir: &prepared.model_dir, grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)) }
 }
 
@@ -175,13 +196,13 @@ fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
 /// What PEFT must know of the adapter; nothing when weights of the model itself are trained.
 fn adapter_config(session: &Session<'_>) -> Result<Option<AdapterConfig>> {
     let (config, prepared) = (&session.prepared.config, &session.prepared);
-    if config.tuning.mode != Mode::Lora {
+    if !config.tuning.mode.adapts() {
         return Ok(None);
     }
     let base = match &prepared.snapshot {
         Some(snapshot) => snapshot.repo.id.as_str().into(),
         None => prepared.model_dir.to_string_lossy(),
     };
-    let adapter = AdapterConfig::new(&config.tuning.lora, &prepared.placements, Some(&base));
+    let adapter = AdapterConfig::of(&config.tuning, &prepared.placements, Some(&base));
     adapter.with_tokens(&prepared.arch).map(Some)
 }

@@ -9,12 +9,12 @@ use super::signals::Stop;
 use super::step::{StepStats, step};
 use super::tensorboard::EventWriter;
 use super::{feed, machine, norms};
-use crate::checkpoint::{Stamp, TrainState};
+use crate::checkpoint::{Background, Stamp, TrainState, Written};
 use crate::comm::single::Single;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy, greater_is_better};
 use crate::error::{Error, Result};
 use crate::model::Model;
-use crate::optim::{Ema, Optimizer};
+use crate::optim::{Ema, LossScaler, Optimizer};
 
 /// What a run holds while it goes.
 pub struct Session<'a> {
@@ -34,8 +34,12 @@ pub struct Session<'a> {
     pub ema: Option<Ema>,
     /// Where the run stands between two steps.
     pub state: TrainState,
-    /// The step of the last checkpoint.
+    /// Writes checkpoints beside the steps.
+    pub saver: Background,
+    /// The step of the last checkpoint that is durable.
     pub saved: u64,
+    /// The step of the last checkpoint that was begun.
+    pub begun: u64,
     /// `metrics.jsonl`, once writing has begun.
     pub metrics: Option<Metrics>,
     /// The event file.
@@ -44,8 +48,8 @@ pub struct Session<'a> {
     pub pace: Pace,
     /// What this process has done.
     pub done: Done,
-    /// The stamp of the checkpoints, once it is known.
-    pub stamp: Option<Stamp>,
+    /// The stamp of the checkpoints.
+    pub stamp: Stamp,
 }
 
 /// Work of this process, steps before a resume not counted.
@@ -61,8 +65,12 @@ pub struct Done {
     pub stepping: Duration,
     /// Wall time of evaluations.
     pub evaluating: Duration,
-    /// Wall time of checkpoints.
+    /// Wall time of checkpoints in which no step was made.
     pub saving: Duration,
+    /// Time of writing them, beside the steps or not.
+    pub writing: Duration,
+    /// Time of hashing them, the base weights, and the checkpoint that the run goes on from.
+    pub hashing: Duration,
 }
 
 impl Session<'_> {
@@ -88,8 +96,10 @@ impl Session<'_> {
         self.state.epoch = self.prepared.sampler.epoch();
         self.state.tokens += stats.tokens;
         self.state.label_tokens += stats.label_tokens;
-        self.state.nonfinite_total += u64::from(stats.skipped);
-        self.state.nonfinite_in_a_row = if stats.skipped { self.state.nonfinite_in_a_row + 1 } else { 0 };
+        // What a lower loss scale answers is no failure; the optimizer counts it.
+        let nonfinite = stats.skipped && !stats.overflow;
+        self.state.nonfinite_total += u64::from(nonfinite);
+        self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
         if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
@@ -97,11 +107,53 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn diverged(&self) -> Error {
+    /// Takes note of a checkpoint that was being written and is durable by now.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: it could not be written; the older ones stand.
+    pub fn collect(&mut self) -> Result<()> {
+        let written = self.saver.poll();
+        self.note(written)
+    }
+
+    /// Waits for the checkpoint that is being written.
+    ///
+    /// # Errors
+    /// As [`Session::collect`].
+    pub fn settle(&mut self) -> Result<()> {
+        let began = Instant::now();
+        let written = self.saver.join();
+        self.done.saving += began.elapsed();
+        self.note(written)
+    }
+
+    /// Takes note of what has been written.
+    ///
+    /// # Errors
+    /// The failure that it is, with what is there all the same.
+    pub fn note(&mut self, written: Result<Option<Written>>) -> Result<()> {
+        let written = written.map_err(|error| {
+            error.context(match self.saved {
+                0 => "a checkpoint could not be written, and there is none before it".to_owned(),
+                saved => format!("a checkpoint could not be written; that of step {saved} stands"),
+            })
+        })?;
+        if let Some(Written { dir, step, took, hashing }) = written {
+            self.saved = step;
+            self.done.writing += took;
+            self.done.hashing += hashing;
+            self.observer.event(&Event::Saved(&dir));
+        }
+        Ok(())
+    }
+
+    fn diverged(&mut self) -> Error {
+        let settled = self.settle();
         let (count, step) = (self.state.nonfinite_in_a_row, self.state.step);
-        let saved = match self.saved {
-            0 => "no checkpoint was written".to_owned(),
-            saved => format!("the last checkpoint is that of step {saved}"),
+        let saved = match (settled, self.saved) {
+            (Err(error), _) => error.message().to_owned(),
+            (Ok(()), 0) => "no checkpoint was written".to_owned(),
+            (Ok(()), saved) => format!("the last checkpoint is that of step {saved}"),
         };
         Error::numeric(format!(
             "loss or gradients were NaN or infinite in {count} steps in a row, up to step {step}; {saved}"
@@ -130,6 +182,7 @@ impl Session<'_> {
             tokens: stats.tokens,
             tokens_per_second: stats.tokens as f64 / took.as_secs_f64().max(1e-9),
             peak_bytes: machine::peak_bytes(),
+            loss_scale: self.optimizer.scaler.as_ref().map(LossScaler::scale),
         };
         self.write(&Line::Step(line.clone()))?;
         let total = self.prepared.batches.total_steps;

@@ -3,7 +3,7 @@ use crate::comm::Collectives;
 use crate::data::batch::Batch;
 use crate::error::Result;
 use crate::model::Model;
-use crate::optim::{Optimizer, clip};
+use crate::optim::{LossScaler, Optimizer, clip};
 
 /// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -18,6 +18,8 @@ pub struct StepStats {
     pub tokens: u64,
     /// Loss or gradient was not finite: nothing was updated.
     pub skipped: bool,
+    /// The same, where a lower loss scale may help.
+    pub overflow: bool,
 }
 
 /// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
@@ -50,6 +52,8 @@ pub fn step(
     // Forward and backward.
     model.params.zero_grads();
     let mut total = 0.0;
+    let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
+    model.loss_scale = loss_scale as f32;
     let share = 1.0 / (micro_batches.len() * comm.world().size).max(1) as f32;
     for batch in micro_batches {
         total += model.forward_backward(batch, scale, share, optimizer.step)?;
@@ -62,12 +66,16 @@ pub fn step(
 
     // Update.
     let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };
-    let grad_norm = clip::norm(model.params.grads());
+    let grad_norm = clip::norm(model.params.grads()) / loss_scale;
     let skipped = !(loss.is_finite() && grad_norm.is_finite());
     if !skipped {
-        let factor = clip::factor(grad_norm, max_grad_norm);
+        let factor = clip::factor(grad_norm, max_grad_norm) / loss_scale as f32;
         let (values, grads) = model.params.split_mut();
         optimizer.update(values, grads, factor, rate);
     }
-    Ok(StepStats { loss, grad_norm, label_tokens, tokens, skipped })
+    let overflow = skipped && optimizer.scaler.as_ref().is_some_and(LossScaler::can_fall);
+    if let Some(scaler) = &mut optimizer.scaler {
+        scaler.update(skipped);
+    }
+    Ok(StepStats { loss, grad_norm, label_tokens, tokens, skipped, overflow })
 }

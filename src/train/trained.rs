@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 
 use super::prepare::Prepared;
 use crate::config::arch::Arch;
-use crate::config::{Config, Mode};
+use crate::config::{Config, Mode, Optim, SaveStrategy};
 use crate::error::{Error, Result};
 use crate::model::freeze;
 use crate::model::targets::{self, Placement, Targets};
@@ -40,8 +40,8 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
             }
             Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
         }
-        Mode::Lora => {
-            let beside = Targets::from(&config.tuning.lora).beside(arch, placements)?;
+        Mode::Lora | Mode::Ia3 => {
+            let beside = Targets::of(&config.tuning).beside(arch, placements)?;
             Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
         }
     }
@@ -61,6 +61,15 @@ pub fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> R
     let values: u64 = slots.iter().map(|slot| size(&slot.shape)).sum();
     let averages = if config.train.ema_decay.is_some() { 4 * values } else { 0 };
     Ok(state_bytes(rule.as_ref(), &slots) + averages)
+}
+
+/// The bytes of the copy from which checkpoints are written while the steps go on; nothing where they are not.
+pub fn copy_bytes(prepared: &Prepared) -> Option<u64> {
+    let train = &prepared.config.train;
+    let averages = train.optim == Optim::ScheduleFreeAdamW;
+    // The values, the optimizer's state, and the averages that are published beside the values.
+    let bytes = 4 * prepared.trainable + prepared.optimizer_bytes + if averages { 4 * prepared.trainable } else { 0 };
+    (train.save_async && train.save_strategy != SaveStrategy::No).then_some(bytes)
 }
 
 /// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where

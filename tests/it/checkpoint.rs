@@ -8,9 +8,9 @@ use faults::{Fault, FaultyDisk};
 use serde_json::json;
 use tempfile::TempDir;
 use tunesmith::checkpoint::disk::{Disk, RealDisk};
-use tunesmith::checkpoint::stamp::Hashes;
+use tunesmith::checkpoint::stamp::{Engine, Hashes};
 use tunesmith::checkpoint::{
-    self, AdapterConfig, Snapshot, Stamp, TrainState, Weights, newest_complete, pointed, store, verify,
+    self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Config, LoraConfig, TargetModules};
@@ -67,7 +67,7 @@ fn run(step: u64, salt: f32) -> Run {
     let mut config = Config::default();
     config.tuning.lora = lora;
     let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
-    let stamp = Stamp::new(&config, &placements, &[], hashes);
+    let stamp = Stamp::new(&config, &placements, &[], hashes, engine());
     let state = TrainState {
         step,
         epoch: 1.0 / 3.0,
@@ -88,7 +88,7 @@ impl Run {
             specs: &self.specs,
             values: &self.values,
             trained: None,
-            optimizer: &self.optimizer,
+            optimizer: self.optimizer.tensors(),
         }
     }
 
@@ -115,11 +115,24 @@ fn entries(root: &Path) -> Vec<String> {
     names
 }
 
+/// The kernels of the machine that these checkpoints stand for.
+fn engine() -> Engine {
+    Engine { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
+}
+
+fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {
+    checkpoint::write(&RealDisk, root, snapshot, &Keep::default()).unwrap().dir
+}
+
+fn newest(root: &Path) -> Option<PathBuf> {
+    newest_complete(root).unwrap().0.map(|complete| complete.dir)
+}
+
 /// A root with checkpoints of these steps.
 fn root_with(steps: &[u64]) -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for &step in steps {
-        checkpoint::save(root.path(), &run(step, step as f32).snapshot()).unwrap();
+        save(root.path(), &run(step, step as f32).snapshot());
     }
     root
 }
@@ -135,9 +148,10 @@ fn assert_says(error: &Error, kind: Kind, fragments: &[&str]) {
 fn a_checkpoint_comes_back_to_the_bit() {
     let root = root_with(&[100, 200]);
     let (newest, damaged) = newest_complete(root.path()).unwrap();
-    assert_eq!(newest.as_deref(), Some(&*root.path().join("checkpoint-000200")));
+    let newest = newest.unwrap().dir;
+    assert_eq!(newest, root.path().join("checkpoint-000200"));
     assert!(damaged.is_empty());
-    assert!(run(200, 200.0).is_in(&newest.unwrap()));
+    assert!(run(200, 200.0).is_in(&newest));
     assert!(run(100, 100.0).is_in(&root.path().join("checkpoint-000100")));
     assert_eq!(entries(root.path()), ["checkpoint-000100", "checkpoint-000200", "latest"]);
     assert_eq!(fs::read_to_string(root.path().join("latest")).unwrap(), "checkpoint-000200\n");
@@ -166,16 +180,17 @@ fn a_full_checkpoint_is_a_model_folder() {
         values.extend(base.read(&spec.name).unwrap().1);
     }
     let zeros = vec![0.0; values.len()];
+    let optimizer = adamw(&specs, &values, [&zeros, &zeros]);
     let run = run(5, 0.0);
     let root = tempfile::tempdir().unwrap();
     let snapshot = Snapshot {
         weights: Weights::Model(tunesmith::checkpoint::folder::Source { dir: &dir, grown: None }),
         specs: &specs,
         values: &values,
-        optimizer: &adamw(&specs, &values, [&zeros, &zeros]),
+        optimizer: optimizer.tensors(),
         ..run.snapshot()
     };
-    let saved = checkpoint::save(root.path(), &snapshot).unwrap();
+    let saved = save(root.path(), &snapshot);
     assert_eq!(Arch::from_dir(&saved).unwrap(), arch);
     let config: serde_json::Value = serde_json::from_slice(&fs::read(saved.join("config.json")).unwrap()).unwrap();
     assert_eq!(config["dtype"], "float32", "the weights are f32 now");
@@ -191,28 +206,45 @@ fn a_full_checkpoint_is_a_model_folder() {
 fn every_damaged_byte_is_found() {
     let root = root_with(&[1]);
     let dir = root.path().join("checkpoint-000001");
-    let mut checked = 0;
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = |limit: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as usize % limit
+    };
+    // Every byte of a header: JSON files are nothing else. Of the tensors' numbers a thousand in all.
+    let (mut headers, mut numbers) = (0, 0);
     for name in entries(&dir) {
         let path = dir.join(&name);
         let whole = fs::read(&path).unwrap();
-        for at in (0..whole.len()).step_by(if whole.len() > 2000 { 53 } else { 1 }) {
+        let header = match name.strip_suffix(".safetensors") {
+            Some(_) => 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize,
+            None => whole.len(),
+        };
+        let places: Vec<usize> = if header < whole.len() {
+            (0..500).map(|_| header + random(whole.len() - header)).chain(0..header).collect()
+        } else {
+            (0..header).collect()
+        };
+        for at in places {
             let mut bytes = whole.clone();
-            bytes[at] ^= 1 << (at % 8);
+            bytes[at] ^= 1 + random(255) as u8;
             fs::write(&path, &bytes).unwrap();
-            let error = verify(&dir).map(drop).expect_err(&format!("{name} byte {at}"));
-            assert_eq!(error.kind(), Kind::Checkpoint);
-            checked += 1;
+            let error = checkpoint::load(&dir).map(drop).expect_err(&format!("{name} byte {at}"));
+            assert_eq!(error.kind(), Kind::Checkpoint, "{error}");
+            *if at < header { &mut headers } else { &mut numbers } += 1;
         }
         for cut in [&whole[..whole.len() - 2], &[], &[&whole[..], b" "].concat()] {
             fs::write(&path, cut).unwrap();
-            assert!(verify(&dir).is_err() || name == "manifest.json" && cut.len() > whole.len());
+            assert!(verify(&dir).is_err());
         }
         fs::remove_file(&path).unwrap();
         assert_says(&verify(&dir).map(drop).unwrap_err(), Kind::Checkpoint, &[&name, "hint"]);
         fs::write(&path, &whole).unwrap();
         verify(&dir).unwrap();
     }
-    assert!(checked > 2000, "{checked}");
+    assert!(headers > 4000 && numbers == 1000, "{headers} {numbers}");
 }
 
 #[test]
@@ -223,13 +255,91 @@ fn a_damaged_newest_is_reported_and_the_one_before_is_used() {
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&path, bytes).unwrap();
-    let (newest, damaged) = newest_complete(root.path()).unwrap();
-    assert_eq!(newest.unwrap(), root.path().join("checkpoint-000100"));
+    let (found, damaged) = newest_complete(root.path()).unwrap();
+    assert_eq!(found.unwrap().dir, root.path().join("checkpoint-000100"));
     assert_eq!(damaged.len(), 2);
     assert_says(&damaged[0].1, Kind::Checkpoint, &["checkpoint-000300", "manifest.json"]);
     assert_says(&damaged[1].1, Kind::Checkpoint, &["optimizer.safetensors", "BLAKE3", "expected"]);
-    assert_eq!(pointed(root.path(), "latest"), None, "a pointer to a damaged one names nothing");
-    assert_eq!(newest_complete(&root.path().join("nowhere")).unwrap().0, None);
+    let latest = checkpoint::load(&root.path().join("latest")).unwrap_err();
+    assert_says(&latest, Kind::Checkpoint, &["checkpoint-000300", "manifest.json"]);
+    assert_eq!(newest(&root.path().join("nowhere")), None);
+}
+
+#[test]
+fn a_newest_one_that_has_gone_is_reported_too() {
+    let root = root_with(&[100, 200]);
+    fs::remove_dir_all(root.path().join("checkpoint-000200")).unwrap();
+    let (found, damaged) = newest_complete(root.path()).unwrap();
+    assert_eq!(found.unwrap().dir, root.path().join("checkpoint-000100"));
+    assert_says(&damaged[0].1, Kind::Checkpoint, &["checkpoint-000200", "is named by", "latest", "gone"]);
+    fs::remove_dir_all(root.path().join("checkpoint-000100")).unwrap();
+    let (found, damaged) = newest_complete(root.path()).unwrap();
+    assert!(found.is_none() && damaged.len() == 1);
+    store::point(&RealDisk, root.path(), "latest", None).unwrap();
+    assert!(newest_complete(root.path()).unwrap().1.is_empty());
+}
+
+#[test]
+fn a_run_goes_on_from_what_a_pointer_names() {
+    let root = root_with(&[100, 200]);
+    let dir = root.path().join("checkpoint-000100");
+    store::point(&RealDisk, root.path(), "best", Some(&dir)).unwrap();
+    assert_eq!(checkpoint::load(&root.path().join("best")).unwrap().dir, dir);
+    assert_eq!(checkpoint::load(&root.path().join("latest")).unwrap().state.step, 200);
+    fs::write(root.path().join("notes"), "checkpoint-x\n").unwrap();
+    let error = checkpoint::load(&root.path().join("notes")).unwrap_err();
+    assert_says(&error, Kind::Checkpoint, &["notes", "names no checkpoint", "hint"]);
+}
+
+#[test]
+fn a_copy_is_written_while_the_run_goes_on() {
+    let root = root_with(&[100]);
+    let mut saver = Background::new(&RealDisk);
+    let first = run(200, 200.0);
+    saver.reserve(&first.values, None, &first.optimizer.tensors());
+    for step in [200, 300, 400] {
+        let mut now = run(step, step as f32);
+        let before = saver.begin(root.path(), &now.snapshot(), Keep { last: Some(2), best: None }).unwrap();
+        assert_eq!(before.map(|before| before.step), Some(step - 100).filter(|&step| step > 100));
+        // The run goes on.
+        now.values.fill(f32::NAN);
+        now.optimizer.tensors_mut()[0].2.floats().fill(f32::NAN);
+    }
+    let written = saver.join().unwrap().unwrap();
+    assert_eq!((written.step, written.dir.as_path()), (400, &*store::checkpoint_dir(root.path(), 400)));
+    assert!(written.took > written.hashing);
+    for step in [300, 400] {
+        assert!(run(step, step as f32).is_in(&store::checkpoint_dir(root.path(), step)));
+    }
+    assert!(saver.join().unwrap().is_none() && saver.poll().unwrap().is_none());
+    assert_eq!(entries(root.path()), ["checkpoint-000300", "checkpoint-000400", "latest"]);
+}
+
+#[test]
+fn a_copy_that_cannot_be_written_is_an_error_and_the_old_ones_stand() {
+    let root = root_with(&[100]);
+    let disk: &'static FaultyDisk = Box::leak(Box::new(FaultyDisk::new(Fault::Full, 12)));
+    let mut saver = Background::new(Box::leak(Box::new(disk)));
+    let new = run(200, 2.0);
+    let keep = || Keep { last: Some(1), best: None };
+    assert!(saver.begin(root.path(), &new.snapshot(), keep()).unwrap().is_none());
+    let error = saver.begin(root.path(), &new.snapshot(), keep()).unwrap_err();
+    assert_says(&error, Kind::Io, &["cannot write", "hint: free some space"]);
+    assert!(run(100, 100.0).is_in(&newest(root.path()).unwrap()));
+    assert_eq!(entries(root.path()), ["checkpoint-000100", "latest"]);
+}
+
+#[test]
+fn what_took_the_place_of_a_good_one_and_is_damaged_gives_it_back() {
+    let root = root_with(&[100, 200]);
+    let path = |name: &str| root.path().join(name);
+    fs::rename(path("checkpoint-000100"), path("checkpoint-000200.old-9")).unwrap();
+    fs::write(path("checkpoint-000200/optimizer.safetensors"), "x").unwrap();
+    let (found, damaged) = newest_complete(root.path()).unwrap();
+    assert_eq!((found.unwrap().dir, damaged.len()), (path("checkpoint-000200.old-9"), 1));
+    checkpoint::clean_stale(root.path()).unwrap();
+    assert_eq!(entries(root.path()), ["checkpoint-000200", "latest"]);
+    verify(&path("checkpoint-000200")).unwrap();
 }
 
 #[test]
@@ -247,12 +357,12 @@ fn hostile_manifests_and_pointers_lead_nowhere() {
         assert!(verify(&dir).is_err(), "{text}");
     }
     let root = root_with(&[1]);
-    for text in ["../x\n", "/etc\n", "checkpoint-000009\n", "", "checkpoint-\n", "\u{0}"] {
+    for text in ["../x\n", "/etc\n", "", "checkpoint-\n", "\u{0}"] {
         fs::write(root.path().join("latest"), text).unwrap();
-        assert_eq!(pointed(root.path(), "latest"), None, "{text:?}");
+        assert_eq!(store::named(root.path(), "latest"), None, "{text:?}");
     }
     fs::write(root.path().join("latest"), "checkpoint-000001").unwrap();
-    assert!(pointed(root.path(), "latest").is_some());
+    assert!(store::named(root.path(), "latest").is_some());
     // A folder that is whole, but is no checkpoint of a run.
     let other = root.path().join("checkpoint-000002");
     checkpoint::atomic::publish(&RealDisk, &other, |staging| staging.write_json("state.json", &json!({}))).unwrap();
@@ -278,9 +388,10 @@ fn tensors_of_another_run_are_refused_with_both_sides() {
 fn pruning_keeps_the_last_the_best_and_the_last_good_one() {
     let root = root_with(&[100, 200, 300, 400, 500]);
     let path = |step: u64| store::checkpoint_dir(root.path(), step);
-    checkpoint::set_best(root.path(), &path(200)).unwrap();
-    let best = pointed(root.path(), "best");
-    let removed = checkpoint::prune(root.path(), 2, best.as_deref()).unwrap();
+    store::point(&RealDisk, root.path(), "best", Some(&path(200))).unwrap();
+    let best = store::named(root.path(), "best");
+    let prune = |keep, best| store::prune(&RealDisk, root.path(), keep, best, None).unwrap();
+    let removed = prune(2, best.as_deref());
     assert_eq!(removed, [path(300), path(100)]);
     assert_eq!(entries(root.path()), ["best", "checkpoint-000200", "checkpoint-000400", "checkpoint-000500", "latest"]);
     // The newest two are damaged: nothing may go.
@@ -290,14 +401,14 @@ fn pruning_keeps_the_last_the_best_and_the_last_good_one() {
         bytes[700] ^= 1;
         fs::write(file, bytes).unwrap();
     }
-    assert!(checkpoint::prune(root.path(), 1, None).unwrap().is_empty());
-    assert!(checkpoint::prune(root.path(), 2, None).unwrap().is_empty());
+    assert!(prune(1, None).is_empty());
+    assert!(prune(2, None).is_empty());
     // Half-written ones do not count as kept, and 0 keeps one.
     fs::remove_file(path(500).join("state.json")).unwrap();
     fs::remove_file(path(400).join("state.json")).unwrap();
-    assert!(checkpoint::prune(root.path(), 0, None).unwrap().is_empty());
-    assert_eq!(newest_complete(root.path()).unwrap().0, Some(path(200)));
-    let error = checkpoint::set_best(root.path(), &path(500)).unwrap_err();
+    assert!(prune(0, None).is_empty());
+    assert_eq!(newest(root.path()), Some(path(200)));
+    let error = store::point(&RealDisk, root.path(), "best", Some(&path(500))).unwrap_err();
     assert_eq!(error.kind(), Kind::Checkpoint, "a pointer names complete ones only");
 }
 
@@ -336,8 +447,8 @@ fn leftovers_of_dead_runs_are_cleaned_and_nothing_else() {
 #[test]
 fn too_little_room_is_said_before_anything_is_written() {
     let root = tempfile::tempdir().unwrap();
-    store::preflight(&root.path().join("not/yet/there"), 1).unwrap();
-    let error = store::preflight(root.path(), u64::MAX).unwrap_err();
+    store::preflight(&root.path().join("not/yet/there"), 1, 1).unwrap();
+    let error = store::preflight(root.path(), u64::MAX, 1).unwrap_err();
     assert_says(&error, Kind::Io, &["MiB free", "hint"]);
 }
 
@@ -348,6 +459,7 @@ fn at_every_operation(
     steps: &[u64],
     change: impl Fn(&dyn Disk, &Path) -> tunesmith::Result<()>,
     check: impl Fn(&Path, &tunesmith::Result<()>),
+    errors: &mut usize,
 ) -> usize {
     for operation in 0.. {
         let root = root_with(steps);
@@ -356,13 +468,14 @@ fn at_every_operation(
         if done.is_ok() && !disk.was_hit() {
             return operation;
         }
+        *errors += usize::from(done.is_err());
         check(root.path(), &done);
         // Whatever happened, the next start works.
         checkpoint::clean_stale(root.path()).unwrap();
         assert!(!entries(root.path()).iter().any(|name| name.contains(".tmp") || name.contains(".old")));
-        assert!(newest_complete(root.path()).unwrap().0.is_some());
-        checkpoint::save(root.path(), &run(900, 9.0).snapshot()).unwrap();
-        assert!(run(900, 9.0).is_in(&newest_complete(root.path()).unwrap().0.unwrap()));
+        assert!(newest(root.path()).is_some());
+        save(root.path(), &run(900, 9.0).snapshot());
+        assert!(run(900, 9.0).is_in(&newest(root.path()).unwrap()));
     }
     unreachable!()
 }
@@ -403,12 +516,13 @@ fn death_at_any_operation_of_a_save_leaves_a_whole_checkpoint() {
         &[100],
         |disk, root| checkpoint::save_on(disk, root, &new.snapshot()).map(drop),
         |root, _| {
-            let newest = newest_complete(root).unwrap().0.expect("a complete checkpoint");
+            let newest = newest(root).expect("a complete checkpoint");
             assert!(old.is_in(&root.join("checkpoint-000100")), "the old one is untouched");
             let expected = if newest.ends_with("checkpoint-000200") { &new } else { &old };
             assert!(expected.is_in(&newest));
-            assert!(pointed(root, "latest").is_some(), "`latest` names a complete one at all times");
+            verify(&store::named(root, "latest").unwrap()).expect("`latest` names a complete one at all times");
         },
+        &mut 0,
     );
     assert!(operations > 30, "{operations}");
 }
@@ -421,10 +535,11 @@ fn death_while_a_checkpoint_is_replaced_leaves_one_of_the_two() {
         &[200],
         |disk, root| checkpoint::save_on(disk, root, &new.snapshot()).map(drop),
         |root, _| {
-            let newest = newest_complete(root).unwrap().0.expect("a complete checkpoint");
+            let newest = newest(root).expect("a complete checkpoint");
             let loaded = if new.values[5] == checkpoint_value(&newest, &new) { &new } else { &old };
             assert!(loaded.is_in(&newest));
         },
+        &mut 0,
     );
 }
 
@@ -447,9 +562,34 @@ fn a_full_disk_at_any_operation_is_an_io_error_that_leaves_nothing_behind() {
                 assert!(entries(root).iter().all(|name| !name.contains(".tmp")), "{:?}", entries(root));
             }
             assert!(old.is_in(&root.join("checkpoint-000100")));
-            verify(&newest_complete(root).unwrap().0.unwrap()).unwrap();
+            verify(&newest(root).unwrap()).unwrap();
         },
+        &mut 0,
     );
+}
+
+#[test]
+fn a_device_that_fails_at_any_operation_is_an_io_error_and_the_old_one_stands() {
+    let (old, new) = (run(100, 100.0), run(200, 2.0));
+    let mut errors = 0;
+    let operations = at_every_operation(
+        Fault::Broken,
+        &[50, 100],
+        |disk, root| {
+            let best = Some(root.join("checkpoint-000100"));
+            checkpoint::write(disk, root, &new.snapshot(), &Keep { last: Some(1), best }).map(drop)
+        },
+        |root, done| {
+            if let Err(error) = done {
+                assert_says(error, Kind::Io, &["os error 5", "hint: the device fails"]);
+            }
+            assert!(old.is_in(&root.join("checkpoint-000100")));
+            let newest = newest(root).unwrap();
+            assert!((if newest.ends_with("checkpoint-000200") { &new } else { &old }).is_in(&newest));
+        },
+        &mut errors,
+    );
+    assert_eq!(errors + 1, operations, "none is passed over");
 }
 
 #[test]
@@ -457,13 +597,14 @@ fn death_while_pruning_keeps_the_newest() {
     at_every_operation(
         Fault::Death,
         &[100, 200, 300],
-        |disk, root| store::prune(disk, root, 1, Some(&root.join("checkpoint-000100"))).map(drop),
+        |disk, root| store::prune(disk, root, 1, Some(&root.join("checkpoint-000100")), None).map(drop),
         |root, _| {
             let (newest, damaged) = newest_complete(root).unwrap();
-            assert_eq!(newest, Some(root.join("checkpoint-000300")));
+            assert_eq!(newest.unwrap().dir, root.join("checkpoint-000300"));
             assert!(damaged.is_empty());
             assert!(run(100, 100.0).is_in(&root.join("checkpoint-000100")));
         },
+        &mut 0,
     );
 }
 
@@ -477,7 +618,7 @@ fn a_stamp_refuses_what_changes_the_curve_and_shows_both_sides() {
         let arch = Arch::from_dir(&golden("llama/model")).unwrap();
         let placements = place(&arch, &config.tuning.lora).unwrap();
         let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
-        Stamp::new(&config, &placements, &[], hashes)
+        Stamp::new(&config, &placements, &[], hashes, engine())
     };
     assert!(base.stamp.compare(&stamp_with(&|_| {}), &[], dir).unwrap().is_empty());
     let lr = stamp_with(&|config| config.train.learning_rate = 0.1 + 0.2);
@@ -513,7 +654,17 @@ fn a_stamp_refuses_what_changes_the_curve_and_shows_both_sides() {
     assert_says(&error, Kind::Config, &["--allow adapter"]);
     let error = base.stamp.compare(&rank, &["train.learning_rat".into()], dir).unwrap_err();
     assert_says(&error, Kind::Config, &["did you mean train.learning_rate?"]);
-    for field in ["quantization", "dtype", "base_model", "tokenizer", "chat_template", "data", "engine_version"] {
+    for field in [
+        "backend",
+        "simd",
+        "quantization",
+        "dtype",
+        "base_model",
+        "tokenizer",
+        "chat_template",
+        "data",
+        "engine_version",
+    ] {
         let mut fields = serde_json::to_value(&base.stamp).unwrap();
         fields[field] = "other".into();
         let other: Stamp = serde_json::from_value(fields).unwrap();

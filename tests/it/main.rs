@@ -14,6 +14,7 @@ mod optim;
 mod oracle;
 mod parity;
 mod peft;
+mod precision;
 mod run;
 mod targets;
 mod tidy;

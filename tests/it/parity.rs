@@ -56,6 +56,13 @@ fn peft(name: &str) -> String {
 pub fn adapter_config(path: &Path) -> Config {
     let adapter = json(path);
     let mut config = recipe();
+    if adapter["peft_type"] == "IA3" {
+        let words = |key: &str| TargetModules::List(serde_json::from_value(adapter[key].clone()).unwrap());
+        config.tuning.mode = Mode::Ia3;
+        config.tuning.ia3.target_modules = Some(words("target_modules"));
+        config.tuning.ia3.feedforward_modules = Some(words("feedforward_modules"));
+        return config;
+    }
     let lora = &mut config.tuning.lora;
     lora.r = adapter["r"].as_u64().unwrap() as usize;
     lora.lora_alpha = adapter["lora_alpha"].as_f64().unwrap();
@@ -324,13 +331,17 @@ fn both_styles_of_config_json_describe_the_same_model() {
 }
 
 fn check_variant(variant: &str) {
+    check_variant_of("llama", variant);
+}
+
+fn check_variant_of(family: &str, variant: &str) {
     let dir = golden("variants").join(variant);
-    let forward = Forward::read("llama");
+    let forward = Forward::read(family);
     let trace = json(&dir.join("trace.json"));
     let mut model = if dir.join("adapter_init").exists() {
-        adapted("llama", &dir.join("adapter_init"), 0)
+        adapted(family, &dir.join("adapter_init"), 0)
     } else {
-        let mut model = load("llama", &adapter_config(&dir.join("adapter_final/adapter_config.json")));
+        let mut model = load(family, &adapter_config(&dir.join("adapter_final/adapter_config.json")));
         put(&mut model, &tensors(&dir.join("lora_init.safetensors")));
         model
     };
@@ -363,6 +374,11 @@ fn rank_stabilised_lora_equals_peft() {
 #[test]
 fn dora_equals_peft() {
     check_variant("dora");
+}
+
+#[test]
+fn ia3_equals_peft() {
+    check_variant_of("qwen2", "ia3");
 }
 
 #[test]

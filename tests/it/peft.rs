@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{LoraConfig, Patterns, TargetModules};
-use tunesmith::model::targets::{Placement, place};
+use tunesmith::config::{LoraConfig, Mode, Patterns, TargetModules, TuningConfig};
+use tunesmith::model::targets::{Placement, place, placed};
 use tunesmith::{Error, Kind};
 
 fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
 }
 
-const ADAPTERS: [&str; 11] = [
+const ADAPTERS: [&str; 12] = [
     "phi3/adapter_final",
     "mixtral/adapter_final",
     "qwen2_moe/adapter_final",
@@ -27,10 +27,12 @@ const ADAPTERS: [&str; 11] = [
     "variants/patterns/adapter_final",
     "variants/modules_to_save/adapter_final",
     "variants/dora/adapter_final",
+    "variants/ia3/adapter_final",
 ];
 
 fn arch_of(adapter: &str) -> Arch {
-    let family = adapter.split('/').next().unwrap().replace("variants", "llama");
+    let other = if adapter.contains("ia3") { "qwen2" } else { "llama" };
+    let family = adapter.split('/').next().unwrap().replace("variants", other);
     Arch::from_dir(&golden(&family).join("model")).unwrap()
 }
 
@@ -97,6 +99,33 @@ fn a_configuration_becomes_pefts_and_comes_back() {
     assert_eq!(again.targets.place(&arch).unwrap(), placements);
     let back = again.lora_config(&arch, &LoraConfig::default()).unwrap();
     assert_eq!(place(&arch, &back).unwrap(), placements, "a run that goes on from the adapter places it the same");
+}
+
+#[test]
+fn factors_become_pefts_and_come_back() {
+    for family in ["llama", "phi3"] {
+        let arch = arch_of(&format!("{family}/x"));
+        let mut tuning = TuningConfig { mode: Mode::Ia3, ..TuningConfig::default() };
+        let placements = placed(&arch, &tuning).unwrap();
+        let config = AdapterConfig::of(&tuning, &placements, None);
+        let text = config.to_json();
+        let named = |key: &str| -> Vec<String> { serde_json::from_value(text[key].clone()).unwrap() };
+        let (all, inputs) = (named("target_modules"), named("feedforward_modules"));
+        assert!(inputs.iter().all(|name| name.ends_with("down_proj") && all.contains(name)), "PEFT wants them in both");
+        assert_eq!(inputs.len() * if family == "llama" { 3 } else { 2 }, all.len());
+        let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
+        assert_eq!(again.targets.place(&arch).unwrap(), placements);
+        tuning.ia3 = again.ia3_config(&arch).unwrap();
+        assert_eq!(placed(&arch, &tuning).unwrap(), placements);
+    }
+    let refused = |targets: &[&str], inputs: &[&str]| {
+        let words = |words: &[&str]| Some(TargetModules::List(words.iter().map(|&word| word.to_owned()).collect()));
+        let mut tuning = TuningConfig { mode: Mode::Ia3, ..TuningConfig::default() };
+        (tuning.ia3.target_modules, tuning.ia3.feedforward_modules) = (words(targets), words(inputs));
+        placed(&arch_of("llama/x"), &tuning).unwrap_err().to_string()
+    };
+    assert!(refused(&["k_proj"], &["down_proj"]).contains("tuning.ia3.feedforward_modules"));
+    assert!(refused(&["k_porj"], &["k_porj"]).contains("did you mean k_proj?"));
 }
 
 #[test]

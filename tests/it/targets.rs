@@ -53,6 +53,7 @@ fn targets(config: &Value) -> Targets {
         bias: Bias::None,
         rank_pattern: patterns(&config["rank_pattern"], |rank| rank.as_u64().unwrap() as usize),
         alpha_pattern: patterns(&config["alpha_pattern"], |alpha| alpha.as_f64().unwrap()),
+        feedforward: None,
         strict: false,
     }
 }
@@ -181,5 +182,13 @@ fn adapters_on_experts_go_where_their_parameters_are_named() {
     refused(&|lora| lora.layers_to_transform = Some(vec![1]), "layers_to_transform");
     refused(&|lora| lora.target_parameters.push("mlp.experts.up".into()), "\"mlp.experts.up\"");
     let router = LoraConfig { modules_to_save: vec!["gate".into()], ..lora(&parameters) };
-    assert!(saved_tensors(&arch, &router).unwrap_err().to_string().contains("a router of Mixtral"));
+    assert_eq!(
+        saved_tensors(&arch, &router).unwrap(),
+        [0, 1].map(|layer| format!("model.layers.{layer}.block_sparse_moe.gate.weight"))
+    );
+    let targets = Targets::from(&router);
+    let beside = targets.beside(&arch, &[]).unwrap();
+    assert_eq!(beside[1].0, "model.layers.1.mlp.gate.weight", "as PEFT calls it");
+    let whole = LoraConfig { modules_to_save: vec!["mlp".into()], ..router };
+    assert!(saved_tensors(&arch, &whole).unwrap_err().to_string().contains("not yet: experts"));
 }

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tunesmith::Kind;
-use tunesmith::checkpoint::stamp::{Hashes, Stamp};
+use tunesmith::checkpoint::stamp::{Engine, Hashes, Stamp};
 use tunesmith::checkpoint::{AdapterConfig, pissa};
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Bias, Config, FreezeConfig, InitLora, Mode, TargetModules};
@@ -102,6 +102,32 @@ fn freezing_names_tensors_by_block_part_and_pattern() {
 }
 
 #[test]
+fn an_experts_gate_and_up_are_trained_together_or_refused_by_name() {
+    for family in ["mixtral", "qwen3_moe"] {
+        let (arch, _) = open(family);
+        let named =
+            |modules: &[&str], patterns: &[&str]| freeze::trained_tensors(&arch, &frozen_but(0, modules, patterns));
+        let experts = arch.experts_of(1).unwrap();
+        let whole = named(&["mlp.experts"], &[]).unwrap();
+        let both = named(&["mlp.experts.gate_up_proj"], &[]).unwrap();
+        let down = named(&[], &["model.layers.1.mlp.experts.down_proj"]).unwrap();
+        assert_eq!((both.len() * 3, down.len()), (whole.len() * 2, experts.count));
+        assert!(down.iter().all(|name| name.starts_with("model.layers.1.")));
+        assert_eq!(named(&["mlp.gate"], &[]).unwrap().len(), arch.num_hidden_layers, "the routers");
+        let [gate, up, _] = experts.names(0).map(|name| format!("model.layers.0.{name}"));
+        let error = named(&[], &[&gate]).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config);
+        let text = error.to_string();
+        assert!(text.contains(&gate) && text.contains(&up) && text.contains("mlp.experts.gate_up_proj"), "{text}");
+        // What is named trains.
+        let mut config = recipe();
+        config.tuning.mode = Mode::Freeze;
+        config.tuning.freeze = frozen_but(0, &["mlp.experts.gate_up_proj"], &[]);
+        assert_eq!(load(family, &config).params.specs.len(), both.len());
+    }
+}
+
+#[test]
 fn biases_beside_adapters_have_the_gradients_of_full_training() {
     let full = full("qwen2");
     for (bias, count) in [(Bias::All, 6), (Bias::LoraOnly, 2)] {
@@ -121,7 +147,8 @@ fn biases_beside_adapters_have_the_gradients_of_full_training() {
 
 #[test]
 fn rows_of_tokens_have_the_gradients_of_the_whole_matrices() {
-    for family in ["llama", "qwen2"] {
+    // Gemma 2: scaled embeddings, and a cap on the logits that the rows of the head are below.
+    for family in ["llama", "qwen2", "gemma2", "granite"] {
         let (mut arch, weights) = open(family);
         let batch = Forward::read(family).batch();
         let hidden = arch.hidden_size;
@@ -150,7 +177,7 @@ fn rows_of_tokens_have_the_gradients_of_the_whole_matrices() {
             let start = by_rows.params.find(&format!("{table}.token_adapter.trainable_tokens_delta")).unwrap().range();
             assert!((by_rows.params.values()[start.end - hidden] - mean).abs() < 1e-5);
         }
-        assert_eq!(some.len(), 28 + tables.len());
+        assert_eq!(some.len(), 14 * arch.num_hidden_layers + tables.len());
         // What the rows become is what the next pass sees.
         let before = by_rows.token_losses(&batch).unwrap();
         let spec = by_rows.params.find("model.embed_tokens.token_adapter.trainable_tokens_delta").unwrap().range();
@@ -232,6 +259,11 @@ fn adapters_below_the_trained_one_act_as_on_top() {
         let model = Model::load_on(&arch, Some(&weights), &recipe(), &stack).unwrap();
         forward.check(&model, &stored, suffix);
     }
+    // Factors: rows, columns and biases of the base times what was trained.
+    let (qwen, stored) = (open("qwen2"), tensors(&golden("variants/ia3/forward.safetensors")));
+    let (stack, _) = adapter::stack(&[golden("variants/ia3/adapter_init")], &qwen.0).unwrap();
+    let model = Model::load_on(&qwen.0, Some(&qwen.1), &recipe(), &stack).unwrap();
+    Forward::read("qwen2").check(&model, &stored, "");
     // Two, of which the second has a head of its own: the same as the second trained on the first.
     let dirs = [golden("llama/adapter_init"), golden("variants/modules_to_save/adapter_final")];
     let (both, _) = adapter::stack(&dirs, &arch).unwrap();
@@ -259,7 +291,8 @@ fn a_stamp_tells_what_was_taken_out_of_the_base() {
         config.tuning.lora.init_lora_weights = init;
         let placements = place(&arch, &config.tuning.lora).unwrap();
         let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
-        Stamp::new(&config, &placements, &[], hashes).adapter
+        let engine = Engine { backend: "fused", simd: "avx2", quantization: String::new(), dtype: String::new() };
+        Stamp::new(&config, &placements, &[], hashes, engine).adapter
     };
     assert_eq!(stamp(InitLora::Kaiming), stamp(InitLora::Gaussian), "of no effect after step 0");
     assert!(stamp(InitLora::PissaRounds(2)).ends_with("; pissa_niter_2"));

@@ -1,4 +1,5 @@
-//! Axolotl's configurations.
+//! Axolotl's configurations, as of version 0.18.
+mod others;
 mod rows;
 
 use super::names;
@@ -6,6 +7,7 @@ use super::work::Act::{Comment, Lost, Needless, To, ToBut, Together, With};
 use super::work::{Rule, Work};
 use crate::config::Node;
 use crate::error::{Error, Result};
+pub(super) use others::OTHERS;
 
 const ATTENTION: &str = "there is one attention here, exact and fused";
 const KERNEL: &str = "kernels are chosen by the processor";
@@ -42,6 +44,10 @@ pub(super) const RULES: &[Rule] = rules! {
     "rope_scaling" => Lost("the model's own config.json says how"),
     "torch_dtype" => To("model.dtype"),
     "low_cpu_mem_usage" => Needless("weights are mapped, not copied"),
+    "reinit_weights" => With(|work, key, node| match node {
+        Node::Bool(true) => work.put(key, "model.init", Node::Str("random".into()), "drawn afresh"),
+        _ => work.needless(key, "off"),
+    }),
     "load_in_8bit" => Together,
     "load_in_4bit" => Together,
     "bnb_config_kwargs" => Lost("quantized base weights are not yet part of this version"),
@@ -61,6 +67,8 @@ pub(super) const RULES: &[Rule] = rules! {
     "lora_qkv_kernel" => Needless(KERNEL),
     "lora_o_kernel" => Needless(KERNEL),
     "lora_embedding_kernel" => Needless(KERNEL),
+    "lora_rank_pattern" => To("tuning.lora.rank_pattern"),
+    "lora_alpha_pattern" => To("tuning.lora.alpha_pattern"),
     "peft_use_dora" => To("tuning.lora.use_dora"),
     "peft_use_rslora" => To("tuning.lora.use_rslora"),
     "peft_layers_to_transform" => To("tuning.lora.layers_to_transform"),
@@ -76,17 +84,37 @@ pub(super) const RULES: &[Rule] = rules! {
     "merge_lora" => Lost("merging is not yet part of this version"),
     "unfrozen_parameters" => Together,
     "special_tokens" => With(special_tokens),
-    "tokens" => To("tuning.new_tokens"),
+    "tokens" => With(|work, key, node| match node {
+        // An older form of special_tokens.
+        Node::Map(_) => special_tokens(work, key, node),
+        node => work.put(key, "tuning.new_tokens", node.clone(), ""),
+    }),
+    "mean_resizing_embeddings" => With(|work, key, node| match node {
+        Node::Bool(true) => work.needless(key, "new rows start as the mean"),
+        _ => work.changed(key, "", "new rows start as the mean of all rows"),
+    }),
     "added_tokens_overrides" => Lost("reserved tokens cannot be renamed"),
     "resize_token_embeddings_to_32x" => Needless("the embedding grows by what is added"),
     "shrink_embeddings" => Lost("the embedding never shrinks"),
     "datasets" => Together,
     "test_datasets" => Together,
     "pretraining_dataset" => Together,
+    "max_packed_sequence_len" => Lost("removed from Axolotl too; see sample_packing"),
+    "generate_samples" => With(|work, key, node| match node {
+        Node::Bool(true) => work.changed(key, "", "answers before and after stand in the report: gen.num_samples"),
+        _ => work.needless(key, "off"),
+    }),
+    "num_generation_samples" => To("gen.num_samples"),
+    "generation_max_new_tokens" => To("gen.max_new_tokens"),
     "shuffle_merged_datasets" => To("data.shuffle"),
     "dataset_prepared_path" => Needless(CACHE),
     "push_dataset_to_hub" => Lost(UPLOAD),
     "dataset_processes" => To("data.num_proc"),
+    "dataset_num_proc" => To("data.num_proc"),
+    "curriculum_sampling" => With(|work, key, node| match node {
+        Node::Bool(true) => work.put(key, "data.shuffle", Node::Bool(false), "the order of the files"),
+        _ => work.needless(key, "off"),
+    }),
     "dataset_keep_in_memory" => Needless("rows are read from disk as they are needed"),
     "dataset_shard_num" => Together,
     "dataset_shard_idx" => Together,
@@ -168,8 +196,8 @@ pub(super) const RULES: &[Rule] = rules! {
         _ => work.lost(key, "expected true, false or auto"),
     }),
     "bfloat16" => To("train.bf16"),
-    "fp16" => Comment("float16 is not yet part of this version; products are computed in float32"),
-    "float16" => Comment("float16 is not yet part of this version; products are computed in float32"),
+    "fp16" => Together,
+    "float16" => Together,
     "fp8" => Comment("fp8 is not part of this version; products are computed in float32"),
     "tf32" => Needless("products are computed in float32"),
     "flash_attention" => Needless(ATTENTION),
@@ -281,15 +309,20 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
             None => {}
         }
     }
+    if work.get(&["base_model"]).is_none() {
+        return Err(Error::config(format!("{}: base_model is not set: this trains nothing", work.path.display()))
+            .hint("is it a configuration of Axolotl's training?"));
+    }
     work.follow();
     mode(work);
+    precision(work);
     rows::sets(work);
     let splits = names::validation(work, "val_set_size");
     let validates = splits || work.written("data.val_path").is_some();
     lengths(work);
     batches(work);
     schedule(work);
-    names::moments(work, if validates { "epoch" } else { "no" }, "epoch", validates);
+    names::moments(work, "no", "epoch", validates);
     moments(work, validates);
     Ok(())
 }
@@ -357,8 +390,37 @@ fn mode(work: &mut Work) {
     }
 }
 
+/// `bf16: auto` is the default, unless another precision is asked for.
+fn precision(work: &mut Work) {
+    let bf16 = work.get(&["bf16"]);
+    let auto = matches!(&bf16, Some((_, Node::Str(word))) if word == "auto");
+    let bfloat = work.is_on("bfloat16") || (bf16.is_some() && !auto && !matches!(bf16, Some((_, Node::Bool(false)))));
+    let mut half = false;
+    for key in ["fp16", "float16"] {
+        match work.get(&[key]) {
+            Some((_, Node::Bool(true))) if bfloat => work.needless(key, "bfloat16 wins"),
+            Some((_, Node::Bool(true))) => {
+                half = true;
+                work.put(key, "train.fp16", Node::Bool(true), "");
+                if auto {
+                    work.put("bf16", "train.bf16", Node::Bool(false), "float16 is asked for");
+                }
+            }
+            Some(_) => work.needless(key, "off"),
+            None => {}
+        }
+    }
+    let other = ["bf16", "bfloat16", "float32"].iter().any(|key| work.get(&[key]).is_some());
+    if !half && !other {
+        work.implied("train.bf16", Node::Bool(true), "bf16: auto is its default");
+    }
+}
+
 fn lengths(work: &mut Work) {
     match work.get(&["excess_length_strategy"]) {
+        Some((key, Node::Str(word))) if word == "raise" => {
+            work.put(&key, "data.truncation", Node::Str("drop".into()), "left out and counted, not refused");
+        }
         Some((key, Node::Str(word))) if word == "truncate" => {
             work.put(&key, "data.truncation", Node::Str("right".into()), "");
         }

@@ -1,4 +1,5 @@
-//! LLaMA-Factory's configurations.
+//! LLaMA-Factory's configurations, as of version 0.9.5.
+mod others;
 mod rows;
 
 use super::names;
@@ -6,6 +7,7 @@ use super::work::Act::{Comment, Lost, Needless, To, ToBut, Together, With};
 use super::work::{Rule, Work};
 use crate::config::Node;
 use crate::error::{Error, Result};
+pub(super) use others::OTHERS;
 
 const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
 const KERNEL: &str = "there is one attention, and kernels are chosen by the processor";
@@ -41,6 +43,10 @@ pub(super) const RULES: &[Rule] = rules! {
     "flash_attn" => Needless(KERNEL),
     "shift_attn" => Lost("shifted sparse attention is not part of this version"),
     "mixture_of_depths" => Lost(OTHER),
+    "train_from_scratch" => With(|work, key, node| match node {
+        Node::Bool(true) => work.put(key, "model.init", Node::Str("random".into()), ""),
+        _ => work.needless(key, "off"),
+    }),
     "use_unsloth" => Needless(KERNEL),
     "use_unsloth_gc" => Needless("see gradient_checkpointing"),
     "enable_liger_kernel" => Needless(KERNEL),
@@ -175,7 +181,10 @@ pub(super) const RULES: &[Rule] = rules! {
         Node::Bool(true) => work.put(key, "train.bf16", Node::Bool(true), "what is trained stays in float32"),
         _ => work.needless(key, "off"),
     }),
-    "fp16" => Comment("float16 is not yet part of this version; products are computed in float32"),
+    "fp16" => With(|work, key, node| match node {
+        Node::Bool(true) if work.is_on("bf16") || work.is_on("pure_bf16") => work.needless(key, "bfloat16 wins"),
+        node => work.put(key, "train.fp16", node.clone(), ""),
+    }),
     "tf32" => Needless("products are computed in float32"),
     "resume_from_checkpoint" => To("train.resume_from_checkpoint"),
     "eval_strategy" => Together,
@@ -228,6 +237,21 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
             .hint("stages sft and pt can be imported; preference data would be learned as if all of it were right"));
         }
     };
+    if work.get(&["model_name_or_path"]).is_none() {
+        let error = Error::config(format!("{}: model_name_or_path is not set", work.path.display()));
+        return Err(if work.get(&["train_dataset", "dist_config"]).is_some() {
+            error.hint("this is the form of its new trainer (v1), which is not read")
+        } else {
+            error.hint("is it a configuration of LLaMA-Factory's training?")
+        });
+    }
+    if work.get(&["do_train", "dataset", "stage"]).is_none() {
+        return Err(Error::config(format!(
+            "{}: no do_train, stage or dataset: this trains nothing",
+            work.path.display()
+        ))
+        .hint("evaluation, prediction and export are not configured so"));
+    }
     if let Some((key, Node::Bool(false))) = work.get(&["do_train"]) {
         return Err(Error::config(format!("{}: {key}: false: there is nothing to train", work.path.display()))
             .hint("evaluation, prediction and export are not yet part of this version"));
@@ -427,6 +451,14 @@ fn objective(work: &mut Work, pretrains: bool) {
 fn defaults(work: &mut Work) {
     if work.written("train.learning_rate").is_none() {
         work.implied("train.learning_rate", Node::Float(5e-5), "its default");
+    }
+    let checkpointing = ["gradient_checkpointing", "disable_gradient_checkpointing"];
+    if work.get(&checkpointing).is_none() {
+        work.implied(
+            "train.gradient_checkpointing",
+            Node::Bool(true),
+            "its default; off is faster and takes more memory",
+        );
     }
     if work.get(&["save_total_limit"]).is_none() {
         work.implied("train.save_total_limit", Node::Null, "every checkpoint is kept");

@@ -308,6 +308,7 @@ mod tests {
                 tokens: 900,
                 tokens_per_second: 9_800.0 + 700.0 * noise,
                 peak_bytes: (180 << 20) + (step << 14),
+                loss_scale: None,
             })
         };
         let eval = |step: u64| {

@@ -1,4 +1,4 @@
-//! A disk for tests, on which a process dies or space runs out at any chosen operation.
+//! A disk for tests, on which a process dies, space runs out or the device fails at any chosen operation.
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Write};
@@ -14,6 +14,8 @@ pub enum Fault {
     Death,
     /// The disk is full from here on: nothing grows, but entries can be renamed and removed.
     Full,
+    /// The device fails once.
+    Broken,
 }
 
 /// A disk that works until an operation of the test's choice.
@@ -26,6 +28,8 @@ pub struct FaultyDisk {
 pub struct Inner {
     /// Operations until the fault.
     left: usize,
+    /// Whether the device has failed.
+    failed: bool,
     unsynced: BTreeSet<PathBuf>,
     /// What was done: operation and file name.
     pub log: Vec<(&'static str, String)>,
@@ -34,7 +38,7 @@ pub struct Inner {
 impl FaultyDisk {
     /// Fails after `left` operations.
     pub fn new(fault: Fault, left: usize) -> Self {
-        Self { fault, inner: Mutex::new(Inner { left, unsynced: BTreeSet::new(), log: Vec::new() }) }
+        Self { fault, inner: Mutex::new(Inner { left, failed: false, unsynced: BTreeSet::new(), log: Vec::new() }) }
     }
 
     /// Counts an operation; an error from the fatal one on.
@@ -46,6 +50,10 @@ impl FaultyDisk {
         }
         if self.fault == Fault::Full && !grows {
             return Ok(());
+        }
+        if self.fault == Fault::Broken {
+            let again = std::mem::replace(&mut inner.failed, true);
+            return if again { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EIO)) };
         }
         if self.fault == Fault::Death {
             for path in std::mem::take(&mut inner.unsynced) {

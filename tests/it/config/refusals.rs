@@ -92,17 +92,17 @@ fn keys_of_later_versions_are_refused_by_name() {
         "tuning: {mode: qlora}",
         "tuning: {lora: {init_lora_weights: loftq}}",
         "tuning: {lora: {init_lora_weights: olora}}",
-        "tuning: {backend: bnb}",
         "model: {type: seq2seq}",
         "train: {batch_size: auto}",
         "train: {grad_accum: auto}",
         "train: {strategy: ddp}",
-        "train: {fp16: true}",
         "train: {optim: galore_adamw}",
         "train: {target_tokens_per_device_step: 8192}",
         "train: {ddp_find_unused_parameters: false}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
         "deepspeed: x.json",
+        "distributed: {foo: 1}",
+        "eval: {metrics: [rouge1]}",
     ] {
         let error = refusal(text);
         assert!(error.contains("not yet part of"), "{text}: {error}");

@@ -120,7 +120,9 @@ fn repeated_rows_go_and_the_first_stays() {
     config.data.dedupe_threshold = 0.7;
     let data = load_with(&config).unwrap();
     let kept = all_texts(&data);
-    assert_eq!(data.report.train.near_duplicates.rows, 2, "{kept:?}");
+    let near = &data.report.train.near_duplicates;
+    assert_eq!(near.rows, 2, "{kept:?}");
+    assert!(near.places[0].ends_with("rows.jsonl:5") && near.places[1].ends_with("rows.jsonl:6"), "{near:?}");
     assert!(kept[0] == "one" && kept[1] == "two" && kept[3] == "three" && kept[2].contains('x'), "{kept:?}");
     assert_eq!(data.fingerprint, load_with(&config).unwrap().fingerprint);
     config.data.dedupe_threshold = 1.0;

@@ -1,4 +1,6 @@
 //! `tunesmith train`, end to end on a tiny model made here.
+mod backend;
+mod crash;
 mod ends;
 mod events;
 pub(super) mod fixture;

@@ -1,0 +1,158 @@
+//! Axolotl's rarer keys, by what becomes of them; a name that ends with `*` stands for all that begin so.
+use super::super::work::Act::{self, Comment, Lost, Needless};
+use super::{CACHE, KERNEL, ONE_DEVICE, TRACKER, UPLOAD};
+
+const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
+const TEXT: &str = "text models only";
+const WIDE: &str = "products are computed in float32, and what is trained is kept so";
+const PADDING: &str = "there is no padding; packing sees every row";
+const GREEDY: &str = "samples are greedy, so that runs can be compared";
+
+/// Keys with their fate.
+pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
+    (Needless("fields that are not named are not read"), &["remove_unused_columns"]),
+    (Needless("the family is told by config.json"), &["is_qwen_derived_model", "type_of_model"]),
+    (Needless("tokens/s are shown"), &["include_tokens_per_second", "include_tkps"]),
+    (Needless("tokens are counted"), &["total_supervised_tokens"]),
+    (Needless("memory is given back as it goes"), &["gc_steps", "gc_collect_steps", "torch_empty_cache_steps"]),
+    (Needless("one device"), &["max_memory", "experimental_skip_move_to_device", "world_size"]),
+    (Needless("weights are mapped, not copied"), &["qlora_sharded_model_loading", "torchdistx_path"]),
+    (Needless("the whole set is shuffled"), &["shuffle_before_merging_datasets", "streaming_multipack_buffer_size"]),
+    (Needless(CACHE), &["num_dataset_shards_to_save", "is_preprocess", "preprocess_iterable", "axolotl_config_path"]),
+    (Needless("no page is served"), &["gradio_*"]),
+    (
+        Needless(WIDE),
+        &["float32", "fp32_norms", "fp32_norm_classes", "embeddings_skip_upcast", "peft_autocast_adapter_dtype"],
+    ),
+    (
+        Needless(PADDING),
+        &[
+            "batch_flattening",
+            "pad_to_multiple_of",
+            "pretrain_multipack_attn",
+            "pretrain_multipack_buffer_size",
+            "pretraining_sample_concatenation",
+            "sample_packing_mp_start_method",
+            "sample_packing_seq_len_multiplier",
+        ],
+    ),
+    (
+        Needless(KERNEL),
+        &[
+            "chunked_cross_entropy*",
+            "cut_cross_entropy",
+            "experts_implementation",
+            "flash_attn_d512",
+            "flash_optimum",
+            "flex_attn_compile_kwargs",
+            "fused_attn_kernel",
+            "gemma4_hybrid_attn_impl",
+            "large_head_attention",
+            "liger_*",
+            "llama4_linearized_experts",
+            "sage_attention",
+            "sdpa_varlen",
+            "tiled_mlp*",
+            "use_dsv4_kernels",
+            "use_glm_dsa_kernels",
+            "use_kernels",
+            "use_scattermoe",
+            "use_sonicmoe",
+        ],
+    ),
+    (Needless("there is nothing to compile"), &["torch_compile_*", "deepcompile"]),
+    (
+        Comment(ONE_DEVICE),
+        &[
+            "accelerator_config",
+            "dp_shard_size",
+            "dp_replicate_size",
+            "expert_parallel_*",
+            "fsdp_final_state_dict_type",
+        ],
+    ),
+    (
+        Lost(ONE_DEVICE),
+        &["heads_k_stride", "ring_attn_func", "use_ray", "ray_*", "resources_per_worker", "fp8_enable_fsdp_*"],
+    ),
+    (Lost(TEXT), &["processor_*", "freeze_mm_modules", "image_*", "role_boundaries"]),
+    (
+        Lost(PREFERENCES),
+        &[
+            "center_rewards_coefficient",
+            "cpo_alpha",
+            "dpo_*",
+            "ebft",
+            "kto_*",
+            "max_prompt_len",
+            "orpo_alpha",
+            "precompute_ref_log_probs",
+            "rl_beta",
+            "rpo_alpha",
+            "simpo_gamma",
+            "trl",
+            "vllm",
+        ],
+    ),
+    (
+        Lost("other ways to quantize than bitsandbytes' are not part of this version"),
+        &[
+            "gptq_*",
+            "model_quantization_*",
+            "nvfp4_merge_aware",
+            "qat",
+            "quantization",
+            "quantize_moe_experts",
+            "llmcompressor",
+            "use_onebitllms",
+        ],
+    ),
+    (Lost("another loss is not part of this version"), &["diffusion", "use_eaft", "eaft_*"]),
+    (Lost("the model's own config.json counts"), &["model_config", "cls_model_config", "overrides_of_model_kwargs"]),
+    (Lost("classification is not yet part of this version"), &["num_labels"]),
+    (Lost("the tokenizer is that of tokenizer.json"), &["tokenizer_use_mistral_common", "tokenizer_save_jinja_files"]),
+    (Lost("the end of each learned turn is learned, as the template writes it"), &["eot_tokens"]),
+    (Lost("write them into a template: data.template_path"), &["chat_template_kwargs"]),
+    (Lost("untrained tokens are left as they are"), &["fix_untrained_tokens"]),
+    (Lost("training the embeddings of tokens that exist is not yet part of this version"), &["peft_trainable_token_*"]),
+    (Lost("a matrix that embedding and head share cannot be among modules_to_save yet"), &["peft_ensure_weight_tying"]),
+    (Lost("layers are always counted along model.layers"), &["peft_layers_pattern"]),
+    (
+        Lost("the optimizer it belongs to is not part of this version"),
+        &["adam_beta3", "adam_epsilon2", "dion_*", "qgalore_*"],
+    ),
+    (Lost("the schedule it belongs to is not part of this version"), &["lr_div_factor", "jagged_restart_*"]),
+    (Lost("ReLoRA and LISA are not part of this version"), &["relora_*", "lisa_*"]),
+    (Lost("longer contexts by skipped positions are not part of this version"), &["use_pose", "pose_*"]),
+    (Lost("another attention is not part of this version"), &["scaling_softmax*"]),
+    (Lost("blocks are run again whole: train.gradient_checkpointing_layers"), &["selective_checkpointing"]),
+    (Lost("nothing is offloaded"), &["layer_offloading"]),
+    (
+        Lost("a signal at any time saves a checkpoint; train.save_steps says when else"),
+        &["dynamic_checkpoint", "save_first_step"],
+    ),
+    (Lost("there is one trainer"), &["trainer_cls"]),
+    (Lost("see `tunesmith bench`"), &["profiler_*"]),
+    (
+        Lost("benchmarks and metrics of answers are not part of a run"),
+        &["bench_*", "do_bench_eval", "eval_causal_lm_metrics"],
+    ),
+    (Lost(GREEDY), &["generation_do_sample", "generation_prompt_ratio", "generation_temperature", "generation_top_*"]),
+    (Lost("merging is a step of its own"), &["merge_method"]),
+    (Lost(UPLOAD), &["hub_revision"]),
+    (
+        Lost(TRACKER),
+        &[
+            "comet_*",
+            "hf_mlflow_log_artifacts",
+            "mlflow_*",
+            "otel_*",
+            "swanlab_*",
+            "trackio_*",
+            "use_mlflow",
+            "use_otel_metrics",
+            "use_swanlab",
+            "use_trackio",
+        ],
+    ),
+];

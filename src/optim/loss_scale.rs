@@ -1,0 +1,87 @@
+//! The loss scale of float16 training: gradients are multiplied by it on their way back, so that small ones do not become
+//! zero, and divided by it before the update. Dynamic as `DeepSpeed`'s `DynamicLossScaler`: after an overflow the step is
+//! skipped and the scale halved, once `hysteresis` is used up; after `window` steps without one it is doubled.
+
+/// How a scale starts and moves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// The scale of the first step.
+    pub initial: f64,
+    /// Steps without overflow before the scale is doubled.
+    pub window: u64,
+    /// Overflows up to the first halving; filled again when the scale is doubled.
+    pub hysteresis: u64,
+    /// The scale is never below this.
+    pub least: f64,
+    /// Whether it moves at all.
+    pub dynamic: bool,
+}
+
+/// The scale of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LossScaler {
+    settings: Settings,
+    scale: f64,
+    /// Steps so far.
+    step: u64,
+    /// The number of the step after the last overflow, counted from 0.
+    since: u64,
+    hysteresis: u64,
+    overflows: u64,
+}
+
+/// The largest scale: the gradients that it multiplies are float32 before they are rounded.
+const MOST: f64 = (1u64 << 40) as f64;
+
+impl LossScaler {
+    /// Before the first step.
+    pub const fn new(settings: Settings) -> Self {
+        Self { settings, scale: settings.initial, step: 0, since: 0, hysteresis: settings.hysteresis, overflows: 0 }
+    }
+
+    /// What the loss is multiplied by now: a power of two, where the first was one.
+    pub const fn scale(&self) -> f64 {
+        self.scale
+    }
+
+    /// Steps that were skipped so far.
+    pub const fn overflows(&self) -> u64 {
+        self.overflows
+    }
+
+    /// Whether an overflow can still be answered by a lower scale.
+    pub fn can_fall(&self) -> bool {
+        self.settings.dynamic && self.scale > self.settings.least
+    }
+
+    /// Takes a step's outcome into account.
+    pub fn update(&mut self, overflow: bool) {
+        self.overflows += u64::from(overflow);
+        if overflow && self.settings.dynamic {
+            if self.hysteresis <= 1 {
+                self.scale = (self.scale / 2.0).max(self.settings.least);
+            } else {
+                self.hysteresis -= 1;
+            }
+            self.since = self.step + 1;
+        } else if self.settings.dynamic {
+            let stable = self.step - self.since;
+            if stable > 0 && stable.is_multiple_of(self.settings.window) {
+                self.hysteresis = self.settings.hysteresis;
+                self.scale = (self.scale * 2.0).min(MOST);
+            }
+        }
+        self.step += 1;
+    }
+
+    /// The state as numbers, for a checkpoint.
+    pub fn numbers(&self) -> [f64; 5] {
+        [self.scale, self.step as f64, self.since as f64, self.hysteresis as f64, self.overflows as f64]
+    }
+
+    /// Takes them back.
+    pub fn set_numbers(&mut self, [scale, step, since, hysteresis, overflows]: [f64; 5]) {
+        (self.scale, self.step, self.since) = (scale, step as u64, since as u64);
+        (self.hysteresis, self.overflows) = (hysteresis as u64, overflows as u64);
+    }
+}

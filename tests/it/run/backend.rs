@@ -1,0 +1,58 @@
+//! `tuning.backend`: what is asked for is what runs, checkpoints name it, and go on with the same only.
+use serde_json::Value;
+
+use super::fixture::{Fixture, said, train};
+
+fn stamp(fixture: &Fixture, out: &str) -> Value {
+    serde_json::from_slice(&std::fs::read(fixture.path(out).join("backend.json")).unwrap()).unwrap()
+}
+
+#[test]
+fn the_reference_kernels_are_other_kernels_and_a_resume_across_is_refused() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.save_strategy: steps", "train.save_steps: 3"]);
+    let fused = train(&config, &[]);
+    assert!(fused.status.success(), "{}", said(&fused));
+    let vectors = stamp(&fixture, "out")["simd"].as_str().unwrap().to_owned();
+    assert!(said(&fused).contains(&format!("fused, {vectors}")), "{}", said(&fused));
+
+    let other = format!("TRAIN_OUTPUT_DIR={}", fixture.path("plain").display());
+    let plain = train(&config, &[&other, "TUNING_BACKEND=reference"]);
+    assert!(plain.status.success() && said(&plain).contains("reference, portable"), "{}", said(&plain));
+    let found = stamp(&fixture, "plain");
+    assert_eq!((&found["backend"], &found["simd"]), (&"reference".into(), &"portable".into()));
+    let weights = |out: &str| std::fs::read(fixture.path(out).join("adapter/adapter_model.safetensors")).unwrap();
+    assert_eq!(weights("out") == weights("plain"), vectors == "portable", "rounding tells kernels apart");
+
+    let refused = train(&config, &["--resume", "TUNING_BACKEND=reference", "TRAIN_MAX_STEPS=9"]);
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    let text = said(&refused);
+    assert!(text.contains("backend: fused in the checkpoint, reference now"), "{text}");
+    assert!(
+        vectors == "portable" || text.contains(&format!("simd: {vectors} in the checkpoint, portable now")),
+        "{text}"
+    );
+    let words = ["--resume", "TUNING_BACKEND=reference", "TRAIN_MAX_STEPS=9", "--allow", "backend", "--allow", "simd"];
+    let allowed = train(&config, &words);
+    assert!(allowed.status.success() && said(&allowed).contains("backend differs: fused"), "{}", said(&allowed));
+}
+
+#[test]
+fn names_of_other_toolkits_say_what_they_stand_for() {
+    let fixture = Fixture::new();
+    for name in ["unsloth", "bnb"] {
+        let config = fixture.config(name, &["train.max_steps: 1", &format!("tuning.backend: {name}")]);
+        let out = format!("TRAIN_OUTPUT_DIR={}", fixture.path(name).display());
+        let output = train(&config, &[&out]);
+        assert!(output.status.success(), "{}", said(&output));
+        let expected = format!("tuning.backend = {name}: the name stands for fused kernels");
+        assert!(
+            said(&output).contains(&expected) && said(&output).contains("nothing is quantized"),
+            "{}",
+            said(&output)
+        );
+        let found = stamp(&fixture, name);
+        assert_eq!((&found["backend"], &found["quantization"]), (&"fused".into(), &"none".into()));
+        assert_eq!(found["dtype"], "base float32, activations float32");
+    }
+}
