@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::eval::Settings;
 use crate::hub::{self, Part};
 use crate::model::Model;
-use crate::model::targets::{Placement, Targets, place};
+use crate::model::targets::{Placement, Targets, placed};
 use crate::model::weights::WeightFiles;
 use crate::train::{adapter, output};
 
@@ -159,13 +159,18 @@ impl AskArgs {
                 .hint("take the run's adapter/ folder, which is plain LoRA"));
             }
             arch.grow(own.trained_tokens.clone());
-            let mut lora = own.lora_config(&arch, &config.tuning.lora)?;
-            lora.init_lora_weights = InitLora::Kaiming;
-            let placed = place(&arch, &lora)?;
+            if own.targets.feedforward.is_some() {
+                config.tuning.mode = Mode::Ia3;
+                config.tuning.ia3 = own.ia3_config(&arch)?;
+            } else {
+                config.tuning.mode = Mode::Lora;
+                config.tuning.lora = own.lora_config(&arch, &config.tuning.lora)?;
+                config.tuning.lora.init_lora_weights = InitLora::Kaiming;
+            }
+            let placed = placed(&arch, &config.tuning)?;
             let mut expected: Vec<_> = placed.iter().flat_map(Placement::tensors).collect();
-            expected.extend(Targets::from(&lora).beside(&arch, &placed)?);
+            expected.extend(Targets::of(&config.tuning).beside(&arch, &placed)?);
             peft::check_tensors(dir, &tensors, &expected)?;
-            (config.tuning.mode, config.tuning.lora) = (Mode::Lora, lora);
             values = Some(tensors);
             what = format!("{what} with {}", dir.display());
             if dir.join("tokenizer.json").is_file() {
