@@ -68,9 +68,11 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
 
 #[test]
 fn every_adapter_and_storage_goes_on_from_its_cache_to_the_bit() {
-    for variant in ["dora", "rslora", "modules_to_save", "patterns"] {
+    for (variant, family) in
+        [("dora", "llama"), ("rslora", "llama"), ("modules_to_save", "llama"), ("patterns", "llama"), ("ia3", "qwen2")]
+    {
         let dir = golden("variants").join(variant).join("adapter_final");
-        let mut model = load("llama", &adapter_config(&dir.join("adapter_config.json")));
+        let mut model = load(family, &adapter_config(&dir.join("adapter_config.json")));
         put(&mut model, &tensors(&dir.join("adapter_model.safetensors")));
         check_cache(&model);
     }
