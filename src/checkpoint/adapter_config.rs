@@ -74,7 +74,8 @@ impl AdapterConfig {
             targets: Targets { strict: false, ..targets },
             lora_dropout: lora.lora_dropout,
             init_lora_weights: match lora.init_lora_weights {
-                InitLora::Kaiming => true.into(),
+                // PEFT would quantize the base again on loading; the values are stored.
+                InitLora::Kaiming | InitLora::Loftq => true.into(),
                 InitLora::Random => false.into(),
                 InitLora::Gaussian => "gaussian".into(),
                 InitLora::Pissa => "pissa".into(),

@@ -95,6 +95,8 @@ fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
     if let Some(map) = config.as_object_mut() {
         let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         map.insert(key.into(), "float32".into());
+        // What was quantized has been widened.
+        map.remove("quantization_config");
         if let Some(rows) = rows {
             map.insert("vocab_size".into(), rows.into());
         }

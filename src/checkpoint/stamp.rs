@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, ConfigValue, Mode, nearest, schema};
+use crate::config::{Config, ConfigValue, InitLora, Mode, ModelConfig, Quantization, nearest, schema};
 use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 
@@ -63,6 +63,9 @@ pub const COVERED: &[&str] = &[
     "model.revision",
     "model.local_dir",
     "model.init",
+    "model.quantization",
+    "model.double_quant",
+    "model.quantization_skip_modules",
     "tuning.mode",
     "tuning.adapter",
     "tuning.adapters",
@@ -87,6 +90,7 @@ pub const COVERED: &[&str] = &[
     "tuning.lora.layers_to_transform",
     "tuning.lora.modules_to_save",
     "tuning.lora.init_lora_weights",
+    "tuning.lora.loftq_iter",
     "data.train_path",
     "data.datasets",
     "data.mix_strategy",
@@ -200,8 +204,6 @@ pub struct Engine {
     pub backend: &'static str,
     /// See [`Stamp::simd`].
     pub simd: &'static str,
-    /// See [`Stamp::quantization`].
-    pub quantization: String,
     /// See [`Stamp::dtype`].
     pub dtype: String,
 }
@@ -247,13 +249,18 @@ impl Stamp {
             engine_version: env!("CARGO_PKG_VERSION").into(),
             backend: engine.backend.into(),
             simd: engine.simd.into(),
-            quantization: engine.quantization,
+            quantization: describe_quantization(&config.model),
             dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),
             adapter: match config.tuning.lora.init_lora_weights {
                 // What the adapter starts with is taken out of the base, at a resume too.
                 init if init.is_pissa() && config.tuning.mode == Mode::Lora => {
                     format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
+                }
+                // The base of more than one round is not the quantized checkpoint.
+                InitLora::Loftq if config.tuning.lora.loftq_iter > 1 => {
+                    let rounds = config.tuning.lora.loftq_iter;
+                    format!("{}; loftq of {rounds} rounds", describe_adapter(placements, saved))
                 }
                 _ => describe_adapter(placements, saved),
             },
@@ -351,6 +358,16 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     }
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
+}
+
+/// `nf4, double true, but for [q_proj]`; a base that is not quantized is `none`.
+fn describe_quantization(model: &ModelConfig) -> String {
+    let ModelConfig { quantization, double_quant, quantization_skip_modules: skip, .. } = model;
+    match quantization {
+        Quantization::None | Quantization::Auto => "none".into(),
+        Quantization::Int8 => format!("int8, but for {skip:?}"),
+        Quantization::Nf4 | Quantization::Fp4 => format!("{quantization}, double {double_quant}, but for {skip:?}"),
+    }
 }
 
 /// The distinct values in order, with slashes between.

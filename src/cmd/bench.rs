@@ -1,5 +1,5 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
-use crate::config::{Config, Dtype, Mode};
+use crate::config::{Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::ops::simd::{self, Level};
 use crate::train::bench::{self, Outcome, Request};
@@ -9,10 +9,13 @@ use std::path::PathBuf;
 /// What `bench` takes.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A shape's name (small, smollm2-135m, qwen2.5-0.5b) or the path of a config.json
+    /// A shape's name (small, smollm2-135m, qwen2.5-0.5b, tinyllama-1.1b) or the path of a config.json
     #[arg(long, default_value = "smollm2-135m")]
     shape: String,
-    /// What is trained: lora (r = 16 on every linear layer) or full; or decode: answers are made
+    /// A model folder to load the base from, instead of drawing it at random
+    #[arg(long, value_name = "DIR", conflicts_with = "shape")]
+    model: Option<PathBuf>,
+    /// What is trained: lora (r = 16 on every linear layer), qlora (the same on a base in NF4) or full; or decode: answers are made
     #[arg(long, default_value = "lora")]
     mode: String,
     /// Tokens of a row [default: 512], or of a prompt [32]
@@ -57,11 +60,14 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     let mut config = Config::default();
     config.tuning.mode = match args.mode.as_str() {
-        "lora" => Mode::Lora,
+        "lora" | "qlora" => Mode::Lora,
         "full" => Mode::Full,
         "decode" => Mode::Freeze,
-        other => return Err(Error::config(format!("--mode {other:?}, expected lora, full or decode"))),
+        other => return Err(Error::config(format!("--mode {other:?}, expected lora, qlora, full or decode"))),
     };
+    if args.mode == "qlora" {
+        config.model.quantization = Quantization::Nf4;
+    }
     config.tuning.lora.r = args.rank as usize;
     config.train.bf16 = args.bf16;
     config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
@@ -89,6 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
     let rows = args.data.as_deref().map(bench::read_rows).transpose()?;
     let request = Request {
         shape: args.shape.clone(),
+        model: args.model.clone(),
         config,
         seq: args.seq.unwrap_or(512) as usize,
         batch: args.batch.unwrap_or(2) as usize,
@@ -138,8 +145,8 @@ fn show(request: &Request, outcome: &Outcome) {
     let share = |seconds: f64| 100.0 * seconds / phases.step;
     println!(
         "{} {}, {} tokens in {} steps ({} labelled), {} threads, {}",
-        request.shape,
-        request.config.tuning.mode,
+        request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
+        outcome.mode,
         outcome.tokens,
         request.steps,
         outcome.label_tokens,
@@ -147,6 +154,7 @@ fn show(request: &Request, outcome: &Outcome) {
         outcome.simd
     );
     println!("  {:>10.1} tokens/s", outcome.tokens_per_second);
+    println!("  {:>10.1} s to load the base", outcome.load_seconds);
     println!("  {:>10.0} MiB peak memory", mib(outcome.peak_bytes));
     println!(
         "  {:>10.1} GFLOP/s useful: {:.1} % of the FMA peak ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",

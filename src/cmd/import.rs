@@ -64,14 +64,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let names: Vec<&str> = made.refused.iter().map(|one| one.setting.as_str()).collect();
     let error = Error::config(format!("this version refuses what the file says: {}", names.join("; ")));
-    Err(if names.iter().any(|name| name.contains("qlora") || name.contains("load_in_")) {
-        error.hint(
-            "the file is written; to train the same adapter on a base that is not quantized, change the line to `mode: lora`, \
-             or remove load_in_8bit",
-        )
-    } else {
-        error.hint("the file is written; it loads once these lines are changed or removed")
-    })
+    Err(error.hint("the file is written; it loads once these lines are changed or removed"))
 }
 
 /// Writes a new file, or with `force` an old one anew.

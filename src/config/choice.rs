@@ -7,7 +7,7 @@ use std::path::PathBuf;
 macro_rules! choices {
     ($(
         $(#[doc = $doc:literal])*
-        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal $( | $alias:literal )*, )+ } $( later $later:expr )?;
+        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal $( | $alias:literal $( ($alias_doc:literal) )? )*, )+ } $( later $later:expr )?;
     )*) => {$(
         $(#[doc = $doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,12 +50,14 @@ macro_rules! choices {
                 json!({ "oneOf": [
                     $(
                         { "const": $word, "description": concat!($($variant_doc),*).trim() },
-                        $( { "const": $alias, "description": concat!("The same as `", $word, "`.") }, )*
+                        $( { "const": $alias, "description": choices!(@alias $word $($alias_doc)?) }, )*
                     )+
                 ] })
             }
         }
     )*};
+    (@alias $word:literal) => { concat!("The same as `", $word, "`.") };
+    (@alias $word:literal $doc:literal) => { $doc };
     (@or) => { &[] };
     (@or $later:expr) => { &$later };
 }
@@ -98,14 +100,28 @@ choices! {
     /// What is trained.
     Mode {
         /// Low-rank adapters on frozen weights.
-        Lora = "lora",
+        Lora = "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."),
         /// Every weight.
         Full = "full",
         /// Those weights that `tuning.freeze` names.
         Freeze = "freeze",
         /// (IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.
         Ia3 = "ia3",
-    } later ["qlora"];
+    };
+
+    /// How the matrices of the base are coded in memory, as bitsandbytes does it.
+    Quantization {
+        /// As the checkpoint has them; `nf4` with `tuning.mode: qlora`.
+        Auto = "auto",
+        /// Not at all: those of a quantized checkpoint are widened.
+        None = "none",
+        /// 4 bits a number, with the values of a normal distribution's quantiles.
+        Nf4 = "nf4",
+        /// 4 bits a number, as floating point.
+        Fp4 = "fp4",
+        /// 8 bits a number, with a scale for each row.
+        Int8 = "int8",
+    };
 
     /// Which kernels compute.
     Backend {
@@ -344,10 +360,12 @@ pub enum InitLora {
     Pissa,
     /// `"pissa_niter_N"`: the same by N rounds of a randomized method: much faster, nearly as exact.
     PissaRounds(u32),
+    /// `"loftq"`: what the quantization of the weight loses, as far as the rank reaches (`LoftQ`).
+    Loftq,
 }
 
 /// Ways to start that other toolkits have.
-const LATER_INITS: [&str; 7] = ["loftq", "olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
+const LATER_INITS: [&str; 6] = ["olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
 
 impl InitLora {
     /// Whether the base weight gives up what the adapter starts with.
@@ -363,6 +381,7 @@ impl ConfigValue for InitLora {
             Node::Bool(false) => Ok(Self::Random),
             Node::Str(word) if word == "gaussian" => Ok(Self::Gaussian),
             Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
+            Node::Str(word) if word == "loftq" => Ok(Self::Loftq),
             Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
                 Err(Refusal::new(node, Self::expected()).hint(super::option::not_yet(word)))
             }
@@ -380,16 +399,17 @@ impl ConfigValue for InitLora {
             Self::Random => false.into(),
             Self::Gaussian => "gaussian".into(),
             Self::Pissa => "pissa".into(),
+            Self::Loftq => "loftq".into(),
             Self::PissaRounds(rounds) => format!("pissa_niter_{rounds}").into(),
         }
     }
 
     fn expected() -> String {
-        "true, false, gaussian, pissa or pissa_niter_N".to_owned()
+        "true, false, gaussian, pissa, pissa_niter_N or loftq".to_owned()
     }
 
     fn schema() -> Json {
-        json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
+        json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa", "loftq"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
     }
 }
 

@@ -174,13 +174,7 @@ impl<'a> Source<'a> {
                 return Err(self.mismatch("architectures", expected));
             }
         }
-        if self.get("quantization_config").is_some() {
-            let method = self.get("quantization_config").and_then(|value| value.get("quant_method"));
-            let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
-            return Err(self
-                .not_yet(format!("quantized base: quantization_config{method}"))
-                .hint("use the unquantized model, with weights in f32, bf16 or f16"));
-        }
+        self.refuse_quantization()?;
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
                 return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
@@ -191,6 +185,25 @@ impl<'a> Source<'a> {
             Some(key) => Err(self.mismatch(key, "no such key: this family has no experts")),
             None => Ok(()),
         }
+    }
+
+    /// Refuses a quantized base whose matrices are not coded as bitsandbytes does it; the files themselves say the rest.
+    fn refuse_quantization(&self) -> Result<()> {
+        let Some(found) = self.get("quantization_config") else { return Ok(()) };
+        let method = found.get("quant_method");
+        let on = |key: &str| found.get(key).and_then(Value::as_bool) == Some(true);
+        let ours = method.and_then(Value::as_str) == Some("bitsandbytes");
+        if ours && (on("load_in_4bit") || on("load_in_8bit")) {
+            return Ok(());
+        }
+        let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
+        Err(self
+            .not_yet(format!(
+                "quantized base: quantization_config{method}, other than bitsandbytes' load_in_4bit or load_in_8bit"
+            ))
+            .hint(
+                "use the unquantized model, with weights in f32, bf16 or f16, or one that bitsandbytes has quantized",
+            ))
     }
 
     /// Refuses a window for families whose code has none.

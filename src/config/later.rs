@@ -6,7 +6,8 @@ const GENERATE: &str = "evaluation by generated answers is not yet part of this 
 const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
 const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
-const QUANT: &str = "quantized base weights are not yet part of this version";
+const QUANT: &str =
+    "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
 
 /// Full keys (or sections) and why they are refused.
 pub(super) const LATER: &[(&str, &str)] = &[
@@ -42,15 +43,18 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("train.hub_token", SECRET),
     ("model.attn_implementation", "there is one attention in this version; remove the key"),
     ("model.load_in_4bit", QUANT),
-    ("model.load_in_8bit", QUANT),
-    ("model.quantization", QUANT),
+    ("model.load_in_8bit", "set model.quantization: int8"),
+    ("model.bnb_4bit_quant_type", QUANT),
+    ("model.bnb_4bit_compute_dtype", "products are computed in float32; remove the key"),
+    ("model.bnb_4bit_quant_storage", "codes are kept in bytes; remove the key"),
+    ("model.llm_int8_threshold", "8-bit weights are widened, so that no outlier is lost; remove the key"),
     ("tuning.bnb", QUANT),
     ("tuning.lora.layers_pattern", "layers are always counted along model.layers; use layers_to_transform"),
     (
         "tuning.lora.trainable_token_indices",
         "training the embeddings of tokens that exist is not yet part of this version; see tuning.new_tokens",
     ),
-    ("tuning.lora.loftq_config", QUANT),
+    ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
     ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),

@@ -18,8 +18,9 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
+pub use choice::SaveStrategy;
 pub use choice::{Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
-pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Resume, SaveStrategy};
+pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{

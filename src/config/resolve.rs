@@ -2,6 +2,7 @@
 //!
 //! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
 //! Every value is checked where it stands, even one that a later source replaces.
+use super::choice::Quantization;
 use super::later::{LATER, LATER_VARIABLES};
 use super::option::{OptionDef, env_name, nearest};
 use super::schema::{Config, SECTIONS, options};
@@ -377,16 +378,31 @@ impl Resolver {
         let mut settings = Vec::new();
         for def in options() {
             let key = def.path();
-            let source = match self.found.remove(&key) {
+            let (source, word) = match self.found.remove(&key) {
                 Some(Found { node, source }) => {
                     (def.set)(&mut config, &node).map_err(|refusal| refused(&source, &key, refusal))?;
-                    source
+                    (source, Some(node))
                 }
-                None => Source::Default,
+                None => (Source::Default, None),
             };
-            settings.push(Setting { value: (def.get)(&config), key, source });
+            // `qlora` is `lora` on a base of 4 bits; the word stays as it was asked for.
+            let qlora = key == "tuning.mode" && matches!(&word, Some(Node::Str(word)) if word == "qlora");
+            let value = if qlora { "qlora".into() } else { (def.get)(&config) };
+            if qlora && config.model.quantization == Quantization::Auto {
+                config.model.quantization = Quantization::Nf4;
+                set_by(&mut settings, "model.quantization", config.model.quantization.to_json(), &source);
+            }
+            settings.push(Setting { key, value, source });
         }
         Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes })
+    }
+}
+
+/// Gives a setting a value that follows from another's.
+fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
+    if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key) {
+        setting.value = value;
+        setting.source = source.clone();
     }
 }
 

@@ -3,7 +3,7 @@
 use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn,
-    LrScheduler, MixStrategy, Mode, Optim, Resume, SaveStrategy, TargetModules, Truncation,
+    LrScheduler, MixStrategy, Mode, Optim, Quantization, Resume, SaveStrategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -52,6 +52,13 @@ section! {
         init: Init = Init::Pretrained;
         /// How the weights that are not trained are kept in memory; products are computed in float32 in any case.
         dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
+        /// How the matrices of the base's linear layers are coded in memory, while adapters are trained on them. The head, embeddings,
+        /// norms and routers stay as they are (`docs/quantization.md`).
+        quantization: Quantization = Quantization::Auto;
+        /// With `nf4` and `fp4`: code the scales of the blocks too, which saves 0.37 bits a number.
+        double_quant: bool = true, aliases ["bnb_4bit_use_double_quant"];
+        /// Linear layers that are not quantized: ends of module names, or their beginnings.
+        quantization_skip_modules: Vec<String> = Vec::new(), aliases ["llm_int8_skip_modules"];
     }
     fixed {
         /// The kind of model.
@@ -64,7 +71,8 @@ section! {
 section! {
     /// What is trained.
     TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `full` every weight, `freeze` those weights that `tuning.freeze` names, `ia3` factors.
+        /// `lora` trains low-rank adapters, `qlora` the same on a base of 4 bits (`model.quantization`), `full` every weight, `freeze`
+        /// those weights that `tuning.freeze` names, `ia3` factors.
         mode: Mode = Mode::Lora;
         /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
         backend: Backend = Backend::Fused;
@@ -122,8 +130,11 @@ section! {
         bias: Bias = Bias::None;
         /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
         /// `pissa`: the largest singular values of the weight, which keeps the rest; `pissa_niter_N` finds them in N rounds of a
-        /// randomized method, much faster.
+        /// randomized method, much faster. `loftq`: what the quantization of the weight loses, as far as the rank reaches.
         init_lora_weights: InitLora = InitLora::Kaiming;
+        /// With `init_lora_weights: loftq`: how often the weight without the adapter is quantized again. More than once makes a base
+        /// that differs from the quantized model.
+        loftq_iter: usize = 1, range Range::within(1.0, 1000.0);
         /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
         loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
     }

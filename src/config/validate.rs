@@ -1,7 +1,8 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::{Resolved, Setting, Source};
 use super::{
-    Config, Contamination, EvalStrategy, LrScheduler, Mode, ModelConfig, Optim, SaveStrategy, TrainConfig, schema,
+    Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
+    TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -191,11 +192,54 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "PEFT's (IA)³ has no rows of tokens; use mode: lora, full or freeze",
     )?;
     of_another_mode(resolved)?;
+    let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
     both(
-        tuning.lora.init_lora_weights.is_pissa() && tuning.adapter.is_some(),
+        from_weights && tuning.adapter.is_some(),
         "tuning.lora.init_lora_weights",
         "tuning.adapter",
         "an adapter to go on from has started already; remove one of them",
+    )?;
+    quantization(resolved)
+}
+
+/// What does not go with a quantized base.
+fn quantization(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let (lora, kind) = (&config.tuning.lora, config.model.quantization);
+    let both = |refuse: bool, first: &str, second: &str, why: &str| {
+        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+    };
+    let qlora = resolved.settings.iter().any(|setting| setting.key == "tuning.mode" && setting.value == "qlora");
+    let coded = !matches!(kind, Quantization::Auto | Quantization::None);
+    both(
+        qlora && kind == Quantization::None,
+        "tuning.mode",
+        "model.quantization",
+        "qlora trains on a quantized base; set mode: lora, or remove model.quantization",
+    )?;
+    both(
+        coded && config.tuning.mode != Mode::Lora,
+        "model.quantization",
+        "tuning.mode",
+        "quantized weights cannot be trained themselves; set mode: lora or qlora, or quantization: none",
+    )?;
+    both(
+        coded && lora.init_lora_weights.is_pissa(),
+        "tuning.lora.init_lora_weights",
+        "model.quantization",
+        "what PiSSA leaves of a weight is no quantized model that others have; use loftq",
+    )?;
+    both(
+        lora.init_lora_weights == InitLora::Loftq && !matches!(kind, Quantization::Nf4 | Quantization::Fp4),
+        "tuning.lora.init_lora_weights",
+        "model.quantization",
+        "LoftQ makes up for a quantization of 4 bits; set tuning.mode: qlora",
+    )?;
+    both(
+        lora.loftq_iter > 1 && lora.init_lora_weights != InitLora::Loftq,
+        "tuning.lora.loftq_iter",
+        "tuning.lora.init_lora_weights",
+        "only loftq has rounds; set init_lora_weights: loftq, or remove the key",
     )
 }
 

@@ -8,10 +8,13 @@ use super::head::Head;
 use super::init;
 use super::init::Stream;
 use super::linear::{Factors, Linear, Lora};
+use super::loftq;
 use super::mlp::{GateUp, Mlp};
 use super::moe::Moe;
 use super::norm::Norm;
 use super::params::Params;
+use super::quantize::{How, Quantizer};
+use super::quantized_cache::Cache;
 use super::stack::Stack;
 use super::targets::{Placement, Side, Targets, is_vocabulary, placed, token_rows};
 use super::weight::Weight;
@@ -25,6 +28,7 @@ use crate::ops::panel::Pool;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Where base tensors come from.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +52,7 @@ struct Builder<'a> {
     /// Trained tensors that have another name in an adapter's file.
     renamed: BTreeMap<String, String>,
     placements: BTreeMap<String, (u64, Placement)>,
+    quantizer: Quantizer<'a>,
     params: Params,
 }
 
@@ -90,8 +95,14 @@ impl Source<'_> {
     }
 }
 
-/// See [`Model::load`].
-pub(super) fn model(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Model> {
+/// See [`Model::load_with`].
+pub(super) fn model(
+    arch: &Arch,
+    weights: Option<&WeightFiles>,
+    config: &Config,
+    stack: &Stack,
+    cache: Option<Cache<'_>>,
+) -> Result<Model> {
     let tensors = arch.tensors();
     let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
     match config.tuning.mode {
@@ -113,9 +124,12 @@ pub(super) fn model(arch: &Arch, weights: Option<&WeightFiles>, config: &Config,
         trained,
         renamed,
         placements: placements.into_iter().enumerate().map(|(i, p)| (p.module.clone(), (i as u64, p))).collect(),
+        quantizer: Quantizer::new(arch, weights, config, cache)?,
         params: Params::default(),
     };
-    builder.build()
+    let mut model = builder.build()?;
+    model.notes = builder.quantizer.into_notes();
+    Ok(model)
 }
 
 impl Builder<'_> {
@@ -178,6 +192,9 @@ impl Builder<'_> {
     /// A base tensor that isn't trained: a matrix in bfloat16 where the configuration or the checkpoint says so. What
     /// finished adapters are merged into is no longer the checkpoint's.
     fn frozen(&self, name: &str, shape: &[usize]) -> Result<Weight> {
+        if let Some(how) = self.quantizer.how(name) {
+            return self.quantized(name, shape, how);
+        }
         let Source { weights, stack, config, .. } = self.source;
         let (count, untouched) = (shape.iter().product(), stack.0.is_empty());
         let narrow = shape.len() > 1
@@ -199,6 +216,14 @@ impl Builder<'_> {
         }
     }
 
+    /// A base matrix in 4 or 8 bits a number. A checkpoint that is quantized keeps what it left as it was.
+    fn quantized(&self, name: &str, shape: &[usize], how: How) -> Result<Weight> {
+        let Source { weights, stack, .. } = self.source;
+        let values = || self.source.values(name, shape.iter().product());
+        let matrix = self.quantizer.matrix((name, shape), how, (weights, stack.changes(name)), values)?;
+        Ok(Weight::Quantized(Arc::new(matrix)))
+    }
+
     fn norm(&mut self, name: &str) -> Result<Norm> {
         let (offset, eps) = (self.arch.norm_offset as f32, self.arch.rms_norm_eps as f32);
         Ok(Norm { weight: self.weight(name)?, offset, eps })
@@ -212,6 +237,12 @@ impl Builder<'_> {
             && self.config.tuning.lora.init_lora_weights.is_pissa()
         {
             return self.pissa(spec, *module, placement);
+        }
+        if let Some((module, placement)) = &placed
+            && self.config.tuning.lora.init_lora_weights == InitLora::Loftq
+            && let Some(how) = self.quantizer.how(&format!("{}.weight", spec.name))
+        {
+            return self.loftq(spec, *module, placement, how);
         }
         let weight = self.weight(&format!("{}.weight", spec.name))?;
         let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
@@ -249,6 +280,20 @@ impl Builder<'_> {
         };
         let start = init::pissa(&mut values, cols, placement.r, placement.scale, rounds);
         let weight = Weight::frozen(values, &[rows, cols])?;
+        let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
+        let lora = Some(self.lora(module, placement, &weight, start));
+        Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora, factors: None })
+    }
+
+    /// A module whose adapter starts with what the quantization of its weight loses.
+    fn loftq(&mut self, spec: &LinearSpec, module: u64, placement: &Placement, how: How) -> Result<Linear> {
+        let name = format!("{}.weight", spec.name);
+        let (rows, cols) = (spec.out_features, spec.in_features);
+        let values = self.source.values(&name, rows * cols)?;
+        let rounds = self.config.tuning.lora.loftq_iter;
+        let (matrix, start) = loftq::start(&values, cols, how, (placement.r, placement.scale), rounds)
+            .map_err(|error| error.context(format!("tensor {name:?}")))?;
+        let weight = Weight::Quantized(Arc::new(matrix));
         let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
         let lora = Some(self.lora(module, placement, &weight, start));
         Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora, factors: None })
@@ -332,6 +377,14 @@ impl Builder<'_> {
                 debug_assert_eq!((joined.elem_count(), joined.dims()), (2 * one, &both[..]));
                 Ok(Weight::Frozen(joined))
             }
+            (Weight::Quantized(above), Weight::Quantized(below)) => match above.joined(&below) {
+                Some(joined) => Ok(Weight::Quantized(Arc::new(joined))),
+                None => Err(Error::model(format!(
+                    "{first} and {second} cannot be put into one quantized matrix: the first is {shape:?}, which is no \
+                     whole number of blocks"
+                ))
+                .hint("name the experts in model.quantization_skip_modules")),
+            },
             _ => Err(Error::model("an expert's gate and up are frozen together")),
         }
     }

@@ -6,6 +6,7 @@ use super::head::Head;
 use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
+use super::quantized_cache::Cache;
 use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
@@ -37,6 +38,8 @@ pub struct Model {
     /// What gradients are multiplied by on their way (1: nothing). Set before [`Model::forward_backward`], and divided out
     /// by the caller.
     pub loss_scale: f32,
+    /// What a user should know of how it was loaded.
+    pub notes: Vec<String>,
     embedding: Weight,
     blocks: Vec<Block>,
     head: Head,
@@ -81,7 +84,21 @@ impl Model {
     /// # Errors
     /// As [`Model::load`]; [`crate::Kind::Checkpoint`] for an adapter that does not fit.
     pub fn load_on(arch: &Arch, weights: Option<&WeightFiles>, config: &Config, stack: &Stack) -> Result<Self> {
-        build::model(arch, weights, config, stack)
+        Self::load_with(arch, weights, config, stack, None)
+    }
+
+    /// As [`Model::load_on`], with matrices that were quantized before taken from `cache`, and others kept there.
+    ///
+    /// # Errors
+    /// As [`Model::load_on`].
+    pub fn load_with(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        stack: &Stack,
+        cache: Option<Cache<'_>>,
+    ) -> Result<Self> {
+        build::model(arch, weights, config, stack, cache)
     }
 
     pub(super) fn new(
@@ -98,6 +115,7 @@ impl Model {
             params,
             phases: Phases::default(),
             loss_scale: 1.0,
+            notes: Vec::new(),
             lowest: if embedding.trains() { 0 } else { lowest },
             embedding,
             blocks,

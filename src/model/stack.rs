@@ -25,6 +25,12 @@ pub struct Frozen {
 pub struct Stack(pub Vec<Frozen>);
 
 impl Stack {
+    /// Whether an adapter changes that tensor.
+    pub fn changes(&self, name: &str) -> bool {
+        let module = name.strip_suffix(".weight").unwrap_or_default();
+        self.0.iter().any(|adapter| adapter.tensors.contains_key(name) || adapter.placements.contains_key(module))
+    }
+
     /// Changes a tensor of the base as the adapters say.
     ///
     /// # Errors

@@ -1,9 +1,10 @@
-//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16), trained (a part of the flat buffer), or a table
-//! of which some rows are trained.
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix), trained (a part of the flat
+//! buffer), or a table of which some rows are trained.
 use crate::error::{Error, Result};
 use crate::ops::embedding;
 use crate::ops::gemm::{Store, Target, Transposed, outer};
 use crate::ops::panel::Act;
+use crate::ops::quant::Quantized;
 use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -13,6 +14,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 pub enum Weight {
     /// Not trained.
     Frozen(Tensor),
+    /// Not trained, in 4 or 8 bits a number.
+    Quantized(Arc<Quantized>),
     /// Trained: its place in [`Params`](super::params::Params).
     Trained(Range<usize>),
     /// A table of which some rows are trained.
@@ -31,6 +34,8 @@ pub struct Rows {
 pub enum View<'a> {
     /// Of a candle tensor, whose lock is held meanwhile.
     Frozen(StorageRef<'a>),
+    /// Of a coded matrix.
+    Quantized(&'a Quantized),
     /// Of the flat buffer.
     Trained(&'a [f32]),
     /// Of a table, whose lock is held meanwhile.
@@ -50,6 +55,7 @@ impl Weight {
     pub fn view<'a>(&'a self, values: &'a [f32]) -> View<'a> {
         match self {
             Self::Frozen(tensor) => View::Frozen(tensor.storage_and_layout().0),
+            Self::Quantized(matrix) => View::Quantized(matrix),
             Self::Trained(range) => View::Trained(&values[range.clone()]),
             Self::Rows(rows) => View::Rows(rows.table.read().unwrap_or_else(PoisonError::into_inner)),
         }
@@ -63,14 +69,14 @@ impl Weight {
     /// The place in the flat buffer, if trained as a whole.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Rows(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Rows(_) => None,
             Self::Trained(range) => Some(range),
         }
     }
 
     /// Whether anything in it is trained.
     pub const fn trains(&self) -> bool {
-        !matches!(self, Self::Frozen(_))
+        !matches!(self, Self::Frozen(_) | Self::Quantized(_))
     }
 
     /// Brings trained rows to what the flat buffer holds; needed before a pass.
@@ -93,7 +99,7 @@ impl Weight {
         grads: &mut [f32],
     ) {
         match self {
-            Self::Frozen(_) => {}
+            Self::Frozen(_) | Self::Quantized(_) => {}
             Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, &mut grads[range.clone()]),
             Self::Rows(Rows { ids, range, .. }) => {
                 // A token's place among the trained rows; that past the last stands for all others.
@@ -143,6 +149,7 @@ impl View<'_> {
                 Storage::Cpu(CpuStorage::BF16(values)) => Store::Bf16(values),
                 _ => Store::F32(&[]), // no other is ever made
             },
+            Self::Quantized(matrix) => Store::Quantized(matrix),
             Self::Trained(values) => Store::F32(values),
             Self::Rows(table) => Store::F32(table),
         }
@@ -152,7 +159,7 @@ impl View<'_> {
     pub fn vector(&self) -> &[f32] {
         match self.store() {
             Store::F32(values) => values,
-            Store::Bf16(_) => &[],
+            Store::Bf16(_) | Store::Quantized(_) => &[],
         }
     }
 }

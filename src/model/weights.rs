@@ -1,5 +1,6 @@
 //! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
 //! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
+mod coded;
 mod format;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,6 +15,8 @@ use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use serde::Deserialize;
 
+use coded::Coded;
+pub use coded::{Parts, config_json};
 use format::{CHUNK_BYTES, Entry, Pairs, read_header};
 pub use format::{Dtype, Numbers, write_numbers_to, write_safetensors, write_safetensors_to, write_safetensors_with};
 
@@ -28,11 +31,14 @@ const INDEX_BYTES: u64 = 64 << 20;
 pub struct WeightFiles {
     files: Vec<(PathBuf, File)>,
     entries: BTreeMap<String, Entry>,
+    /// The matrices in 4 or 8 bits, by name.
+    coded: BTreeMap<String, Coded>,
 }
 
 impl WeightFiles {
     /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
-    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16. Stored rotary frequencies
+    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that bitsandbytes
+    /// has quantized. Stored rotary frequencies
     /// and a tied model's `lm_head.weight` are passed over.
     ///
     /// # Errors
@@ -40,13 +46,14 @@ impl WeightFiles {
     pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
-        let (weights, origin) = if single.exists() {
+        let (mut weights, origin) = if single.exists() {
             (Self::open_file(&single)?, single)
         } else if index.exists() {
             (Self::open_shards(dir, &index)?, index)
         } else {
             return Err(no_weights(dir));
         };
+        weights.find_coded()?;
         weights.check(expected, &origin)?;
         Ok(weights)
     }
@@ -56,7 +63,7 @@ impl WeightFiles {
     /// # Errors
     /// [`crate::Kind::Model`] where the header lies about the file.
     pub fn open_file(path: &Path) -> Result<Self> {
-        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new() };
+        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new() };
         weights.add_file(path)?;
         Ok(weights)
     }
@@ -76,7 +83,7 @@ impl WeightFiles {
         if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
             return Err(fail(format!("shard name {shard:?}, expected the plain name of a file beside the index")));
         }
-        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new() };
+        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new() };
         for shard in shards {
             if !dir.join(shard).exists() {
                 return Err(fail(format!("shard {shard:?} is missing from {}", dir.display()))
@@ -130,15 +137,20 @@ impl WeightFiles {
                     _ => error.hint("config.json and the weights must belong to one model"),
                 });
             };
-            if entry.shape != spec.shape {
+            let shape = self.shape(&spec.name).unwrap_or_default();
+            if shape != spec.shape {
                 return Err(self
-                    .fail(entry, &spec.name, format!("is {:?}, expected {:?}", entry.shape, spec.shape))
+                    .fail(entry, &spec.name, format!("is {shape:?}, expected {:?}", spec.shape))
                     .hint("config.json and the weights must belong to one model"));
             }
-            self.readable(&spec.name)?;
+            if !self.coded.contains_key(&spec.name) {
+                self.readable(&spec.name)?;
+            }
         }
         let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
-        let extra = |name: &&String| !known.contains(name.as_str()) && !is_passed_over(name);
+        let companions: BTreeSet<String> = self.companions();
+        let passed = |name: &str| is_passed_over(name) || companions.contains(name);
+        let extra = |name: &&String| !known.contains(name.as_str()) && !passed(name);
         match self.entries.iter().find(|(name, _)| extra(name)) {
             Some((name, entry)) => Err(self
                 .fail(
@@ -151,6 +163,11 @@ impl WeightFiles {
         }
     }
 
+    /// The files, in the order of their names.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+
     /// The names of all stored tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
@@ -158,14 +175,28 @@ impl WeightFiles {
 
     /// A tensor's sizes, if it is there.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.entries.get(name).map(|entry| entry.shape.as_slice())
+        let coded = self.coded.get(name).map(Coded::shape);
+        coded.or_else(|| self.entries.get(name).map(|entry| entry.shape.as_slice()))
     }
 
-    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held.
+    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held, or the coded
+    /// matrix.
     ///
     /// # Errors
     /// [`crate::Kind::Model`]: no such tensor, another length or dtype, or the file has shrunk since it was opened.
     pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
+        if self.coded.contains_key(name) {
+            let matrix = self.read_quantized(name)?;
+            if matrix.len() != out.len() {
+                return Err(Error::model(format!(
+                    "tensor {name:?} has {} numbers, expected {}",
+                    matrix.len(),
+                    out.len()
+                )));
+            }
+            matrix.widen(0, out);
+            return Ok(());
+        }
         let (entry, dtype) = self.readable(name)?;
         if entry.len() != out.len() {
             return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
@@ -229,6 +260,9 @@ impl WeightFiles {
     /// # Errors
     /// As [`WeightFiles::read_into`].
     pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        if let Some(coded) = self.coded.get(name) {
+            return Ok((coded.shape().to_vec(), self.read_quantized(name)?.dequantize()));
+        }
         let (entry, _) = self.readable(name)?;
         let mut values = vec![0.0; entry.len()];
         self.read_into(name, &mut values)?;
@@ -244,7 +278,7 @@ impl WeightFiles {
             Some(dtype) => Ok((entry, dtype)),
             None => Err(self
                 .fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype))
-                .hint("not yet: quantized weights; use the unquantized model")),
+                .hint("not yet: weights quantized by other means than bitsandbytes; use the unquantized model")),
         }
     }
 

@@ -17,6 +17,7 @@ pub mod norm;
 pub mod panel;
 pub mod par;
 pub mod peak;
+pub mod quant;
 pub mod rope;
 pub mod simd;
 pub mod softcap;

@@ -104,6 +104,10 @@ pub trait Simd: Copy + 'static {
     unsafe fn store(to: *mut f32, value: Self::V);
     /// Reads 16 bfloat16 numbers, given by their bits.
     unsafe fn load_bf16(from: *const u16) -> Self::V;
+    /// Reads 16 integers of 8 bits, signed, given by their bits.
+    unsafe fn load_i8(from: *const u8) -> Self::V;
+    /// `table[code]` for 16 codes of 4 bits, two a byte, the first in the high half.
+    unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V;
     /// Writes 16 bfloat16 numbers, rounded to the nearest, ties to even; NaN stays NaN.
     unsafe fn store_bf16(to: *mut u16, value: Self::V);
     /// `a * b + c`.
@@ -215,6 +219,16 @@ impl Simd for Portable {
         lanes!(i => f32::from_bits(u32::from(bits[i]) << 16))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self::V {
+        let bytes = unsafe { from.cast::<[i8; 16]>().read_unaligned() };
+        lanes!(i => f32::from(bytes[i]))
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V {
+        let pairs = unsafe { codes.cast::<[u8; 8]>().read_unaligned() };
+        lanes!(i => table[usize::from(if i % 2 == 0 { pairs[i / 2] >> 4 } else { pairs[i / 2] & 15 })])
+    }
+    #[inline(always)]
     unsafe fn store_bf16(to: *mut u16, value: Self::V) {
         let mut bits = [0u16; 16];
         for (slot, value) in bits.iter_mut().zip(value) {
@@ -316,6 +330,30 @@ mod x86 {
                 }
             }
             unsafe { Pair(half(from), half(from.add(8))) }
+        }
+        #[inline(always)]
+        unsafe fn load_i8(from: *const u8) -> Pair {
+            unsafe {
+                let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
+                let (low, high) = (_mm256_cvtepi8_epi32(low), _mm256_cvtepi8_epi32(high));
+                Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+            }
+        }
+        #[inline(always)]
+        unsafe fn lookup(table: Pair, codes: *const u8) -> Pair {
+            #[inline(always)]
+            unsafe fn half(table: Pair, codes: *const u8) -> __m256 {
+                unsafe {
+                    // A byte in each 64 bits; its high half into the lower 32, its low half into the upper.
+                    let wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(codes.cast::<i32>().read_unaligned()));
+                    let index = _mm256_or_si256(_mm256_srli_epi64::<4>(wide), _mm256_slli_epi64::<32>(wide));
+                    // A permutation sees three bits of an index; the fourth chooses between the table's halves.
+                    let (low, high) =
+                        (_mm256_permutevar8x32_ps(table.0, index), _mm256_permutevar8x32_ps(table.1, index));
+                    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+                }
+            }
+            unsafe { Pair(half(table, codes), half(table, codes.add(4))) }
         }
         #[inline(always)]
         unsafe fn store_bf16(to: *mut u16, value: Pair) {
@@ -421,6 +459,19 @@ mod x86 {
             }
         }
         #[inline(always)]
+        unsafe fn load_i8(from: *const u8) -> __m512 {
+            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+        }
+        #[inline(always)]
+        unsafe fn lookup(table: __m512, codes: *const u8) -> __m512 {
+            unsafe {
+                // As for AVX2; a permutation sees four bits of an index.
+                let wide = _mm512_cvtepu8_epi64(_mm_loadl_epi64(codes.cast()));
+                let index = _mm512_or_si512(_mm512_srli_epi64::<4>(wide), _mm512_slli_epi64::<32>(wide));
+                _mm512_permutexvar_ps(index, table)
+            }
+        }
+        #[inline(always)]
         unsafe fn store_bf16(to: *mut u16, value: __m512) {
             unsafe {
                 let bits = _mm512_castps_si512(value);
@@ -506,80 +557,4 @@ macro_rules! dispatch {
 pub(crate) use dispatch;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[inline(always)]
-    unsafe fn exp_kernel<S: Simd>(x: *mut f32) {
-        unsafe { S::store(x, S::exp(S::load(x))) }
-    }
-    dispatch! { fn exp_lanes = exp_kernel(x: *mut f32); }
-
-    #[inline(always)]
-    unsafe fn tanh_kernel<S: Simd>(x: *mut f32) {
-        unsafe { S::store(x, S::tanh(S::load(x))) }
-    }
-    dispatch! { fn tanh_lanes = tanh_kernel(x: *mut f32); }
-
-    #[inline(always)]
-    unsafe fn bf16_kernel<S: Simd>(x: *mut f32, bits: *mut u16) {
-        unsafe {
-            S::store_bf16(bits, S::load(x));
-            S::store(x, S::load_bf16(bits));
-        }
-    }
-    dispatch! { fn bf16_lanes = bf16_kernel(x: *mut f32, bits: *mut u16); }
-
-    #[test]
-    fn bf16_rounds_as_the_half_crate_does() {
-        crate::ops::testing::each_level(|level| {
-            let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-40];
-            let ties = [0x3F80_8000u32, 0x3F81_8000, 0x3F80_8001, 0x3F80_7FFF].map(f32::from_bits);
-            let values = special.iter().chain(&ties).copied().chain(crate::ops::testing::numbers(3, 500));
-            let values: Vec<f32> = values.collect();
-            for chunk in values.chunks_exact(16) {
-                let (mut lanes, mut bits) = ([0.0f32; 16], [0u16; 16]);
-                lanes.copy_from_slice(chunk);
-                unsafe { bf16_lanes(lanes.as_mut_ptr(), bits.as_mut_ptr()) };
-                for ((&value, &got), &back) in chunk.iter().zip(&bits).zip(&lanes) {
-                    let want = half::bf16::from_f32(value);
-                    assert!(got == want.to_bits() || (want.is_nan() && back.is_nan()), "{level:?}: {value}");
-                    assert!(back == want.to_f32() || back.is_nan());
-                }
-            }
-        });
-    }
-
-    #[test]
-    fn tanh_is_accurate_and_saturates() {
-        let mut worst = 0.0f64;
-        for step in -30_000..30_000 {
-            let x = step as f32 * 0.001;
-            let mut lanes = [x; 16];
-            unsafe { tanh_lanes(lanes.as_mut_ptr()) };
-            let exact = f64::from(x).tanh();
-            worst = worst.max((f64::from(lanes[5]) - exact).abs() / exact.abs().max(1e-30));
-        }
-        assert!(worst < 5e-7, "relative error {worst:e}");
-        for (x, y) in [(1e30, 1.0), (-1e30, -1.0), (f32::INFINITY, 1.0), (0.0, 0.0)] {
-            let mut lanes = [x; 16];
-            unsafe { tanh_lanes(lanes.as_mut_ptr()) };
-            assert_eq!(lanes, [y; 16], "{x}");
-        }
-    }
-
-    #[test]
-    fn exp_is_accurate_and_saturates() {
-        let mut worst = 0.0f64;
-        for step in -8730..8800 {
-            let mut lanes = [step as f32 * 0.01; 16];
-            let exact = f64::from(lanes[0]).exp();
-            unsafe { exp_lanes(lanes.as_mut_ptr()) };
-            worst = worst.max((f64::from(lanes[3]) / exact - 1.0).abs());
-        }
-        assert!(worst < 3e-7, "relative error {worst:e}");
-        let mut lanes = [f32::NEG_INFINITY; 16];
-        unsafe { exp_lanes(lanes.as_mut_ptr()) };
-        assert_eq!(lanes, [0.0; 16]);
-    }
-}
+mod tests;

@@ -3,6 +3,7 @@
 //! moment, unsigned for the second. Tensors of under 4096 values keep f32 moments.
 use super::adamw::Betas;
 use super::optimizer::{Dtype, Rule, Slot, State, StateSpec, TASK, Update};
+use crate::ops::quant::map::dynamic;
 use rayon::prelude::*;
 
 /// Moments that share a scale.
@@ -34,23 +35,9 @@ pub struct CodeMap {
 }
 
 impl CodeMap {
-    /// bitsandbytes' `create_dynamic_map(signed)`: for each power of ten from 1e-6 to 1, the middles of equal parts of
-    /// `0.1..1`, twice as many as for the power before; and 0 and 1.
+    /// bitsandbytes' dynamic map.
     pub fn new(signed: bool) -> Self {
-        let mut values = vec![0.0f32, 1.0];
-        for power in 0..7 {
-            let parts = 1usize << (power + usize::from(!signed));
-            let scale = 10f64.powi(power as i32 - 6) as f32;
-            let edges = edges(parts + 1);
-            for ends in edges.windows(2) {
-                let value = scale * f32::midpoint(ends[0], ends[1]);
-                values.push(value);
-                if signed {
-                    values.push(-value);
-                }
-            }
-        }
-        values.sort_by(f32::total_cmp);
+        let values = dynamic(signed).to_vec();
         let bounds = values.windows(2).map(|ends| f32::midpoint(ends[0], ends[1])).collect();
         Self { values, bounds }
     }
@@ -65,14 +52,6 @@ impl CodeMap {
         }
         most
     }
-}
-
-/// `torch.linspace(0.1, 1, count)` in f32: from both ends to the middle.
-fn edges(count: usize) -> Vec<f32> {
-    let step = (1.0f32 - 0.1) / (count - 1) as f32;
-    let fused = |from: f32, steps: usize, sign: f64| (f64::from(from) + sign * f64::from(step) * steps as f64) as f32;
-    let edge = |at: usize| if at < count / 2 { fused(0.1, at, 1.0) } else { fused(1.0, count - 1 - at, -1.0) };
-    (0..count).map(edge).collect()
 }
 
 /// `a * b + c`, rounded once.

@@ -8,20 +8,22 @@ use crate::config::arch::Arch;
 use crate::config::{Config, Mode};
 use crate::data::{Batch, Example, IGNORE, Split};
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::weights::WeightFiles;
+use crate::model::{Model, quantize};
 use crate::ops::gemm::{Init, Matrix, Term, matmul};
 use crate::ops::panel::Pool;
 use crate::ops::{peak, simd};
 use crate::optim::{AdamW, Betas, Optimizer};
 use serde::Serialize;
 use std::io::BufRead as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
-const SHAPES: [(&str, [usize; 6], bool, bool); 3] = [
+const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
     ("small", [384, 8, 6, 6, 1024, 8192], false, false),
     ("smollm2-135m", [576, 30, 9, 3, 1536, 49152], true, false),
+    ("tinyllama-1.1b", [2048, 22, 32, 4, 5632, 32000], false, false),
     ("qwen2.5-0.5b", [896, 24, 14, 2, 4864, 151_936], true, true),
 ];
 
@@ -30,6 +32,8 @@ const SHAPES: [(&str, [usize; 6], bool, bool); 3] = [
 pub struct Request {
     /// A name of a known shape, or the path of a `config.json`.
     pub shape: String,
+    /// A model folder to load instead.
+    pub model: Option<PathBuf>,
     /// Mode, adapter, recomputation, tokens in a pass.
     pub config: Config,
     /// Tokens of a synthetic row, all labelled.
@@ -45,6 +49,10 @@ pub struct Request {
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
+    /// `lora`, `qlora` or `full`.
+    pub mode: &'static str,
+    /// Reading, drawing or quantizing the base took so long.
+    pub load_seconds: f64,
     /// Real tokens per second over the timed steps.
     pub tokens_per_second: f64,
     /// The most memory the process held (resident), in bytes.
@@ -183,9 +191,18 @@ fn useful_flops(model: &Model, mode: Mode, batches: &[Batch]) -> f64 {
 /// # Errors
 /// [`crate::Kind::Data`]: a row has a token outside the vocabulary.
 pub fn run(request: &Request) -> Result<Outcome> {
-    let arch = shape(&request.shape)?;
     let config = &request.config;
-    let mut model = Model::load(&arch, None, config)?;
+    let (arch, weights) = match &request.model {
+        None => (shape(&request.shape)?, None),
+        Some(dir) => {
+            let arch = Arch::from_dir(dir)?;
+            let weights = WeightFiles::open(dir, &arch.tensors())?;
+            (arch, Some(weights))
+        }
+    };
+    let loading = Instant::now();
+    let mut model = Model::load(&arch, weights.as_ref(), config)?;
+    let load_seconds = loading.elapsed().as_secs_f64();
     let synthetic = || synthetic(request, arch.vocab_size);
     let split = Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
@@ -214,7 +231,10 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let phases = model.phases;
     let (forward, head, backward) =
         (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
+    let quantized = quantize::resolve(config, weights.as_ref())?.is_some();
     Ok(Outcome {
+        mode: if quantized { "qlora" } else { config.tuning.mode.as_str() },
+        load_seconds,
         tokens_per_second: tokens as f64 / spent,
         peak_bytes,
         flops_share: flops / spent / fma_peak,

@@ -2,14 +2,11 @@
 use super::prepare::Prepared;
 use crate::checkpoint::Stamp;
 use crate::checkpoint::stamp::{Engine, Hashes};
-use crate::config::{Backend, Config, Dtype, Mode};
+use crate::config::{Backend, Config, Dtype, Mode, Quantization};
 use crate::error::Result;
 use crate::model::freeze;
 use crate::model::targets::Targets;
 use crate::ops::simd::{self, Level};
-
-/// In what form the base weights are held.
-const QUANTIZATION: &str = "none";
 
 /// The engine behind a backend's name.
 const fn engine(backend: Backend) -> &'static str {
@@ -38,7 +35,12 @@ pub fn remark(prepared: &Prepared) -> Option<String> {
     if !matches!(backend, Backend::Unsloth | Backend::Bnb) {
         return None;
     }
-    let held = format!("dense base weights ({}): nothing is quantized", prepared.base_dtype());
+    let held = match prepared.config.model.quantization {
+        Quantization::None | Quantization::Auto => {
+            format!("dense base weights ({}): nothing is quantized", prepared.base_dtype())
+        }
+        coded => format!("base weights in {coded}"),
+    };
     Some(format!(
         "tuning.backend = {backend}: the name stands for fused kernels and what tuning.mode asks for, here {held}"
     ))
@@ -78,7 +80,6 @@ impl Prepared {
         let engine = Engine {
             backend: engine(self.config.tuning.backend),
             simd: simd::level().name(),
-            quantization: QUANTIZATION.to_owned(),
             dtype: format!("base {}, activations {activations}", self.base_dtype()),
         };
         Ok(Stamp::new(&self.config, &self.placements, &saved, hashes, engine))

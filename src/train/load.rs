@@ -13,15 +13,18 @@ use super::tensorboard::EventWriter;
 use super::{output, save, trained};
 use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
 use crate::config::Resolved;
+use crate::data;
 use crate::error::{Error, Result};
-use crate::model::Model;
+use crate::model::quantized_cache::Cache;
+use crate::model::{Model, quantize};
 
 /// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
 pub fn model(prepared: &Prepared) -> Result<Model> {
-    let mut model = Model::load_on(&prepared.arch, prepared.weights.as_ref(), &prepared.config, &prepared.stack)?;
+    let Prepared { arch, weights, config, stack, .. } = prepared;
+    let mut model = Model::load_with(arch, weights.as_ref(), config, stack, cache(prepared)?)?;
     if let Some(adapter) = &prepared.adapter {
         let specs = model.params.specs.clone();
         for spec in specs {
@@ -32,6 +35,18 @@ pub fn model(prepared: &Prepared) -> Result<Model> {
         }
     }
     Ok(model)
+}
+
+/// Where quantized matrices are kept, if they are made from a checkpoint that is not.
+fn cache(prepared: &Prepared) -> Result<Option<Cache<'_>>> {
+    let Prepared { weights, config, .. } = prepared;
+    let (how, weights) = (quantize::resolve(config, weights.as_ref())?, weights.as_ref());
+    let dense = weights.filter(|files| config.data.use_cache && files.quantization().is_none());
+    let root = config.data.cache_dir.clone().or_else(data::cache_dir);
+    match (how, dense, root) {
+        (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
+        _ => Ok(None),
+    }
 }
 
 impl<'a> Session<'a> {
@@ -59,6 +74,9 @@ impl<'a> Session<'a> {
         }
         observer.event(&Event::Phase("loading the model"));
         let mut model = model(&prepared)?;
+        for note in &model.notes {
+            observer.event(&Event::Notice(note));
+        }
         let train = &prepared.config.train;
         let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
         let mut ema = optimizer::average(&prepared.config, &model.params);

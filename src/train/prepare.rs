@@ -11,13 +11,13 @@ use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, Init, Mode, Optim, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, Init, Mode, Optim, Quantization, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
-use crate::model::weights::WeightFiles;
+use crate::model::{quantize, weights::WeightFiles};
 use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
@@ -121,6 +121,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         Init::Pretrained => Some(WeightFiles::open(&model_dir, &stored)?),
         Init::Random => None,
     };
+    config.model.quantization = quantization(&config, &arch, weights.as_ref())?;
 
     observer.event(&Event::Phase("reading the data"));
     let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
@@ -154,6 +155,13 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         resume,
         settings,
     })
+}
+
+/// How the base is coded, as the checkpoint and the configuration say together.
+fn quantization(config: &Config, arch: &Arch, weights: Option<&WeightFiles>) -> Result<Quantization> {
+    let how = quantize::resolve(config, weights)?;
+    quantize::matrices(arch, &config.model.quantization_skip_modules)?;
+    Ok(how.map_or(Quantization::None, quantize::How::setting))
 }
 
 /// `model.max_seq_len`; the default gives way to a model that sees fewer tokens.
@@ -340,7 +348,8 @@ pub fn describe(prepared: &Prepared) -> String {
     let what = match prepared.config.tuning.mode {
         Mode::Lora => {
             let kind = if prepared.config.tuning.lora.use_dora { "DoRA" } else { "LoRA" };
-            format!("{kind} on {} modules", prepared.placements.len())
+            let q = if prepared.config.model.quantization == Quantization::None { "" } else { "Q" };
+            format!("{q}{kind} on {} modules", prepared.placements.len())
         }
         Mode::Ia3 => format!("(IA)³ on {} modules", prepared.placements.len()),
         Mode::Full => "every weight".to_owned(),

@@ -5,8 +5,8 @@ use super::prepare::Prepared;
 use crate::config::arch::Arch;
 use crate::config::{Config, Mode, Optim, SaveStrategy};
 use crate::error::{Error, Result};
-use crate::model::freeze;
 use crate::model::targets::{self, Placement, Targets};
+use crate::model::{freeze, quantize};
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Schedule, Slot, rates, registry};
 use crate::plan::grouped;
@@ -83,6 +83,11 @@ pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
         && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
     {
         facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+    }
+    if let Ok(Some(how)) = quantize::resolve(&prepared.config, prepared.weights.as_ref()) {
+        let skip = &prepared.config.model.quantization_skip_modules;
+        let count = quantize::matrices(&prepared.arch, skip).map_or(0, |matrices| matrices.len());
+        facts.push(("base".to_owned(), format!("{}: {count} matrices", how.describe())));
     }
     if !prepared.config.tuning.adapters.is_empty() {
         let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();

@@ -117,7 +117,7 @@ fn entries(root: &Path) -> Vec<String> {
 
 /// The kernels of the machine that these checkpoints stand for.
 fn engine() -> Engine {
-    Engine { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
+    Engine { backend: "fused", simd: "avx2", dtype: "float32".into() }
 }
 
 fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {

@@ -302,13 +302,13 @@ fn the_program_writes_a_file_that_it_accepts_and_never_over_another() {
     assert!(said(&again).contains("--force"), "{}", said(&again));
     let forced = tunesmith(&[&args[..], &["--force"]].concat(), temporary.path());
     assert!(forced.status.success(), "{}", said(&forced));
-    let refused = folder().join("axolotl_qlora.yaml");
-    let refused = tunesmith(&["import", refused.to_str().unwrap()], temporary.path());
+    let text = std::fs::read_to_string(folder().join("axolotl_qlora.yaml")).unwrap();
+    std::fs::write(temporary.path().join("lomo.yaml"), text.replace("adamw_bnb_8bit", "lomo")).unwrap();
+    let refused = tunesmith(&["import", "lomo.yaml"], temporary.path());
     assert_eq!(refused.status.code(), Some(2));
     assert!(
-        String::from_utf8_lossy(&refused.stderr)
-            .contains("this version refuses what the file says: tuning.mode: qlora")
+        String::from_utf8_lossy(&refused.stderr).contains("this version refuses what the file says: train.optim: lomo")
     );
     assert!(String::from_utf8_lossy(&refused.stdout).contains("mode: qlora"), "the file is there all the same");
-    assert_eq!(config::try_setting("tuning.mode", &Node::Str("qlora".into())).unwrap_err().kind(), Kind::Config);
+    assert_eq!(config::try_setting("train.optim", &Node::Str("lomo".into())).unwrap_err().kind(), Kind::Config);
 }

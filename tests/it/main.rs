@@ -15,6 +15,7 @@ mod oracle;
 mod parity;
 mod peft;
 mod precision;
+mod quantization;
 mod run;
 mod targets;
 mod tidy;

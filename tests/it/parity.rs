@@ -29,7 +29,7 @@ pub fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
 }
 
-fn json(path: &Path) -> Value {
+pub fn json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -191,7 +191,7 @@ impl Forward {
 }
 
 /// Holds the gradients of the mean loss over `batch` against stored ones.
-fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
+pub fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
     model.params.zero_grads();
     model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
     for (name, (shape, expected)) in stored {
@@ -203,7 +203,7 @@ fn check_gradients(model: &mut Model, batch: &Batch, stored: &Tensors) {
 }
 
 /// The 20 steps of a trace, each held against the stored loss, norm and learning rate.
-fn check_trace(model: &mut Model, trace: &Value) {
+pub fn check_trace(model: &mut Model, trace: &Value) {
     let data = json(&golden("data.json"));
     let integers =
         |value: &Value| -> Vec<i64> { value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect() };
@@ -240,7 +240,7 @@ fn check_trace(model: &mut Model, trace: &Value) {
     }
 }
 
-fn check_final(model: &Model, stored: &Tensors, limit: f32) {
+pub fn check_final(model: &Model, stored: &Tensors, limit: f32) {
     for (name, (_, expected)) in stored {
         let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap();
         close(name, &model.params.values()[spec.range()], expected, limit);

@@ -50,8 +50,8 @@ pub(super) const RULES: &[Rule] = rules! {
     }),
     "load_in_8bit" => Together,
     "load_in_4bit" => Together,
-    "bnb_config_kwargs" => Lost("quantized base weights are not yet part of this version"),
-    "gptq" => Lost("quantized base weights are not yet part of this version"),
+    "bnb_config_kwargs" => Lost("the base is NF4 with double quantization; see model.quantization and model.double_quant"),
+    "gptq" => Lost("a base that GPTQ has quantized is not yet part of this version"),
     "adapter" => Together,
     "lora_model_dir" => To("tuning.adapter"),
     "lora_r" => To("tuning.lora.r"),
@@ -366,12 +366,12 @@ fn mode(work: &mut Work) {
     }
     match (work.get(&["load_in_4bit"]), work.word("adapter")) {
         (Some((key, Node::Bool(true))), Some(_)) => work.needless(&key, "mode: qlora says so"),
-        (Some((key, Node::Bool(true))), None) => work.put(&key, "model.load_in_4bit", Node::Bool(true), ""),
+        (Some((key, Node::Bool(true))), None) => work.put(&key, "model.quantization", Node::Str("nf4".into()), ""),
         (Some((key, _)), _) => work.needless(&key, "off"),
         (None, _) => {}
     }
     match work.get(&["load_in_8bit"]) {
-        Some((key, Node::Bool(true))) => work.put(&key, "model.load_in_8bit", Node::Bool(true), ""),
+        Some((key, Node::Bool(true))) => work.put(&key, "model.quantization", Node::Str("int8".into()), ""),
         Some((key, _)) => work.needless(&key, "off"),
         None => {}
     }

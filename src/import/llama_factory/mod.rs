@@ -317,7 +317,7 @@ fn mode(work: &mut Work) {
     }
     match (bits, ours) {
         (4, "qlora") => work.needless("quantization_bit", "mode: qlora says so"),
-        (8, _) => work.put("quantization_bit", "model.load_in_8bit", Node::Bool(true), ""),
+        (8, _) => work.put("quantization_bit", "model.quantization", Node::Str("int8".into()), ""),
         (0, _) => {}
         _ => work.put("quantization_bit", "model.quantization", Node::Int(bits), ""),
     }

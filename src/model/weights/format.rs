@@ -193,6 +193,8 @@ pub enum Numbers<'a> {
     F32(&'a [f32]),
     /// As U8.
     U8(&'a [u8]),
+    /// As I8, by their bits.
+    I8(&'a [u8]),
     /// So many, as F32, which are fetched when their turn comes.
     Fetched(usize),
 }
@@ -201,7 +203,7 @@ impl Numbers<'_> {
     const fn len(self) -> usize {
         match self {
             Self::F32(values) => values.len(),
-            Self::U8(values) => values.len(),
+            Self::U8(values) | Self::I8(values) => values.len(),
             Self::Fetched(count) => count,
         }
     }
@@ -210,6 +212,7 @@ impl Numbers<'_> {
         match self {
             Self::F32(_) | Self::Fetched(_) => ("F32", 4),
             Self::U8(_) => ("U8", 1),
+            Self::I8(_) => ("I8", 1),
         }
     }
 }
@@ -309,7 +312,7 @@ fn write_all(
     };
     for (name, shape, values) in sorted {
         match values {
-            Numbers::U8(bytes) => writer.write_all(bytes)?,
+            Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
             Numbers::F32(values) => floats(writer, values)?,
             Numbers::Fetched(count) => {
                 let values = fetch(name)?;

@@ -1,7 +1,9 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
+use super::coded::{self, Strip};
 use super::{Matrix, Store, tile, tile_rows, with_tile};
 use crate::ops::panel::{Act, LANES};
 use crate::ops::par;
+use crate::ops::quant::Quantized;
 use crate::ops::simd::{Simd, dispatch, prefetch};
 
 /// What a product is added to.
@@ -27,10 +29,12 @@ pub struct Term<'a> {
 }
 
 #[derive(Clone, Copy)]
-struct RawTerm {
+struct RawTerm<'a> {
     matrix: *const f32,
     /// The matrix where it is bfloat16; `matrix` is null then, until a tile of it has been widened.
     narrow: *const u16,
+    /// The matrix where it is coded, likewise.
+    coded: Option<&'a Quantized>,
     /// Numbers of the matrix.
     len: usize,
     row: usize,
@@ -42,25 +46,25 @@ struct RawTerm {
     ahead: usize,
 }
 
-struct Job {
+struct Job<'a> {
     out: *mut f32,
     stride: usize,
     bias: *const f32,
     addend: *const f32,
     zero: bool,
-    first: RawTerm,
-    second: Option<RawTerm>,
+    first: RawTerm<'a>,
+    second: Option<RawTerm<'a>>,
 }
 
 // SAFETY: tasks read the operands and write disjoint blocks of `out`.
-unsafe impl Sync for Job {}
+unsafe impl Sync for Job<'_> {}
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
-const DEPTH: usize = 512;
+pub(super) const DEPTH: usize = 512;
 /// Rows of the largest tile of any kernel.
 const TILE_ROWS: usize = 12;
 /// Rows of the matrix in a task.
-const TASK_ROWS: usize = 96;
+pub(super) const TASK_ROWS: usize = 96;
 /// Depth from which packing a tile of a transposed matrix pays: an LM head, which no cache holds.
 const PACK_DEPTH: usize = 4096;
 /// Panels from which it pays.
@@ -155,8 +159,8 @@ unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
 /// second term if it is the last part.
 #[inline(always)]
 unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
-    job: &Job,
-    part: &RawTerm,
+    job: &Job<'_>,
+    part: &RawTerm<'_>,
     m: usize,
     p: usize,
     k0: usize,
@@ -209,14 +213,19 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 }
 
 #[inline(always)]
-unsafe fn matmul_block<S: Simd>(job: &Job, m0: usize, m1: usize, p0: usize, p1: usize) {
+unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
     let blocks = job.first.depth.div_ceil(DEPTH).max(1);
     let depth = job.first.depth.div_ceil(blocks);
     #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
     let mut packed = [std::mem::MaybeUninit::<f32>::uninit(); DEPTH * 12 + LANES];
+    let mut strip = Strip::new();
     let mut k0 = 0;
     loop {
         let part = depth.min(job.first.depth - k0);
+        if let Some(matrix) = job.first.coded.filter(|_| job.first.col != 1) {
+            // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`; the strip lies inside the matrix.
+            unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, (m1 - m0, part)) };
+        }
         let mut m = m0;
         while m < m1 {
             let rows = tile_rows(m1 - m, S::ROWS);
@@ -238,6 +247,15 @@ unsafe fn matmul_block<S: Simd>(job: &Job, m0: usize, m1: usize, p0: usize, p1: 
                     }
                 }
                 part_of.matrix = buffer;
+            } else if let Some(matrix) = first.coded {
+                if first.col == 1 {
+                    let buffer: *mut f32 = packed.as_mut_ptr().cast();
+                    // SAFETY: `part <= DEPTH` and `rows <= 12`; the tile lies inside the matrix.
+                    unsafe { coded::widen_rows::<S>(matrix, at, first.row, (rows, part), buffer) };
+                    (part_of.matrix, part_of.row, part_of.col) = (buffer, part, 1);
+                } else {
+                    (part_of.matrix, part_of.row, part_of.col) = (strip.tile(m - m0, part), 1, rows);
+                }
             } else if first.row == 1 && rows == S::ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
                 // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
                 // SAFETY: `part <= DEPTH` runs of `rows <= 12` floats.
@@ -266,7 +284,7 @@ unsafe fn matmul_block<S: Simd>(job: &Job, m0: usize, m1: usize, p0: usize, p1: 
     }
 }
 
-dispatch! { fn matmul_block_at = matmul_block(job: &Job, m0: usize, m1: usize, p0: usize, p1: usize); }
+dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize); }
 
 /// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
 ///
@@ -274,28 +292,30 @@ dispatch! { fn matmul_block_at = matmul_block(job: &Job, m0: usize, m1: usize, p
 ///
 /// # Panics
 /// If the shapes do not fit.
-pub fn matmul(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
+pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
     let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
-    let raw = |term: &Term<'_>| {
+    let raw = |term: &Term<'a>| {
         let depth = term.x.features();
         assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
         assert!(rows > 0 && depth > 0, "no empty product");
         let last = (rows - 1) * term.matrix.row + (depth - 1) * term.matrix.col;
         assert!(last < term.matrix.data.len(), "the matrix holds [{rows}, {depth}]");
-        let (matrix, narrow) = match term.matrix.data {
-            Store::F32(values) => (values.as_ptr(), std::ptr::null()),
-            Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast()),
+        let (matrix, narrow, coded) = match term.matrix.data {
+            Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
+            Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
+            Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
         };
         RawTerm {
             matrix,
             narrow,
+            coded,
             len: term.matrix.data.len(),
             row: term.matrix.row,
             col: term.matrix.col,
             x: term.x.ptr(),
             stride: term.x.stride(),
             depth,
-            ahead: if panels == 1 && term.matrix.col == 1 && narrow.is_null() {
+            ahead: if panels == 1 && term.matrix.col == 1 && !matrix.is_null() {
                 TILE_ROWS * term.matrix.row
             } else {
                 0
@@ -304,7 +324,7 @@ pub fn matmul(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
     };
     assert!((1..=2).contains(&terms.len()), "one or two terms");
     let second_is_wide = terms.get(1).is_none_or(|term| matches!(term.matrix.data, Store::F32(_)));
-    assert!(second_is_wide, "only the first term's matrix may be bfloat16");
+    assert!(second_is_wide, "only the first term's matrix may be narrower than f32");
     let mut job = Job {
         stride,
         bias: std::ptr::null(),

@@ -4,10 +4,12 @@
 //! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B);
 //! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
 use super::panel::LANES;
+use super::quant::Quantized;
 use super::simd::Simd;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 
+mod coded;
 mod matmul;
 mod outer;
 #[cfg(test)]
@@ -23,6 +25,8 @@ pub enum Store<'a> {
     F32(&'a [f32]),
     /// bfloat16, widened tile by tile while it is multiplied.
     Bf16(&'a [bf16]),
+    /// 4 or 8 bits a number, widened tile by tile too.
+    Quantized(&'a Quantized),
 }
 
 impl<'a> From<&'a [f32]> for Store<'a> {
@@ -44,6 +48,7 @@ impl Store<'_> {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),
+            Self::Quantized(matrix) => matrix.len(),
         }
     }
 
@@ -52,6 +57,7 @@ impl Store<'_> {
         match self {
             Self::F32(values) => out.copy_from_slice(&values[start..start + out.len()]),
             Self::Bf16(values) => values[start..start + out.len()].convert_to_f32_slice(out),
+            Self::Quantized(matrix) => matrix.widen(start, out),
         }
     }
 }

@@ -88,3 +88,45 @@ fn outer_equals_the_plain_sum_on_odd_sizes() {
         }
     });
 }
+
+#[test]
+fn a_quantized_matrix_multiplies_as_its_values_do() {
+    use crate::ops::quant::{Format, encode};
+    each_level(|level| {
+        // Odd widths begin rows in the middle of a byte; most begin them in the middle of a block.
+        for (tokens, depth, rows) in
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (33, 600, 29), (19, 64, 192), (18, 1100, 101), (40, 5, 200)]
+        {
+            let pool = Pool::new();
+            let values = numbers(2, rows * depth);
+            let x = Act::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let z = Act::from_rows(&pool, &numbers(3, tokens * 5), 5);
+            let b = numbers(4, rows * 5);
+            for (format, double) in
+                [(Format::Nf4, false), (Format::Nf4, true), (Format::Fp4, true), (Format::Int8, false)]
+            {
+                let run = |matrix| {
+                    let mut out = pool.act(tokens, rows);
+                    let terms = [Term { matrix, x: &x }, Term { matrix: Matrix::rows(&b[..], 5), x: &z }];
+                    matmul(&mut out, Init::Zero, &terms);
+                    out.to_rows()
+                };
+                let what = format!("{level:?} {format:?} {double} [{tokens}, {depth}, {rows}]");
+                let coded = encode::quantize(&values, depth, format, double).unwrap();
+                let wide = coded.dequantize();
+                let same = run(Matrix::rows(Store::Quantized(&coded), depth)) == run(Matrix::rows(&wide[..], depth));
+                assert!(same, "{what}");
+                // The same numbers as a matrix [depth, rows], transposed.
+                let coded = encode::quantize(&values, rows, format, double).unwrap();
+                let wide = coded.dequantize();
+                let turned = Matrix::transposed(Store::Quantized(&coded), rows);
+                assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{what} transposed");
+                for start in [0, 1, values.len() / 3] {
+                    let mut part = vec![0.0; (values.len() - start).min(77)];
+                    Store::Quantized(&coded).widen(start, &mut part);
+                    assert!(part == wide[start..][..part.len()], "{what} from {start}");
+                }
+            }
+        }
+    });
+}

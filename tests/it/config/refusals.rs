@@ -89,8 +89,6 @@ fn a_key_given_twice_is_refused_with_both_places() {
 #[test]
 fn keys_of_later_versions_are_refused_by_name() {
     for text in [
-        "tuning: {mode: qlora}",
-        "tuning: {lora: {init_lora_weights: loftq}}",
         "tuning: {lora: {init_lora_weights: olora}}",
         "model: {type: seq2seq}",
         "train: {batch_size: auto}",

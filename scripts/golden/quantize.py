@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Makes tests/golden/b: what bitsandbytes makes of matrices, and QLoRA on the tiny llama, in float32 on one thread of the CPU.
+
+    pip install -r scripts/golden/requirements.txt
+    python3 scripts/golden/quantize.py --out tests/golden/b --a tests/golden/a
+
+`matrices.safetensors`: for each matrix W and format its codes, scales and numbers. `loftq.safetensors`: LoftQ by its definition, which
+PEFT computes on a GPU only. `llama_nf4`, `llama_nf4dq`: a/llama with 4-bit matrices as Transformers saves it, without and with double
+quantization, and what is computed with it; the data, the adapter to start from and the recipe are those of a/llama.
+"""
+import argparse
+import json
+import os
+import shutil
+
+# Before torch is imported: no network, and the same instruction set on every machine.
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+
+import bitsandbytes as bnb
+import bitsandbytes.functional as BF
+import numpy as np
+import peft
+import torch
+import transformers
+from safetensors.torch import load_file
+
+from common import *
+from parity import STORED
+
+FORMATS = {"nf4": ("nf4", False), "nf4dq": ("nf4", True), "fp4": ("fp4", False), "fp4dq": ("fp4", True)}
+
+
+def matrices():
+    """Small matrices of every awkward size: rows that begin within a block or a byte, short last blocks, two nested blocks."""
+    rng = np.random.default_rng(77)
+
+    def normal(*shape):
+        return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+    special = normal(4, 64)
+    special[1], special[2], special[3, 5] = 0, 0.25, 1e4
+    yield "even", normal(24, 80) * 0.05
+    yield "odd", normal(33, 51) * 0.02
+    yield "small", normal(7, 13)
+    yield "tiny", normal(1, 3)
+    yield "nested", normal(101, 199) * 0.03
+    yield "special", special
+    yield "bf16", (normal(12, 72) * 0.05).bfloat16()
+
+
+def quantized_matrices():
+    stored = {}
+    for name, weight in matrices():
+        stored[f"{name}.w"] = weight
+        for label, (kind, double) in FORMATS.items():
+            codes, state = BF.quantize_4bit(weight, blocksize=64, quant_type=kind, compress_statistics=double)
+            parts = dict(codes=codes.reshape(-1), absmax=state.absmax, numbers=BF.dequantize_4bit(codes, state))
+            if double:
+                parts |= dict(nested_absmax=state.state2.absmax, offset=state.offset.reshape(1))
+                stored["nested_quant_map"] = state.state2.code
+            stored[f"{kind}_quant_map"] = state.code
+            stored |= {f"{name}.{label}.{part}": value for part, value in parts.items()}
+        if weight.dtype == torch.float32:
+            codes, scales, _ = BF.int8_vectorwise_quant(weight)
+            numbers = BF.int8_vectorwise_dequant(codes, scales)
+            stored |= {f"{name}.int8.codes": codes.view(torch.uint8), f"{name}.int8.scales": scales, f"{name}.int8.numbers": numbers}
+    for block in (32, 128, 4096):
+        weight = stored["nested.w"]
+        codes, state = BF.quantize_4bit(weight, blocksize=block, quant_type="nf4")
+        stored |= {f"block{block}.codes": codes.reshape(-1), f"block{block}.absmax": state.absmax}
+    return stored
+
+
+def loftq(weight, rank, rounds):
+    """PEFT's loftq_init for 4 bits."""
+    rest = weight.clone()
+    for turn in range(rounds):
+        codes, state = BF.quantize_4bit(rest, blocksize=64, quant_type="nf4", compress_statistics=False)
+        numbers = BF.dequantize_4bit(codes, state)
+        u, s, v = torch.linalg.svd(weight - numbers, full_matrices=False)
+        root = torch.sqrt(torch.diag(s))
+        left, right = (u @ root)[:, :rank], (root @ v)[:rank]
+        if turn + 1 < rounds:
+            rest = weight - left @ right
+    return numbers, right, left
+
+
+def loftq_cases():
+    stored = {}
+    for seed, (name, (rows, cols, rank, rounds)) in enumerate({"once": (24, 48, 4, 1), "twice": (48, 20, 4, 2), "often": (32, 32, 6, 5)}.items()):
+        weight = torch.from_numpy(np.random.default_rng(seed).standard_normal((rows, cols), dtype=np.float32)) * 0.05
+        numbers, a, b = loftq(weight, rank, rounds)
+        stored |= {f"{name}.w": weight, f"{name}.numbers": numbers, f"{name}.a": a, f"{name}.b": b, f"{name}.rounds": torch.tensor([rounds]).int()}
+    return stored
+
+
+def llama(label, double, a, out):
+    """The checkpoint and what QLoRA computes with it."""
+    folder, source = f"{out}/llama_{label}", f"{a}/llama"
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=torch.float32)
+    loaded = dict(device_map={"": "cpu"}, dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(f"{source}/model", quantization_config=how, **loaded)
+    model.save_pretrained(f"{folder}/model")
+    given = load_file(f"{source}/forward.safetensors")
+    batch = tuple(given[name].long() for name in ("input_ids", "attention_mask", "labels"))
+    row, position = (torch.tensor(values) for values in zip(*STORED))
+    tensors = {}
+    with torch.no_grad():
+        tensors["base"] = forward(model, *batch)
+    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    model = peft.get_peft_model(model, peft.LoraConfig.from_pretrained(f"{source}/adapter_init"))
+    missing = peft.set_peft_model_state_dict(model, load_file(f"{source}/adapter_init/adapter_model.safetensors"))
+    assert not missing.unexpected_keys
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
+    model.train()
+    tensors["lora"] = forward(model, *batch, backward=True)
+    grads = gradients(model)
+    model.zero_grad(set_to_none=True)
+    with open(f"{a}/data.json", encoding="utf-8") as file:
+        trace = train_trace(model, json.load(file)["rows"])
+    stored = {}
+    for side, (logits, losses, loss) in tensors.items():
+        stored |= {f"logits_{side}": logits[row, position], f"nll_{side}": losses, f"loss_{side}": loss.reshape(1)}
+    stored |= {name: given[name] for name in ("sel_row", "sel_pos")}
+    save_tensors(stored, f"{folder}/forward.safetensors")
+    save_tensors(grads, f"{folder}/lora_grads.safetensors")
+    dump(dict(steps=trace), f"{folder}/trace.json")
+    save_tensors(adapter_state(model), f"{folder}/adapter_final.safetensors")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--a", required=True)
+    args = parser.parse_args()
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    os.makedirs(args.out, exist_ok=True)
+    save_tensors(quantized_matrices(), f"{args.out}/matrices.safetensors")
+    save_tensors(loftq_cases(), f"{args.out}/loftq.safetensors")
+    for label, double in (("nf4", False), ("nf4dq", True)):
+        llama(label, double, args.a, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+//! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
+//! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
+use super::quantized_cache::{Cache, Kept};
+use super::weights::WeightFiles;
+use crate::config::arch::Arch;
+use crate::config::{Config, InitLora, Mode, ModelConfig, Quantization, nearest};
+use crate::error::{Error, Result};
+use crate::ops::quant::{Format, Quantized, encode};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+/// How matrices are coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct How {
+    /// In which format.
+    pub format: Format,
+    /// The scales too.
+    pub double: bool,
+}
+
+impl How {
+    /// As a setting.
+    pub const fn setting(self) -> Quantization {
+        match self.format {
+            Format::Nf4 => Quantization::Nf4,
+            Format::Fp4 => Quantization::Fp4,
+            Format::Int8 => Quantization::Int8,
+        }
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        let double = if self.double && self.format != Format::Int8 { " with double quantization" } else { "" };
+        format!("{}{double}", self.format.name())
+    }
+}
+
+/// How the base of a run is coded: what the configuration asks for, and what the checkpoint has where it leaves that open.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: the two contradict each other, or a coded base cannot be trained in this way.
+pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<How>> {
+    let ModelConfig { quantization, double_quant: double, .. } = config.model;
+    let stored = weights.and_then(WeightFiles::quantization);
+    let asked = match quantization {
+        Quantization::None => None,
+        Quantization::Auto => stored,
+        Quantization::Nf4 => Some(Format::Nf4),
+        Quantization::Fp4 => Some(Format::Fp4),
+        Quantization::Int8 => Some(Format::Int8),
+    };
+    let Some(asked) = asked else { return Ok(None) };
+    if let Some(stored) = stored.filter(|stored| *stored != asked) {
+        let (asked, stored) = (asked.name(), stored.name());
+        return Err(Error::config(format!("model.quantization: {asked}, the checkpoint is quantized as {stored}"))
+            .hint(format!("set model.quantization: {stored}, or none to widen it")));
+    }
+    if config.tuning.mode != Mode::Lora {
+        return Err(Error::config(format!(
+            "tuning.mode: {}, and the checkpoint is quantized as {}: such weights cannot be trained themselves",
+            config.tuning.mode,
+            asked.name()
+        ))
+        .hint("set tuning.mode: lora, or model.quantization: none to widen them"));
+    }
+    let init = config.tuning.lora.init_lora_weights;
+    if init.is_pissa() || (init == InitLora::Loftq && stored.is_some()) {
+        return Err(Error::config(
+            "tuning.lora.init_lora_weights starts from the weights before quantization, which this checkpoint does not have",
+        )
+        .hint("use the checkpoint that is not quantized, or init_lora_weights: true"));
+    }
+    Ok(Some(How { format: asked, double }))
+}
+
+/// The matrices that are coded: those of linear layers and experts, less the head and what the configuration names.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.
+pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
+    let mut modules: Vec<String> =
+        arch.linear_modules().into_iter().filter(|spec| spec.layer.is_some()).map(|spec| spec.name).collect();
+    for layer in 0..arch.num_hidden_layers {
+        if let Some(experts) = arch.experts_of(layer) {
+            let names = (0..experts.count).flat_map(|expert| experts.names(expert));
+            modules.extend(names.map(|name| format!("model.layers.{layer}.{}", name.trim_end_matches(".weight"))));
+        }
+    }
+    let always = ["lm_head", "embed_tokens", "model.embed_tokens", "norm"];
+    let named = |module: &str, entry: &str| {
+        module == entry || module.ends_with(&format!(".{entry}")) || module.starts_with(&format!("{entry}."))
+    };
+    for entry in skip.iter().filter(|entry| !always.contains(&entry.as_str())) {
+        let entry = entry.trim_end_matches('.');
+        if !modules.iter().any(|module| named(module, entry)) {
+            let error = Error::config(format!("model.quantization_skip_modules: {entry:?} names no linear layer"));
+            let names = modules.iter().filter_map(|module| module.rsplit('.').next());
+            return Err(match nearest(entry, names) {
+                Some(near) => error.hint(format!("did you mean {near}?")),
+                None => error.hint(format!("a layer's name is such as {}", modules.first().map_or("", String::as_str))),
+            });
+        }
+    }
+    modules.retain(|module| !skip.iter().any(|entry| named(module, entry.trim_end_matches('.'))));
+    Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
+}
+
+/// Codes matrices while a model is built.
+pub(super) struct Quantizer<'a> {
+    how: Option<How>,
+    matrices: BTreeSet<String>,
+    cache: Option<Cache<'a>>,
+    /// What a user should know.
+    notes: RefCell<Vec<String>>,
+    requantized: Cell<usize>,
+}
+
+impl<'a> Quantizer<'a> {
+    /// For a configuration and the files that its base comes from; without a cache each load codes anew.
+    pub(super) fn new(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        cache: Option<Cache<'a>>,
+    ) -> Result<Self> {
+        let how = resolve(config, weights)?;
+        let matrices = match how {
+            Some(_) => matrices(arch, &config.model.quantization_skip_modules)?,
+            None => BTreeSet::new(),
+        };
+        Ok(Self { how, matrices, cache, notes: RefCell::default(), requantized: Cell::new(0) })
+    }
+
+    /// How a tensor is coded, if it is.
+    pub(super) fn how(&self, name: &str) -> Option<How> {
+        self.how.filter(|_| self.matrices.contains(name))
+    }
+
+    /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's; `values` makes them.
+    pub(super) fn matrix(
+        &self,
+        (name, shape): (&str, &[usize]),
+        how: How,
+        (weights, touched): (Option<&WeightFiles>, bool),
+        values: impl FnOnce() -> Result<Vec<f32>>,
+    ) -> Result<Quantized> {
+        let stored = weights.filter(|files| files.format_of(name).is_some());
+        if let Some(files) = stored.filter(|_| !touched) {
+            return files.read_quantized(name);
+        }
+        self.requantized.update(|count| count + usize::from(stored.is_some()));
+        let cache = self.cache.as_ref().filter(|_| !touched && weights.is_some());
+        let mut damaged = false;
+        if let Some(cache) = cache {
+            match cache.read(name, shape, how) {
+                Kept::Whole(matrix) => return Ok(matrix),
+                Kept::Damaged(why) => {
+                    self.note(format!("the kept copy of {name} is damaged and made anew: {why}"));
+                    damaged = true;
+                }
+                Kept::Nothing => {}
+            }
+        }
+        let width = shape.last().copied().unwrap_or(1);
+        let matrix = encode::quantize(&values()?, width, how.format, how.double)
+            .map_err(|error| error.context(format!("tensor {name:?}")))?;
+        if let Some(cache) = cache
+            && let Err(error) = cache.write(name, shape, &matrix)
+        {
+            let first = self.notes.borrow().iter().all(|note| !note.contains("cannot keep"));
+            if first || damaged {
+                self.note(format!("cannot keep a quantized copy in {}: {error}", cache.dir().display()));
+            }
+        }
+        Ok(matrix)
+    }
+
+    fn note(&self, text: String) {
+        self.notes.borrow_mut().push(text);
+    }
+
+    /// What a user should know, when the model is built.
+    pub(super) fn into_notes(self) -> Vec<String> {
+        let mut notes = self.notes.into_inner();
+        if self.requantized.get() > 0 {
+            notes.push(format!(
+                "tuning.adapters are merged into {} matrices of a quantized checkpoint: these were widened, changed and quantized again, \
+                 which rounds them a second time",
+                self.requantized.get()
+            ));
+        }
+        notes
+    }
+}

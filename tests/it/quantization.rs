@@ -1,0 +1,610 @@
+//! Bases in 4 and 8 bits: bytes as bitsandbytes makes them, its checkpoints read and written, hostile ones refused, training
+//! on them, copies kept on disk.
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use half::bf16;
+use serde_json::{Value, json};
+use tunesmith::Kind;
+use tunesmith::config::arch::{Arch, TensorSpec};
+use tunesmith::config::{Config, InitLora, Mode, Quantization};
+use tunesmith::model::Model;
+use tunesmith::model::quantize::{self, How};
+use tunesmith::model::quantized_cache::Cache;
+use tunesmith::model::stack::Stack;
+use tunesmith::model::weights::{self, Numbers, Parts, WeightFiles, write_numbers_to};
+use tunesmith::ops::quant::{Format, Quantized, Scales, encode};
+
+use super::parity::{self, Forward, Tensors, adapter_config, check_final, check_gradients, check_trace, close, put};
+
+fn golden(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/b").join(path)
+}
+
+/// A stored tensor: bytes as they are, everything else as f32.
+#[derive(Debug, Clone)]
+enum Stored {
+    Bytes(Vec<u8>),
+    Floats(Vec<usize>, Vec<f32>),
+}
+
+fn stored(path: &Path) -> BTreeMap<String, Stored> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let read = |view: &safetensors::tensor::TensorView<'_>| match view.dtype() {
+        safetensors::Dtype::U8 => Stored::Bytes(view.data().to_vec()),
+        safetensors::Dtype::BF16 => {
+            let halves = view.data().chunks_exact(2).map(|half| bf16::from_le_bytes(half.try_into().unwrap()).to_f32());
+            Stored::Floats(view.shape().to_vec(), halves.collect())
+        }
+        safetensors::Dtype::I32 => {
+            let words = view.data().chunks_exact(4).map(|word| i32::from_le_bytes(word.try_into().unwrap()) as f32);
+            Stored::Floats(view.shape().to_vec(), words.collect())
+        }
+        _ => {
+            let words = view.data().chunks_exact(4).map(|word| f32::from_le_bytes(word.try_into().unwrap()));
+            Stored::Floats(view.shape().to_vec(), words.collect())
+        }
+    };
+    file.tensors().iter().map(|(name, view)| (name.clone(), read(view))).collect()
+}
+
+struct Golden(BTreeMap<String, Stored>);
+
+impl Golden {
+    fn bytes(&self, name: &str) -> &[u8] {
+        match &self.0[name] {
+            Stored::Bytes(bytes) => bytes,
+            Stored::Floats(..) => panic!("{name} holds numbers"),
+        }
+    }
+
+    fn floats(&self, name: &str) -> &[f32] {
+        match &self.0[name] {
+            Stored::Floats(_, values) => values,
+            Stored::Bytes(_) => panic!("{name} holds bytes"),
+        }
+    }
+
+    fn shape(&self, name: &str) -> &[usize] {
+        match &self.0[name] {
+            Stored::Floats(shape, _) => shape,
+            Stored::Bytes(_) => panic!("{name} holds bytes"),
+        }
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+#[test]
+fn codes_scales_and_numbers_are_those_of_bitsandbytes_to_the_bit() {
+    let golden = Golden(stored(&golden("matrices.safetensors")));
+    let names: Vec<&str> = golden.0.keys().filter_map(|name| name.strip_suffix(".w")).collect();
+    assert_eq!(names.len(), 7);
+    for name in names {
+        let (values, shape) = (golden.floats(&format!("{name}.w")), golden.shape(&format!("{name}.w")));
+        for (label, format, double) in [
+            ("nf4", Format::Nf4, false),
+            ("nf4dq", Format::Nf4, true),
+            ("fp4", Format::Fp4, false),
+            ("fp4dq", Format::Fp4, true),
+        ] {
+            let what = format!("{name}.{label}");
+            let coded = encode::four(values, format, 64, double).unwrap();
+            assert_eq!(coded.codes(), golden.bytes(&format!("{what}.codes")), "{what} codes");
+            assert_eq!(bits(coded.table()), bits(golden.floats(&format!("{}_quant_map", format.name()))));
+            match coded.scales() {
+                Scales::Plain(scales) => {
+                    assert_eq!(bits(scales), bits(golden.floats(&format!("{what}.absmax"))), "{what}")
+                }
+                Scales::Nested(nested) => {
+                    assert_eq!(nested.codes, golden.bytes(&format!("{what}.absmax")), "{what} scales");
+                    assert_eq!(bits(&nested.absmax), bits(golden.floats(&format!("{what}.nested_absmax"))), "{what}");
+                    assert_eq!(bits(&[nested.offset]), bits(golden.floats(&format!("{what}.offset"))), "{what} offset");
+                    assert_eq!(bits(&nested.map[..]), bits(golden.floats("nested_quant_map")));
+                }
+            }
+            let mut numbers = Quantized::Four(coded).dequantize();
+            if name == "bf16" {
+                // bitsandbytes rounds to the type that the matrix had.
+                numbers.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+            }
+            assert!(numbers == golden.floats(&format!("{what}.numbers")), "{what} numbers");
+        }
+        if golden.0.contains_key(&format!("{name}.int8.codes")) {
+            let coded = encode::eight(values, shape[1]).unwrap();
+            assert_eq!(coded.codes(), golden.bytes(&format!("{name}.int8.codes")), "{name} int8");
+            assert_eq!(bits(coded.scales()), bits(golden.floats(&format!("{name}.int8.scales"))));
+            let numbers = Quantized::Eight(coded).dequantize();
+            assert!(numbers == golden.floats(&format!("{name}.int8.numbers")), "{name} int8 numbers");
+        }
+    }
+    for block in [32, 128, 4096] {
+        let coded = encode::four(golden.floats("nested.w"), Format::Nf4, block, false).unwrap();
+        assert_eq!(coded.codes(), golden.bytes(&format!("block{block}.codes")));
+        assert_eq!(bits(&coded.scales().all()), bits(golden.floats(&format!("block{block}.absmax"))));
+    }
+    for odd in [f32::NAN, f32::INFINITY] {
+        for at in [0, 70] {
+            let mut values = vec![0.5; 77];
+            values[at] = odd;
+            assert_eq!(encode::four(&values, Format::Nf4, 64, true).unwrap_err().kind(), Kind::Model);
+            assert_eq!(encode::eight(&values, 7).unwrap_err().kind(), Kind::Model);
+        }
+    }
+}
+
+fn qlora(label: &str) -> Config {
+    let mut config = adapter_config(&parity::golden("llama/adapter_init/adapter_config.json"));
+    config.model.quantization = Quantization::Nf4;
+    config.model.double_quant = label.ends_with("dq");
+    config
+}
+
+fn open(dir: &Path) -> (Arch, WeightFiles) {
+    let arch = Arch::from_dir(dir).unwrap();
+    let files = WeightFiles::open(dir, &arch.tensors()).unwrap();
+    (arch, files)
+}
+
+fn model(dir: &Path, config: &Config) -> Model {
+    let (arch, files) = open(dir);
+    Model::load(&arch, Some(&files), config).unwrap()
+}
+
+fn adapter() -> Tensors {
+    parity::tensors(&parity::golden("llama/adapter_init/adapter_model.safetensors"))
+}
+
+#[test]
+fn qlora_equals_peft_on_bitsandbytes_from_its_checkpoint_and_quantized_here() {
+    let dense = parity::golden("llama/model");
+    for label in ["nf4", "nf4dq"] {
+        let dir = golden(&format!("llama_{label}"));
+        let forward = Forward::read("llama");
+        let expected = parity::tensors(&dir.join("forward.safetensors"));
+        let gradients = parity::tensors(&dir.join("lora_grads.safetensors"));
+        let trace = parity::json(&dir.join("trace.json"));
+        let last = parity::tensors(&dir.join("adapter_final.safetensors"));
+        let mut trained: Vec<Vec<f32>> = Vec::new();
+        // The checkpoint as it is found, and the one before quantization; blocks run again in backward the second time.
+        for (from, auto, again) in [(dir.join("model"), true, false), (dense.clone(), false, true)] {
+            let mut config = qlora(label);
+            config.train.gradient_checkpointing = again;
+            if auto {
+                config.model.quantization = Quantization::Auto;
+            }
+            let mut model = model(&from, &config);
+            let mut base = Config { model: config.model.clone(), ..parity::recipe() };
+            base.model.quantization = config.model.quantization;
+            forward.check(&self::model(&from, &base), &expected, "_base");
+            put(&mut model, &adapter());
+            forward.check(&model, &expected, "_lora");
+            check_gradients(&mut model, &forward.batch(), &gradients);
+            check_trace(&mut model, &trace);
+            check_final(&model, &last, 5e-6);
+            trained.push(model.params.values().to_vec());
+        }
+        assert!(trained[0] == trained[1], "{label}: the same bits");
+    }
+}
+
+#[test]
+fn our_codes_of_the_model_are_the_checkpoints_and_a_saved_one_is_its_file_to_the_byte() {
+    let (arch, dense) = open(&parity::golden("llama/model"));
+    for (label, double) in [("nf4", false), ("nf4dq", true)] {
+        let dir = golden(&format!("llama_{label}/model"));
+        let (_, files) = open(&dir);
+        assert_eq!(files.quantization(), Some(Format::Nf4));
+        let matrices = quantize::matrices(&arch, &[]).unwrap();
+        assert_eq!(matrices.len(), 14);
+        let (mut coded, mut plain) = (Vec::new(), Vec::new());
+        for TensorSpec { name, shape } in arch.tensors() {
+            assert_eq!(files.shape(&name), Some(&shape[..]));
+            let (_, values) = dense.read(&name).unwrap();
+            if matrices.contains(&name) {
+                let ours = encode::quantize(&values, shape[1], Format::Nf4, double).unwrap();
+                let theirs = files.read_quantized(&name).unwrap();
+                assert_eq!(bits(&ours.dequantize()), bits(&theirs.dequantize()), "{name}");
+                coded.push((name, shape, ours));
+            } else {
+                plain.push((name, shape, values));
+            }
+        }
+        let parts: Vec<Parts<'_>> =
+            coded.iter().map(|(name, shape, matrix)| Parts::new(name, shape, "float32", matrix).unwrap()).collect();
+        let mut tensors: Vec<_> = parts.iter().flat_map(Parts::tensors).collect();
+        tensors.extend(plain.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values))));
+        let mut written = Vec::new();
+        write_numbers_to(&mut written, &tensors, &[("format", "pt")]).unwrap();
+        assert!(written == std::fs::read(dir.join("model.safetensors")).unwrap(), "{label}: the same file");
+        let config = parity::json(&dir.join("config.json"));
+        assert_eq!(weights::config_json(Format::Nf4, double, &[]), config["quantization_config"]);
+    }
+}
+
+#[test]
+fn matrices_of_eight_bits_are_read_and_trained_on() {
+    let (arch, dense) = open(&parity::golden("llama/model"));
+    let matrices = quantize::matrices(&arch, &["down_proj".into()]).unwrap();
+    assert_eq!(matrices.len(), 12);
+    let read = |name: &str| dense.read(name).unwrap();
+    let coded: Vec<_> = matrices
+        .iter()
+        .map(|name| {
+            let (shape, values) = read(name);
+            let matrix = encode::quantize(&values, shape[1], Format::Int8, false).unwrap();
+            (name.clone(), shape, matrix)
+        })
+        .collect();
+    let rest: Vec<_> = arch.tensors().into_iter().filter(|spec| !matrices.contains(&spec.name)).collect();
+    let rest: Vec<_> = rest.iter().map(|spec| (spec.name.clone(), read(&spec.name))).collect();
+    let parts: Vec<_> =
+        coded.iter().map(|(name, shape, matrix)| Parts::new(name, shape, "float32", matrix).unwrap()).collect();
+    let mut tensors: Vec<_> = parts.iter().flat_map(Parts::tensors).collect();
+    tensors.extend(rest.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), Numbers::F32(values))));
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = std::fs::File::create(dir.path().join("model.safetensors")).unwrap();
+    write_numbers_to(&mut file, &tensors, &[]).unwrap();
+    let mut config = parity::json(&parity::golden("llama/model/config.json"));
+    config["quantization_config"] = weights::config_json(Format::Int8, false, &["down_proj".into()]);
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+
+    let forward = Forward::read("llama");
+    let mut losses = Vec::new();
+    let settings = |quantization| {
+        let mut config = parity::recipe();
+        config.model.quantization = quantization;
+        config.model.quantization_skip_modules = vec!["down_proj".into()];
+        config
+    };
+    let from_here = dir.path().to_path_buf();
+    for (from, quantization) in [
+        (&from_here, Quantization::Auto),
+        (&parity::golden("llama/model"), Quantization::Int8),
+        (&from_here, Quantization::None),
+    ] {
+        losses.push(model(from, &settings(quantization)).token_losses(&forward.batch()).unwrap());
+    }
+    assert!(losses[0] == losses[1] && losses[1] == losses[2], "read, made here and widened: the same bits");
+    let (plain, _) = (model(&parity::golden("llama/model"), &parity::recipe()), ());
+    let exact = plain.token_losses(&forward.batch()).unwrap();
+    assert!(exact != losses[0], "they are quantized");
+    close("int8 is near", &losses[0], &exact, 0.05);
+}
+
+#[test]
+fn adapters_of_every_kind_train_on_four_bits_as_on_the_same_numbers_dense() {
+    // A dense checkpoint that holds the quantized numbers.
+    let (arch, files) = open(&golden("llama_nf4dq/model"));
+    let dir = tempfile::tempdir().unwrap();
+    let read: Vec<_> =
+        arch.tensors().into_iter().map(|spec| (spec.name.clone(), files.read(&spec.name).unwrap())).collect();
+    let tensors: Vec<_> =
+        read.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+    weights::write_safetensors(&dir.path().join("model.safetensors"), &tensors, &[]).unwrap();
+    std::fs::copy(parity::golden("llama/model/config.json"), dir.path().join("config.json")).unwrap();
+    let (_, dense) = open(dir.path());
+
+    let changes: [fn(&mut Config); 6] = [
+        |_| {},
+        |config| config.tuning.lora.use_dora = true,
+        |config| config.tuning.lora.use_rslora = true,
+        |config| config.tuning.lora.lora_dropout = 0.3,
+        |config| config.train.gradient_checkpointing = true,
+        |config| config.tuning.lora.modules_to_save = vec!["lm_head".into()],
+    ];
+    let batch = Forward::read("llama").batch();
+    for (index, change) in changes.into_iter().enumerate() {
+        let mut config = parity::recipe();
+        config.tuning.lora.r = 4;
+        config.tuning.lora.init_lora_weights = InitLora::Random;
+        change(&mut config);
+        let run = |files: &WeightFiles| {
+            let mut model = Model::load(&arch, Some(files), &config).unwrap();
+            model.params.zero_grads();
+            let loss = model.forward_backward(&batch, 0.1, 1.0, 3).unwrap();
+            (loss, model.params.values().to_vec(), model.params.grads().to_vec())
+        };
+        let (coded, wide) = (run(&files), run(&dense));
+        assert!(coded == wide, "case {index}: loss, adapter and gradients to the bit");
+        assert!(coded.2.iter().any(|&gradient| gradient != 0.0));
+    }
+}
+
+#[test]
+fn experts_are_quantized_one_by_one() {
+    let (arch, files) = open(&parity::golden("mixtral/model"));
+    let batch = Forward::read("mixtral").batch();
+    let mut config = parity::recipe();
+    config.model.quantization = Quantization::Nf4;
+    let coded = Model::load(&arch, Some(&files), &config).unwrap();
+    // The same numbers as a dense model.
+    let dir = tempfile::tempdir().unwrap();
+    let matrices = quantize::matrices(&arch, &[]).unwrap();
+    assert!(
+        matrices.iter().any(|name| name.contains("experts"))
+            && !matrices.iter().any(|name| name.contains("gate.weight"))
+    );
+    let read: Vec<_> = arch
+        .tensors()
+        .into_iter()
+        .map(|TensorSpec { name, shape }| {
+            let (_, mut values) = files.read(&name).unwrap();
+            if matrices.contains(&name) {
+                values = encode::quantize(&values, shape[1], Format::Nf4, true).unwrap().dequantize();
+            }
+            (name, shape, values)
+        })
+        .collect();
+    let tensors: Vec<_> = read.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
+    weights::write_safetensors(&dir.path().join("model.safetensors"), &tensors, &[]).unwrap();
+    let wide = WeightFiles::open(dir.path(), &arch.tensors()).unwrap();
+    let wide = Model::load(&arch, Some(&wide), &parity::recipe()).unwrap();
+    assert!(coded.token_losses(&batch).unwrap() == wide.token_losses(&batch).unwrap(), "the same bits");
+}
+
+#[test]
+fn finished_adapters_are_merged_before_quantization() {
+    let (arch, files) = open(&golden("llama_nf4/model"));
+    let config = parity::recipe();
+    let dir = parity::golden("llama/adapter_final");
+    let (stack, _) = tunesmith::train::adapter::stack(&[dir], &arch).unwrap();
+    let model = Model::load_on(&arch, Some(&files), &config, &stack).unwrap();
+    assert!(
+        model.notes.iter().any(|note| note.contains("14 matrices") && note.contains("second time")),
+        "{:?}",
+        model.notes
+    );
+    let (_, dense) = open(&parity::golden("llama/model"));
+    let mut nf4 = config;
+    nf4.model.quantization = Quantization::Nf4;
+    nf4.model.double_quant = false;
+    let merged = Model::load_on(&arch, Some(&dense), &nf4, &stack).unwrap();
+    assert!(merged.notes.is_empty(), "merged into the numbers before quantization: nothing to say");
+}
+
+#[test]
+fn loftq_starts_with_what_quantization_loses() {
+    let golden = Golden(stored(&golden("loftq.safetensors")));
+    for case in ["once", "twice", "often"] {
+        let (values, shape) = (golden.floats(&format!("{case}.w")), golden.shape(&format!("{case}.w")));
+        let (rows, cols) = (shape[0], shape[1]);
+        let rounds = golden.floats(&format!("{case}.rounds"))[0] as usize;
+        let (a, b) = (golden.floats(&format!("{case}.a")), golden.floats(&format!("{case}.b")));
+        let rank = a.len() / cols;
+        let how = How { format: Format::Nf4, double: false };
+        for scale in [1.0f32, 2.0] {
+            let (matrix, [ours_a, ours_b]) =
+                tunesmith::model::loftq::start(values, cols, how, (rank, scale), rounds).unwrap();
+            let update = |a: &[f32], b: &[f32], scale: f32| -> Vec<f32> {
+                let at = |at: usize| {
+                    (0..rank).map(|k| b[at / cols * rank + k] * a[k * cols + at % cols]).sum::<f32>() * scale
+                };
+                (0..rows * cols).map(at).collect()
+            };
+            close(case, &update(&ours_a, &ours_b, scale), &update(a, b, 1.0), 2e-5);
+            close(
+                case,
+                &matrix.dequantize(),
+                golden.floats(&format!("{case}.numbers")),
+                if rounds == 1 { 0.0 } else { 1e-6 },
+            );
+        }
+    }
+    // In a model: nearer to the dense one than a plain start.
+    let forward = Forward::read("llama");
+    let dense = parity::golden("llama/model");
+    let exact = model(&dense, &parity::recipe()).token_losses(&forward.batch()).unwrap();
+    let distance = |init, rounds| {
+        let mut config = qlora("nf4");
+        (config.tuning.lora.init_lora_weights, config.tuning.lora.loftq_iter) = (init, rounds);
+        config.tuning.lora.r = 16;
+        let losses = model(&dense, &config).token_losses(&forward.batch()).unwrap();
+        losses.iter().zip(&exact).map(|(ours, exact)| f64::from(ours - exact).powi(2)).sum::<f64>()
+    };
+    let (plain, once) = (distance(InitLora::Kaiming, 1), distance(InitLora::Loftq, 1));
+    assert!(once < 0.6 * plain, "{once} {plain}");
+}
+
+#[test]
+fn copies_are_kept_used_and_made_anew_where_they_are_damaged() {
+    let (arch, files) = open(&parity::golden("llama/model"));
+    let (config, root) = (qlora("nf4dq"), tempfile::tempdir().unwrap());
+    let how = How { format: Format::Nf4, double: true };
+    let load = || {
+        let cache = Cache::new(root.path(), &files, how).unwrap();
+        let dir = cache.dir().to_path_buf();
+        (Model::load_with(&arch, Some(&files), &config, &Stack::default(), Some(cache)).unwrap(), dir)
+    };
+    let batch = Forward::read("llama").batch();
+    let losses = |model: &Model| model.token_losses(&batch).unwrap();
+    let (first, dir) = load();
+    let kept: Vec<PathBuf> = std::fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert_eq!((kept.len(), first.notes.len()), (14, 0));
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let victim = dir.join(format!("{name}.safetensors"));
+    let whole = std::fs::read(&victim).unwrap();
+    // Used: other codes with a fitting digest would be believed.
+    assert!(losses(&load().0) == losses(&first));
+    let damages: [fn(Vec<u8>) -> Vec<u8>; 3] = [
+        |mut bytes| {
+            let at = bytes.len() - 40;
+            bytes[at] ^= 1;
+            bytes
+        },
+        |bytes| bytes[..bytes.len() / 2].to_vec(),
+        |_| Vec::new(),
+    ];
+    for damage in damages {
+        std::fs::write(&victim, damage(whole.clone())).unwrap();
+        let (again, _) = load();
+        assert!(
+            again.notes.len() == 1 && again.notes[0].contains("damaged") && again.notes[0].contains(name),
+            "{:?}",
+            again.notes
+        );
+        assert!(losses(&again) == losses(&first));
+        assert!(std::fs::read(&victim).unwrap() == whole, "made anew");
+    }
+    // Every byte of a small file counts.
+    for at in (0..whole.len()).step_by(whole.len() / 60) {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 0x10;
+        std::fs::write(&victim, &bytes).unwrap();
+        let (again, _) = load();
+        assert!(losses(&again) == losses(&first), "byte {at}");
+    }
+    // Other settings are another copy.
+    let other = Cache::new(root.path(), &files, How { double: false, ..how }).unwrap();
+    assert_ne!(other.dir(), dir);
+}
+
+/// The checkpoint with one tensor changed, as its files would hold it.
+fn changed(change: impl Fn(&mut Value, &mut Vec<u8>)) -> tempfile::TempDir {
+    let from = golden("llama_nf4dq/model");
+    let bytes = std::fs::read(from.join("model.safetensors")).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut data = bytes[8 + length..].to_vec();
+    change(&mut header, &mut data);
+    let text = header.to_string();
+    let dir = tempfile::tempdir().unwrap();
+    let whole = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), &data].concat();
+    std::fs::write(dir.path().join("model.safetensors"), whole).unwrap();
+    std::fs::copy(from.join("config.json"), dir.path().join("config.json")).unwrap();
+    dir
+}
+
+#[test]
+fn hostile_checkpoints_are_refused_and_never_panic() {
+    const MATRIX: &str = "model.layers.0.mlp.up_proj.weight";
+    let state = format!("{MATRIX}.quant_state.bitsandbytes__nf4");
+    let load = |dir: &Path| -> tunesmith::Result<()> {
+        let arch = Arch::from_dir(dir)?;
+        let files = WeightFiles::open(dir, &arch.tensors())?;
+        Model::load(&arch, Some(&files), &parity::recipe()).map(drop)
+    };
+    let range = |header: &Value, name: &str| -> std::ops::Range<usize> {
+        let ends = &header[name]["data_offsets"];
+        ends[0].as_u64().unwrap() as usize..ends[1].as_u64().unwrap() as usize
+    };
+    assert!(load(changed(|_, _| {}).path()).is_ok());
+    // A state of the same length that says something else.
+    for (from, to, fragment) in [
+        ("\"blocksize\": 64", "\"blocksize\": 65", "in blocks of 65"),
+        ("\"blocksize\": 64", "\"blocksize\":  0", "in blocks of 0"),
+        ("\"blocksize\": 64", "\"blocksize\": 32", "scales"),
+        ("[128, 64]", "[128, 65]", "expected [128, 64]"),
+        ("[128, 64]", "[64, 128]", "expected [128, 64]"),
+        ("[128, 64]", "[9e9, 64]", "not valid"),
+        ("[128, 64]", "[  0, 64]", "says [0, 64]"),
+        ("\"nf4\"", "\"fp4\"", "quant_type"),
+        ("\"nested_blocksize\": 256", "\"nested_blocksize\": 000", "not valid"),
+        ("\"nested_blocksize\": 256", "\"nested_blocksize\":   0", "nested_blocksize"),
+        ("\"nested_blocksize\": 256", "\"nested_blocksize\":  64", "nested_absmax"),
+        ("\"nested_offset\"", "\"nested_offzet\"", "nested_offset"),
+        ("{\"quant_type\"", "[\"quant_type\"", "not valid"),
+    ] {
+        let dir = changed(|header, data| {
+            let place = range(header, &state);
+            let text = String::from_utf8(data[place.clone()].to_vec()).unwrap();
+            assert!(text.contains(from), "{text}");
+            data[place].copy_from_slice(text.replace(from, to).as_bytes());
+        });
+        let error = load(dir.path()).expect_err(to);
+        assert_eq!(error.kind(), Kind::Model, "{error}");
+        assert!(error.to_string().contains(fragment), "{to}: {error}");
+    }
+    // Scales and tables that are no numbers.
+    for part in ["quant_map", "nested_quant_map", "nested_absmax"] {
+        let dir = changed(|header, data| {
+            let place = range(header, &format!("{MATRIX}.{part}"));
+            data[place][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        });
+        let error = load(dir.path()).expect_err(part);
+        assert!(error.to_string().contains("NaN or infinite"), "{part}: {error}");
+    }
+    // Parts that are missing, or that belong to nothing.
+    for part in ["absmax", "quant_map", "nested_absmax", "nested_quant_map", "quant_state.bitsandbytes__nf4"] {
+        let dir = changed(|header, _| {
+            let entry = header.as_object_mut().unwrap().remove(&format!("{MATRIX}.{part}")).unwrap();
+            header["stray"] = entry;
+        });
+        let error = load(dir.path()).expect_err(part);
+        assert_eq!(error.kind(), Kind::Model, "{part}: {error}");
+    }
+    let dir = changed(|header, _| {
+        let entry = header.as_object_mut().unwrap().remove(MATRIX).unwrap();
+        header["stray"] = entry;
+    });
+    assert!(load(dir.path()).expect_err("no codes").to_string().contains("has no codes"));
+    // Other methods are refused by their name.
+    let dir = changed(|_, _| {});
+    for (config, fragment) in [
+        (json!({"quant_method": "gptq", "bits": 4}), "gptq"),
+        (json!({"quant_method": "bitsandbytes"}), "load_in_4bit"),
+        (json!("bitsandbytes"), "quantization_config"),
+    ] {
+        let path = dir.path().join("config.json");
+        let mut whole = parity::json(&path);
+        whole["quantization_config"] = config;
+        std::fs::write(&path, whole.to_string()).unwrap();
+        let error = Arch::from_dir(dir.path()).expect_err(fragment);
+        assert!(error.to_string().contains(fragment), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_go_together_is_refused() {
+    let (arch, coded) = open(&golden("llama_nf4/model"));
+    let (_, dense) = open(&parity::golden("llama/model"));
+    let refused = |files: &WeightFiles, change: fn(&mut Config)| {
+        let mut config = parity::recipe();
+        change(&mut config);
+        let error = Model::load(&arch, Some(files), &config).unwrap_err();
+        assert_eq!(error.kind(), Kind::Config, "{error}");
+        error.to_string()
+    };
+    let text = refused(&coded, |config| config.model.quantization = Quantization::Fp4);
+    assert!(text.contains("the checkpoint is quantized as nf4"), "{text}");
+    let text = refused(&coded, |config| config.tuning.mode = Mode::Full);
+    assert!(text.contains("cannot be trained themselves") && text.contains("quantization: none"), "{text}");
+    let text = refused(&coded, |config| config.tuning.lora.init_lora_weights = InitLora::Pissa);
+    assert!(text.contains("before quantization"), "{text}");
+    let text = refused(&dense, |config| {
+        config.model.quantization = Quantization::Nf4;
+        config.model.quantization_skip_modules = vec!["q_porj".into()];
+    });
+    assert!(text.contains("did you mean q_proj?"), "{text}");
+    // Widened, it is a model like any other.
+    let mut config = parity::recipe();
+    (config.tuning.mode, config.model.quantization) = (Mode::Full, Quantization::None);
+    assert!(Model::load(&arch, Some(&coded), &config).is_ok());
+
+    let config = |text: &str| {
+        let text = format!("model: {{name: m}}\ndata: {{train_path: d}}\n{text}");
+        tunesmith::config::load_text(Path::new("c.yaml"), &text)
+    };
+    let resolved = config("tuning: {mode: qlora}").unwrap();
+    assert_eq!((resolved.config.tuning.mode, resolved.config.model.quantization), (Mode::Lora, Quantization::Nf4));
+    let shown = |key: &str| resolved.settings.iter().find(|setting| setting.key == key).unwrap().value.clone();
+    assert_eq!((shown("tuning.mode"), shown("model.quantization")), (json!("qlora"), json!("nf4")));
+    assert_eq!(config("tuning: {mode: qlora}\n").unwrap().config.model.double_quant, true);
+    for (text, fragment) in [
+        ("tuning: {mode: qlora, lora: {init_lora_weights: pissa}}", "use loftq"),
+        ("tuning: {lora: {init_lora_weights: loftq}}", "mode: qlora"),
+        ("tuning: {lora: {loftq_iter: 3}}", "only loftq has rounds"),
+        ("tuning: {mode: full}\nmodel: {name: m, quantization: nf4}", "cannot be trained themselves"),
+        ("tuning: {mode: qlora}\nmodel: {name: m, quantization: none}", "trains on a quantized base"),
+    ] {
+        let text = match text.contains("model:") {
+            true => format!("data: {{train_path: d}}\n{text}"),
+            false => format!("model: {{name: m}}\ndata: {{train_path: d}}\n{text}"),
+        };
+        let error = tunesmith::config::load_text(Path::new("c.yaml"), &text).unwrap_err();
+        assert!(error.to_string().contains(fragment), "{text}: {error}");
+    }
+}
