@@ -7,15 +7,15 @@ use super::args::ConfigArgs;
 use super::download::Downloads;
 use crate::checkpoint::peft;
 use crate::config::arch::Arch;
-use crate::config::{Config, Flag, InitLora, Mode, is_hub_name};
+use crate::config::{Config, Flag, InitLora, LoraConfig, Mode, Quantization, TargetModules, is_hub_name};
 use crate::data::row::{Conversation, Row};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::eval::Settings;
 use crate::hub::{self, Part};
-use crate::model::Model;
 use crate::model::targets::{Placement, Targets, placed};
 use crate::model::weights::WeightFiles;
+use crate::model::{Model, quantize};
 use crate::train::{adapter, output};
 
 /// Which model is asked, and how.
@@ -177,13 +177,17 @@ impl AskArgs {
                 files.clone_from(dir);
             }
         } else {
-            // A model without anything to train: the smallest tensor stands for it.
-            config.tuning.mode = Mode::Freeze;
-            config.tuning.freeze = crate::config::FreezeConfig {
-                trainable_patterns: vec!["model.norm.weight".to_owned()],
-                ..crate::config::FreezeConfig::default()
+            // Nothing is trained: the smallest adapter there is, whose B is zero, stands for it.
+            let first = arch.linear_modules().into_iter().next().map(|module| module.name);
+            config.tuning.mode = Mode::Lora;
+            config.tuning.lora = LoraConfig {
+                r: 1,
+                target_modules: TargetModules::List(first.into_iter().collect()),
+                ..LoraConfig::default()
             };
         }
+        config.model.quantization =
+            quantize::resolve(&config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
         config.train.gradient_checkpointing = false;
         let mut model = Model::load_on(&arch, Some(&weights), &config, &stack)?;
         let sides = values.map(|tensors| {

@@ -19,7 +19,9 @@ mod yaml;
 
 pub use arguments::Arguments;
 pub use choice::SaveStrategy;
-pub use choice::{Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
+pub use choice::{
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
+};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};

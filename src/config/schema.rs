@@ -2,8 +2,8 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora, LossOn,
-    LrScheduler, MixStrategy, Mode, Optim, Quantization, Resume, SaveStrategy, TargetModules, Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora,
+    LossOn, LrScheduler, MixStrategy, Mode, Optim, Quantization, Resume, SaveStrategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -254,7 +254,8 @@ section! {
         metric_for_best_model: String = "eval_loss".to_owned();
         /// Whether a higher value of it is better (`null`: known of every measure).
         greater_is_better: Option<bool> = None;
-        /// Accepted for the sake of other toolkits' files: scores are summed row by row, and nothing is kept that it could bound.
+        /// How many batches of `eval_batch_size` prompts are in memory at once while a validation answers (`null`: 256 rows); their
+        /// answers are scored as they end, so nothing else is kept, and the scores are the same.
         eval_accumulation_steps: Option<u64> = None, range Range::at_least(1.0);
         /// When a checkpoint is written.
         save_strategy: SaveStrategy = SaveStrategy::Steps;

@@ -1,7 +1,7 @@
 //! Beam search as Transformers does it (`GenerationMixin._beam_search`), for one text: the most probable continuations
 //! so far run side by side; a finished one is ranked by its log-probability over its length to the power of a penalty.
 use super::sample::penalise;
-use crate::model::{Cache, Logits};
+use crate::model::{Logits, TextCache};
 
 /// How beams are kept.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -79,7 +79,7 @@ impl Search {
         rules: &mut Rules<'_>,
         logits: &Logits,
         first: usize,
-        caches: &mut Vec<Cache>,
+        caches: &mut Vec<TextCache>,
     ) -> Option<Vec<u32>> {
         let Beams { count, length_penalty, early_stopping } = self.how;
         let length = self.running.first().map_or(0, |beam| beam.tokens.len()) + 1;

@@ -2,11 +2,11 @@
 //! only.
 use super::generate::{Answer, Settings, Strategy, Watcher, generate, generate_from};
 use crate::error::Result;
-use crate::model::{Cache, Model};
+use crate::model::{Model, TextCache};
 
 /// What a model has read.
 #[derive(Debug, Default)]
-pub struct Memory(Option<Cache>);
+pub struct Memory(Option<TextCache>);
 
 impl Memory {
     /// Forgets everything.
@@ -16,7 +16,7 @@ impl Memory {
 
     /// How many tokens of `prompt` need not be read again.
     pub fn known(&self, prompt: &[u32]) -> usize {
-        let read = self.0.as_ref().map_or(&[][..], Cache::tokens);
+        let read = self.0.as_ref().map_or(&[][..], TextCache::tokens);
         read.iter().zip(prompt).take_while(|(old, new)| old == new).count().min(prompt.len().saturating_sub(1))
     }
 

@@ -4,7 +4,7 @@ use super::beam::{Beams, EarlyStopping, Rules, Search};
 use super::sample::{Sampling, distribution, draw, penalise};
 use crate::config::{BeamStop, Config, GenerationConfig};
 use crate::error::Result;
-use crate::model::{Cache, Logits, Model};
+use crate::model::{Logits, Model, TextCache};
 
 /// Tokens of prompts that one walk takes, if it takes more than one prompt.
 const PASS_TOKENS: usize = 4096;
@@ -154,7 +154,7 @@ impl<F: FnMut() -> bool> Watcher for While<F> {
 struct Work<'a> {
     text: usize,
     prompt: &'a [u32],
-    caches: Vec<Cache>,
+    caches: Vec<TextCache>,
     /// For each cache the tokens that come next.
     next: Vec<Vec<u32>>,
     tokens: Vec<u32>,
@@ -180,7 +180,7 @@ pub(super) fn generate_from(
     model: &Model,
     prompts: &[Vec<u32>],
     settings: &Settings,
-    mut memory: Option<&mut Cache>,
+    mut memory: Option<&mut TextCache>,
     watcher: &mut dyn Watcher,
 ) -> Result<Option<Vec<Answer>>> {
     let mut answers: Vec<Option<Answer>> = vec![None; prompts.len()];
@@ -214,7 +214,7 @@ pub(super) fn generate_from(
             if rows == 0 {
                 continue;
             }
-            let mut texts: Vec<(&mut Cache, &[u32])> = group
+            let mut texts: Vec<(&mut TextCache, &[u32])> = group
                 .iter_mut()
                 .flat_map(|work| work.caches.iter_mut().zip(work.next.iter().map(Vec::as_slice)))
                 .collect();
@@ -300,7 +300,7 @@ pub(super) fn most_probable(row: &[f32]) -> u32 {
 }
 
 impl<'a> Work<'a> {
-    fn new(text: usize, prompt: &'a [u32], read: Cache, settings: &Settings) -> Self {
+    fn new(text: usize, prompt: &'a [u32], read: TextCache, settings: &Settings) -> Self {
         let search = match settings.strategy {
             Strategy::Beams(beams) => Some(Search::new(beams)),
             Strategy::Greedy | Strategy::Sample(_) => None,

@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 
 mod next;
 
-pub use next::{Cache, Logits};
+pub use next::{Logits, TextCache};
 
 /// A decoder and what is trained in it.
 #[derive(Debug)]

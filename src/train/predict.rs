@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::eval::{Answer, Asked, Go, Settings, Watcher, exact_match, generate};
 use crate::model::Model;
 
-/// Prompts that are read from disk at once.
+/// Prompts that are read from disk at once, unless the configuration says otherwise.
 const CHUNK: usize = 256;
 
 /// Scores by name, without the prefix `eval_`.
@@ -96,9 +96,11 @@ impl<'a> Predictor<'a> {
         let asked =
             Asked { tokenizer: &self.prepared.dataset.tokenizer, stop_strings: &config.generation.stop_strings };
         let rows = rows.min(self.validation.len());
+        let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
+        let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { CHUNK };
         let (mut answered, mut exact) = (0, 0);
-        for start in (0..rows).step_by(CHUNK) {
-            let questions = self.questions(start..rows.min(start + CHUNK))?;
+        for start in (0..rows).step_by(chunk) {
+            let questions = self.questions(start..rows.min(start.saturating_add(chunk)))?;
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
             let mut judge = Judge { asked, stop, questions: &questions, rows: 0, exact: 0 };
             let settings = Settings { first_text: start as u64, ..self.settings.clone() };

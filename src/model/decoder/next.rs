@@ -14,12 +14,12 @@ use std::ops::Range;
 
 /// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
 #[derive(Debug, Clone)]
-pub struct Cache {
+pub struct TextCache {
     tokens: Vec<u32>,
     blocks: Vec<KeyValues>,
 }
 
-impl Cache {
+impl TextCache {
     /// The tokens that it holds.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -70,9 +70,9 @@ impl Logits {
 
 impl Model {
     /// The cache of a text without tokens.
-    pub fn cache(&self) -> Cache {
+    pub fn cache(&self) -> TextCache {
         let of = |block: &Block| KeyValues::new(block.attention.heads, block.attention.how.window);
-        Cache { tokens: Vec::new(), blocks: self.blocks.iter().map(of).collect() }
+        TextCache { tokens: Vec::new(), blocks: self.blocks.iter().map(of).collect() }
     }
 
     /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
@@ -81,7 +81,7 @@ impl Model {
     ///
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary, or a text without a new one.
-    pub fn extend(&self, texts: &mut [(&mut Cache, &[u32])]) -> Result<Logits> {
+    pub fn extend(&self, texts: &mut [(&mut TextCache, &[u32])]) -> Result<Logits> {
         if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
             return Err(Error::data("a text without tokens cannot go on"));
         }
