@@ -103,6 +103,18 @@ install *ARGS:
 @config *ARGS: _build
     "{{ tunesmith }}" config "$@"
 
+# shows memory in use on each device; with CONFIG=… what its largest pass holds
+[group('train')]
+[no-exit-message]
+@memory-check *ARGS: _build
+    "{{ tunesmith }}" memory-check "$@"
+
+# shows GPUs, driver, CUDA, NCCL and links; the processor's cores, memory and measured rates
+[group('train')]
+[no-exit-message]
+@gpu-info *ARGS: _build
+    "{{ tunesmith }}" gpu-info "$@"
+
 # turns a configuration of Axolotl, LLaMA-Factory or SFT-Play into ours: just import their.yaml --out ours.yaml
 [group('data')]
 [no-exit-message]
@@ -126,6 +138,54 @@ install *ARGS:
 [no-exit-message]
 @chat *ARGS: _build
     "{{ tunesmith }}" chat "$@"
+
+# asks the base and the run's result the held-out rows: just eval CONFIG=configs/run_lora.yaml [--rows N] [--checkpoint DIR] [--compare A B]
+[group('evaluate')]
+[no-exit-message]
+@eval *ARGS: _build
+    "{{ tunesmith }}" eval "$@"
+
+# the same on the validation rows
+[group('evaluate')]
+[no-exit-message]
+@eval-val *ARGS: _build
+    "{{ tunesmith }}" eval --split val "$@"
+
+# the same on the test rows
+[group('evaluate')]
+[no-exit-message]
+@eval-test *ARGS: _build
+    "{{ tunesmith }}" eval --split test "$@"
+
+# the same on the first 200 rows
+[group('evaluate')]
+[no-exit-message]
+@eval-quick *ARGS: _build
+    "{{ tunesmith }}" eval --rows 200 "$@"
+
+# the same on all held-out rows
+[group('evaluate')]
+[no-exit-message]
+@eval-full *ARGS: _build
+    "{{ tunesmith }}" eval "$@"
+
+# merges a run's adapter into its base: just merge CONFIG=…; or --base DIR --adapter DIR --output DIR
+[group('take along')]
+[no-exit-message]
+@merge *ARGS: _build
+    "{{ tunesmith }}" merge "$@"
+
+# the same, written in bfloat16
+[group('take along')]
+[no-exit-message]
+@merge-bf16 *ARGS: _build
+    "{{ tunesmith }}" merge --dtype bfloat16 "$@"
+
+# writes a model for where it will serve: just export CONFIG=… --gguf q8_0 | --hf | --peft
+[group('take along')]
+[no-exit-message]
+@export *ARGS: _build
+    "{{ tunesmith }}" export "$@"
 
 # formatting and lints
 [group('develop')]

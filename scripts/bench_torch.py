@@ -5,8 +5,8 @@
     python3 scripts/bench_torch.py --shape smollm2-135m --mode lora --seq 512 --batch 2 --steps 3
     python3 scripts/bench_torch.py --shape smollm2-135m --data chat.jsonl --batch 8 --steps 3     # make_chat_rows.py writes such rows
 
-Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer (or all weights with `--mode full`), AdamW,
-gradient clipping, the same number of threads. PyTorch uses sdpa attention and the fused AdamW. The runs alternate (A B A B),
+Both sides: float32, random weights of the shape, LoRA r=16 on every linear layer (or all weights with `--mode full`; with `--mode qlora`
+on a base in NF4 with double quantization, which needs `pip install bitsandbytes`), AdamW, gradient clipping, the same number of threads. PyTorch uses sdpa attention and the fused AdamW. The runs alternate (A B A B),
 because a machine's speed drifts: only the ratio of neighbours means something. One process runs at a time.
 
 With `--data` each step takes the next `--batch` rows: PyTorch pads them to the longest, as the usual collator does; tokens/s
@@ -18,6 +18,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -76,14 +77,27 @@ def run_torch(args):
     values = model_config(args.shape)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
-    if args.mode == "lora":
+    if args.mode == "qlora":
+        from transformers import BitsAndBytesConfig
+
+        how = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32)
+        loaded = dict(device_map={"": "cpu"}, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(args.torch_model, quantization_config=how, **loaded)
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    if args.torch_model and args.mode != "qlora":
+        model.save_pretrained(args.torch_model)
+        print(json.dumps({"saved": args.torch_model}))
+        return
+    if args.mode != "full":
         import peft
 
         model = peft.get_peft_model(model, peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
     if args.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        if args.mode == "lora":
+        if args.mode != "full":
             model.enable_input_require_grads()
     model.train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -120,7 +134,7 @@ def show(side, result):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a Hugging Face config.json")
-    parser.add_argument("--mode", choices=["lora", "full"], default="lora")
+    parser.add_argument("--mode", choices=["lora", "qlora", "full"], default="lora")
     parser.add_argument("--seq", type=int, default=512)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3, help="timed steps of each run; one more warms up")
@@ -131,6 +145,7 @@ def main():
     parser.add_argument("--simd", help="hold tunesmith to these instructions: portable, avx2, avx512 (PyTorch chooses its own)")
     parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "tunesmith"))
     parser.add_argument("--only", choices=["torch", "tunesmith"], help="one side alone, without a ratio")
+    parser.add_argument("--torch-model", help=argparse.SUPPRESS)  # a folder: written, or with qlora read
     parser.add_argument("--torch-child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.torch_child:
@@ -154,6 +169,12 @@ def main():
     if load > 0.5 or os.nice(0) > 0:
         print(f"bench_torch: the machine is busy (load average {load:.1f}) or this process is niced: PyTorch's threads wait for each other "
               "by spinning and fall far behind then, so the ratio would flatter tunesmith", file=sys.stderr)
+    kept = tempfile.TemporaryDirectory()
+    if args.mode == "qlora" and "PyTorch" in sides:
+        # bitsandbytes quantizes on loading: what was drawn must lie in a folder first, and must not count as memory of the run.
+        drawn = [argument if argument != "qlora" else "lora" for argument in sides["PyTorch"]]
+        child([*drawn, "--torch-model", kept.name], environment)
+        sides["PyTorch"] += ["--torch-model", kept.name]
     results = {side: [] for side in sides}
     for _ in range(args.repeats):
         for side, command in sides.items():

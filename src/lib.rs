@@ -9,6 +9,7 @@
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
+//! 1      memory        the counting allocator, the memory budget, what the machine has
 //! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
 //! 2      import        configurations of other toolkits, turned into ours
 //! 2      plan          batch maths, the learning-rate table: pure functions
@@ -18,7 +19,8 @@
 //! 4      model         decoder segments from parts (norms, attention, MLP or experts), weights loading, adapters
 //! 4      optim         optimizers as pure updates of tensors, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
-//! 5      eval          answers (greedy, sampling, beams), exact match
+//! 5      eval          answers (greedy, sampling, beams), the measures of answers
+//! 6      export        merged models, blends of adapters, GGUF, model cards
 //! 6      train         ONE step on one screen; the loop; signals; metrics; the report
 //! 7      cmd           one file a subcommand; only `cmd` and `main` print
 //! ```
@@ -38,8 +40,10 @@ pub mod config;
 pub mod data;
 pub mod error;
 pub mod eval;
+pub mod export;
 pub mod hub;
 pub mod import;
+pub mod memory;
 pub mod model;
 pub mod ops;
 pub mod optim;

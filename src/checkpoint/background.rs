@@ -52,7 +52,7 @@ impl Buffers {
 #[derive(Debug)]
 enum Owned {
     Adapter(Box<AdapterConfig>),
-    Model(PathBuf, Option<(String, usize)>),
+    Model { dir: PathBuf, grown: Option<(String, usize)>, template: Option<String> },
     Part,
 }
 
@@ -60,9 +60,11 @@ impl From<Weights<'_>> for Owned {
     fn from(weights: Weights<'_>) -> Self {
         match weights {
             Weights::Adapter(config) => Self::Adapter(Box::new(config.clone())),
-            Weights::Model(source) => {
-                Self::Model(source.dir.to_owned(), source.grown.map(|(text, rows)| (text.to_owned(), rows)))
-            }
+            Weights::Model(source) => Self::Model {
+                dir: source.dir.to_owned(),
+                grown: source.grown.map(|(text, rows)| (text.to_owned(), rows)),
+                template: source.template.map(str::to_owned),
+            },
             Weights::Part => Self::Part,
         }
     }
@@ -72,9 +74,9 @@ impl Owned {
     fn borrow(&self) -> Weights<'_> {
         match self {
             Self::Adapter(config) => Weights::Adapter(config),
-            Self::Model(dir, grown) => {
+            Self::Model { dir, grown, template } => {
                 let grown = grown.as_ref().map(|(text, rows)| (text.as_str(), *rows));
-                Weights::Model(folder::Source { dir, grown })
+                Weights::Model(folder::Source { dir, grown, template: template.as_deref() })
             }
             Self::Part => Weights::Part,
         }

@@ -29,6 +29,8 @@ pub struct Source<'a> {
     pub dir: &'a Path,
     /// The text of `tokenizer.json` where tokens were added, and the rows that the embedding now has.
     pub grown: Option<(&'a str, usize)>,
+    /// The text of a chat template that takes the place of the tokenizer's.
+    pub template: Option<&'a str>,
 }
 
 /// The tensors of a model that were not trained, which are fetched one at a time.
@@ -44,15 +46,20 @@ pub struct Rest<'a> {
 /// # Errors
 /// [`crate::Kind::Io`].
 pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+    const TEMPLATE: &str = "chat_template.jinja";
     for (name, path) in companions(source.dir) {
         match source.grown {
+            _ if name == TEMPLATE && source.template.is_some() => {}
             Some((text, _)) if name == "tokenizer.json" => {
                 staging.write(name, |writer| writer.write_all(text.as_bytes()))?;
             }
             _ => staging.copy(name, &path)?,
         }
     }
-    Ok(())
+    match source.template {
+        Some(text) => staging.write(TEMPLATE, |writer| writer.write_all(text.as_bytes())),
+        None => Ok(()),
+    }
 }
 
 /// Writes a model folder: `config.json` of the source with the dtype of the new weights, f32, its companions, and the

@@ -17,6 +17,7 @@ pub mod adapter_config;
 pub mod atomic;
 pub mod background;
 pub mod disk;
+pub mod finished;
 pub mod folder;
 pub mod peft;
 pub mod pissa;

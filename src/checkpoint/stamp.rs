@@ -11,7 +11,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, ConfigValue, InitLora, Mode, ModelConfig, Quantization, nearest, schema};
+use crate::config::{Config, ConfigValue, InitLora, Mode, nearest, schema};
 use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 
@@ -114,12 +114,22 @@ pub const COVERED: &[&str] = &[
 /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
 /// With a decaying schedule another length gives another learning rate from here on, as it should.
 pub const FREE: &[&str] = &[
+    "eval.metrics",
+    "eval.normalization",
+    "eval.rouge_stemmer",
+    "eval.json_schema",
+    "eval.scorer",
+    "eval.scorer_timeout",
+    "eval.confidence",
+    "eval.bootstrap_samples",
     "train.output_dir",
     "train.num_train_epochs",
     "train.max_steps",
     "train.eval_batch_size",
     "train.gradient_checkpointing",
-    "train.gradient_checkpointing_layers",
+    "train.effective_batch",
+    "train.target_tokens_per_device_step",
+    "train.memory_budget",
     "train.max_tokens_per_pass",
     "train.logging_steps",
     "train.eval_strategy",
@@ -204,6 +214,8 @@ pub struct Engine {
     pub backend: &'static str,
     /// See [`Stamp::simd`].
     pub simd: &'static str,
+    /// See [`Stamp::quantization`].
+    pub quantization: String,
     /// See [`Stamp::dtype`].
     pub dtype: String,
 }
@@ -249,7 +261,7 @@ impl Stamp {
             engine_version: env!("CARGO_PKG_VERSION").into(),
             backend: engine.backend.into(),
             simd: engine.simd.into(),
-            quantization: describe_quantization(&config.model),
+            quantization: engine.quantization,
             dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),
             adapter: match config.tuning.lora.init_lora_weights {
@@ -358,16 +370,6 @@ fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     }
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
-}
-
-/// `nf4, double true, but for [q_proj]`; a base that is not quantized is `none`.
-fn describe_quantization(model: &ModelConfig) -> String {
-    let ModelConfig { quantization, double_quant, quantization_skip_modules: skip, .. } = model;
-    match quantization {
-        Quantization::None | Quantization::Auto => "none".into(),
-        Quantization::Int8 => format!("int8, but for {skip:?}"),
-        Quantization::Nf4 | Quantization::Fp4 => format!("{quantization}, double {double_quant}, but for {skip:?}"),
-    }
 }
 
 /// The distinct values in order, with slashes between.

@@ -41,6 +41,12 @@ pub struct TrainState {
     pub seed: u64,
     /// Seed of the data's order.
     pub data_seed: u64,
+    /// The most tokens that one pass holds, where memory asked for fewer than the configuration says.
+    #[serde(default)]
+    pub max_tokens_per_pass: Option<usize>,
+    /// What blocks keep for backward, where the configuration leaves it to measurement.
+    #[serde(default)]
+    pub gradient_checkpointing: Option<serde_json::Value>,
 }
 
 /// An f64 as text: JSON readers may round numbers in the last place, and resume is bit-exact.

@@ -188,7 +188,6 @@ impl AskArgs {
         }
         config.model.quantization =
             quantize::resolve(&config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);
-        config.train.gradient_checkpointing = false;
         let mut model = Model::load_on(&arch, Some(&weights), &config, &stack)?;
         let sides = values.map(|tensors| {
             let base = model.params.values().to_vec();

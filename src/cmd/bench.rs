@@ -1,13 +1,17 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
-use crate::config::{Config, Dtype, Mode, Quantization};
+use crate::config::{Bytes, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
+use crate::memory::human_bytes;
 use crate::ops::simd::{self, Level};
 use crate::train::bench::{self, Outcome, Request};
 use crate::train::decode_bench;
+use crate::train::probe;
+use crate::train::sweep::{self, Sweep};
 use std::path::PathBuf;
 
 /// What `bench` takes.
 #[derive(Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
     /// A shape's name (small, smollm2-135m, qwen2.5-0.5b, tinyllama-1.1b) or the path of a config.json
     #[arg(long, default_value = "smollm2-135m")]
@@ -39,6 +43,12 @@ pub struct Args {
     /// The most tokens walked at once, as `train.max_tokens_per_pass`
     #[arg(long)]
     max_tokens_per_pass: Option<usize>,
+    /// Let the probe choose how steps of --batch rows are cut, and hold the choice against every other way
+    #[arg(long)]
+    sweep: bool,
+    /// The most that the process may hold, such as 2GiB (with --sweep)
+    #[arg(long, value_name = "SIZE", requires = "sweep")]
+    memory_budget: Option<String>,
     /// Rows `{input_ids, labels}` of a JSONL file instead of synthetic ones
     #[arg(long, value_name = "FILE.jsonl")]
     data: Option<PathBuf>,
@@ -71,7 +81,7 @@ pub fn run(args: &Args) -> Result<()> {
     config.tuning.lora.r = args.rank as usize;
     config.train.bf16 = args.bf16;
     config.model.dtype = if args.bf16 { Dtype::Bfloat16 } else { Dtype::Float32 };
-    config.train.gradient_checkpointing = args.gradient_checkpointing;
+    config.train.gradient_checkpointing = args.gradient_checkpointing.into();
     config.train.max_tokens_per_pass = args.max_tokens_per_pass.or(config.train.max_tokens_per_pass);
     if let Some(name) = &args.simd {
         let wanted = [Level::Portable, Level::Avx2, Level::Avx512].into_iter().find(|level| level.name() == name);
@@ -102,6 +112,15 @@ pub fn run(args: &Args) -> Result<()> {
         steps: args.steps.unwrap_or(3) as usize,
         rows,
     };
+    if args.sweep {
+        let budget = args.memory_budget.as_deref().map(|text| {
+            let refuse = || Error::config(format!("--memory-budget {text:?}, expected bytes, such as 2GiB"));
+            Bytes::parse(text).ok_or_else(refuse)
+        });
+        let budget = budget.transpose()?.map(|bytes| bytes.0);
+        let found = pool.install(|| sweep::run(&request, budget))?;
+        return super::terminal::print(&show_sweep(&found));
+    }
     let outcome = pool.install(|| bench::run(&request))?;
     if args.json {
         let text = serde_json::to_string(&outcome).map_err(|error| Error::config(error.to_string()))?;
@@ -136,6 +155,18 @@ fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::
     println!("  {:>10.3} GB of weights read for each step", giga(outcome.weight_bytes));
     println!("  {:>10.0} MiB peak memory", outcome.peak_bytes as f64 / (1 << 20) as f64);
     Ok(())
+}
+
+fn show_sweep(sweep: &Sweep) -> String {
+    let found = &sweep.found;
+    let mut lines = probe::lines(&found.passes, &found.reasons, &found.sizes);
+    lines.push("steps of the same rows, cut otherwise (the choice first):".to_owned());
+    for tried in &sweep.tried {
+        let speed = tried.tokens_per_second.map_or("does not fit".to_owned(), |speed| format!("{speed:.1} tokens/s"));
+        lines.push(format!("  {speed:>16}  {:>10}  {}", human_bytes(tried.bytes), tried.sizes));
+    }
+    lines.push(format!("the choice has {:.1} % of the best way's speed", 100.0 * sweep.ratio()));
+    lines.join("\n") + "\n"
 }
 
 fn show(request: &Request, outcome: &Outcome) {

@@ -1,7 +1,9 @@
 //! `tunesmith doctor`: what this machine has and lacks, with what to do about it. It leaves nothing behind.
+use super::find;
 use super::terminal::{self, Style};
 use crate::error::Result;
 use crate::hub::Settings;
+use crate::memory::limits;
 use crate::ops::simd::{self, Level};
 use crate::train::machine::{Machine, free_disk};
 use std::fmt::Write;
@@ -50,7 +52,7 @@ pub fn run(_args: &Args) -> Result<()> {
     let findings = [
         processor(&machine),
         vectors(simd::detect()),
-        memory(machine.memory, available_memory(), memory_limit()),
+        memory(machine.memory, limits::available(), limits::group().map(|group| group.limit)),
         disk("disk here", Path::new(".")),
         disk("disk for cache", &cache_dir()),
         writable(),
@@ -61,7 +63,7 @@ pub fn run(_args: &Args) -> Result<()> {
             "shows the event files of runs",
             "`python3 -m pip install tensorboard`; training writes its event files without it",
         ),
-        gpu(find_library("libcuda.so.1")),
+        gpu(find::library("libcuda.so.1")),
         Finding::new("python", Verdict::Neutral, "not needed"),
     ];
     terminal::print(&report(&findings, terminal::stdout_colour()))
@@ -106,7 +108,7 @@ fn hub(settings: Result<Settings>) -> Finding {
 }
 
 fn just() -> Finding {
-    if find_program("just").is_none() && Path::new(".tools/bin/just").exists() {
+    if find::program("just").is_none() && Path::new(".tools/bin/just").exists() {
         return Finding::new("just", Verdict::Neutral, "not on PATH; scripts/just runs the one in .tools/bin");
     }
     program(
@@ -146,7 +148,7 @@ fn memory(total: u64, available: Option<u64>, limit: Option<u64>) -> Finding {
         return Finding::new("memory", Verdict::Good, text);
     }
     Finding::new("memory", Verdict::Lacking, text)
-        .hint("set train.gradient_checkpointing: true and a small train.batch_size; weights take 4 bytes a parameter")
+        .hint("set train.gradient_checkpointing: auto and train.batch_size: auto (docs/auto-batch.md); weights take 4 bytes a parameter")
 }
 
 fn disk(subject: &'static str, wanted: &Path) -> Finding {
@@ -188,7 +190,7 @@ fn writable() -> Finding {
 }
 
 fn program(name: &'static str, purpose: &str, how: &str) -> Finding {
-    match find_program(name) {
+    match find::program(name) {
         Some(path) => Finding::new(name, Verdict::Good, path.display().to_string()),
         None => Finding::new(name, Verdict::Lacking, format!("not on PATH ({purpose})")).hint(how),
     }
@@ -202,55 +204,8 @@ fn gpu(driver: Option<PathBuf>) -> Finding {
     Finding::new("gpu", Verdict::Neutral, text)
 }
 
-fn find_program(name: &str) -> Option<PathBuf> {
-    use std::os::unix::fs::PermissionsExt;
-    let executable =
-        |path: &PathBuf| path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
-    std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(executable)
-}
-
-/// Where the dynamic linker would find a library, as far as the usual folders tell.
-fn find_library(name: &str) -> Option<PathBuf> {
-    const USUAL: &[&str] = &[
-        "/usr/lib/x86_64-linux-gnu",
-        "/usr/lib/aarch64-linux-gnu",
-        "/lib/x86_64-linux-gnu",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/cuda/compat",
-        "/usr/local/nvidia/lib64",
-        "/usr/lib/wsl/lib",
-    ];
-    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-    let folders = std::env::split_paths(&path).filter(|folder| !folder.as_os_str().is_empty());
-    folders.chain(USUAL.iter().map(PathBuf::from)).map(|folder| folder.join(name)).find(|path| path.exists())
-}
-
 fn cache_dir() -> PathBuf {
     std::env::var_os("HOME").map_or_else(|| PathBuf::from("."), PathBuf::from).join(".cache/tunesmith")
-}
-
-fn available_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
-}
-
-/// The least memory limit of this process's control groups (version 2, then version 1).
-fn memory_limit() -> Option<u64> {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;
-    let limit = |file: PathBuf| std::fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
-    let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
-    let modern = Path::new("/sys/fs/cgroup").join(ours);
-    let unlimited = 1 << 60;
-    modern
-        .ancestors()
-        .take_while(|folder| folder.starts_with("/sys/fs/cgroup"))
-        .map(|folder| folder.join("memory.max"))
-        .chain([PathBuf::from("/sys/fs/cgroup/memory/memory.limit_in_bytes")])
-        .filter_map(limit)
-        .filter(|&bytes| bytes < unlimited)
-        .min()
 }
 
 fn bytes(count: u64) -> String {

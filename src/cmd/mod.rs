@@ -10,8 +10,14 @@ pub mod config;
 pub mod data;
 pub mod doctor;
 pub mod download;
+pub mod eval;
+pub mod export;
+mod find;
+pub mod gpu_info;
 pub mod import;
 pub mod infer;
+pub mod memory_check;
+pub mod merge;
 pub mod models;
 pub mod process;
 pub mod terminal;
@@ -48,6 +54,12 @@ enum Command {
     Download(download::Args),
     /// Turn a configuration of Axolotl, LLaMA-Factory or SFT-Play into one of ours
     Import(import::Args),
+    /// Measure what a model answers, beside what its base answers
+    Eval(eval::Args),
+    /// Write a model or an adapter for where it will serve: GGUF, Hugging Face, PEFT, with a model card
+    Export(export::Args),
+    /// Merge an adapter into its base, or several adapters into one
+    Merge(merge::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
     /// Write the rows that a run would train on, in one form, with a report
@@ -60,6 +72,10 @@ enum Command {
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
     Doctor(doctor::Args),
+    /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
+    GpuInfo(gpu_info::Args),
+    /// Show memory in use on each device, and with a configuration what its largest pass holds
+    MemoryCheck(memory_check::Args),
 }
 
 impl Command {
@@ -71,11 +87,16 @@ impl Command {
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
             Self::Import(args) => import::run(args),
+            Self::Eval(args) => eval::run(args),
+            Self::Export(args) => export::run(args),
+            Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Infer(args) => infer::run(args),
             Self::Chat(args) => chat::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
+            Self::GpuInfo(args) => gpu_info::run(args),
+            Self::MemoryCheck(args) => memory_check::run(args),
         }
     }
 }

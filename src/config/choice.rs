@@ -276,6 +276,36 @@ choices! {
         InterleaveOver = "interleave_over",
     };
 
+    /// What is measured of generated answers.
+    EvalMetric {
+        /// The answer is the reference, once both are normalized.
+        ExactMatch = "exact_match" | "em",
+        /// The reference stands in the answer, once both are normalized.
+        Contains = "contains",
+        /// ROUGE-1, -2, -L and -Lsum: their mean F measure, 0 to 1, as the package rouge-score.
+        Rouge = "rouge",
+        /// BLEU of the corpus, 0 to 100, as sacrebleu.
+        Bleu = "bleu",
+        /// chrF of the corpus, 0 to 100, as sacrebleu.
+        Chrf = "chrf",
+        /// The same with words beside characters.
+        ChrfPlusPlus = "chrf++",
+        /// METEOR, 0 to 1, by equal words and stems; synonyms do not count.
+        Meteor = "meteor",
+        /// SARI of rewritten text, 0 to 100, by what the source, the answer and the reference have.
+        Sari = "sari",
+        /// Whether the answer is JSON, the reference's JSON, and what `json_schema` says.
+        Json = "json",
+    } later ["accuracy", "f1", "bertscore", "comet", "ter"];
+
+    /// What is done to an answer and its reference before they are compared.
+    Normalization {
+        /// White space at both ends is taken off.
+        Trim = "trim",
+        /// As the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
+        Squad = "squad",
+    };
+
     /// Which training rows count as repetitions.
     Dedupe {
         /// None.

@@ -2,9 +2,7 @@
 
 const DDP: &str = "training on several devices is not yet part of this version; remove the key";
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
-const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
 const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
-const AUTO: &str = "automatic batch sizes are not yet part of this version; set train.batch_size";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
@@ -22,8 +20,11 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("train.dataloader_num_workers", LOADER),
     ("train.dataloader_pin_memory", LOADER),
     ("train.dataloader_drop_last", "the last, smaller batch of an epoch is always kept; remove the key"),
-    ("train.target_tokens_per_device_step", AUTO),
-    ("train.auto_find_batch_size", AUTO),
+    ("train.auto_find_batch_size", "set train.batch_size: auto, which measures before step 1 and loses no step"),
+    (
+        "train.gradient_checkpointing_layers",
+        "set train.gradient_checkpointing: {full: N}: the first N blocks are run again",
+    ),
     ("train.eval_delay", "a delayed first validation is not yet part of this version"),
     ("train.report_to", "set logging.tensorboard instead"),
     ("train.logging_dir", "set logging.logging_dir instead"),
@@ -62,8 +63,7 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("distributed", DDP),
     ("deepspeed", DDP),
     ("accelerate", DDP),
-    ("eval", GENERATE),
-    ("infer", GENERATE),
+    ("infer", "settings of answers are in gen; flags of `tunesmith infer` set them too"),
     ("dapt", DAPT),
     ("mode", DAPT),
     ("block_size", DAPT),

@@ -13,25 +13,27 @@ pub mod resolve;
 mod rope;
 mod rope_json;
 pub mod schema;
+mod sizes;
 mod validate;
 mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::SaveStrategy;
 pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
+pub use choice::{EvalMetric, Normalization, SaveStrategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{
     Flag, Resolved, Setting, Source, load, load_optional, load_partial, load_text, try_setting, unquoted,
 };
 pub use schema::{
-    Config, DataConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig, TrainConfig,
-    TuningConfig,
+    Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
+    TrainConfig, TuningConfig,
 };
+pub use sizes::{Auto, Bytes, Checkpointing, Policy};
 pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

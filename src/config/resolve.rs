@@ -5,7 +5,7 @@
 use super::choice::Quantization;
 use super::later::{LATER, LATER_VARIABLES};
 use super::option::{OptionDef, env_name, nearest};
-use super::schema::{Config, SECTIONS, options};
+use super::schema::{Config, SECTIONS, VARIABLES, options};
 use super::validate;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 use super::yaml::{self, Document};
@@ -295,8 +295,7 @@ impl Resolver {
         let mut known = HashSet::new();
         for def in options() {
             let mut earlier: Option<String> = None;
-            for spelled in def.spellings() {
-                let name = env_name(&spelled);
+            for (name, spelled) in variables(def) {
                 if let Some(value) = env.get(&*name) {
                     if let Some(earlier) = earlier {
                         return Err(Error::config(format!("env {earlier} and env {name} are the same setting"))
@@ -435,8 +434,14 @@ fn find(spelled: &str) -> Option<&'static OptionDef> {
 
 /// The setting of an environment name, and the spelling that gave it.
 fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
-    options()
-        .find_map(|def| def.spellings().find(|spelling| env_name(spelling) == name).map(|spelling| (def, spelling)))
+    options().find_map(|def| variables(def).find(|(variable, _)| variable == name).map(|(_, spelled)| (def, spelled)))
+}
+
+/// The environment variables of a setting, each with the spelling of the key that it stands for.
+fn variables(def: &'static OptionDef) -> impl Iterator<Item = (String, String)> {
+    let further =
+        VARIABLES.iter().filter(|(_, key)| def.path() == *key).map(|(name, key)| ((*name).into(), (*key).into()));
+    def.spellings().map(|spelled| (env_name(&spelled), spelled)).chain(further)
 }
 
 fn is_section(path: &str) -> bool {

@@ -2,11 +2,13 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalStrategy, Format, Init, InitLora,
-    LossOn, LrScheduler, MixStrategy, Mode, Optim, Quantization, Resume, SaveStrategy, TargetModules, Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
+    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy,
+    TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
+use super::sizes::{Auto, Bytes, Checkpointing};
 use super::value::{ConfigValue, Patterns};
 use std::path::PathBuf;
 
@@ -25,10 +27,16 @@ pub struct Config {
     pub logging: LoggingConfig,
     /// The section `gen`.
     pub generation: GenerationConfig,
+    /// The section `eval`.
+    pub eval: EvalConfig,
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 9] = [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION];
+pub static SECTIONS: [&Section; 10] =
+    [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
+
+/// Environment variables that stand for a key beside those that follow from its name.
+pub static VARIABLES: [(&str, &str); 1] = [("TUNESMITH_MEMORY_BUDGET", "train.memory_budget")];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -178,10 +186,18 @@ section! {
         num_train_epochs: f64 = 3.0, aliases ["epochs"], range Range::greater_than(0.0);
         /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
         max_steps: i64 = -1, range Range::at_least(-1.0);
-        /// Rows of a micro-batch.
-        batch_size: usize = 8, aliases ["per_device_train_batch_size"], range Range::within(1.0, 1e6), later ["auto"];
-        /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows.
-        grad_accum: usize = 1, aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6), later ["auto"];
+        /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
+        batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size"], range Range::within(1.0, 1e6);
+        /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
+        /// `effective_batch` or `target_tokens_per_device_step` asks for.
+        grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
+        /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step, on all ranks together (`null`: by tokens).
+        effective_batch: Option<usize> = None, range Range::within(1.0, 1e9);
+        /// With `batch_size` or `grad_accum: auto`: tokens of an optimizer step on one rank, about, where `effective_batch` is not set.
+        target_tokens_per_device_step: usize = 16384, range Range::at_least(1.0);
+        /// The most bytes that the process may hold, such as `12GiB`: batches are cut, and with `auto` chosen, so that it is never
+        /// exceeded (`null`: what the machine or its control group has free, less a tenth). Also read from `TUNESMITH_MEMORY_BUDGET`.
+        memory_budget: Option<Bytes> = None;
         /// Rows of a validation batch.
         eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::within(1.0, 1e6);
         /// The highest learning rate of the schedule.
@@ -223,11 +239,10 @@ section! {
         /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
         /// (`null`: none).
         ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
-        /// Run each block again in the backward pass instead of keeping its activations: less memory, more time.
-        gradient_checkpointing: bool = false;
-        /// With `gradient_checkpointing`: only the first so many blocks are run again (`null`: all), to spend no more time than
-        /// the memory asks for.
-        gradient_checkpointing_layers: Option<usize> = None;
+        /// What blocks keep for the backward pass. `false`: what products of matrices gave; norms and activation functions are
+        /// computed again. `true`: nothing, each block is run again: less memory, a third more time. `none`: everything.
+        /// `{full: N, none: M}`: the first N blocks are run again, the last M keep everything. `auto`: the fastest that fits.
+        gradient_checkpointing: Checkpointing = Checkpointing::CHEAP;
         /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
         /// (`null`: never cut). A single longer row stays whole. Only a loss for uneven use of experts is each part's own.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
@@ -416,5 +431,27 @@ section! {
         early_stopping: BeamStop = BeamStop::False;
         /// Strings that end an answer; they are no part of it.
         stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
+    }
+}
+
+section! {
+    /// What is measured of generated answers (`docs/evaluation.md`).
+    EvalConfig, EVAL = "eval" at eval {
+        /// The measures; the loss and the perplexity of the references come besides.
+        metrics: Vec<EvalMetric> = vec![EvalMetric::ExactMatch, EvalMetric::Contains, EvalMetric::Rouge, EvalMetric::Bleu, EvalMetric::Chrf];
+        /// What is done before `exact_match` and `contains` compare.
+        normalization: Normalization = Normalization::Trim;
+        /// Let ROUGE compare words by their stems.
+        rouge_stemmer: bool = false;
+        /// A JSON Schema that answers must fit, for the measure `json`.
+        json_schema: Option<PathBuf> = None;
+        /// A program of yours and its arguments, as a list, that scores answers: it reads and writes JSON lines.
+        scorer: Vec<String> = Vec::new();
+        /// How many seconds it has for a row.
+        scorer_timeout: f64 = 60.0, range Range { above: Some(0.0), max: Some(86_400.0), ..Range::ANY };
+        /// The share of a confidence interval.
+        confidence: f64 = 0.95, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
+        /// Replicates of the bootstrap that makes the intervals; 0 for none.
+        bootstrap_samples: usize = 1000, range Range::within(0.0, 100_000.0);
     }
 }

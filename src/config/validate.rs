@@ -1,8 +1,8 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::{Resolved, Setting, Source};
 use super::{
-    Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
-    TrainConfig, schema,
+    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
+    SaveStrategy, TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -61,11 +61,25 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.initial_scale_power",
         "the first loss scale would be below the lowest; raise the power",
     )?;
+    let given = train.batch_size != Auto::Auto && train.grad_accum != Auto::Auto;
     both(
-        train.gradient_checkpointing_layers.is_some() && !train.gradient_checkpointing,
-        "train.gradient_checkpointing_layers",
-        "train.gradient_checkpointing",
-        "no block is run again; set train.gradient_checkpointing: true",
+        given && train.effective_batch.is_some(),
+        "train.effective_batch",
+        "train.grad_accum",
+        "batch_size and grad_accum say it already; set one of them to auto, or remove effective_batch",
+    )?;
+    let target = train.target_tokens_per_device_step != TrainConfig::default().target_tokens_per_device_step;
+    both(
+        given && target,
+        "train.target_tokens_per_device_step",
+        "train.grad_accum",
+        "it is read only with batch_size or grad_accum: auto; set one of them, or remove it",
+    )?;
+    both(
+        target && train.effective_batch.is_some(),
+        "train.target_tokens_per_device_step",
+        "train.effective_batch",
+        "both say how large a step is; keep one",
     )?;
     // A file for others to include may leave the data to them.
     both(
@@ -218,10 +232,10 @@ fn quantization(resolved: &Resolved) -> Result<()> {
         "qlora trains on a quantized base; set mode: lora, or remove model.quantization",
     )?;
     both(
-        coded && config.tuning.mode != Mode::Lora,
+        coded && !config.tuning.mode.adapts(),
         "model.quantization",
         "tuning.mode",
-        "quantized weights cannot be trained themselves; set mode: lora or qlora, or quantization: none",
+        "quantized weights cannot be trained themselves; set mode: lora, qlora or ia3, or quantization: none",
     )?;
     both(
         coded && lora.init_lora_weights.is_pissa(),

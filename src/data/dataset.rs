@@ -62,19 +62,25 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// The order of training that the configuration asks for.
+    /// The order of training that the configuration asks for; steps of one row where it leaves their size open.
     pub fn sampler(&self, config: &Config) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
             SamplerOptions {
-                batch_size: config.train.batch_size,
-                grad_accum: config.train.grad_accum,
+                batch_size: config.train.batch_size.or(1),
+                grad_accum: config.train.grad_accum.or(1),
                 seed: data_seed(config),
                 shuffle: config.data.shuffle,
                 group_by_length: config.train.group_by_length,
                 packing: config.data.packing.then_some(config.model.max_seq_len),
             },
         )
+    }
+
+    /// The folder of what is kept for the next run, unless the configuration keeps nothing.
+    pub fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
+        let kept = config.data.use_cache;
+        kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
     }
 
     /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.

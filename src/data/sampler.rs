@@ -110,6 +110,18 @@ impl Sampler {
         sampler
     }
 
+    /// Steps of other sizes, from the start.
+    pub fn resize(&mut self, batch_size: usize, grad_accum: usize) {
+        self.options = SamplerOptions { batch_size, grad_accum, ..self.options };
+        self.state = SamplerState { epoch: 0, step: 0, ..self.state };
+        self.order = self.epoch_order(0);
+    }
+
+    /// The examples of a row, which is a pack or one example.
+    pub fn row(&self, row: usize) -> Vec<usize> {
+        self.rows.examples(row)
+    }
+
     /// Optimizer steps of an epoch; the last one may have fewer rows.
     pub fn steps_per_epoch(&self) -> usize {
         self.rows.len().div_ceil(self.rows_per_step())

@@ -47,20 +47,20 @@ impl Settings {
 
     /// As a configuration's section `gen` says.
     pub fn new(config: &Config, context: usize, stop_ids: Vec<u32>) -> Self {
-        let r#gen: &GenerationConfig = &config.generation;
-        let strategy = match r#gen.num_beams {
-            1 if r#gen.do_sample => Strategy::Sample(Sampling {
-                temperature: r#gen.temperature,
-                top_k: r#gen.top_k,
-                top_p: r#gen.top_p,
-                min_p: r#gen.min_p,
-                seed: r#gen.seed.unwrap_or(config.train.seed),
+        let generation: &GenerationConfig = &config.generation;
+        let strategy = match generation.num_beams {
+            1 if generation.do_sample => Strategy::Sample(Sampling {
+                temperature: generation.temperature,
+                top_k: generation.top_k,
+                top_p: generation.top_p,
+                min_p: generation.min_p,
+                seed: generation.seed.unwrap_or(config.train.seed),
             }),
             1 => Strategy::Greedy,
             count => Strategy::Beams(Beams {
                 count,
-                length_penalty: r#gen.length_penalty,
-                early_stopping: match r#gen.early_stopping {
+                length_penalty: generation.length_penalty,
+                early_stopping: match generation.early_stopping {
                     BeamStop::False => EarlyStopping::Heuristic,
                     BeamStop::True => EarlyStopping::Full,
                     BeamStop::Never => EarlyStopping::Never,
@@ -68,8 +68,8 @@ impl Settings {
             }),
         };
         Self {
-            max_new_tokens: r#gen.max_new_tokens,
-            repetition_penalty: r#gen.repetition_penalty,
+            max_new_tokens: generation.max_new_tokens,
+            repetition_penalty: generation.repetition_penalty,
             strategy,
             ..Self::greedy(0, context, stop_ids)
         }

@@ -1,8 +1,9 @@
-//! Layer 5: what a model answers, and whether it is right.
+//! Layer 5: what a model answers, and how right it is.
 pub mod asked;
 pub mod beam;
 pub mod chat;
 pub mod generate;
+pub mod metrics;
 pub mod sample;
 pub mod stream;
 

@@ -87,14 +87,15 @@ pub enum Feed {
 /// What the second branch keeps for backward.
 #[derive(Debug)]
 enum FeedSaved<T> {
-    Dense(mlp::Saved<T>, Option<Low<T>>),
+    /// With what `down` took, where it is kept.
+    Dense(mlp::Saved<T>, Option<Low<T>>, Option<T>),
     Sparse(moe::Saved<T>),
 }
 
 impl<T> FeedSaved<T> {
     fn map<U>(self, f: &impl Fn(T) -> U) -> FeedSaved<U> {
         match self {
-            Self::Dense(saved, low) => FeedSaved::Dense(saved.map(f), low.map(|low| low.map(f))),
+            Self::Dense(saved, low, middle) => FeedSaved::Dense(saved.map(f), low.map(|low| low.map(f)), middle.map(f)),
             Self::Sparse(saved) => FeedSaved::Sparse(saved.map(f)),
         }
     }
@@ -120,6 +121,8 @@ pub struct Block {
 /// What forward keeps for backward, beside the block's input.
 #[derive(Debug)]
 pub struct Saved<T = Act> {
+    /// The normed inputs of both branches, where they are kept.
+    normed: [Option<T>; 2],
     rstd1: Option<Act>,
     attention: attention::Saved<T>,
     attention_raw: Raw<T>,
@@ -135,6 +138,7 @@ impl<T> Saved<T> {
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
         let raw = |raw: Raw<T>| raw.map(|(input, rstd)| (f(input), rstd));
         Saved {
+            normed: self.normed.map(|normed| normed.map(f)),
             rstd1: self.rstd1,
             attention: self.attention.map(f),
             attention_raw: raw(self.attention_raw),
@@ -174,39 +178,50 @@ impl Block {
     /// `[tokens, hidden]` to `[rows, hidden]`, where the rows are all tokens unless `rows` picks some.
     /// `all` holds the rotary tables of every token.
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows) -> (Act, Saved) {
-        self.forward_by(pass, x, |h| self.attention.forward(pass, h, all, rows), rows)
+        self.forward_keeping(pass, x, all, rows, false)
     }
 
-    /// As [`Block::forward`], with the attention branch up to its output projection given.
+    /// As [`Block::forward`]; with `whole` it also keeps what backward would else compute again at little cost: the normed
+    /// inputs of both branches, and what the MLP's last product takes.
+    pub fn forward_keeping(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows, whole: bool) -> (Act, Saved) {
+        self.forward_by(pass, x, |h| self.attention.forward(pass, h, all, rows), rows, whole)
+    }
+
+    /// As [`Block::forward_keeping`], with the attention branch up to its output projection given.
     pub fn forward_by(
         &self,
         pass: &Pass<'_>,
         x: &Act,
         attend: impl FnOnce(&Act) -> attention::Saved,
         rows: &Rows,
+        whole: bool,
     ) -> (Act, Saved) {
         let (h, rstd1) = self.attention_norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
         let attention = attend(h.as_ref().unwrap_or(x));
-        drop(h);
+        let normed1 = h.filter(|_| whole);
         let picked = rows.picked.as_ref().map(|picked| x.gather(picked));
         let stream = picked.as_ref().unwrap_or(x);
         let (x2, o_low, attention_raw) = self.attention_join.forward(pass, &self.attention.o, &attention.mixed, stream);
         drop(picked);
         let (h, rstd2) = self.mlp_norm.as_ref().map(|norm| norm.forward(pass, &x2, 1)).unzip();
+        let normed2;
         let (y, feed, mlp_raw) = match &self.feed {
             Feed::Dense(mlp) => {
                 let saved = mlp.forward(pass, h.as_ref().unwrap_or(&x2));
-                drop(h);
-                let (y, low, raw) = self.mlp_join.forward(pass, &mlp.down, &mlp.middle(&saved), &x2);
-                (y, FeedSaved::Dense(saved, low), raw)
+                normed2 = h.filter(|_| whole);
+                let middle = mlp.middle(&saved);
+                let (y, low, raw) = self.mlp_join.forward(pass, &mlp.down, &middle, &x2);
+                (y, FeedSaved::Dense(saved, low, whole.then_some(middle)), raw)
             }
             Feed::Sparse(moe) => {
                 let (y, saved) = moe.forward(pass, h.as_ref().unwrap_or(&x2));
+                normed2 = h.filter(|_| whole);
                 let (y, raw) = self.mlp_join.add(pass, y, &x2);
                 (y, FeedSaved::Sparse(saved), raw)
             }
         };
-        (y, Saved { rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low })
+        let normed = [normed1, normed2];
+        (y, Saved { normed, rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low })
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
@@ -220,16 +235,16 @@ impl Block {
         want_dx: bool,
         grads: &mut [f32],
     ) -> Option<Act> {
-        let Saved { rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
+        let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
         // MLP.
         let mut dx2 = dy;
         let d_last = self.mlp_join.backward(pass, mlp_raw, &dx2, grads);
         let d_last = d_last.as_ref().unwrap_or(&dx2);
         let normed = self.mlp_norm.as_ref().zip(rstd2.as_ref());
-        let again = || normed.map(|(norm, rstd)| norm.again(pass, &x2, rstd));
+        let again = || h2.or_else(|| normed.map(|(norm, rstd)| norm.again(pass, &x2, rstd)));
         let dh = match (&self.feed, feed) {
-            (Feed::Dense(mlp), FeedSaved::Dense(mut saved, low)) => {
-                mlp.backward_down(pass, &mut saved, low.as_ref(), d_last, grads);
+            (Feed::Dense(mlp), FeedSaved::Dense(mut saved, low, middle)) => {
+                mlp.backward_down(pass, &mut saved, middle, low.as_ref(), d_last, grads);
                 mlp.backward_gate_up(pass, again().as_ref().unwrap_or(&x2), saved, grads)
             }
             (Feed::Sparse(moe), FeedSaved::Sparse(saved)) => {
@@ -255,7 +270,7 @@ impl Block {
         let trains_norm = self.attention_norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
         let want_dh = want_dx || trains_norm;
         let normed = self.attention_norm.as_ref().zip(rstd1.as_ref());
-        let h = normed.map(|(norm, rstd)| norm.again(pass, x, rstd));
+        let h = h1.or_else(|| normed.map(|(norm, rstd)| norm.again(pass, x, rstd)));
         let h = h.as_ref().unwrap_or(x);
         let dh = self.attention.backward_projections(pass, h, projected, rows, want_dh, grads)?;
         let mut dx = want_dx.then(|| match &rows.picked {

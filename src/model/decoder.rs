@@ -1,6 +1,6 @@
 //! The model: segments in a row, and the walks over them: forward and backward for training, forward for
 //! evaluation, forward for the next token.
-use super::block::{Block, Saved};
+use super::block::{Block, Feed, Saved};
 use super::build;
 use super::head::Head;
 use super::kept::Kept;
@@ -10,10 +10,11 @@ use super::quantized_cache::Cache;
 use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
-use crate::config::Config;
 use crate::config::arch::Arch;
+use crate::config::{Checkpointing, Config, Policy};
 use crate::data::batch::{Batch, IGNORE};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::ops::dropout::key;
 use crate::ops::loss::Terms;
 use crate::ops::narrow::{Half, Narrow};
@@ -44,8 +45,8 @@ pub struct Model {
     blocks: Vec<Block>,
     head: Head,
     pool: Arc<Pool>,
-    /// The first so many blocks are run again in backward.
-    recompute: usize,
+    /// What each block keeps for backward.
+    checkpointing: Checkpointing,
     /// How many bits what forward keeps for backward has; with float16 the gradients between blocks are rounded to it too.
     narrow: Option<Half>,
     dropout: f32,
@@ -121,11 +122,7 @@ impl Model {
             blocks,
             head,
             pool: Pool::new(),
-            recompute: if config.train.gradient_checkpointing {
-                config.train.gradient_checkpointing_layers.unwrap_or(usize::MAX)
-            } else {
-                0
-            },
+            checkpointing: config.train.gradient_checkpointing,
             narrow: match (config.train.bf16, config.train.fp16) {
                 (_, true) => Some(Half::F16),
                 (true, false) => Some(Half::Bf16),
@@ -135,6 +132,28 @@ impl Model {
             seed: config.train.seed,
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
             noise: config.train.neftune_noise_alpha.filter(|&alpha| alpha > 0.0),
+        }
+    }
+
+    /// From here on blocks keep this for backward. Gradients do not depend on it, to the bit (but for `train.bf16`, which
+    /// rounds what is kept).
+    pub const fn set_checkpointing(&mut self, checkpointing: Checkpointing) {
+        self.checkpointing = checkpointing;
+    }
+
+    /// How many blocks there are.
+    pub const fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Gives the memory of idle activations back.
+    pub fn release(&self) {
+        self.pool.release();
+        self.head.pool.release();
+        for block in &self.blocks {
+            if let Feed::Sparse(moe) = &block.feed {
+                moe.pool.release();
+            }
         }
     }
 
@@ -166,16 +185,23 @@ impl Model {
     /// part of it: a loss for uneven use of experts, where the model has one, is a batch's own, and counts so much.
     ///
     /// # Errors
-    /// [`crate::Kind::Data`]: a token outside the vocabulary.
+    /// [`crate::Kind::Data`]: a token outside the vocabulary. [`crate::Kind::Memory`]: the activations do not fit into the
+    /// memory budget; a part of the gradients has then been added.
     pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
         self.check(batch)?;
+        let mut params = std::mem::take(&mut self.params);
+        let walked = memory::guarded(|| Ok(self.walk(&mut params, batch, (scale, share), step)));
+        self.params = params;
+        walked
+    }
+
+    fn walk(&mut self, params: &mut Params, batch: &Batch, (scale, share): (f32, f32), step: u64) -> f64 {
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
-            return Ok(0.0);
+            return 0.0;
         }
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
-        let mut params = std::mem::take(&mut self.params);
         let (values, grads) = params.split();
         self.refresh(values);
         self.pool.reserve(batch.tokens.len());
@@ -198,11 +224,14 @@ impl Model {
         }
         let mut kept: Vec<Option<(Kept, Option<Saved<Kept>>)>> = Vec::with_capacity(self.blocks.len());
         for (index, block) in self.blocks.iter().enumerate() {
-            let (y, saved) = block.forward(&pass, &x, &layout.all, rows_of(index));
+            let policy = self.checkpointing.of(index, self.blocks.len());
+            // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
+            let whole = policy == Policy::None && (self.narrow.is_none() || index == last);
+            let (y, saved) = block.forward_keeping(&pass, &x, &layout.all, rows_of(index), whole);
             if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
                 uneven.push(routing.use_of_experts().collect());
             }
-            let saved = (index >= self.recompute || index == last).then_some(saved);
+            let saved = (policy != Policy::Full || index == last).then_some(saved);
             let input = std::mem::replace(&mut x, y);
             let keep = |act| Kept::new(act, self.narrow.filter(|_| index != last));
             kept.push((index >= self.lowest).then(|| (keep(input), saved.map(|saved| saved.map(&keep)))));
@@ -254,8 +283,7 @@ impl Model {
         }
         drop((dy, layout));
         self.phases.backward += lap();
-        self.params = params;
-        Ok(total)
+        total
     }
 
     /// A gradient between blocks as it is kept: in float16 where activations are.
@@ -298,8 +326,24 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
+        memory::guarded(|| {
+            let pass = self.evaluation();
+            Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
+        })
+    }
+
+    /// As [`Model::token_losses`], with whether each token is the most probable.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`].
+    pub fn token_scores(&self, batch: &Batch) -> Result<Vec<(f32, bool)>> {
+        self.check(batch)?;
+        let (rows, targets) = labelled(batch);
+        if rows.is_empty() {
+            return Ok(Vec::new());
+        }
         let pass = self.evaluation();
-        Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
+        Ok(self.head.scored_losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
     }
 
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.
@@ -320,8 +364,10 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn logits(&self, batch: &Batch, rows: &[usize]) -> Result<Vec<f32>> {
         self.check(batch)?;
-        let pass = self.evaluation();
-        Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
+        memory::guarded(|| {
+            let pass = self.evaluation();
+            Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
+        })
     }
 }
 

@@ -77,13 +77,21 @@ impl Head {
 
     /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`.
     pub fn losses(&self, pass: &Pass<'_>, x: &Act, targets: &[u32]) -> Vec<f32> {
+        self.scored_losses(pass, x, targets).into_iter().map(|(nll, _)| nll).collect()
+    }
+
+    /// As [`Head::losses`], with whether the target is the most probable token, or one of several equally probable ones.
+    pub fn scored_losses(&self, pass: &Pass<'_>, x: &Act, targets: &[u32]) -> Vec<(f32, bool)> {
         let (h, _) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut losses = Vec::with_capacity(targets.len());
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
             let mut logits = self.project(weight.store(), &h.gather(part));
-            losses.extend(loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll));
+            // What is left of the logits are `exp(logit - max)`: 1 for the most probable.
+            let nll = loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll);
+            let right = |(token, &target): (usize, &u32)| logits.at(token, target as usize) == 1.0;
+            losses.extend(nll.zip(targets.iter().enumerate().map(right)));
         }
         losses
     }

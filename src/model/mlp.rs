@@ -71,16 +71,18 @@ impl Mlp {
         gated_mlp::forward(self.gate, &saved.gate, &saved.up)
     }
 
-    /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place.
+    /// From `dy`, the gradient of `down`'s output, to those of gate and up, in their place. `middle` is what `down` took,
+    /// where it was kept.
     pub fn backward_down(
         &self,
         pass: &Pass<'_>,
         saved: &mut Saved,
+        middle: Option<Act>,
         down_low: Option<&Low>,
         dy: &Act,
         grads: &mut [f32],
     ) {
-        let middle = self.middle(saved);
+        let middle = middle.unwrap_or_else(|| self.middle(saved));
         let mut d_middle = middle.like();
         self.down.backward(pass, &Input::new(&middle), down_low, dy, Some((&mut d_middle, false)), grads);
         drop(middle);

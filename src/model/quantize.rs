@@ -3,7 +3,7 @@
 use super::quantized_cache::{Cache, Kept};
 use super::weights::WeightFiles;
 use crate::config::arch::Arch;
-use crate::config::{Config, InitLora, Mode, ModelConfig, Quantization, nearest};
+use crate::config::{Config, InitLora, ModelConfig, Quantization, nearest};
 use crate::error::{Error, Result};
 use crate::ops::quant::{Format, Quantized, encode};
 use std::cell::{Cell, RefCell};
@@ -55,7 +55,7 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
         return Err(Error::config(format!("model.quantization: {asked}, the checkpoint is quantized as {stored}"))
             .hint(format!("set model.quantization: {stored}, or none to widen it")));
     }
-    if config.tuning.mode != Mode::Lora {
+    if !config.tuning.mode.adapts() {
         return Err(Error::config(format!(
             "tuning.mode: {}, and the checkpoint is quantized as {}: such weights cannot be trained themselves",
             config.tuning.mode,

@@ -18,7 +18,8 @@ use serde::Deserialize;
 use coded::Coded;
 pub use coded::{Parts, config_json};
 use format::{CHUNK_BYTES, Entry, Pairs, read_header};
-pub use format::{Dtype, Numbers, write_numbers_to, write_safetensors, write_safetensors_to, write_safetensors_with};
+pub use format::{Dtype, Numbers, write_numbers_to, write_numbers_with};
+pub use format::{write_safetensors, write_safetensors_to, write_safetensors_with};
 
 use crate::config::arch::TensorSpec;
 use crate::error::{Error, Result};
@@ -228,6 +229,11 @@ impl WeightFiles {
             rest = later;
         })
         .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+    }
+
+    /// How a tensor is stored, if it is there and can be read.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.readable(name).ok().map(|(_, dtype)| dtype)
     }
 
     /// Whether a tensor is stored as bfloat16.

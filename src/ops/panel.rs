@@ -4,6 +4,7 @@
 //! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
 //! activation and zero in every gradient, so that sums over tokens may run over whole panels.
 use super::par::{self, Shared};
+use crate::memory;
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -35,6 +36,7 @@ impl Buffer {
 
     fn new(floats: usize) -> Self {
         let layout = Self::layout(floats);
+        memory::admit(layout.size());
         // SAFETY: the layout's size is not zero.
         let start = unsafe { alloc(layout) };
         if start.is_null() {
@@ -93,6 +95,12 @@ impl Pool {
             self.panels.store(wanted, Ordering::Relaxed);
             self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
+    }
+
+    /// Gives all idle memory back to the system; what comes next is sized afresh.
+    pub fn release(&self) {
+        self.panels.store(0, Ordering::Relaxed);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
@@ -443,6 +451,22 @@ pub(super) unsafe fn unalign(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_released_pool_holds_nothing_and_sizes_afresh() {
+        let pool = Pool::new();
+        drop((pool.act(1000, 3), pool.act(5, 7)));
+        let idle =
+            |pool: &Pool| pool.free.lock().unwrap().values().flatten().map(|buffer| buffer.floats).sum::<usize>();
+        assert_eq!(idle(&pool), 1008 * 10);
+        let held = pool.act(1000, 3);
+        pool.release();
+        assert_eq!(idle(&pool), 0);
+        drop(held);
+        assert_eq!(idle(&pool), 0, "a buffer of the old size does not come back");
+        drop(pool.act(5, 7));
+        assert_eq!(idle(&pool), 16 * 7);
+    }
 
     #[test]
     fn rows_go_in_and_come_back() {

@@ -100,3 +100,24 @@ pub fn read_bandwidth(seconds: f64) -> f64 {
     }
     best
 }
+
+/// Bytes per second that all threads together copy from memory to memory (read, and as much written), measured for about
+/// `seconds` on 64 MiB a thread, which no cache holds.
+pub fn copy_rate(seconds: f64) -> f64 {
+    const FLOATS: usize = 16 << 20;
+    let threads = rayon::current_num_threads();
+    let from: Vec<Vec<f32>> = (0..threads).map(|_| vec![1.0; FLOATS]).collect();
+    let mut to: Vec<Vec<f32>> = (0..threads).map(|_| vec![0.0; FLOATS]).collect();
+    let parts: Vec<par::Shared<f32>> = to.iter_mut().map(|part| par::Shared(part.as_mut_ptr())).collect();
+    let (mut best, start) = (0.0f64, Instant::now());
+    while start.elapsed().as_secs_f64() < seconds {
+        let one = Instant::now();
+        par::run(threads, |task| {
+            // SAFETY: a task owns its part, which is as long.
+            unsafe { std::ptr::copy_nonoverlapping(from[task].as_ptr(), parts[task].get(), FLOATS) };
+        });
+        std::hint::black_box(&to);
+        best = best.max((threads * FLOATS * size_of::<f32>()) as f64 / one.elapsed().as_secs_f64());
+    }
+    best
+}

@@ -2,6 +2,8 @@
 //! ([`batches`]), the learning rate over them ([`rates`]), and the bytes that saving needs ([`bytes`]).
 use std::fmt::Write as _;
 
+pub use crate::memory::human_bytes;
+
 pub mod batches;
 pub mod bytes;
 pub mod rates;
@@ -28,23 +30,6 @@ pub fn grouped(number: u64) -> String {
     out
 }
 
-/// Bytes in the binary unit that keeps three digits: `1.50 GiB`.
-pub fn human_bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{bytes} B"),
-        _ if value < 10.0 => format!("{value:.2} {}", UNITS[unit]),
-        _ if value < 100.0 => format!("{value:.1} {}", UNITS[unit]),
-        _ => format!("{value:.0} {}", UNITS[unit]),
-    }
-}
-
 /// A duration as people write it: `4.2s`, `3m 07s`, `2h 05m`.
 pub fn human_seconds(seconds: f64) -> String {
     let whole = seconds.round() as u64;
@@ -62,9 +47,6 @@ mod tests {
     #[test]
     fn numbers_read_well() {
         assert_eq!(["0", "999", "1,000", "1,234,567"].map(String::from), [0, 999, 1000, 1_234_567].map(grouped));
-        assert_eq!(human_bytes(1023), "1023 B");
-        assert_eq!(human_bytes(1536), "1.50 KiB");
-        assert_eq!(human_bytes(200 << 20), "200 MiB");
         assert_eq!(human_seconds(4.21), "4.2s");
         assert_eq!(human_seconds(59.99), "1m 00s");
         assert_eq!(human_seconds(187.0), "3m 07s");

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::progress::{Event, Observer};
+use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft::{self, Tensors};
 use crate::checkpoint::{AdapterConfig, Checkpoint};
 use crate::config::arch::Arch;
@@ -11,7 +12,7 @@ use crate::config::{Config, LoraConfig, Mode, Resolved, TuningConfig};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::hub::{self, Watch};
-use crate::model::stack::{Frozen, Stack};
+use crate::model::stack::Stack;
 use crate::model::targets::{Placement, Targets, placed};
 
 /// Settings of `tuning.lora` that decide which tensors an adapter has and how they are scaled.
@@ -132,31 +133,15 @@ fn trained_tokens(dir: &Path) -> Result<Vec<u32>> {
 pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
     let (mut stack, mut hashes) = (Stack::default(), Vec::new());
     for dir in dirs {
-        let (own, mut tensors) = peft::load_adapter(dir)?;
-        let refuse = |what: &str, hint: &str| {
-            Err(Error::checkpoint(format!("{}: not yet: {what} among tuning.adapters", dir.display())).hint(hint))
-        };
-        if own.init_lora_weights.as_str().is_some_and(|init| init.starts_with("pissa")) {
-            return refuse("an adapter in PiSSA's form, which fits a residual base", "save it as plain LoRA first");
+        if !trained_tokens(dir)?.is_empty() {
+            return Err(Error::checkpoint(format!(
+                "{}: not yet: an adapter with tokens of its own among tuning.adapters",
+                dir.display()
+            ))
+            .hint("go on from it with tuning.adapter"));
         }
-        if !own.trained_tokens.is_empty() {
-            return refuse("an adapter with tokens of its own", "go on from it with tuning.adapter");
-        }
-        let placements = own.targets.place(arch).map_err(|error| error.with_kind(crate::Kind::Checkpoint))?;
-        if placements.iter().any(|placement| placement.experts.is_some()) {
-            return refuse("an adapter on experts", "go on from it with tuning.adapter");
-        }
-        let mut expected: Vec<_> = placements.iter().flat_map(Placement::tensors).collect();
-        expected.extend(own.targets.beside(arch, &placements)?);
-        peft::check_tensors(dir, &tensors, &expected)?;
-        for (tensor, name) in own.targets.renamed(arch, &placements)? {
-            if let Some(values) = tensors.remove(&name) {
-                tensors.insert(tensor, values);
-            }
-        }
+        stack.0.push(Finished::open(dir, arch)?.frozen(arch)?);
         hashes.push(peft::open_weights(dir)?.fingerprint()?);
-        let placements = placements.into_iter().map(|placement| (placement.module.clone(), placement)).collect();
-        stack.0.push(Frozen { origin: dir.display().to_string(), placements, tensors });
     }
     Ok((stack, hashes))
 }

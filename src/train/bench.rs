@@ -150,7 +150,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
 }
 
 /// Our matrix product on `[1024, 2048] x [2048, 2048]`, FLOP/s, the best of a few.
-fn gemm_peak() -> f64 {
+pub fn gemm_peak() -> f64 {
     let (tokens, size) = (1024, 2048);
     let pool = Pool::new();
     let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
@@ -203,8 +203,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     let loading = Instant::now();
     let mut model = Model::load(&arch, weights.as_ref(), config)?;
     let load_seconds = loading.elapsed().as_secs_f64();
-    let synthetic = || synthetic(request, arch.vocab_size);
-    let split = Split::from_examples(&request.rows.clone().unwrap_or_else(synthetic))?;
+    let split = Split::from_examples(&rows(request, arch.vocab_size))?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let batches_of = |index: usize| {
@@ -254,6 +253,11 @@ pub fn run(request: &Request) -> Result<Outcome> {
         simd: simd::level().name(),
         threads: rayon::current_num_threads(),
     })
+}
+
+/// The rows of a request: its own, or synthetic ones.
+pub fn rows(request: &Request, vocabulary: usize) -> Vec<Example> {
+    request.rows.clone().unwrap_or_else(|| synthetic(request, vocabulary))
 }
 
 /// Rows of arbitrary tokens, every one labelled.

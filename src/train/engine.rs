@@ -2,7 +2,7 @@
 use super::prepare::Prepared;
 use crate::checkpoint::Stamp;
 use crate::checkpoint::stamp::{Engine, Hashes};
-use crate::config::{Backend, Config, Dtype, Mode, Quantization};
+use crate::config::{Backend, Config, Dtype, Mode, ModelConfig, Quantization};
 use crate::error::Result;
 use crate::model::freeze;
 use crate::model::targets::Targets;
@@ -24,6 +24,16 @@ pub fn choose(config: &Config) {
     });
 }
 
+/// In what form the base weights are held: `nf4, double true, but for ["q_proj"]`.
+fn quantization(model: &ModelConfig) -> String {
+    let ModelConfig { quantization, double_quant, quantization_skip_modules: skip, .. } = model;
+    match quantization {
+        Quantization::None | Quantization::Auto => "none".into(),
+        Quantization::Int8 => format!("int8, but for {skip:?}"),
+        Quantization::Nf4 | Quantization::Fp4 => format!("{quantization}, double {double_quant}, but for {skip:?}"),
+    }
+}
+
 /// The kernels in a few words.
 pub fn describe(config: &Config) -> String {
     format!("{}, {}", engine(config.tuning.backend), simd::level().name())
@@ -36,9 +46,7 @@ pub fn remark(prepared: &Prepared) -> Option<String> {
         return None;
     }
     let held = match prepared.config.model.quantization {
-        Quantization::None | Quantization::Auto => {
-            format!("dense base weights ({}): nothing is quantized", prepared.base_dtype())
-        }
+        Quantization::None => format!("dense base weights ({}): nothing is quantized", prepared.base_dtype()),
         coded => format!("base weights in {coded}"),
     };
     Some(format!(
@@ -80,6 +88,7 @@ impl Prepared {
         let engine = Engine {
             backend: engine(self.config.tuning.backend),
             simd: simd::level().name(),
+            quantization: quantization(&self.config.model),
             dtype: format!("base {}, activations {activations}", self.base_dtype()),
         };
         Ok(Stamp::new(&self.config, &self.placements, &saved, hashes, engine))

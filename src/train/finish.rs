@@ -16,6 +16,7 @@ use crate::checkpoint::{TrainState, atomic};
 use crate::config::resolve::Source;
 use crate::config::{Mode, Resolved};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::plan::{grouped, human_bytes, human_seconds};
 
 /// Writes what a run leaves behind.
@@ -157,6 +158,8 @@ impl Ending<'_> {
         if config.logging.tensorboard {
             fact("curves", format!("tensorboard --logdir {}", prepare::events_dir(config).display()));
         }
+        let of = memory::budget().map_or_else(String::new, |bytes| format!(" of a budget of {}", human_bytes(bytes)));
+        fact("memory held", format!("{} at most{of}", human_bytes(memory::highest())));
         let Done { steps, tokens, stepping, .. } = self.done;
         Summary {
             outcome: self.outcome,

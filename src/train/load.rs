@@ -11,21 +11,39 @@ use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
 use super::{output, save, trained};
+use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
-use crate::config::Resolved;
+use crate::config::arch::Arch;
+use crate::config::{Checkpointing, Config, ConfigValue as _, Resolved};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::model::quantized_cache::Cache;
-use crate::model::{Model, quantize};
+use crate::model::stack::Stack;
+use crate::model::weights::WeightFiles;
+use crate::model::{Model, Phases, quantize};
 
 /// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
 pub fn model(prepared: &Prepared) -> Result<Model> {
-    let Prepared { arch, weights, config, stack, .. } = prepared;
-    let mut model = Model::load_with(arch, weights.as_ref(), config, stack, cache(prepared)?)?;
-    if let Some(adapter) = &prepared.adapter {
+    let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
+    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
+}
+
+/// As [`model`], of its parts.
+///
+/// # Errors
+/// The weights cannot be read.
+pub fn fresh(
+    arch: &Arch,
+    weights: Option<&WeightFiles>,
+    config: &Config,
+    stack: &Stack,
+    adapter: Option<&Tensors>,
+) -> Result<Model> {
+    let mut model = Model::load_with(arch, weights, config, stack, cache(weights, config)?)?;
+    if let Some(adapter) = adapter {
         let specs = model.params.specs.clone();
         for spec in specs {
             // The names and shapes were compared when the adapter was opened.
@@ -38,9 +56,8 @@ pub fn model(prepared: &Prepared) -> Result<Model> {
 }
 
 /// Where quantized matrices are kept, if they are made from a checkpoint that is not.
-fn cache(prepared: &Prepared) -> Result<Option<Cache<'_>>> {
-    let Prepared { weights, config, .. } = prepared;
-    let (how, weights) = (quantize::resolve(config, weights.as_ref())?, weights.as_ref());
+fn cache<'a>(weights: Option<&'a WeightFiles>, config: &Config) -> Result<Option<Cache<'a>>> {
+    let how = quantize::resolve(config, weights)?;
     let dense = weights.filter(|files| config.data.use_cache && files.quantization().is_none());
     let root = config.data.cache_dir.clone().or_else(data::cache_dir);
     match (how, dense, root) {
@@ -73,20 +90,35 @@ impl<'a> Session<'a> {
             }
         }
         observer.event(&Event::Phase("loading the model"));
-        let mut model = model(&prepared)?;
+        let mut model = match prepared.loaded.take() {
+            Some(measured) => measured,
+            None => model(&prepared)?,
+        };
         for note in &model.notes {
             observer.event(&Event::Notice(note));
         }
         let train = &prepared.config.train;
+        model.phases = Phases::default();
+        model.set_checkpointing(train.gradient_checkpointing);
         let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
         let mut ema = optimizer::average(&prepared.config, &model.params);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
+        let asked = &resolved.config.train;
+        if train.max_tokens_per_pass != asked.max_tokens_per_pass {
+            state.max_tokens_per_pass = train.max_tokens_per_pass;
+        }
+        if asked.gradient_checkpointing == Checkpointing::Auto {
+            state.gradient_checkpointing = Some(train.gradient_checkpointing.to_json());
+        }
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
             let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
             saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
+            let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
+            state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
+            state.gradient_checkpointing = gradient_checkpointing;
             let position = serde_json::from_value(state.sampler.clone()).ok();
             if !position.is_some_and(|position| prepared.sampler.restore(position)) {
                 return Err(Error::checkpoint(format!(
@@ -99,7 +131,7 @@ impl<'a> Session<'a> {
             }
         }
         let mut saver = Background::new(&RealDisk);
-        if trained::copy_bytes(&prepared).is_some() {
+        if trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some() {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());

@@ -7,7 +7,8 @@ use super::prepare::Prepared;
 use super::signals::Stop;
 use crate::data::Split;
 use crate::error::Result;
-use crate::eval::{Answer, Asked, Go, Settings, Watcher, exact_match, generate};
+use crate::eval::metrics::{Metrics, Row};
+use crate::eval::{Answer, Asked, Go, Settings, Watcher, generate};
 use crate::model::Model;
 
 /// Prompts that are read from disk at once, unless the configuration says otherwise.
@@ -23,9 +24,10 @@ pub struct Predictor<'a> {
     settings: Settings,
 }
 
-/// A row's prompt and what it should be answered with.
+/// A row's prompt, as tokens and as text, and what it should be answered with.
 struct Question {
     prompt: Vec<u32>,
+    source: String,
     reference: String,
 }
 
@@ -34,8 +36,7 @@ struct Judge<'a> {
     asked: Asked<'a>,
     stop: &'a Stop,
     questions: &'a [Question],
-    rows: u64,
-    exact: u64,
+    metrics: &'a mut Metrics,
 }
 
 impl Watcher for Judge<'_> {
@@ -48,9 +49,9 @@ impl Watcher for Judge<'_> {
     }
 
     fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
-        self.rows += 1;
-        self.exact += u64::from(exact_match(&self.asked.text(answer)?, &self.questions[text].reference));
-        Ok(())
+        let (question, answer) = (&self.questions[text], self.asked.text(answer)?);
+        let row = Row { source: &question.source, answer: &answer, reference: &question.reference };
+        self.metrics.add(&row, None).map(drop)
     }
 }
 
@@ -80,8 +81,9 @@ impl<'a> Predictor<'a> {
         for index in range {
             let (prompt, answer) = self.validation.prompt(index)?;
             if !prompt.is_empty() && !answer.is_empty() {
-                let reference = self.prepared.dataset.tokenizer.decode(&answer, true)?;
-                questions.push(Question { prompt, reference });
+                let tokenizer = &self.prepared.dataset.tokenizer;
+                let (source, reference) = (tokenizer.decode(&prompt, true)?, tokenizer.decode(&answer, true)?);
+                questions.push(Question { prompt, source: source.trim().to_owned(), reference });
             }
         }
         Ok(questions)
@@ -98,19 +100,17 @@ impl<'a> Predictor<'a> {
         let rows = rows.min(self.validation.len());
         let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
         let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { CHUNK };
-        let (mut answered, mut exact) = (0, 0);
+        let mut metrics = Metrics::new(&config.eval, config.train.seed)?.without_intervals();
         for start in (0..rows).step_by(chunk) {
             let questions = self.questions(start..rows.min(start.saturating_add(chunk)))?;
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
-            let mut judge = Judge { asked, stop, questions: &questions, rows: 0, exact: 0 };
+            let mut judge = Judge { asked, stop, questions: &questions, metrics: &mut metrics };
             let settings = Settings { first_text: start as u64, ..self.settings.clone() };
             if generate(model, &prompts, &settings, &mut judge)?.is_none() {
                 return Ok(None);
             }
-            (answered, exact) = (answered + judge.rows, exact + judge.exact);
         }
-        let share = (answered > 0).then(|| ("exact_match".to_owned(), exact as f64 / answered as f64));
-        Ok(Some(share.into_iter().collect()))
+        Ok(Some(metrics.scores().into_iter().map(|score| (score.name, score.value)).collect()))
     }
 
     /// The scores of the rows that an evaluation answers.

@@ -6,15 +6,18 @@ use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, engine, output, trained};
+use super::{adapter, engine, output, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
+use crate::comm::single::Single;
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, Init, Mode, Optim, Quantization, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, ConfigValue as _, Init, Mode, Optim, Quantization, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
+use crate::memory;
+use crate::model::Model;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
@@ -33,7 +36,9 @@ pub struct Prepared {
     pub arch: Arch,
     /// Its weights, opened and checked; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
-    /// The configuration, with the settings of `tuning.adapter` where there is one.
+    /// The model as it is before step 1, where measuring has loaded it.
+    pub loaded: Option<Model>,
+    /// The configuration, with the settings of `tuning.adapter` where there is one, and with sizes in the place of `auto`.
     pub config: Config,
     /// The tensors of `tuning.adapter`.
     pub adapter: Option<Tensors>,
@@ -63,19 +68,44 @@ pub struct Prepared {
     pub settings: Vec<Setting>,
 }
 
-/// Checks all that can be checked without loading weights.
+/// The model that a configuration names, and what is trained of it: found and opened, not loaded.
+pub struct Parts {
+    /// The base model's folder.
+    pub model_dir: PathBuf,
+    /// Where on the hub it came from, if it did.
+    pub snapshot: Option<Snapshot>,
+    /// Its shape.
+    pub arch: Arch,
+    /// Its weights; nothing when they are drawn at random.
+    pub weights: Option<WeightFiles>,
+    /// The configuration, with the settings of `tuning.adapter` where there is one.
+    pub config: Config,
+    /// The tensors of `tuning.adapter`.
+    pub adapter: Option<Tensors>,
+    /// The adapters of `tuning.adapters`.
+    pub stack: Stack,
+    /// What they are, for the stamp.
+    pub stack_hashes: Vec<String>,
+    /// Where adapters go; empty when every weight is trained.
+    pub placements: Vec<Placement>,
+    /// How many values are trained.
+    pub trainable: u64,
+    /// The bytes that the optimizer and the averages keep beside them.
+    pub optimizer_bytes: u64,
+    /// The checkpoint to go on from.
+    pub resume: Option<Checkpoint>,
+}
+
+/// Finds and opens the model and the adapters of a configuration. `claim` takes the output directory and finds the
+/// checkpoint to go on from, before anything large is fetched or read.
 ///
 /// # Errors
-/// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint.
-pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
-    if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
-        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
-    }
-    if !options.allow.is_empty() && resolved.config.train.resume_from_checkpoint.is_none() {
-        return Err(
-            Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
-        );
-    }
+/// Whatever is wrong with their folders, or with what is to be trained.
+pub fn parts(
+    resolved: &Resolved,
+    observer: &dyn Observer,
+    claim: impl FnOnce(&Config, &Path) -> Result<Option<Checkpoint>>,
+) -> Result<Parts> {
     let mut config = resolved.config.clone();
     // Of a model on the hub first what describes it: it may be refused before gigabytes are fetched.
     let downloads = Downloads(observer);
@@ -85,17 +115,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     // Finished adapters belong to the model as it is on disk.
     let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
-    let output_dir = &config.train.output_dir;
-    for source in [&model_dir].into_iter().chain(&config.tuning.adapter).chain(&config.tuning.adapters) {
-        refuse_own_source(source, output_dir)?;
-    }
-    let lock = DirLock::acquire(output_dir)?;
-    stop.leaves_behind(lock.leftovers());
-    let resume = find_checkpoint(&config, observer)?;
-    let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
-    if !goes_on_here && !options.overwrite {
-        refuse_earlier_run(output_dir)?;
-    }
+    let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
     let mut adapter = None;
@@ -122,10 +142,75 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         Init::Random => None,
     };
     config.model.quantization = quantization(&config, &arch, weights.as_ref())?;
+    Ok(Parts {
+        model_dir,
+        snapshot,
+        arch,
+        weights,
+        config,
+        adapter,
+        stack,
+        stack_hashes,
+        placements,
+        trainable,
+        optimizer_bytes,
+        resume,
+    })
+}
 
+/// Checks all that can be checked without loading weights; where sizes are left to measurement, loads and measures.
+///
+/// # Errors
+/// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint;
+/// [`crate::Kind::Memory`]: not even one row fits into the memory budget.
+pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
+    if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
+        return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
+    }
+    if !options.allow.is_empty() && resolved.config.train.resume_from_checkpoint.is_none() {
+        return Err(
+            Error::config("--allow has no meaning without --resume").hint("it lets a checkpoint's stamp differ")
+        );
+    }
+    let mut claimed = None;
+    let mut parts = parts(resolved, observer, |config, model_dir| {
+        let output_dir = &config.train.output_dir;
+        for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
+            refuse_own_source(source, output_dir)?;
+        }
+        for source in &config.tuning.adapters {
+            refuse_own_source(source, output_dir)?;
+        }
+        let lock = DirLock::acquire(output_dir)?;
+        stop.leaves_behind(lock.leftovers());
+        let resume = find_checkpoint(config, observer)?;
+        let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
+        if !goes_on_here && !options.overwrite {
+            refuse_earlier_run(output_dir)?;
+        }
+        claimed = Some((lock, goes_on_here));
+        Ok(resume)
+    })?;
+    let (lock, goes_on_here) = claimed.ok_or_else(|| Error::config("the output directory was not looked at"))?;
+    let Parts { model_dir, config, .. } = &parts;
     observer.event(&Event::Phase("reading the data"));
-    let dataset = data::load(&config, &model_dir, arch.vocab_size, observer)?;
-    let sampler = dataset.sampler(&config);
+    let dataset = data::load(config, model_dir, parts.arch.vocab_size, observer)?;
+    let mut sampler = dataset.sampler(config);
+    let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, &Single, observer)?;
+    let Parts {
+        model_dir,
+        snapshot,
+        arch,
+        weights,
+        config,
+        adapter,
+        stack,
+        stack_hashes,
+        placements,
+        trainable,
+        optimizer_bytes,
+        resume,
+    } = parts;
     let batches = batches(&config, &dataset, &sampler)?;
     let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
     // What is there already of this run, or goes before the first step, needs no further room.
@@ -140,6 +225,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         snapshot,
         arch,
         weights,
+        loaded,
         config,
         adapter,
         stack,
@@ -227,9 +313,14 @@ fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
 }
 
 /// The settings as the run uses them, such that training from them again is the same run: a length that gave way to
-/// the model's is the one that holds, an adapter to start from speaks for itself, and going on is not part of it.
+/// the model's is the one that holds, sizes are those that were measured, an adapter to start from speaks for itself, and going on is not part of it.
 fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     let mut settings = resolved.settings.clone();
+    // What measuring was to aim at has become numbers.
+    let train = &resolved.config.train;
+    let measured = train.batch_size.given().is_none() || train.grad_accum.given().is_none();
+    let aims = ["train.effective_batch", "train.target_tokens_per_device_step"];
+    settings.retain(|setting| !(measured && aims.contains(&setting.key.as_str())));
     settings.retain(|setting| {
         let shapes = ["tuning.lora.", "tuning.ia3."].iter().any(|section| setting.key.starts_with(section));
         let of_adapter = config.tuning.adapter.is_some() && shapes;
@@ -238,6 +329,10 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     for setting in &mut settings {
         match setting.key.as_str() {
             "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            "train.batch_size" => setting.value = config.train.batch_size.to_json(),
+            "train.grad_accum" => setting.value = config.train.grad_accum.to_json(),
+            "train.gradient_checkpointing" => setting.value = config.train.gradient_checkpointing.to_json(),
+            "train.max_tokens_per_pass" => setting.value = config.train.max_tokens_per_pass.to_json(),
             // A branch moves on; the run belongs to the commit.
             "model.revision" => setting.value = config.model.revision.clone().into(),
             _ => {}
@@ -264,8 +359,8 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
         rows: sampler.rows() as u64,
         tokens: dataset.train.tokens() as u64,
         label_tokens: dataset.train.label_tokens() as u64,
-        batch_size: train.batch_size as u64,
-        grad_accum: train.grad_accum as u64,
+        batch_size: train.batch_size.or(1) as u64,
+        grad_accum: train.grad_accum.or(1) as u64,
         world: 1,
         epochs: train.num_train_epochs,
         max_steps: train.max_steps,
@@ -315,11 +410,15 @@ impl Prepared {
         let state = human_bytes(self.optimizer_bytes);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        if let Some(bytes) = trained::copy_bytes(self) {
+        if let Some(bytes) = trained::copy_bytes(&self.config, self.trainable, self.optimizer_bytes) {
             let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(bytes));
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));
+        if let Some(budget) = memory::budget() {
+            let asked = if train.memory_budget.is_some() { "" } else { ", what the machine has free less a tenth" };
+            facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
+        }
         if let Some(validation) = &self.dataset.validation {
             facts.push(("validation rows".to_owned(), grouped(validation.len() as u64)));
         }

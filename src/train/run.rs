@@ -8,6 +8,7 @@ use super::signals::Stop;
 use super::{engine, finish, prepare, save};
 use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
+use crate::memory::{self, Budget, limits};
 
 /// What a run is told beside its configuration.
 #[derive(Debug, Clone, Default)]
@@ -43,12 +44,13 @@ pub struct Summary {
 /// Whatever is refused or fails; [`crate::Kind::Preempted`] when `stop` was requested and everything is saved;
 /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
-    let Some(threads) = resolved.config.train.num_threads else {
-        return run_here(resolved, options, stop, observer);
-    };
+    let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(limits::usable);
+    let _budget = budget.map(Budget::new);
+    let run_here = || memory::guarded(|| run_here(resolved, options, stop, observer));
+    let Some(threads) = resolved.config.train.num_threads else { return run_here() };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("train.num_threads = {threads}: {error}")))?;
-    pool.install(|| run_here(resolved, options, stop, observer))
+    pool.install(run_here)
 }
 
 fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {

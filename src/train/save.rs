@@ -184,7 +184,11 @@ fn grown_tokenizer(session: &Session<'_>) -> Result<Option<String>> {
 }
 
 fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Source<'a> {
-    folder::Source { dir: &prepared.model_dir, grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)) }
+    let data = &prepared.config.data;
+    // One that the configuration names; else the tokenizer's own, which is copied.
+    let named = data.template_path.is_some() || data.chat_template.is_some();
+    let template = prepared.dataset.template.as_ref().filter(|_| named).map(data::ChatTemplate::source);
+    folder::Source { dir: &prepared.model_dir, grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)), template }
 }
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {

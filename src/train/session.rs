@@ -6,12 +6,12 @@ use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
 use super::progress::{Event, Observer, Pace};
 use super::signals::Stop;
-use super::step::{StepStats, step};
+use super::step::StepStats;
 use super::tensorboard::EventWriter;
-use super::{feed, machine, norms};
+use super::{machine, norms};
 use crate::checkpoint::{Background, Stamp, TrainState, Written};
-use crate::comm::single::Single;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy, greater_is_better};
+use crate::data::Split;
 use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::optim::{Ema, LossScaler, Optimizer};
@@ -75,7 +75,7 @@ pub struct Done {
 
 impl Session<'_> {
     fn config(&self) -> &Config {
-        &self.resolved.config
+        &self.prepared.config
     }
 
     /// One optimizer step: data, update, the line in the metrics.
@@ -84,11 +84,9 @@ impl Session<'_> {
     /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite; the disk.
     pub fn step(&mut self) -> Result<()> {
         let began = Instant::now();
-        let train = &self.resolved.config.train;
         let rows = self.prepared.sampler.next_step();
-        let batches = feed::batches(&self.prepared.dataset.train, &rows, train.max_tokens_per_pass)?;
         let rate = self.prepared.schedule.lr(self.state.step);
-        let stats = step(&mut self.model, &mut self.optimizer, &Single, &batches, rate, train.max_grad_norm)?;
+        let stats = self.step_within(&rows, rate)?;
         if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
             ema.update(self.model.params.values(), self.optimizer.step);
         }
@@ -236,9 +234,10 @@ impl Session<'_> {
         let Some(validation) = &self.prepared.dataset.validation else { return Ok(()) };
         let (began, rows) = (Instant::now(), validation.len() as u64);
         self.observer.event(&Event::Evaluating { rows });
-        let Some((loss, label_tokens, scores)) = self.published(|session, _| session.validate())? else {
-            return Ok(());
-        };
+        let found = self.published(|session, _| session.validate())?;
+        // Validation rows may be longer than any to train on: what was sized for them goes.
+        self.model.release();
+        let Some((loss, label_tokens, scores)) = found else { return Ok(()) };
         let step = self.state.step;
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
@@ -271,18 +270,14 @@ impl Session<'_> {
     ///
     /// # Errors
     /// The engine, the disk, or [`crate::Kind::Config`]: nothing measures `train.metric_for_best_model`.
-    pub fn try_evaluation(&self) -> Result<()> {
+    pub fn try_evaluation(&mut self) -> Result<()> {
         let train = &self.config().train;
-        let Some(validation) =
-            self.prepared.dataset.validation.as_ref().filter(|_| train.eval_strategy != EvalStrategy::No)
-        else {
-            return Ok(());
+        let rows = match &self.prepared.dataset.validation {
+            Some(validation) if train.eval_strategy != EvalStrategy::No => validation.len().min(train.eval_batch_size),
+            _ => return Ok(()),
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
-        let rows: Vec<usize> = (0..validation.len().min(train.eval_batch_size)).collect();
-        for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
-            self.model.loss(&batch)?;
-        }
+        self.loss_within(&(0..rows).collect::<Vec<_>>())?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
         let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
         if scores.is_empty() {
@@ -296,7 +291,7 @@ impl Session<'_> {
 
     /// The mean loss of the validation split, its label tokens, and the scores of its answers; nothing when the run is
     /// asked to stop.
-    fn validate(&self) -> Result<Option<(f64, u64, Scores)>> {
+    fn validate(&mut self) -> Result<Option<(f64, u64, Scores)>> {
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
         let Some(predictor) = Predictor::new(&self.prepared)? else {
             return Ok(Some((loss, label_tokens, Scores::new())));
@@ -306,20 +301,17 @@ impl Session<'_> {
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
-    fn validation_loss(&self) -> Result<Option<(f64, u64)>> {
-        let Some(validation) = &self.prepared.dataset.validation else { return Ok(None) };
-        let train = &self.resolved.config.train;
-        let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0u64);
-        for start in (0..validation.len()).step_by(train.eval_batch_size) {
+    fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
+        let count = self.prepared.dataset.validation.as_ref().map_or(0, Split::len);
+        let at_once = self.config().train.eval_batch_size;
+        let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0);
+        for start in (0..count).step_by(at_once) {
             if self.stop.requested().is_some() {
                 return Ok(None);
             }
-            let rows: Vec<usize> = (start..validation.len().min(start + train.eval_batch_size)).collect();
-            for batch in feed::batches(validation, &vec![vec![rows]], train.max_tokens_per_pass)? {
-                label_tokens += batch.label_tokens() as u64;
-                weight += batch.label_weight();
-                sum += self.model.loss(&batch)?;
-            }
+            let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
+            let of_these = self.loss_within(&rows)?;
+            (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
         Ok(Some((if weight > 0.0 { sum / weight } else { 0.0 }, label_tokens)))
     }

@@ -1,7 +1,7 @@
 //! ONE optimizer step, on one screen.
 use crate::comm::Collectives;
 use crate::data::batch::Batch;
-use crate::error::Result;
+use crate::error::{Error, Kind, Result};
 use crate::model::Model;
 use crate::optim::{LossScaler, Optimizer, clip};
 
@@ -22,13 +22,25 @@ pub struct StepStats {
     pub overflow: bool,
 }
 
-/// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
-///
-/// The loss is the sum over label tokens divided by their number (where rows have weights, by the sum of the tokens'
-/// weights) in the whole effective batch, so that neither the number of micro-batches nor of ranks changes it.
+/// How an attempt at a step ended.
+#[derive(Debug)]
+pub enum Attempt {
+    /// The weights are those after the step.
+    Done(StepStats),
+    /// A micro-batch did not fit into the memory budget of some rank. Nothing was updated, on any rank: the same step can
+    /// be tried again, cut otherwise.
+    TooLarge {
+        /// This rank's first micro-batch that did not fit; none where it was another rank's.
+        micro_batch: Option<usize>,
+        /// What did not fit.
+        error: Error,
+    },
+}
+
+/// As [`attempt`], where there is no other way to cut the batch.
 ///
 /// # Errors
-/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone.
+/// As [`attempt`]; [`crate::Kind::Memory`]: it does not fit into the memory budget.
 pub fn step(
     model: &mut Model,
     optimizer: &mut Optimizer,
@@ -37,6 +49,27 @@ pub fn step(
     rate: f64,
     max_grad_norm: f64,
 ) -> Result<StepStats> {
+    match attempt(model, optimizer, comm, micro_batches, rate, max_grad_norm)? {
+        Attempt::Done(stats) => Ok(stats),
+        Attempt::TooLarge { error, .. } => Err(error),
+    }
+}
+
+/// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
+///
+/// The loss is the sum over label tokens divided by their number (where rows have weights, by the sum of the tokens'
+/// weights) in the whole effective batch, so that neither the number of micro-batches nor of ranks changes it.
+///
+/// # Errors
+/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone.
+pub fn attempt(
+    model: &mut Model,
+    optimizer: &mut Optimizer,
+    comm: &dyn Collectives,
+    micro_batches: &[Batch],
+    rate: f64,
+    max_grad_norm: f64,
+) -> Result<Attempt> {
     // Count: the divisor is known before any backward starts.
     let mut counts = [
         micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
@@ -55,8 +88,24 @@ pub fn step(
     let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
     model.loss_scale = loss_scale as f32;
     let share = 1.0 / (micro_batches.len() * comm.world().size).max(1) as f32;
-    for batch in micro_batches {
-        total += model.forward_backward(batch, scale, share, optimizer.step)?;
+    let mut failed = None;
+    for (index, batch) in micro_batches.iter().enumerate() {
+        match model.forward_backward(batch, scale, share, optimizer.step) {
+            Ok(loss) => total += loss,
+            Err(error) if error.kind() == Kind::Memory => {
+                failed = Some((index, error));
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    // A rank that has no room stops all of them here, before anything is updated.
+    let mut short = [u64::from(failed.is_some())];
+    comm.all_reduce_counts(&mut short)?;
+    if short != [0] {
+        let (micro_batch, error) = failed.unzip();
+        let error = error.unwrap_or_else(|| Error::memory("another rank has no room for its micro-batch"));
+        return Ok(Attempt::TooLarge { micro_batch, error });
     }
 
     // Reduce over ranks.
@@ -77,5 +126,5 @@ pub fn step(
     if let Some(scaler) = &mut optimizer.scaler {
         scaler.update(skipped);
     }
-    Ok(StepStats { loss, grad_norm, label_tokens, tokens, skipped, overflow })
+    Ok(Attempt::Done(StepStats { loss, grad_norm, label_tokens, tokens, skipped, overflow }))
 }

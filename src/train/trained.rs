@@ -64,11 +64,11 @@ pub fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> R
 }
 
 /// The bytes of the copy from which checkpoints are written while the steps go on; nothing where they are not.
-pub fn copy_bytes(prepared: &Prepared) -> Option<u64> {
-    let train = &prepared.config.train;
+pub fn copy_bytes(config: &Config, trainable: u64, optimizer_bytes: u64) -> Option<u64> {
+    let train = &config.train;
     let averages = train.optim == Optim::ScheduleFreeAdamW;
     // The values, the optimizer's state, and the averages that are published beside the values.
-    let bytes = 4 * prepared.trainable + prepared.optimizer_bytes + if averages { 4 * prepared.trainable } else { 0 };
+    let bytes = 4 * trainable + optimizer_bytes + if averages { 4 * trainable } else { 0 };
     (train.save_async && train.save_strategy != SaveStrategy::No).then_some(bytes)
 }
 

@@ -117,7 +117,7 @@ fn entries(root: &Path) -> Vec<String> {
 
 /// The kernels of the machine that these checkpoints stand for.
 fn engine() -> Engine {
-    Engine { backend: "fused", simd: "avx2", dtype: "float32".into() }
+    Engine { backend: "fused", simd: "avx2", quantization: "none".into(), dtype: "float32".into() }
 }
 
 fn save(root: &Path, snapshot: &Snapshot<'_>) -> PathBuf {
@@ -184,7 +184,7 @@ fn a_full_checkpoint_is_a_model_folder() {
     let run = run(5, 0.0);
     let root = tempfile::tempdir().unwrap();
     let snapshot = Snapshot {
-        weights: Weights::Model(tunesmith::checkpoint::folder::Source { dir: &dir, grown: None }),
+        weights: Weights::Model(tunesmith::checkpoint::folder::Source { dir: &dir, grown: None, template: None }),
         specs: &specs,
         values: &values,
         optimizer: optimizer.tensors(),

@@ -4,11 +4,14 @@ mod checkpoint;
 mod config;
 mod data;
 mod examples;
+mod export;
 mod generate;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
 mod infer;
+mod memory;
+mod metrics;
 mod objective;
 mod optim;
 mod oracle;

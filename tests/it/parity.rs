@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
+use tunesmith::config::{Checkpointing, Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::eval::{Settings, Unwatched, generate};
 use tunesmith::model::Model;
@@ -109,8 +109,7 @@ pub fn put(model: &mut Model, stored: &Tensors) {
 /// An adapter on a golden model, whose first `recompute` blocks are run again in backward.
 pub fn adapted(family: &str, dir: &Path, recompute: usize) -> Model {
     let mut config = adapter_config(&dir.join("adapter_config.json"));
-    config.train.gradient_checkpointing = recompute > 0;
-    config.train.gradient_checkpointing_layers = Some(recompute);
+    config.train.gradient_checkpointing = Checkpointing::Blocks { full: recompute, none: 0 };
     let mut model = load(family, &config);
     let stored = tensors(&dir.join("adapter_model.safetensors"));
     assert_eq!(stored.len(), model.params.specs.len(), "PEFT's tensors and ours");
@@ -470,10 +469,10 @@ fn a_bf16_checkpoint_kept_as_it_is_loses_nothing() {
 #[test]
 fn activations_in_bf16_move_gradients_by_their_rounding_only() {
     for family in ["llama", "gemma2", "phi3"] {
-        let run = |bf16, recompute| {
+        let run = |bf16, recompute: bool| {
             let mut config = adapter_config(&golden(family).join("adapter_init/adapter_config.json"));
             config.train.bf16 = bf16;
-            config.train.gradient_checkpointing = recompute;
+            config.train.gradient_checkpointing = recompute.into();
             let mut model = load(family, &config);
             put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
             let batch = Forward::read(family).batch();

@@ -172,7 +172,7 @@ fn qlora_equals_peft_on_bitsandbytes_from_its_checkpoint_and_quantized_here() {
         // The checkpoint as it is found, and the one before quantization; blocks run again in backward the second time.
         for (from, auto, again) in [(dir.join("model"), true, false), (dense.clone(), false, true)] {
             let mut config = qlora(label);
-            config.train.gradient_checkpointing = again;
+            config.train.gradient_checkpointing = again.into();
             if auto {
                 config.model.quantization = Quantization::Auto;
             }
@@ -293,7 +293,7 @@ fn adapters_of_every_kind_train_on_four_bits_as_on_the_same_numbers_dense() {
         |config| config.tuning.lora.use_dora = true,
         |config| config.tuning.lora.use_rslora = true,
         |config| config.tuning.lora.lora_dropout = 0.3,
-        |config| config.train.gradient_checkpointing = true,
+        |config| config.train.gradient_checkpointing = true.into(),
         |config| config.tuning.lora.modules_to_save = vec!["lm_head".into()],
     ];
     let batch = Forward::read("llama").batch();

@@ -278,7 +278,7 @@ fn adapters_below_the_trained_one_act_as_on_top() {
     let foreign = adapter::stack(&[golden("qwen3/adapter_init")], &arch).unwrap_err();
     assert_eq!(foreign.kind(), Kind::Checkpoint, "{foreign}");
     let short = BTreeMap::from([("model.norm.weight".to_owned(), (vec![3], vec![1.0; 3]))]);
-    let frozen = Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short };
+    let frozen = Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short, tokens: Vec::new() };
     let error = Model::load_on(&arch, Some(&weights), &recipe(), &Stack(vec![frozen])).unwrap_err();
     assert!(error.to_string().contains("there: model.norm.weight has 3 values, 64 expected"), "{error}");
 }
@@ -291,7 +291,7 @@ fn a_stamp_tells_what_was_taken_out_of_the_base() {
         config.tuning.lora.init_lora_weights = init;
         let placements = place(&arch, &config.tuning.lora).unwrap();
         let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
-        let engine = Engine { backend: "fused", simd: "avx2", dtype: String::new() };
+        let engine = Engine { backend: "fused", simd: "avx2", quantization: String::new(), dtype: String::new() };
         Stamp::new(&config, &placements, &[], hashes, engine).adapter
     };
     assert_eq!(stamp(InitLora::Kaiming), stamp(InitLora::Gaussian), "of no effect after step 0");

@@ -125,7 +125,7 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
     (Lost("ReLoRA and LISA are not part of this version"), &["relora_*", "lisa_*"]),
     (Lost("longer contexts by skipped positions are not part of this version"), &["use_pose", "pose_*"]),
     (Lost("another attention is not part of this version"), &["scaling_softmax*"]),
-    (Lost("blocks are run again whole: train.gradient_checkpointing_layers"), &["selective_checkpointing"]),
+    (Lost("blocks are run again whole: train.gradient_checkpointing: {full: N}"), &["selective_checkpointing"]),
     (Lost("nothing is offloaded"), &["layer_offloading"]),
     (
         Lost("a signal at any time saves a checkpoint; train.save_steps says when else"),

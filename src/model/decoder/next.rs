@@ -100,7 +100,7 @@ impl Model {
             }
             growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
         }
-        Ok(par::together(|| self.walk(&mut growth)))
+        Ok(par::together(|| self.go_on(&mut growth)))
     }
 
     /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.
@@ -112,7 +112,7 @@ impl Model {
         old > 0 && self.arch.ropes.iter().any(|rule| rule.depends_on_length() && differs(rule))
     }
 
-    fn walk(&self, texts: &mut [Growth<'_>]) -> Logits {
+    fn go_on(&self, texts: &mut [Growth<'_>]) -> Logits {
         let pass = self.evaluation();
         let tokens: Vec<u32> = texts.iter().flat_map(Growth::fresh).copied().collect();
         self.pool.reserve(tokens.len());
@@ -147,7 +147,7 @@ impl Model {
                 mixed
             };
             let attend = |h: &Act| block.attention.forward_by(&pass, h, &layout.all, rows, mix);
-            x = block.forward_by(&pass, &x, attend, rows).0;
+            x = block.forward_by(&pass, &x, attend, rows, false).0;
         }
         Logits { parts: self.head.next(&pass, &x) }
     }

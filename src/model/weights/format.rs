@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use half::f16;
+use half::{bf16, f16};
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,8 @@ impl Dtype {
         }
     }
 
-    pub(super) const fn bytes(self) -> usize {
+    /// Bytes of one number.
+    pub const fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,
             Self::BF16 | Self::F16 => 2,
@@ -195,8 +196,8 @@ pub enum Numbers<'a> {
     U8(&'a [u8]),
     /// As I8, by their bits.
     I8(&'a [u8]),
-    /// So many, as F32, which are fetched when their turn comes.
-    Fetched(usize),
+    /// So many, which are fetched when their turn comes, and rounded to this dtype.
+    Fetched(usize, Dtype),
 }
 
 impl Numbers<'_> {
@@ -204,13 +205,15 @@ impl Numbers<'_> {
         match self {
             Self::F32(values) => values.len(),
             Self::U8(values) | Self::I8(values) => values.len(),
-            Self::Fetched(count) => count,
+            Self::Fetched(count, _) => count,
         }
     }
 
     const fn dtype(self) -> (&'static str, u64) {
         match self {
-            Self::F32(_) | Self::Fetched(_) => ("F32", 4),
+            Self::F32(_) | Self::Fetched(_, Dtype::F32) => ("F32", 4),
+            Self::Fetched(_, Dtype::BF16) => ("BF16", 2),
+            Self::Fetched(_, Dtype::F16) => ("F16", 2),
             Self::U8(_) => ("U8", 1),
             Self::I8(_) => ("I8", 1),
         }
@@ -254,9 +257,10 @@ pub fn write_safetensors_with(
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
     let here = tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values)));
-    let later =
-        |(name, shape): &(String, Vec<usize>)| (name.clone(), shape.clone(), Numbers::Fetched(shape.iter().product()));
-    write_all(writer, &here.chain(further.iter().map(later)).collect::<Vec<_>>(), fetch, metadata)
+    let later = |(name, shape): &(String, Vec<usize>)| {
+        (name.clone(), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32))
+    };
+    write_numbers_with(writer, &here.chain(further.iter().map(later)).collect::<Vec<_>>(), fetch, metadata)
 }
 
 /// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
@@ -269,10 +273,14 @@ pub fn write_numbers_to(
     tensors: &[(String, Vec<usize>, Numbers<'_>)],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
-    write_all(writer, tensors, &|_| Err(io::ErrorKind::NotFound.into()), metadata)
+    write_numbers_with(writer, tensors, &|_| Err(io::ErrorKind::NotFound.into()), metadata)
 }
 
-fn write_all(
+/// As [`write_numbers_to`], fetching one tensor at a time.
+///
+/// # Errors
+/// As there, and those of `fetch`.
+pub fn write_numbers_with(
     writer: &mut dyn Write,
     tensors: &[(String, Vec<usize>, Numbers<'_>)],
     fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
@@ -302,10 +310,14 @@ fn write_all(
     writer.write_all(&(text.len() as u64).to_le_bytes())?;
     writer.write_all(&text)?;
     let mut buffer = Vec::with_capacity(CHUNK_BYTES);
-    let mut floats = |writer: &mut dyn Write, values: &[f32]| {
+    let mut floats = |writer: &mut dyn Write, values: &[f32], dtype: Dtype| {
         for chunk in values.chunks(CHUNK_BYTES / 4) {
             buffer.clear();
-            buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes()));
+            match dtype {
+                Dtype::F32 => buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes())),
+                Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+                Dtype::F16 => buffer.extend(chunk.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+            }
             writer.write_all(&buffer)?;
         }
         Ok::<_, io::Error>(())
@@ -313,14 +325,14 @@ fn write_all(
     for (name, shape, values) in sorted {
         match values {
             Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
-            Numbers::F32(values) => floats(writer, values)?,
-            Numbers::Fetched(count) => {
+            Numbers::F32(values) => floats(writer, values, Dtype::F32)?,
+            Numbers::Fetched(count, dtype) => {
                 let values = fetch(name)?;
                 if values.len() != *count {
                     let message = format!("tensor {name:?} {shape:?} of {} values", values.len());
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
                 }
-                floats(writer, &values)?;
+                floats(writer, &values, *dtype)?;
             }
         }
     }

@@ -1,5 +1,6 @@
 //! `report.html`: what the run was, how it went and what it changed, on one page that needs nothing but a browser.
 //! Inline style and SVG, no script; whatever comes from data, model or configuration is escaped.
+pub mod answers;
 mod chart;
 mod html;
 

@@ -34,10 +34,10 @@ fn wrong_types_say_what_was_found_and_expected() {
     };
     says(
         "train:\n  batch_size: many\n",
-        "a.yaml:2:3: train.batch_size: expected an integer, 1 to 1000000, found the string \"many\"",
+        "a.yaml:2:3: train.batch_size: expected an integer or auto, 1 to 1000000, found the string \"many\"",
     );
-    says("train: {batch_size: 0}", "expected an integer, 1 to 1000000, found the integer 0");
-    says("train: {batch_size: -3}", "expected an integer, 1 to 1000000, found the integer -3");
+    says("train: {batch_size: 0}", "expected an integer or auto, 1 to 1000000, found the integer 0");
+    says("train: {batch_size: -3}", "expected an integer or auto, 1 to 1000000, found the integer -3");
     says("train: {batch_size: 1.5}", "found the number 1.5");
     says("train: {lr: \"2e-4\"}", "hint: write 2e-4 without quotes");
     says("train: {lr: .nan}", "train.lr: expected a number, at least 0, found the number NaN");
@@ -91,11 +91,8 @@ fn keys_of_later_versions_are_refused_by_name() {
     for text in [
         "tuning: {lora: {init_lora_weights: olora}}",
         "model: {type: seq2seq}",
-        "train: {batch_size: auto}",
-        "train: {grad_accum: auto}",
         "train: {strategy: ddp}",
         "train: {optim: galore_adamw}",
-        "train: {target_tokens_per_device_step: 8192}",
         "train: {ddp_find_unused_parameters: false}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
         "deepspeed: x.json",

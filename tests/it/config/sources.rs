@@ -11,7 +11,7 @@ fn every_source_overrides_the_one_before() {
         .load(&["TRAIN_SAVE_STEPS=5"], &[("TRAIN_SEED", "4"), ("TRAIN_SAVE_STEPS", "4"), ("HOME", "/root")])
         .unwrap();
     let train = &resolved.config.train;
-    assert_eq!((train.eval_batch_size, train.batch_size, train.grad_accum), (8, 2, 3));
+    assert_eq!((train.eval_batch_size, train.batch_size.or(0), train.grad_accum.or(0)), (8, 2, 3));
     assert_eq!((train.seed, train.save_steps), (4, 5));
     let source = |key: &str| resolved.source(key).to_string().replace(&format!("{}/", folder.0.path().display()), "");
     assert_eq!(source("train.eval_batch_size"), "default");
@@ -74,7 +74,7 @@ fn aliases_are_the_same_setting() {
     );
     let train = &config.train;
     assert_eq!((train.learning_rate, train.num_train_epochs), (1e-3, 2.0));
-    assert_eq!((train.batch_size, train.grad_accum, train.eval_batch_size), (4, 3, 5));
+    assert_eq!((train.batch_size.or(0), train.grad_accum.or(0), train.eval_batch_size), (4, 3, 5));
     assert_eq!(train.eval_strategy, EvalStrategy::Epoch);
     assert_eq!((config.tuning.lora.lora_alpha, config.tuning.lora.lora_dropout), (4.0, 0.5));
 }

@@ -79,7 +79,7 @@ impl Fixture {
 /// `tunesmith ARGS`, its environment free of settings.
 pub fn tunesmith<S: AsRef<std::ffi::OsStr>>(args: &[S]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tunesmith"));
-    let sections = ["MODEL_", "TUNING_", "TRAIN_", "DATA_", "LOGGING_", "GEN_"];
+    let sections = ["MODEL_", "TUNING_", "TRAIN_", "DATA_", "LOGGING_", "GEN_", "TUNESMITH_MEMORY_BUDGET"];
     for (name, _) in std::env::vars().filter(|(name, _)| sections.iter().any(|section| name.starts_with(section))) {
         command.env_remove(name);
     }

@@ -219,3 +219,39 @@ fn sample_answers_that_were_cut_off_are_made_on_resume() {
     assert!(report().contains("Answers on held-out rows"));
     assert_eq!(std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap(), adapter);
 }
+
+#[test]
+fn pointers_name_what_is_there_and_a_run_goes_on_from_them() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &[
+            "train.save_strategy: steps",
+            "train.save_steps: 2",
+            "train.eval_strategy: steps",
+            "train.eval_steps: 2",
+            "train.load_best_model_at_end: true",
+        ],
+    );
+    assert!(go(&config, &[], u64::MAX));
+    let out = fixture.path("out");
+    let pointer = |name: &str| std::fs::read_to_string(out.join(name)).unwrap();
+    assert_eq!(pointer("latest"), "checkpoint-000006\n");
+    let (adapter, best) = (out.join("adapter/adapter_model.safetensors"), pointer("best"));
+    let weights = std::fs::read(out.join(best.trim_end()).join("adapter_model.safetensors")).unwrap();
+    assert!(std::fs::read(&adapter).unwrap() == weights, "the run ends with the best weights");
+
+    // From an earlier one: what comes later is set aside, and no pointer is left that names it.
+    let from = format!("train.resume_from_checkpoint={}", out.join("checkpoint-000002").display());
+    assert!(!go(&config, &[&from], 3));
+    assert_eq!(pointer("latest"), "checkpoint-000003\n");
+    assert!(out.join("checkpoint-000006.later").is_dir());
+    assert!(!out.join("best").exists() || out.join(pointer("best").trim_end()).is_dir());
+
+    let from = format!("train.resume_from_checkpoint={}", out.join("latest").display());
+    assert!(go(&config, &[&from], u64::MAX));
+    assert!(std::fs::read(&adapter).unwrap() == weights, "the same end");
+    assert_eq!(pointer("best"), best);
+    let from = format!("train.resume_from_checkpoint={}", out.join("best").display());
+    assert!(go(&config, &[&from], u64::MAX));
+}

@@ -1,0 +1,75 @@
+//! Finished adapters: read, held against the model that they belong to, and made ready to be merged or run.
+use std::path::{Path, PathBuf};
+
+use super::adapter_config::AdapterConfig;
+use super::peft::{self, Tensors};
+use super::stamp::Stamp;
+use super::{STAMP, read_json};
+use crate::config::arch::Arch;
+use crate::error::{Error, Result};
+use crate::model::stack::Frozen;
+use crate::model::targets::Placement;
+
+/// An adapter that fits a model.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Its settings.
+    pub config: AdapterConfig,
+    /// The modules that it changes, in model order.
+    pub placements: Vec<Placement>,
+    /// Its tensors under their names in its file, less PEFT's prefix.
+    pub tensors: Tensors,
+}
+
+impl Finished {
+    /// Reads the adapter in `dir`; `arch` has room for its new tokens ([`Arch::grow`]).
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that it has taken something
+    /// out of.
+    pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
+        let (config, tensors) = peft::load_adapter(dir)?;
+        if config.init_lora_weights.as_str().is_some_and(|init| init.starts_with("pissa")) {
+            let message = "an adapter in PiSSA's form, which fits a base that it has taken something out of";
+            return Err(Error::checkpoint(format!("{}: not yet: {message}", dir.display())).hint(
+                "take the run's adapter/ folder, which is plain LoRA; PEFT saves such with path_initial_model_for_weight_conversion",
+            ));
+        }
+        let placements = config.targets.place(arch).map_err(|error| error.with_kind(crate::Kind::Checkpoint))?;
+        let mut expected: Vec<_> = placements.iter().flat_map(Placement::tensors).collect();
+        expected.extend(config.targets.beside(arch, &placements)?);
+        peft::check_tensors(dir, &tensors, &expected)?;
+        Ok(Self { dir: dir.to_owned(), config, placements, tensors })
+    }
+
+    /// The same, ready to be merged into the tensors of the base.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: its settings do not fit the model.
+    pub fn frozen(self, arch: &Arch) -> Result<Frozen> {
+        let Self { dir, config, placements, mut tensors } = self;
+        for (tensor, name) in config.targets.renamed(arch, &placements)? {
+            if let Some(values) = tensors.remove(&name) {
+                tensors.insert(tensor, values);
+            }
+        }
+        let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
+        Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.trained_tokens })
+    }
+}
+
+/// What the weights in `dir` belong to: the stamp in the folder (a checkpoint) or beside it (a run's result), if there is one.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: there is one, and it cannot be read.
+pub fn stamp_of(dir: &Path) -> Result<Option<Stamp>> {
+    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    for path in [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))].into_iter().flatten() {
+        if path.is_file() {
+            return read_json(&path).map(Some);
+        }
+    }
+    Ok(None)
+}

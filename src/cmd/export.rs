@@ -1,0 +1,268 @@
+//! `tunesmith export`: a trained model in the form in which it will serve.
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::args::ConfigArgs;
+use super::merge::{Opened, PartsArgs, check_merge, claim, output_dir, parse_dtype};
+use super::terminal::print;
+use crate::checkpoint::disk::RealDisk;
+use crate::checkpoint::finished::Finished;
+use crate::checkpoint::{atomic, folder as companions, peft};
+use crate::config::{Config, ConfigValue as _, schema};
+use crate::error::{Error, Result};
+use crate::export::card::Card;
+use crate::export::folder::{self, Form};
+use crate::export::gguf::{self, Format, Vocabulary};
+use crate::plan::human_bytes;
+use crate::train::metrics::{self, Line};
+use crate::train::output;
+
+/// Write a model or an adapter for where it will serve.
+#[derive(Debug, Clone, clap::Args)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    parts: PartsArgs,
+    /// A file for llama.cpp, its matrices in this type
+    #[arg(long, value_name = "f16|q8_0|q4_0|f32", conflicts_with_all = ["hf", "peft"])]
+    gguf: Option<String>,
+    /// A folder for Transformers, with a model card
+    #[arg(long, conflicts_with = "peft")]
+    hf: bool,
+    /// The adapter as a folder for PEFT, with a model card
+    #[arg(long)]
+    peft: bool,
+    /// With --gguf: the adapter alone, for llama.cpp's --lora
+    #[arg(long, requires = "gguf")]
+    adapter_only: bool,
+    /// The new folder or file
+    #[arg(long, value_name = "PATH")]
+    output: Option<PathBuf>,
+    /// With --hf: the dtype of the weights; `auto`: as the base has them
+    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
+    dtype: String,
+    /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
+    #[arg(long, value_name = "NAME")]
+    pre_tokenizer: Option<String>,
+    /// The largest difference of a logit, in float32, with which a merged model is accepted
+    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    max_difference: f32,
+    /// Replace the output if it is there
+    #[arg(long)]
+    overwrite: bool,
+    /// Show what a push of the folder to this repository of the hub would upload, and upload nothing
+    #[arg(long, value_name = "OWNER/NAME", requires = "dry_run")]
+    push: Option<String>,
+    /// With --push: needed, as uploads are not part of this version
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Everything that reading and writing can fail with.
+pub fn run(args: &Args) -> Result<()> {
+    if args.gguf.is_none() && !args.hf && !args.peft {
+        return Err(Error::config("no form is named")
+            .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
+    }
+    let format = args.gguf.as_deref().map(Format::parse).transpose()?;
+    let dtype = parse_dtype(&args.dtype)?;
+    let opened = args.parts.open(&args.config, true)?;
+    let name = opened.name();
+    let card = card(&opened, args.peft);
+    let Opened { parts, top, tokenizer, template, config, .. } = opened;
+    let base = parts.base.clone();
+    let mut text = String::new();
+    if let Some(format) = format {
+        let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
+        let path = output_dir(args.output.as_deref(), config.as_ref(), &default)?;
+        claim_file(&path, args.overwrite)?;
+        let bytes = if args.adapter_only {
+            let top = top.ok_or_else(no_adapter)?;
+            gguf::write_adapter(&path, &parts.arch, &top, format)?
+        } else {
+            let vocabulary =
+                Vocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
+            let model = match top {
+                Some(top) => {
+                    let (checked, model) = check_merge(parts, top, args.max_difference)?;
+                    text += &checked;
+                    model.model
+                }
+                None => parts.merged(None)?,
+            };
+            gguf::write_model(&path, &model, &vocabulary, &name, format)?
+        };
+        let how = if args.adapter_only { "--lora" } else { "-m" };
+        let _ = writeln!(text, "file            {} ({})", path.display(), human_bytes(bytes)); // a String never fails
+        let _ = writeln!(text, "use it          llama-cli {how} {}", path.display());
+        return print(&text);
+    }
+    let form_name = if args.peft { "peft" } else { "hf" };
+    let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
+    claim(&target, args.overwrite, &base)?;
+    if args.peft {
+        let top = top.ok_or_else(no_adapter)?;
+        write_peft(&target, &top, &tokenizer, template.as_deref(), &card)?;
+    } else {
+        let model = match top {
+            Some(top) => {
+                let (checked, model) = check_merge(parts, top, args.max_difference)?;
+                text += &checked;
+                model.model
+            }
+            None => parts.merged(None)?,
+        };
+        let form = Form {
+            dtype,
+            shard_bytes: 5_000_000_000,
+            tokenizer: &tokenizer,
+            template: template.as_deref(),
+            card: Some(&card),
+        };
+        folder::write(&target, &model, &form)?;
+    }
+    let _ = writeln!(text, "folder          {}", target.display());
+    if let Some(repository) = &args.push {
+        text += &push(repository, &target)?;
+    }
+    print(&text)
+}
+
+fn no_adapter() -> Error {
+    Error::config("there is no adapter").hint("name one: --adapter DIR")
+}
+
+fn claim_file(path: &Path, overwrite: bool) -> Result<()> {
+    if path.is_dir() {
+        return Err(Error::config(format!("--output {}: a folder, expected a file", path.display())));
+    }
+    if path.exists() && !overwrite {
+        return Err(Error::config(format!("{} is there already", path.display()))
+            .hint("name another with --output, or replace it with --overwrite"));
+    }
+    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source)),
+        None => Ok(()),
+    }
+}
+
+fn write_peft(target: &Path, top: &Finished, tokenizer: &Path, template: Option<&str>, card: &str) -> Result<()> {
+    let tensors: Vec<_> =
+        top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+    atomic::publish(&RealDisk, target, |staging| {
+        peft::stage(staging, &top.config, &tensors)?;
+        companions::stage_companions(staging, companions::Source { dir: tokenizer, grown: None, template })?;
+        staging.write("README.md", |writer| writer.write_all(card.as_bytes()))
+    })?;
+    Ok(())
+}
+
+/// What an upload would send.
+fn push(repository: &str, folder: &Path) -> Result<String> {
+    if !crate::config::is_hub_name(repository) {
+        return Err(Error::config(format!("--push {repository}: expected owner/name")));
+    }
+    let mut files: Vec<(String, u64)> = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(|source| Error::io("read", folder, &source))? {
+        let entry = entry.map_err(|source| Error::io("read", folder, &source))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // The manifest is for this machine.
+        if name != atomic::MANIFEST {
+            files.push((name, entry.metadata().map_or(0, |metadata| metadata.len())));
+        }
+    }
+    files.sort();
+    let mut text = format!("would upload to {repository} (nothing was sent: uploads are not part of this version)\n");
+    for (name, bytes) in &files {
+        let _ = writeln!(text, "  {name}  {}", human_bytes(*bytes));
+    }
+    let _ = writeln!(text, "by hand         hf upload {repository} {}", folder.display());
+    Ok(text)
+}
+
+/// `README.md` of what was opened.
+fn card(opened: &Opened, adapter: bool) -> String {
+    let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
+    let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
+    let class = if adapter { "PeftModel" } else { "AutoModelForCausalLM" };
+    let usage = if adapter {
+        format!(
+            "from transformers import AutoModelForCausalLM\nfrom peft import {class}\n\nbase = AutoModelForCausalLM.from_pretrained(\"{base}\")\nmodel = {class}.from_pretrained(base, \"PATH\")"
+        )
+    } else {
+        format!(
+            "from transformers import {class}, AutoTokenizer\n\nmodel = {class}.from_pretrained(\"PATH\")\ntokenizer = AutoTokenizer.from_pretrained(\"PATH\")"
+        )
+    };
+    let config = opened.config.as_ref();
+    Card {
+        name: opened.name(),
+        base,
+        adapter,
+        data: config.map(data).unwrap_or_default(),
+        settings: config.map(settings).unwrap_or_default(),
+        results: config.map(results).unwrap_or_default(),
+        usage,
+    }
+    .render()
+}
+
+fn data(config: &Config) -> Vec<(String, String)> {
+    let data = &config.data;
+    let list = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    let mut rows = Vec::new();
+    for (label, text) in [
+        ("training rows", list(&data.train_path)),
+        ("validation rows", list(&data.val_path)),
+        ("test rows", list(&data.test_path)),
+    ] {
+        if !text.is_empty() {
+            rows.push((label.to_owned(), text));
+        }
+    }
+    if !data.datasets.is_empty() {
+        rows.push(("training rows".to_owned(), data.datasets.to_json().to_string()));
+    }
+    rows
+}
+
+/// What was set, less places on this machine.
+fn settings(config: &Config) -> Vec<(String, String)> {
+    let default = Config::default();
+    let shown = |path: &str| ["model.", "tuning.", "train."].iter().any(|section| path.starts_with(section));
+    schema::options()
+        .filter(|option| {
+            option.fixed.is_none() && shown(&option.path()) && (option.get)(config) != (option.get)(&default)
+        })
+        .filter(|option| !["train.output_dir", "model.local_dir", "model.name"].contains(&option.path().as_str()))
+        .map(|option| (option.path(), (option.get)(config).to_string()))
+        .collect()
+}
+
+/// The last losses of the run, and the scores of the last `tunesmith eval`.
+fn results(config: &Config) -> Vec<(String, String)> {
+    let dir = &config.train.output_dir;
+    let lines = metrics::read(&dir.join(output::METRICS)).unwrap_or_default();
+    let mut rows = Vec::new();
+    let mut steps = lines.iter().filter_map(|line| if let Line::Step(step) = line { Some(step) } else { None });
+    if let Some(step) = steps.next_back() {
+        rows.push(("steps".to_owned(), step.step.to_string()));
+        rows.extend(step.loss.map(|loss| ("training loss of the last step".to_owned(), format!("{loss:.4}"))));
+    }
+    let mut evaluations = lines.iter().filter_map(|line| if let Line::Eval(line) = line { Some(line) } else { None });
+    if let Some(loss) = evaluations.next_back().and_then(|line| line.eval_loss) {
+        rows.push(("last validation loss".to_owned(), format!("{loss:.4}")));
+    }
+    let scores = std::fs::read_to_string(dir.join("eval").join("metrics.json")).unwrap_or_default();
+    let scores: serde_json::Value = serde_json::from_str(&scores).unwrap_or_default();
+    for (name, score) in scores["models"]["tuned"]["scores"].as_object().into_iter().flatten() {
+        let split = scores["split"].as_str().unwrap_or("held-out");
+        rows.extend(score["value"].as_f64().map(|value| (format!("{name} ({split} rows)"), format!("{value:.4}"))));
+    }
+    rows
+}

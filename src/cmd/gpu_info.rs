@@ -1,0 +1,128 @@
+//! `tunesmith gpu-info`: GPUs with driver, CUDA, NCCL and the links between them; the processor with what it really does.
+use std::fmt::Write as _;
+use std::path::Path;
+
+use super::{find, terminal};
+use crate::error::Result;
+use crate::memory::{human_bytes, limits};
+use crate::ops::{peak, simd};
+use crate::plan::table;
+use crate::train::bench;
+use crate::train::machine::Machine;
+use crate::train::nvidia::{LINKS, Nvidia};
+
+/// Show GPUs, driver and links, and the processor's cores, memory and measured rates.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Do not measure the processor's rates, which takes two seconds
+    #[arg(long)]
+    no_measure: bool,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`crate::Kind::Io`] when standard output cannot be written.
+pub fn run(args: &Args) -> Result<()> {
+    terminal::print(&format!("{}{}", gpus(), processor(!args.no_measure)))
+}
+
+/// What `nvidia-smi` tells, or one line that says why there is nothing.
+fn gpus() -> String {
+    let found = match find::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
+        None => return "GPUs: none (no nvidia-smi on PATH, so no NVIDIA driver)\n".to_owned(),
+        Some(Err(error)) => return format!("GPUs: none ({})\n", error.message()),
+        Some(Ok(found)) if found.gpus.is_empty() => return "GPUs: none (the driver has found no device)\n".to_owned(),
+        Some(Ok(found)) => found,
+    };
+    let nccl = find::library("libnccl.so.2").map_or("not found (libnccl.so.2)".to_owned(), |path| nccl_version(&path));
+    let or_unknown = |text: &Option<String>| text.clone().unwrap_or_else(|| "unknown".to_owned());
+    let mut rows = vec![
+        ("driver".to_owned(), or_unknown(&found.driver)),
+        ("CUDA".to_owned(), format!("{} (the newest that the driver runs)", or_unknown(&found.cuda))),
+        ("NCCL".to_owned(), nccl),
+    ];
+    for gpu in &found.gpus {
+        let memory = gpu.total.map_or("memory unknown".to_owned(), human_bytes);
+        let capability = or_unknown(&gpu.compute_capability);
+        rows.push((format!("GPU {}", gpu.index), format!("{}, {memory}, compute capability {capability}", gpu.name)));
+    }
+    let mut text = format!("GPUs: {}\n{}", found.gpus.len(), table(&rows));
+    if found.gpus.len() > 1 && !found.links.is_empty() {
+        let width = found.links.iter().flatten().map(String::len).max().unwrap_or(0).max(5);
+        let _ = writeln!(text, "  links ({LINKS})");
+        let row = |words: &mut dyn Iterator<Item = String>| {
+            words.fold(String::new(), |mut line, word| {
+                let _ = write!(line, " {word:>width$}");
+                line
+            })
+        };
+        let head = row(&mut (0..found.links.len()).map(|index| format!("GPU{index}")));
+        let _ = writeln!(text, "  {:>width$}{head}", "");
+        for (index, links) in found.links.iter().enumerate() {
+            let _ = writeln!(text, "  {:>width$}{}", format!("GPU{index}"), row(&mut links.iter().cloned()));
+        }
+    }
+    text + "  this version trains on the CPU\n"
+}
+
+/// The version in the name of the file that a library's link leads to.
+fn nccl_version(path: &Path) -> String {
+    let real = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let name = real.file_name().unwrap_or_default().to_string_lossy();
+    match name.strip_prefix("libnccl.so.").filter(|version| version.contains('.')) {
+        Some(version) => format!("{version} ({})", real.display()),
+        None => real.display().to_string(),
+    }
+}
+
+fn processor(measure: bool) -> String {
+    let machine = Machine::detect();
+    let total = limits::total().map_or("unknown".to_owned(), human_bytes);
+    let free = limits::available().map_or_else(String::new, |bytes| format!(", {} free", human_bytes(bytes)));
+    let group = limits::group().map_or("no limit".to_owned(), |group| {
+        format!("{}, {} of it used", human_bytes(group.limit), human_bytes(group.used))
+    });
+    let mut rows = vec![
+        ("name".to_owned(), machine.processor),
+        ("cores".to_owned(), format!("{} usable", machine.threads)),
+        ("vectors".to_owned(), simd::level().name().to_owned()),
+        ("memory".to_owned(), format!("{total}{free}")),
+        ("control group".to_owned(), group),
+        ("budget by itself".to_owned(), limits::usable().map_or("unknown".to_owned(), human_bytes)),
+    ];
+    if measure {
+        let giga = |rate: f64| rate / 1e9;
+        rows.push(("multiply-adds".to_owned(), format!("{:.1} GFLOP/s, all in registers", giga(peak::flops(0.3)))));
+        rows.push((
+            "matrix products".to_owned(),
+            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(bench::gemm_peak())),
+        ));
+        rows.push(("copying".to_owned(), format!("{:.1} GB/s read and as much written", giga(peak::copy_rate(0.5)))));
+    }
+    format!("processor\n{}", table(&rows))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_of_nccl_is_in_its_files_name() {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::write(root.path().join("libnccl.so.2.27.5"), "").unwrap();
+        let link = root.path().join("libnccl.so.2");
+        std::os::unix::fs::symlink("libnccl.so.2.27.5", &link).unwrap();
+        assert!(nccl_version(&link).starts_with("2.27.5 ("), "{}", nccl_version(&link));
+        assert!(nccl_version(Path::new("/no/libnccl.so.2")).ends_with("libnccl.so.2"));
+    }
+
+    #[test]
+    fn the_processor_is_described_and_measured() {
+        let text = processor(true);
+        for label in ["cores", "control group", "matrix products", "copying"] {
+            assert!(text.contains(label), "{text}");
+        }
+        assert!(!text.contains(" 0.0 G"), "{text}");
+    }
+}

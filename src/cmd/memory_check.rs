@@ -1,0 +1,223 @@
+//! `tunesmith memory-check`: what each device has in use and by whom, and what a configuration would need.
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use super::args::ConfigArgs;
+use super::{find, terminal};
+use crate::data;
+use crate::error::Result;
+use crate::memory::{human_bytes, limits};
+use crate::plan::{grouped, table};
+use crate::train::check::{self, Largest};
+use crate::train::machine::Machine;
+use crate::train::nvidia::{Nvidia, Process};
+use crate::train::progress::{Event, Observer};
+
+/// Show memory in use on each device, and with a configuration what its largest pass holds.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// A line of the table of devices.
+struct Device {
+    index: String,
+    name: String,
+    used: Option<u64>,
+    total: Option<u64>,
+    utilization: Option<u32>,
+    processes: Vec<Process>,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Those of the configuration, if there is one; [`crate::Kind::Memory`] where its largest pass does not fit.
+pub fn run(args: &Args) -> Result<()> {
+    let mut text = devices();
+    let named = !args.config.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|path| !path.is_empty());
+    if !named {
+        return terminal::print(&text);
+    }
+    let resolved = args.config.load(&[])?;
+    text += "\n";
+    terminal::print(&text)?;
+    let largest = check::largest(&resolved, &Quiet)?;
+    terminal::print(&measured(&largest))
+}
+
+/// Nobody waits long enough for a bar.
+struct Quiet;
+
+impl data::Progress for Quiet {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+impl Observer for Quiet {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Notice(text) = event {
+            terminal::print_note(text);
+        }
+    }
+}
+
+/// The table of devices: the processor's memory first, then GPUs.
+fn devices() -> String {
+    let (total, available) = (limits::total(), limits::available());
+    let mut devices = vec![Device {
+        index: "cpu".to_owned(),
+        name: Machine::detect().processor,
+        used: total.zip(available).map(|(total, available)| total.saturating_sub(available)),
+        total,
+        utilization: cpu_utilization(),
+        processes: own_processes(Path::new("/proc")),
+    }];
+    let mut remark = String::new();
+    match find::program("nvidia-smi").map(|program| Nvidia::ask(&program)) {
+        None => remark.push_str("no GPU: no nvidia-smi on PATH\n"),
+        Some(Err(error)) => remark = format!("no GPU: {}\n", error.message()),
+        Some(Ok(found)) => devices.extend(found.gpus.into_iter().map(|gpu| Device {
+            index: gpu.index.to_string(),
+            name: gpu.name,
+            used: gpu.used,
+            total: gpu.total,
+            utilization: gpu.utilization,
+            processes: gpu.processes,
+        })),
+    }
+    let group = limits::group().map_or_else(String::new, |group| {
+        format!("the control group allows {}, {} of it used; ", human_bytes(group.limit), human_bytes(group.used))
+    });
+    let usable =
+        limits::usable().map_or_else(String::new, |bytes| format!("a run may hold {} now\n", human_bytes(bytes)));
+    let mut text = show(&devices) + &group + &usable;
+    text.push_str(&remark);
+    text
+}
+
+fn show(devices: &[Device]) -> String {
+    let bytes = |count: Option<u64>| count.map_or("?".to_owned(), human_bytes);
+    let width = devices.iter().map(|device| device.name.chars().count()).max().unwrap_or(0).max(4);
+    let mut text = format!("device  {:width$}  {:>9}  {:>9}  {:>5}  processes\n", "name", "used", "total", "busy");
+    for device in devices {
+        let busy = device.utilization.map_or("?".to_owned(), |share| format!("{share} %"));
+        let (used, total) = (bytes(device.used), bytes(device.total));
+        let _ = write!(text, "{:6}  {:width$}  {used:>9}  {total:>9}  {busy:>5}", device.index, device.name);
+        let process = |process: &Process| {
+            let held = process.bytes.map_or_else(String::new, |held| format!(" {}", human_bytes(held)));
+            format!("{} {}{held}", process.pid, process.name)
+        };
+        let processes: Vec<String> = device.processes.iter().map(process).collect();
+        let _ = writeln!(text, "  {}", if processes.is_empty() { "-".to_owned() } else { processes.join("; ") });
+    }
+    text
+}
+
+/// The share of a tenth of a second in which the processors were not idle.
+fn cpu_utilization() -> Option<u32> {
+    let ticks = || -> Option<(u64, u64)> {
+        let text = fs::read_to_string("/proc/stat").ok()?;
+        let numbers: Vec<u64> =
+            text.lines().next()?.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
+        Some((numbers.iter().sum(), numbers.get(3)? + numbers.get(4)?))
+    };
+    let (before, idle_before) = ticks()?;
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let (after, idle_after) = ticks()?;
+    let (all, idle) = (after.saturating_sub(before).max(1), idle_after.saturating_sub(idle_before));
+    Some((100 * all.saturating_sub(idle) / all) as u32)
+}
+
+/// This user's other tunesmith processes, with the bytes that are resident.
+fn own_processes(proc: &Path) -> Vec<Process> {
+    let me = fs::metadata(proc.join("self")).map(|meta| meta.uid()).ok();
+    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
+    let mut found: Vec<Process> = entries
+        .filter_map(|entry| {
+            let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+            let mine = me == entry.metadata().ok().map(|meta| meta.uid()) && pid != std::process::id();
+            let folder = entry.path();
+            let ours = mine && fs::read_to_string(folder.join("comm")).ok()?.trim() == "tunesmith";
+            if !ours {
+                return None;
+            }
+            let line = fs::read(folder.join("cmdline")).ok()?;
+            let words: Vec<String> =
+                line.split(|&byte| byte == 0).take(3).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+            let name = words.join(" ");
+            let status = fs::read_to_string(folder.join("status")).ok()?;
+            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix("kB")?;
+            let bytes = resident.trim().parse::<u64>().ok().map(|kib| kib * 1024);
+            Some(Process { pid, name: name.trim().chars().take(60).collect(), bytes })
+        })
+        .collect();
+    found.sort_by_key(|process| process.pid);
+    found
+}
+
+/// What the largest pass of a configuration was found to hold.
+fn measured(largest: &Largest) -> String {
+    let Largest { pass, loaded, optimizer, line, budget, .. } = largest;
+    let of = budget.map_or_else(String::new, |bytes| format!(", the budget is {}", human_bytes(bytes)));
+    let held = pass.bytes.map_or("more than the budget".to_owned(), human_bytes);
+    let mut rows = vec![
+        ("largest pass".to_owned(), format!("{} tokens, all with a label", grouped(pass.tokens as u64))),
+        ("measured at most".to_owned(), format!("{held}{of}")),
+        ("model, data, gradients".to_owned(), human_bytes(*loaded)),
+        ("optimizer, copy to save".to_owned(), human_bytes(*optimizer)),
+    ];
+    if let Some(bytes) = pass.bytes {
+        let activations = bytes.saturating_sub(loaded + optimizer);
+        rows.push(("activations".to_owned(), human_bytes(activations)));
+    }
+    if let Some(line) = line {
+        rows.push(("a token more".to_owned(), human_bytes(line.per_token as u64)));
+    }
+    let mut text = format!("one pass of this configuration, forward and backward\n{}", table(&rows));
+    if !pass.fits() {
+        text.push_str("it does not fit: a run would cut it into smaller passes, or say what helps\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_what_is_not_known() {
+        let process = Process { pid: 7, name: "tunesmith train a.yaml".into(), bytes: Some(3 << 30) };
+        let device = |index: &str, used, processes| Device {
+            index: index.into(),
+            name: "A name".into(),
+            used,
+            total: Some(16 << 30),
+            utilization: None,
+            processes,
+        };
+        let text = show(&[device("cpu", Some(5 << 30), vec![process]), device("0", None, Vec::new())]);
+        let lines: Vec<&str> = text.lines().collect();
+        assert!(lines[1].ends_with("5.00 GiB   16.0 GiB      ?  7 tunesmith train a.yaml 3.00 GiB"), "{text}");
+        assert!(lines[2].ends_with("?   16.0 GiB      ?  -"), "{text}");
+    }
+
+    #[test]
+    fn only_this_users_tunesmith_processes_are_listed() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("self")).unwrap();
+        for (pid, comm) in [("11", "tunesmith"), ("12", "bash"), ("x", "tunesmith")] {
+            let folder = root.path().join(pid);
+            fs::create_dir(&folder).unwrap();
+            fs::write(folder.join("comm"), format!("{comm}\n")).unwrap();
+            fs::write(folder.join("cmdline"), "tunesmith\0train\0a.yaml\0--resume\0").unwrap();
+            fs::write(folder.join("status"), "Name:\ttunesmith\nVmRSS:\t    2048 kB\n").unwrap();
+        }
+        let expected = Process { pid: 11, name: "tunesmith train a.yaml".into(), bytes: Some(2 << 20) };
+        assert_eq!(own_processes(root.path()), [expected]);
+    }
+}

@@ -1,0 +1,354 @@
+//! `tunesmith merge`: writes a model with an adapter merged into it, and shows that its logits are the adapter's; or blends
+//! several adapters into one first.
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::args::ConfigArgs;
+use super::download::Downloads;
+use super::terminal::{self, print_note};
+use crate::checkpoint::disk::RealDisk;
+use crate::checkpoint::finished::Finished;
+use crate::checkpoint::{atomic, peft};
+use crate::config::{Config, Mode, ModelConfig};
+use crate::data::{ChatTemplate, Tokenizer};
+use crate::error::{Error, Result};
+use crate::export::blend::{self, Method, Recipe};
+use crate::export::folder::{self, Form};
+use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, tokens_of};
+use crate::hub::{self, Part};
+use crate::model::weights::Dtype;
+use crate::plan::human_bytes;
+use crate::train::output;
+
+/// Write a model with an adapter merged into it.
+#[derive(Debug, Clone, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    parts: PartsArgs,
+    /// The new folder (with a configuration: `merged` in its output folder)
+    #[arg(long, value_name = "DIR")]
+    output: Option<PathBuf>,
+    /// The dtype of the new weights; `auto`: as the base has them
+    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
+    dtype: String,
+    /// The most GB of a file of weights
+    #[arg(long, value_name = "GB", default_value_t = 5.0)]
+    shard_size: f64,
+    /// The largest difference of a logit, in float32, with which the result is accepted
+    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    max_difference: f32,
+    /// Write the blend of several adapters as an adapter, and merge nothing
+    #[arg(long)]
+    adapter_only: bool,
+    /// Replace the output folder if it is there
+    #[arg(long)]
+    overwrite: bool,
+}
+
+/// What is put together: a base, adapters below, and the adapter on top or several that are blended.
+#[derive(Debug, Clone, clap::Args)]
+pub struct PartsArgs {
+    /// The base model: a folder, or a name of the hub
+    #[arg(long, value_name = "DIR|NAME")]
+    pub base: Option<String>,
+    /// The adapter: a folder, or a name of the hub. May be given more than once: they are blended by --weights
+    #[arg(long, value_name = "DIR|NAME")]
+    pub adapter: Vec<PathBuf>,
+    /// An adapter that lies below (tuning.adapters of its training); may be given more than once, the lowest first
+    #[arg(long, value_name = "DIR")]
+    pub below: Vec<PathBuf>,
+    /// The weights of several adapters, such as 0.7,0.3 (one each; the default is 1 for all)
+    #[arg(long, value_name = "W,…", value_delimiter = ',', allow_hyphen_values = true)]
+    pub weights: Vec<f64>,
+    /// How several adapters are blended, as in PEFT's `add_weighted_adapter`; `cat` is exactly the sum of their updates
+    #[arg(long, value_name = "cat|linear|ties|dare_linear|dare_ties|magnitude_prune", default_value = "cat")]
+    pub combine: String,
+    /// The share of values that ties, dare and `magnitude_prune` keep
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    pub density: f64,
+    /// The seed of dare's choice
+    #[arg(long, value_name = "SEED", default_value_t = 42)]
+    pub seed: u64,
+}
+
+/// What [`PartsArgs`] came to.
+pub struct Opened {
+    /// The base and the adapters below.
+    pub parts: Parts,
+    /// The adapter on top, or the blend; none for the base alone.
+    pub top: Option<Finished>,
+    /// The folder with the tokenizer: the adapter's if it has one.
+    pub tokenizer: PathBuf,
+    /// The chat template that the configuration names.
+    pub template: Option<String>,
+    /// The configuration, if one was given.
+    pub config: Option<Config>,
+}
+
+impl Opened {
+    /// What to call it: the run's folder, the adapter's, or the base's.
+    pub fn name(&self) -> String {
+        let of = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        let dir = match (&self.config, &self.top) {
+            (Some(config), _) => config.train.output_dir.clone(),
+            (None, Some(top)) => top.dir.clone(),
+            (None, None) => self.parts.base.clone(),
+        };
+        of(&dir).or_else(|| of(&dir.canonicalize().ok()?)).unwrap_or_else(|| "model".to_owned())
+    }
+}
+
+impl PartsArgs {
+    /// Opens everything; `words` may name a configuration, which then says what the flags do not. The result of a run that has
+    /// no adapter is taken as the base where `whole` models will do.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
+    pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
+        let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
+        let config = if with_config { Some(words.load_partial()?.config) } else { None };
+        let trained = config
+            .as_ref()
+            .filter(|config| matches!(config.tuning.mode, Mode::Full | Mode::Freeze) && self.adapter.is_empty())
+            .map(|config| config.train.output_dir.join(output::MODEL))
+            .filter(|dir| whole && dir.is_dir() && self.base.is_none());
+        let adapters = if trained.is_some() { Vec::new() } else { self.adapters(config.as_ref())? };
+        let downloads = Downloads::default();
+        let base = match (&self.base, &config) {
+            _ if trained.is_some() => trained.clone().unwrap_or_default(),
+            (Some(name), _) => {
+                let model = if Path::new(name).is_dir() {
+                    ModelConfig { local_dir: Some(name.into()), ..ModelConfig::default() }
+                } else {
+                    ModelConfig { name: Some(name.clone()), ..ModelConfig::default() }
+                };
+                hub::model_dir(&model, Part::Whole, &downloads)?.dir
+            }
+            (None, Some(config)) => hub::model_dir(&config.model, Part::Whole, &downloads)?.dir,
+            (None, None) => {
+                let error = Error::config("no base model is named: --base DIR, or a configuration");
+                let recorded = adapters.first().and_then(|dir| peft::load_adapter(dir).ok()?.0.base_model_name_or_path);
+                return Err(match recorded {
+                    Some(name) => error.hint(format!("the adapter was trained on {name}: --base {name}")),
+                    None => error.hint("the adapter does not say what it was trained on"),
+                });
+            }
+        };
+        let below = match &config {
+            Some(_) if trained.is_some() => &Vec::new(),
+            Some(config) if self.below.is_empty() => &config.tuning.adapters,
+            _ => &self.below,
+        };
+        let adapters: Vec<PathBuf> =
+            adapters.iter().map(|dir| hub::adapter_dir(dir, &downloads)).collect::<Result<_>>()?;
+        let tokens = match adapters.as_slice() {
+            [one] => tokens_of(one)?,
+            _ => Vec::new(),
+        };
+        let parts = Parts::open(&base, below, tokens)?;
+        let mut opened = Vec::new();
+        for dir in &adapters {
+            if !parts.check_stamp(dir)? {
+                print_note(&format!(
+                    "no backend.json in or beside {}: whether it was trained on this base cannot be checked",
+                    dir.display()
+                ));
+            }
+            opened.push(Finished::open(dir, &parts.arch)?);
+        }
+        let tokenizer =
+            adapters.first().filter(|dir| dir.join("tokenizer.json").is_file()).unwrap_or(&parts.base).clone();
+        let top = if opened.len() > 1 { Some(self.blend(&opened)?) } else { opened.pop() };
+        let template = match &config {
+            Some(config) if config.data.template_path.is_some() || config.data.chat_template.is_some() => {
+                let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
+                let own = Tokenizer::load_with(&tokenizer, &[])?;
+                ChatTemplate::find(&tokenizer, &own, path, built_in)?.map(|template| template.source().to_owned())
+            }
+            _ => None,
+        };
+        Ok(Opened { parts, top, tokenizer, template, config })
+    }
+
+    fn adapters(&self, config: Option<&Config>) -> Result<Vec<PathBuf>> {
+        match config {
+            Some(config) if self.adapter.is_empty() => {
+                let dir = config.train.output_dir.join(output::ADAPTER);
+                if matches!(config.tuning.mode, Mode::Full | Mode::Freeze) {
+                    let model = config.train.output_dir.join(output::MODEL);
+                    return Err(Error::config(format!("tuning.mode: {} has no adapter to merge", config.tuning.mode))
+                        .hint(format!("its result is a model already: {}", model.display())));
+                }
+                if !dir.is_dir() {
+                    return Err(Error::checkpoint(format!("{}: no such folder", dir.display()))
+                        .hint("train first, or name an adapter: --adapter DIR"));
+                }
+                Ok(vec![dir])
+            }
+            _ => Ok(self.adapter.clone()),
+        }
+    }
+
+    fn blend(&self, adapters: &[Finished]) -> Result<Finished> {
+        let method = match self.combine.as_str() {
+            "cat" => Method::Cat,
+            "linear" => Method::Linear,
+            "ties" => Method::Ties,
+            "dare_linear" => Method::DareLinear,
+            "dare_ties" => Method::DareTies,
+            "magnitude_prune" => Method::MagnitudePrune,
+            other => {
+                return Err(Error::config(format!(
+                    "--combine {other}: expected cat, linear, ties, dare_linear, dare_ties or magnitude_prune"
+                )));
+            }
+        };
+        if !(self.density > 0.0 && self.density <= 1.0) {
+            return Err(Error::config(format!("--density {}: expected a share above 0, at most 1", self.density)));
+        }
+        let weights = if self.weights.is_empty() { vec![1.0; adapters.len()] } else { self.weights.clone() };
+        let recipe = Recipe { method, weights, density: self.density, seed: self.seed };
+        blend::finished(adapters, &recipe)
+    }
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// Everything that reading and writing can fail with; [`crate::Kind::Numeric`]: the merged model's logits are not the adapter's.
+pub fn run(args: &Args) -> Result<()> {
+    let dtype = parse_dtype(&args.dtype)?;
+    let Opened { parts, top, tokenizer, template, config } = args.parts.open(&args.config, false)?;
+    let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
+    claim(&output, args.overwrite, &parts.base)?;
+    let top = top.ok_or_else(|| {
+        Error::config("no adapter is named: --adapter DIR, or a configuration whose run has trained one")
+    })?;
+    let shard_bytes = (args.shard_size * 1e9) as u64;
+    if shard_bytes == 0 {
+        return Err(Error::config(format!("--shard-size {}: expected more than 0 GB", args.shard_size)));
+    }
+    if args.adapter_only {
+        if args.parts.adapter.len() < 2 {
+            return Err(Error::config("--adapter-only writes a blend: name at least two adapters"));
+        }
+        let tensors: Vec<_> =
+            top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+        atomic::publish(&RealDisk, &output, |staging| {
+            peft::stage(staging, &top.config, &tensors)?;
+            let source =
+                crate::checkpoint::folder::Source { dir: &tokenizer, grown: None, template: template.as_deref() };
+            crate::checkpoint::folder::stage_companions(staging, source)
+        })?;
+        return terminal::print(&format!("adapter  {}\n", output.display()));
+    }
+    let (mut text, merged) = check_merge(parts, top, args.max_difference)?;
+    let form = Form { dtype, shard_bytes, tokenizer: &tokenizer, template: template.as_deref(), card: None };
+    let bytes = folder::write(&output, &merged.model, &form)?;
+    let written = compare(&merged.logits, &sample_logits(&plain_model(&output)?)?, merged.model.arch.vocab_size);
+    if dtype == Some(Dtype::F32) {
+        refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
+    }
+    let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
+    let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
+    let _ =
+        writeln!(text, "use it          Transformers: AutoModelForCausalLM.from_pretrained(\"{}\")", output.display());
+    terminal::print(&text)
+}
+
+/// A merge that was found to be right.
+pub struct Checked {
+    /// The model to write.
+    pub model: Merged,
+    /// Logits of the adapter at work, on the sample rows.
+    pub logits: Vec<f32>,
+}
+
+/// Merges `top`, and holds the logits of the merged model in float32 against those of the adapter at work. One model is in
+/// memory at a time.
+///
+/// # Errors
+/// [`crate::Kind::Numeric`]: they differ by more than `limit`.
+pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, Checked)> {
+    let vocabulary = parts.arch.vocab_size;
+    let logits = sample_logits(&parts.adapted(&top)?)?;
+    let model = parts.merged(Some(top))?;
+    let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
+    refuse(&comparison, limit)?;
+    Ok((format!("merged, float32 {}\n", show(&comparison)), Checked { model, logits }))
+}
+
+fn show(comparison: &Comparison) -> String {
+    let Comparison { largest, scale, agreeing, positions } = comparison;
+    format!(
+        "largest difference of a logit from the adapter's: {largest:.2e} (logits reach {scale:.1}); same best token at \
+         {agreeing} of {positions} positions"
+    )
+}
+
+fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
+    if comparison.largest <= limit {
+        return Ok(());
+    }
+    Err(Error::numeric(format!(
+        "the merged model is not the adapter: {}; at most {limit:e} is accepted",
+        show(comparison)
+    ))
+    .hint("nothing was written; --max-difference accepts more"))
+}
+
+/// The dtype of a flag; none for `auto`.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: another word.
+pub fn parse_dtype(word: &str) -> Result<Option<Dtype>> {
+    match word {
+        "auto" => Ok(None),
+        "float32" | "fp32" | "f32" => Ok(Some(Dtype::F32)),
+        "bfloat16" | "bf16" => Ok(Some(Dtype::BF16)),
+        "float16" | "fp16" | "f16" => Ok(Some(Dtype::F16)),
+        other => Err(Error::config(format!("--dtype {other}: expected auto, float32, bfloat16 or float16"))
+            .hint("not yet: quantized weights; tunesmith export --gguf writes q8_0 and q4_0")),
+    }
+}
+
+/// The folder to write to.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: nothing names it.
+pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> Result<PathBuf> {
+    match (flag, config) {
+        (Some(output), _) => Ok(output.to_owned()),
+        (None, Some(config)) => Ok(config.train.output_dir.join(name)),
+        (None, None) => Err(Error::config("no output is named").hint("--output DIR")),
+    }
+}
+
+/// Refuses to write over something, or into what is read.
+///
+/// # Errors
+/// [`crate::Kind::Config`].
+pub fn claim(output: &Path, overwrite: bool, base: &Path) -> Result<()> {
+    let real = |path: &Path| path.canonicalize().ok();
+    if real(output).is_some() && real(output) == real(base) {
+        return Err(Error::config(format!("--output {}: that is the base model", output.display())));
+    }
+    let taken = output.is_file() || std::fs::read_dir(output).is_ok_and(|mut entries| entries.next().is_some());
+    if taken && !overwrite {
+        return Err(Error::config(format!("{} is there already", output.display()))
+            .hint("name another with --output, or replace it with --overwrite"));
+    }
+    if taken && output.is_dir() && !output.join(atomic::MANIFEST).is_file() {
+        return Err(Error::config(format!(
+            "{} is not a folder that tunesmith wrote: it is not replaced",
+            output.display()
+        ))
+        .hint("name another with --output"));
+    }
+    match output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        Some(parent) => std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source)),
+        None => Ok(()),
+    }
+}

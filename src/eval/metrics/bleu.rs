@@ -1,0 +1,51 @@
+//! BLEU as sacrebleu computes it: K. Papineni et al., "BLEU: a method for automatic evaluation of machine translation", 2002;
+//! tokenizer 13a, case kept, n-grams up to 4, smoothing `exp`.
+use super::text::{common, ngrams, tokenize_13a, without_end_space};
+
+/// The longest n-grams.
+const ORDER: usize = 4;
+/// How many numbers describe a row: its length, the reference's, matches and n-grams by order.
+pub const WIDTH: usize = 2 + 2 * ORDER;
+
+/// What BLEU counts of one answer; the counts of a corpus are the sum of its rows'.
+pub fn counts(answer: &str, reference: &str) -> [f64; WIDTH] {
+    let [answer, reference] = [answer, reference].map(|text| tokenize_13a(without_end_space(text)));
+    let mut counts = [0.0; WIDTH];
+    (counts[0], counts[1]) = (answer.len() as f64, reference.len() as f64);
+    for n in 1..=ORDER {
+        counts[1 + n] = common(&ngrams(&answer, n), &ngrams(&reference, n)) as f64;
+        counts[1 + ORDER + n] = (answer.len() + 1).saturating_sub(n) as f64;
+    }
+    counts
+}
+
+/// The BLEU of counts, from 0 to 100. `effective_order` leaves out orders for which the answer is too short: sacrebleu does so
+/// for single sentences and not for a corpus.
+pub fn bleu(counts: &[f64; WIDTH], effective_order: bool) -> f64 {
+    let [length, reference] = [counts[0], counts[1]];
+    let (correct, total) = counts[2..].split_at(ORDER);
+    if correct.iter().all(|&count| count == 0.0) {
+        return 0.0;
+    }
+    let brevity = if length < reference { (1.0 - reference / length).exp() } else { 1.0 };
+    let (mut smoothing, mut order) = (1.0, ORDER);
+    let mut logarithms = [None; ORDER];
+    for (n, (&correct, &total)) in correct.iter().zip(total).enumerate() {
+        if total == 0.0 {
+            break;
+        }
+        if effective_order {
+            order = n + 1;
+        }
+        let precision = if correct == 0.0 {
+            smoothing *= 2.0;
+            100.0 / (smoothing * total)
+        } else {
+            100.0 * correct / total
+        };
+        logarithms[n] = Some(precision.ln());
+    }
+    // An order without n-grams has a precision of 0, and with it the whole.
+    let sum: Option<f64> = logarithms[..order].iter().copied().sum();
+    sum.map_or(0.0, |sum| brevity * (sum / order as f64).exp())
+}

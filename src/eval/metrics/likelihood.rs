@@ -1,0 +1,83 @@
+//! Measures of how probable a model finds the references, from the losses of their tokens.
+
+/// Sums over label tokens, in constant memory.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Likelihood {
+    /// The sum of the tokens' negative log-likelihoods, in nats.
+    pub nll: f64,
+    /// Label tokens.
+    pub tokens: u64,
+    /// Those of them that the model finds most probable of the whole vocabulary.
+    pub right: u64,
+    /// UTF-8 bytes of the text that they are.
+    pub bytes: u64,
+}
+
+impl Likelihood {
+    /// How many numbers describe a row ([`Likelihood::counts`]).
+    pub const WIDTH: usize = 4;
+
+    /// As numbers that can be added up.
+    pub const fn counts(&self) -> [f64; Self::WIDTH] {
+        [self.nll, self.tokens as f64, self.right as f64, self.bytes as f64]
+    }
+
+    /// From such numbers.
+    pub const fn of(counts: &[f64; Self::WIDTH]) -> Self {
+        let [nll, tokens, right, bytes] = *counts;
+        Self { nll, tokens: tokens as u64, right: right as u64, bytes: bytes as u64 }
+    }
+
+    /// Adds another's sums.
+    pub const fn add(&mut self, other: &Self) {
+        self.nll += other.nll;
+        self.tokens += other.tokens;
+        self.right += other.right;
+        self.bytes += other.bytes;
+    }
+
+    /// The mean loss of a token, in nats; NaN without tokens.
+    pub fn loss(&self) -> f64 {
+        self.nll / self.tokens as f64
+    }
+
+    /// `exp` of the mean loss of a token: comparable only between models with the same tokenizer.
+    pub fn perplexity(&self) -> f64 {
+        self.loss().exp()
+    }
+
+    /// `exp` of the loss by byte of text: comparable between tokenizers.
+    pub fn byte_perplexity(&self) -> f64 {
+        (self.nll / self.bytes as f64).exp()
+    }
+
+    /// The share of tokens that the model finds most probable.
+    pub fn token_accuracy(&self) -> f64 {
+        self.right as f64 / self.tokens as f64
+    }
+
+    /// Each measure with its name.
+    pub fn scores(&self) -> [(&'static str, f64); 4] {
+        [
+            ("loss", self.loss()),
+            ("perplexity", self.perplexity()),
+            ("byte_perplexity", self.byte_perplexity()),
+            ("token_accuracy", self.token_accuracy()),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_become_means_of_all_tokens() {
+        let mut sums = Likelihood { nll: 2.0, tokens: 1, right: 1, bytes: 4 };
+        sums.add(&Likelihood { nll: 1.0, tokens: 3, right: 1, bytes: 2 });
+        let [(_, loss), (_, perplexity), (_, by_byte), (_, accuracy)] = sums.scores();
+        assert_eq!((loss, perplexity, by_byte, accuracy), (0.75, 0.75f64.exp(), 0.5f64.exp(), 0.5));
+        assert_eq!(Likelihood::of(&sums.counts()), sums);
+        assert!(Likelihood::default().loss().is_nan());
+    }
+}

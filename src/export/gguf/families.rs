@@ -1,0 +1,270 @@
+//! What llama.cpp calls a family, its sizes and its tensors, and in which order it wants the rows of q and k. What llama.cpp
+//! would compute otherwise than the model does is refused.
+use super::container::{Header, Value};
+use crate::config::arch::{Arch, NormPlacement, RopeScaling, TensorSpec};
+use crate::error::{Error, Result};
+
+/// A family in llama.cpp.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    /// `general.architecture`.
+    pub(super) name: &'static str,
+    /// Rows of q and k lie in pairs that turn together, and not in halves of a head.
+    pairs: bool,
+}
+
+/// A tensor of the file: its name and shape, and the model's tensors that it is made of, one after the other.
+type Made = (String, Vec<usize>, Vec<TensorSpec>);
+
+impl Layout {
+    /// The layout of a model.
+    pub(super) fn of(arch: &Arch) -> Result<Self> {
+        let (name, pairs) = match arch.family.model_type {
+            "llama" | "mistral" | "mixtral" => ("llama", true),
+            "smollm3" => ("smollm3", true),
+            "granite" => ("granite", true),
+            "qwen2" => ("qwen2", false),
+            "qwen3" => ("qwen3", false),
+            "qwen2_moe" => ("qwen2moe", false),
+            "qwen3_moe" => ("qwen3moe", false),
+            "gemma" => ("gemma", false),
+            "gemma2" => ("gemma2", false),
+            "gemma3_text" => ("gemma3", false),
+            "phi3" => ("phi3", false),
+            "olmo2" => ("olmo2", false),
+            other => return Err(refuse(other, "this family", "")),
+        };
+        check(arch)?;
+        Ok(Self { name, pairs })
+    }
+
+    /// The sizes.
+    pub(super) fn describe(&self, arch: &Arch, header: &mut Header) {
+        let mut put = |key: &str, value: Value| header.own(key, value);
+        put("block_count", Value::count(arch.num_hidden_layers));
+        put("context_length", Value::count(arch.max_position_embeddings));
+        put("embedding_length", Value::count(arch.hidden_size));
+        put("feed_forward_length", Value::count(arch.intermediate_size));
+        put("attention.head_count", Value::count(arch.num_attention_heads));
+        put("attention.head_count_kv", Value::count(arch.num_key_value_heads));
+        put("attention.key_length", Value::count(arch.head_dim));
+        put("attention.value_length", Value::count(arch.head_dim));
+        put("attention.layer_norm_rms_epsilon", Value::F32(arch.rms_norm_eps as f32));
+        put("vocab_size", Value::count(arch.vocab_size));
+        if let Some(cap) = arch.attention_softcap {
+            put("attn_logit_softcapping", Value::F32(cap as f32));
+        }
+        if let Some(cap) = arch.logit_softcap {
+            put("final_logit_softcapping", Value::F32(cap as f32));
+        }
+        if let Some(window) = arch.blocks.iter().find_map(|block| block.window) {
+            put("attention.sliding_window", Value::count(window));
+        }
+        if self.name == "granite" {
+            put("attention.scale", Value::F32(arch.attention_scale as f32));
+            put("embedding_scale", Value::F32(arch.embedding_scale as f32));
+            put("residual_scale", Value::F32(arch.residual_scale as f32));
+            put("logit_scale", Value::F32((1.0 / arch.logit_scale) as f32));
+        }
+        if let Some(experts) = &arch.experts {
+            put("expert_count", Value::count(experts.count));
+            put("expert_used_count", Value::count(experts.per_token));
+            put("expert_feed_forward_length", Value::count(experts.width));
+            if let Some(shared) = experts.shared {
+                put("expert_shared_feed_forward_length", Value::count(shared));
+            }
+        }
+        let Some(rope) = arch.ropes.first() else { return };
+        put("rope.dimension_count", Value::count(rope.rotary_dim));
+        put("rope.freq_base", Value::F32(rope.theta as f32));
+        match &rope.scaling {
+            RopeScaling::Linear { factor } => {
+                put("rope.scaling.type", Value::text("linear"));
+                put("rope.scaling.factor", Value::F32(*factor as f32));
+            }
+            RopeScaling::Yarn { factor, original_max_position_embeddings, beta_fast, beta_slow, .. } => {
+                put("rope.scaling.type", Value::text("yarn"));
+                put("rope.scaling.factor", Value::F32(*factor as f32));
+                put("rope.scaling.original_context_length", Value::count(*original_max_position_embeddings));
+                put("rope.scaling.yarn_beta_fast", Value::F32(*beta_fast as f32));
+                put("rope.scaling.yarn_beta_slow", Value::F32(*beta_slow as f32));
+            }
+            RopeScaling::LongRope { attention_factor, original_max_position_embeddings, .. } => {
+                put("rope.scaling.type", Value::text("longrope"));
+                put("rope.scaling.attn_factor", Value::F32(*attention_factor as f32));
+                put("rope.scaling.original_context_length", Value::count(*original_max_position_embeddings));
+            }
+            RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Dynamic { .. } => {}
+        }
+        if let Some(local) = arch.ropes.get(1) {
+            put("rope.freq_base_swa", Value::F32(local.theta as f32));
+        }
+    }
+
+    /// Tensors that no model folder holds: what frequencies are divided by.
+    #[allow(clippy::unused_self, reason = "one of the layout's tables")]
+    pub(super) fn extra(&self, arch: &Arch) -> Vec<(String, Vec<f32>)> {
+        let Some(rope) = arch.ropes.first() else { return Vec::new() };
+        let narrow = |factors: &[f64]| factors.iter().map(|&factor| factor as f32).collect();
+        match &rope.scaling {
+            RopeScaling::Llama3 { .. } => {
+                let plain = crate::config::arch::Rope { scaling: RopeScaling::None, ..rope.clone() };
+                let (plain, scaled) = (plain.frequencies(1).inv_freq, rope.frequencies(1).inv_freq);
+                let factors = plain.iter().zip(scaled).map(|(plain, scaled)| plain / scaled).collect();
+                vec![("rope_freqs.weight".to_owned(), factors)]
+            }
+            RopeScaling::LongRope { short_factor, long_factor, .. } => vec![
+                ("rope_factors_long.weight".to_owned(), narrow(long_factor)),
+                ("rope_factors_short.weight".to_owned(), narrow(short_factor)),
+            ],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The tensors of the file in their order.
+    pub(super) fn tensors(&self, arch: &Arch) -> Result<Vec<Made>> {
+        let mut made: Vec<Made> = Vec::new();
+        for spec in arch.tensors() {
+            let name = self.rename(arch, &spec.name)?;
+            // The experts of a block are one tensor.
+            if spec.name.contains(".experts.") {
+                if let Some((_, shape, parts)) = made.iter_mut().find(|(other, ..)| *other == name) {
+                    shape[0] += 1;
+                    parts.push(spec);
+                    continue;
+                }
+                made.push((name, [&[1], spec.shape.as_slice()].concat(), vec![spec]));
+            } else {
+                // A matrix of one row is a vector there.
+                let shape = if spec.shape.first() == Some(&1) { spec.shape[1..].to_vec() } else { spec.shape.clone() };
+                made.push((name, shape, vec![spec]));
+            }
+        }
+        Ok(made)
+    }
+
+    /// llama.cpp's name of a tensor.
+    pub(super) fn rename(&self, arch: &Arch, name: &str) -> Result<String> {
+        match name {
+            "model.embed_tokens.weight" => return Ok("token_embd.weight".into()),
+            "model.norm.weight" => return Ok("output_norm.weight".into()),
+            "lm_head.weight" => return Ok("output.weight".into()),
+            _ => {}
+        }
+        let unknown = || Error::model(format!("{name} has no name in GGUF files of the architecture {}", self.name));
+        let (layer, rest) =
+            name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or_else(unknown)?;
+        let (module, kind) = rest.rsplit_once('.').ok_or_else(unknown)?;
+        let part = match module {
+            "input_layernorm" => "attn_norm",
+            "post_attention_layernorm" if arch.norms == NormPlacement::Pre => "ffn_norm",
+            "post_attention_layernorm" => "post_attention_norm",
+            "pre_feedforward_layernorm" => "ffn_norm",
+            "post_feedforward_layernorm" => "post_ffw_norm",
+            "self_attn.q_proj" => "attn_q",
+            "self_attn.k_proj" => "attn_k",
+            "self_attn.v_proj" => "attn_v",
+            "self_attn.qkv_proj" => "attn_qkv",
+            "self_attn.o_proj" => "attn_output",
+            "self_attn.q_norm" => "attn_q_norm",
+            "self_attn.k_norm" => "attn_k_norm",
+            "mlp.gate_proj" => "ffn_gate",
+            "mlp.up_proj" | "mlp.gate_up_proj" => "ffn_up",
+            "mlp.down_proj" => "ffn_down",
+            "mlp.gate" | "block_sparse_moe.gate" => "ffn_gate_inp",
+            "mlp.shared_expert_gate" => "ffn_gate_inp_shexp",
+            "mlp.shared_expert.gate_proj" => "ffn_gate_shexp",
+            "mlp.shared_expert.up_proj" => "ffn_up_shexp",
+            "mlp.shared_expert.down_proj" => "ffn_down_shexp",
+            other if other.contains(".experts.") => match other.rsplit('.').next() {
+                Some("gate_proj" | "w1") => "ffn_gate_exps",
+                Some("up_proj" | "w3") => "ffn_up_exps",
+                Some("down_proj" | "w2") => "ffn_down_exps",
+                _ => return Err(unknown()),
+            },
+            _ => return Err(unknown()),
+        };
+        Ok(format!("blk.{layer}.{part}.{kind}"))
+    }
+
+    /// Brings a tensor's values into the form that llama.cpp computes with: norms with the 1 that is added to them, rows of q and k
+    /// in pairs. Of an adapter's B too, whose rows are the tensor's.
+    pub(super) fn transform(&self, arch: &Arch, name: &str, values: &mut Vec<f32>) {
+        if name.ends_with("norm.weight") && arch.norm_offset != 0.0 {
+            for value in values.iter_mut() {
+                *value += arch.norm_offset as f32;
+            }
+        }
+        let heads = match name {
+            _ if !self.pairs => return,
+            _ if name.contains(".self_attn.q_proj.") => arch.num_attention_heads,
+            _ if name.contains(".self_attn.k_proj.") => arch.num_key_value_heads,
+            _ => return,
+        };
+        let half = arch.head_dim / 2;
+        let width = values.len() / (heads * arch.head_dim);
+        let mut out = Vec::with_capacity(values.len());
+        for head in values.chunks_exact(arch.head_dim * width) {
+            for pair in 0..half {
+                out.extend_from_slice(&head[pair * width..][..width]);
+                out.extend_from_slice(&head[(half + pair) * width..][..width]);
+            }
+        }
+        *values = out;
+    }
+}
+
+fn refuse(family: &str, what: &str, hint: &str) -> Error {
+    let error = Error::model(format!("GGUF of a {family} model: llama.cpp does not compute {what}"));
+    if hint.is_empty() { error } else { error.hint(hint) }
+}
+
+/// Refuses what llama.cpp has a fixed rule for and the model another.
+fn check(arch: &Arch) -> Result<()> {
+    let family = arch.family.model_type;
+    let no = |what: &str| Err(refuse(family, what, "serve the merged folder with Transformers or vLLM instead"));
+    let layers = arch.num_hidden_layers;
+    // Gemma's largest models scale by the width of a head as if all heads filled the model.
+    let wide = matches!((family, layers), ("gemma2", 46) | ("gemma3_text", 62));
+    let side = if wide { arch.hidden_size / arch.num_attention_heads } else { arch.head_dim };
+    if family != "granite" && (arch.attention_scale - (side as f64).powf(-0.5)).abs() > 1e-6 {
+        return no(&format!("scores scaled by {}", arch.attention_scale));
+    }
+    let windows = |rule: fn(usize) -> bool| {
+        arch.blocks.iter().enumerate().all(|(layer, block)| block.window.is_some() == rule(layer))
+    };
+    let fits = match family {
+        "gemma2" => windows(|layer| layer % 2 == 0),
+        "gemma3_text" => windows(|layer| layer % 6 != 5),
+        "phi3" => windows(|_| true) || windows(|_| false),
+        // A window as long as the context, or longer, shows nowhere.
+        _ => arch.blocks.iter().all(|block| block.window.is_none_or(|window| window >= arch.max_position_embeddings)),
+    };
+    if !fits {
+        return no("a sliding window in these blocks");
+    }
+    let turned = |layer: usize| family != "smollm3" || !(layer + 1).is_multiple_of(4);
+    if !arch.blocks.iter().enumerate().all(|(layer, block)| block.rope.is_some() == turned(layer)) {
+        return no("positions in just these blocks");
+    }
+    if let Some(experts) = &arch.experts {
+        if !arch.blocks.iter().all(|block| block.sparse) {
+            return no("dense blocks among those with experts");
+        }
+        if experts.normalised == (family == "qwen2_moe") {
+            return no("experts weighted like this");
+        }
+    }
+    let Some(rope) = arch.ropes.first() else { return Ok(()) };
+    match &rope.scaling {
+        RopeScaling::Dynamic { .. } => no("rope_type dynamic"),
+        RopeScaling::LongRope { .. } if family != "phi3" => no("rope_type longrope"),
+        RopeScaling::Llama3 { .. }
+            if !matches!(family, "llama" | "mistral" | "mixtral" | "smollm3" | "qwen2" | "qwen3") =>
+        {
+            no("rope_type llama3")
+        }
+        _ if rope.rotary_dim != arch.head_dim && family != "phi3" => no("a part of each head turned"),
+        _ => Ok(()),
+    }
+}

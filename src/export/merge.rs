@@ -1,0 +1,224 @@
+//! A base model with finished adapters merged into it: its tensors one at a time, and how far its logits are from those of
+//! the adapter at work.
+use std::path::{Path, PathBuf};
+
+use crate::checkpoint::AdapterConfig;
+use crate::checkpoint::finished::{Finished, stamp_of};
+use crate::checkpoint::peft;
+use crate::config::arch::{Arch, TensorSpec};
+use crate::config::{Config, LoraConfig, Mode};
+use crate::data::batch::Batch;
+use crate::error::{Error, Result};
+use crate::model::stack::Stack;
+use crate::model::weights::WeightFiles;
+use crate::model::{Model, Source};
+use crate::ops::dropout::key;
+
+/// A base model, adapters that are merged into it in memory, and the adapter on top of them.
+#[derive(Debug)]
+pub struct Parts {
+    /// The base model's folder.
+    pub base: PathBuf,
+    /// Its shape, with room for the top adapter's new tokens.
+    pub arch: Arch,
+    /// Its weights.
+    pub weights: WeightFiles,
+    /// Adapters below the top one (`tuning.adapters`).
+    pub below: Stack,
+    /// Their fingerprints.
+    below_hashes: Vec<String>,
+}
+
+impl Parts {
+    /// Opens a base model and the adapters `below`; `tokens` are new ones of the adapter on top ([`tokens_of`]).
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`]: the base cannot be read; [`crate::Kind::Checkpoint`]: an adapter does not fit.
+    pub fn open(base: &Path, below: &[PathBuf], tokens: Vec<u32>) -> Result<Self> {
+        let mut arch = Arch::from_dir(base)?;
+        let weights = WeightFiles::open(base, &arch.tensors())?;
+        let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
+        for dir in below {
+            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?);
+            below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
+        }
+        arch.grow(tokens);
+        Ok(Self { base: base.to_owned(), arch, weights, below: stack, below_hashes })
+    }
+
+    /// Holds the adapter in `dir` against the base that its run's `backend.json` names; says whether there is one.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`] with both sides: it was trained on another base.
+    pub fn check_stamp(&self, dir: &Path) -> Result<bool> {
+        let Some(stamp) = stamp_of(dir)? else { return Ok(false) };
+        let base = self.weights.fingerprint()?;
+        let now = self.below_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}"));
+        if stamp.base_model == now {
+            return Ok(true);
+        }
+        let (trained, now) = (&stamp.base_model, &now);
+        let base = self.base.display();
+        Err(Error::checkpoint(format!(
+            "{} was trained on another base:\n    base_model: {trained} in its backend.json, {now} in {base}",
+            dir.display()
+        ))
+        .hint("name the base that it was trained on; of adapters on top of others, those below too, in their order"))
+    }
+
+    /// With the adapter on top, if there is one, merged in as well.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: its settings do not fit the model.
+    pub fn merged(self, top: Option<Finished>) -> Result<Merged> {
+        let frozen = top.map(|top| top.frozen(&self.arch)).transpose()?;
+        let Self { base, arch, weights, mut below, .. } = self;
+        below.0.extend(frozen);
+        Ok(Merged { base, arch, weights, stack: below })
+    }
+
+    /// The model without the adapter on top.
+    ///
+    /// # Errors
+    /// The weights.
+    pub fn bare(&self) -> Result<Model> {
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.below)
+    }
+
+    /// The model with the adapter at work on top: as it was trained, nothing of it merged.
+    ///
+    /// # Errors
+    /// The weights.
+    pub fn adapted(&self, top: &Finished) -> Result<Model> {
+        let mut config = Config::default();
+        if top.config.targets.feedforward.is_some() {
+            (config.tuning.mode, config.tuning.ia3) = (Mode::Ia3, top.config.ia3_config(&self.arch)?);
+        } else {
+            let lora = top.config.lora_config(&self.arch, &LoraConfig::default())?;
+            (config.tuning.mode, config.tuning.lora) = (Mode::Lora, lora);
+        }
+        let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;
+        for spec in model.params.specs.clone() {
+            // The names and shapes were compared when the adapter was opened.
+            if let Some((_, values)) = top.tensors.get(&spec.name) {
+                model.params.values_mut()[spec.range()].copy_from_slice(values);
+            }
+        }
+        Ok(model)
+    }
+}
+
+/// The new tokens of the adapter in `dir`.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: its settings cannot be read.
+pub fn tokens_of(dir: &Path) -> Result<Vec<u32>> {
+    Ok(AdapterConfig::from_dir(dir)?.trained_tokens)
+}
+
+/// A model that is made while it is read.
+#[derive(Debug)]
+pub struct Merged {
+    /// The base model's folder.
+    pub base: PathBuf,
+    /// The shape, with new tokens.
+    pub arch: Arch,
+    /// The base's weights.
+    pub weights: WeightFiles,
+    stack: Stack,
+}
+
+impl Merged {
+    /// The values of a tensor, in float32.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`]: the files; [`crate::Kind::Checkpoint`]: an adapter that does not fit.
+    pub fn values(&self, spec: &TensorSpec) -> Result<Vec<f32>> {
+        let config = Config::default();
+        let source = Source { arch: &self.arch, weights: Some(&self.weights), config: &config, stack: &self.stack };
+        source.values(&spec.name, spec.len())
+    }
+
+    /// The merged model in memory, all in float32.
+    ///
+    /// # Errors
+    /// As [`Merged::values`].
+    pub fn model(&self) -> Result<Model> {
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.stack)
+    }
+}
+
+/// A configuration that a model is loaded with to run it: the one tensor that is held as trained is the smallest.
+fn frozen_config() -> Config {
+    let mut config = Config::default();
+    config.tuning.mode = Mode::Freeze;
+    config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
+    config
+}
+
+/// A model folder, nothing in it trained.
+///
+/// # Errors
+/// [`crate::Kind::Model`]: it cannot be read.
+pub fn plain_model(dir: &Path) -> Result<Model> {
+    let arch = Arch::from_dir(dir)?;
+    let weights = WeightFiles::open(dir, &arch.tensors())?;
+    Model::load(&arch, Some(&weights), &frozen_config())
+}
+
+/// Rows of a sample.
+const ROWS: usize = 4;
+/// Tokens of a row.
+const TOKENS: usize = 32;
+/// Positions of a row whose logits are compared: the last ones.
+const POSITIONS: usize = 8;
+
+/// Logits of a few rows of tokens drawn from the vocabulary, `[positions, vocabulary]`; the first row holds the new tokens.
+///
+/// # Errors
+/// The engine.
+pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
+    let arch = &model.arch;
+    let length = TOKENS.min(arch.max_position_embeddings);
+    let draw = |row: usize, at: usize| (key(42, row as u64, at as u64) % arch.vocab_size as u64) as u32;
+    let mut logits = Vec::new();
+    for row in 0..ROWS {
+        let new = arch.new_tokens.iter().copied().filter(|_| row == 0);
+        let tokens: Vec<u32> = new.chain((0..).map(|at| draw(row, at))).take(length).collect();
+        let batch = Batch { cu_seqlens: vec![0, length], tokens, ..Batch::default() };
+        let rows: Vec<usize> = (length.saturating_sub(POSITIONS)..length).collect();
+        logits.extend(model.logits(&batch, &rows)?);
+    }
+    Ok(logits)
+}
+
+/// How far two models' logits are apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// The largest difference of a logit.
+    pub largest: f32,
+    /// The largest logit.
+    pub scale: f32,
+    /// Positions at which both find the same token most probable.
+    pub agreeing: usize,
+    /// Positions compared.
+    pub positions: usize,
+}
+
+/// Compares logits `[positions, vocabulary]`.
+pub fn compare(left: &[f32], right: &[f32], vocabulary: usize) -> Comparison {
+    let top = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(at, _)| at);
+    let pairs = || left.chunks(vocabulary).zip(right.chunks(vocabulary));
+    let mut largest = 0.0f32;
+    for (left, right) in left.iter().zip(right) {
+        // Of NaN against a number the difference is as large as can be.
+        let difference = (left - right).abs();
+        largest = if difference.is_nan() { f32::INFINITY } else { largest.max(difference) };
+    }
+    Comparison {
+        largest: if left.len() == right.len() { largest } else { f32::INFINITY },
+        scale: left.iter().fold(0.0f32, |most, value| most.max(value.abs())),
+        agreeing: pairs().filter(|(left, right)| top(left) == top(right)).count(),
+        positions: pairs().count(),
+    }
+}

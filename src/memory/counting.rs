@@ -1,0 +1,106 @@
+//! The program's allocator: the system's, and a count of the bytes that are held.
+//!
+//! Small pieces are counted by each thread on its own and handed over [`BATCH`] bytes at a time, so that threads that
+//! tokenize do not meet at one counter: the count may be off by that much for each thread. Memory is counted when it is
+//! asked for, not when it is first touched; files that are mapped are not counted.
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// The system's allocator, counting.
+#[derive(Debug)]
+struct Counting;
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Bytes that a thread counts on its own before it hands them over.
+const BATCH: i64 = 64 << 10;
+
+static LIVE: AtomicI64 = AtomicI64::new(0);
+/// The most since the last [`reset_peak`].
+static PEAK: AtomicI64 = AtomicI64::new(0);
+/// The most before it.
+static BEFORE: AtomicI64 = AtomicI64::new(0);
+
+thread_local! {
+    static PENDING: Cell<i64> = const { Cell::new(0) };
+}
+
+#[inline]
+fn count(bytes: i64) {
+    // A constant cell without a destructor is there as long as its thread.
+    let sum = PENDING.with(|pending| {
+        let sum = pending.get() + bytes;
+        let whole = sum.abs() >= BATCH;
+        pending.set(if whole { 0 } else { sum });
+        if whole { sum } else { 0 }
+    });
+    if sum != 0 {
+        let live = LIVE.fetch_add(sum, Ordering::Relaxed) + sum;
+        if live > PEAK.load(Ordering::Relaxed) {
+            PEAK.fetch_max(live, Ordering::Relaxed);
+        }
+    }
+}
+
+// SAFETY: every call is the system allocator's own; counting touches no memory of the caller's.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let start = unsafe { System.alloc(layout) };
+        if !start.is_null() {
+            count(layout.size() as i64);
+        }
+        start
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let start = unsafe { System.alloc_zeroed(layout) };
+        if !start.is_null() {
+            count(layout.size() as i64);
+        }
+        start
+    }
+
+    unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(start, layout) };
+        count(-(layout.size() as i64));
+    }
+
+    unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller's promise.
+        let moved = unsafe { System.realloc(start, layout, size) };
+        if !moved.is_null() {
+            count(size as i64 - layout.size() as i64);
+        }
+        moved
+    }
+}
+
+fn positive(count: i64) -> u64 {
+    count.max(0) as u64
+}
+
+/// Bytes that the process holds now.
+pub fn live() -> u64 {
+    positive(LIVE.load(Ordering::Relaxed))
+}
+
+/// The most bytes held at once since the last [`reset_peak`].
+pub fn peak() -> u64 {
+    positive(PEAK.load(Ordering::Relaxed))
+}
+
+/// The most bytes that the process has ever held at once.
+pub fn highest() -> u64 {
+    peak().max(positive(BEFORE.load(Ordering::Relaxed)))
+}
+
+/// Begins a new measurement of [`peak`].
+pub fn reset_peak() {
+    BEFORE.fetch_max(PEAK.load(Ordering::Relaxed), Ordering::Relaxed);
+    PEAK.store(LIVE.load(Ordering::Relaxed), Ordering::Relaxed);
+}

@@ -1,0 +1,100 @@
+//! How much memory the machine has and allows: `/proc/meminfo` and the process's control groups.
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::live;
+
+/// A limit above this is none.
+const UNLIMITED: u64 = 1 << 60;
+/// Of what is free so much is left alone: page tables, fragments, other programs.
+const SHARE_LEFT: u64 = 10;
+/// And at least so much.
+const LEAST_LEFT: u64 = 256 << 20;
+
+/// A line of `/proc/meminfo` in bytes, such as `MemTotal`.
+fn meminfo(key: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Bytes of memory that the machine has.
+pub fn total() -> Option<u64> {
+    meminfo("MemTotal")
+}
+
+/// Bytes that programs could take without swapping, as the system estimates it.
+pub fn available() -> Option<u64> {
+    meminfo("MemAvailable")
+}
+
+/// A control group's limit and what counts against it, both in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Group {
+    /// What it may hold.
+    pub limit: u64,
+    /// What it holds, less the cached files that the system would drop first.
+    pub used: u64,
+}
+
+/// The one of this process's control groups (version 2, then version 1) that leaves the least.
+pub fn group() -> Option<Group> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
+    let modern = Path::new("/sys/fs/cgroup").join(ours);
+    let modern = modern.ancestors().take_while(|folder| folder.starts_with("/sys/fs/cgroup")).map(|folder| {
+        read(folder.join("memory.max"), folder.join("memory.current"), folder.join("memory.stat"), "inactive_file")
+    });
+    let old = Path::new("/sys/fs/cgroup/memory");
+    let old = read(
+        old.join("memory.limit_in_bytes"),
+        old.join("memory.usage_in_bytes"),
+        old.join("memory.stat"),
+        "total_inactive_file",
+    );
+    modern.chain([old]).flatten().min_by_key(|group| group.limit.saturating_sub(group.used))
+}
+
+fn read(limit: PathBuf, used: PathBuf, stat: PathBuf, droppable: &str) -> Option<Group> {
+    let number = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let limit = number(limit).filter(|&bytes| bytes < UNLIMITED)?;
+    let stat = fs::read_to_string(stat).unwrap_or_default();
+    let cached = stat.lines().find_map(|line| line.strip_prefix(droppable)?.trim().parse::<u64>().ok());
+    Some(Group { limit, used: number(used).unwrap_or(0).saturating_sub(cached.unwrap_or(0)) })
+}
+
+/// What a budget is by itself: the bytes that this process holds already and those that are free, less a tenth of the
+/// latter. Nothing where the system does not tell.
+pub fn usable() -> Option<u64> {
+    let within = group().map(|group| group.limit.saturating_sub(group.used));
+    let free = match (available(), within) {
+        (Some(machine), Some(group)) => machine.min(group),
+        (one, other) => one.or(other)?,
+    };
+    Some(live() + free.saturating_sub((free / SHARE_LEFT).max(LEAST_LEFT.min(free / 2))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_machine_tells() {
+        let (total, available) = (total().unwrap(), available().unwrap());
+        assert!(available > 0 && available <= total);
+        assert!(usable().unwrap() < live() + available, "something is left alone");
+    }
+
+    #[test]
+    fn a_group_counts_without_the_cache_it_would_drop() {
+        let root = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            fs::write(root.path().join(name), text).unwrap();
+            root.path().join(name)
+        };
+        let (used, stat) = (file("current", "900\n"), file("stat", "anon 500\ninactive_file 300\n"));
+        let group = read(file("max", "1000\n"), used.clone(), stat.clone(), "inactive_file");
+        assert_eq!(group, Some(Group { limit: 1000, used: 600 }));
+        assert_eq!(read(file("none", "max\n"), used, stat, "inactive_file"), None);
+    }
+}

@@ -1,0 +1,257 @@
+//! Measures real forward and backward passes: the bytes that the process held at most, and the time. It changes nothing
+//! that a run goes on from: weights, optimizer and data stay as they are, gradients are cleared by every step anyway, and
+//! dropout masks are counted, not drawn.
+use std::time::Instant;
+
+use crate::config::{Checkpointing, Config, Dtype, Mode};
+use crate::data::batch::IGNORE;
+use crate::data::{Batch, Sampler, Split};
+use crate::error::{Error, Kind, Result};
+use crate::memory::{self, Budget};
+use crate::model::Model;
+use crate::plan::{grouped, human_bytes};
+
+/// Of the budget so much is left for what no pass shows: the update, evaluations, the files of a checkpoint.
+const MARGIN: u64 = 32;
+/// A pass of fewer tokens tells nothing: activations come in panels of 16.
+pub const LEAST: usize = 16;
+/// A pass that took longer than this is timed cold: a second one costs more than it tells.
+const LONG: f64 = 5.0;
+
+/// One measured pass.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Measured {
+    /// Tokens of the pass, all with a label.
+    pub tokens: usize,
+    /// What blocks kept.
+    pub checkpointing: Checkpointing,
+    /// The most that the process held, with what the run adds later; nothing where that exceeds the budget.
+    pub bytes: Option<u64>,
+    /// Wall time; 0 where it did not fit.
+    pub seconds: f64,
+}
+
+impl Measured {
+    /// Whether it stays within the budget.
+    pub const fn fits(&self) -> bool {
+        self.bytes.is_some()
+    }
+
+    /// Tokens per second.
+    pub fn speed(&self) -> f64 {
+        if self.seconds > 0.0 { self.tokens as f64 / self.seconds } else { 0.0 }
+    }
+}
+
+/// Bytes by tokens of a pass: `fixed + per_token * tokens`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Line {
+    /// Weights, optimizer, gradients, data.
+    pub fixed: f64,
+    /// Activations.
+    pub per_token: f64,
+}
+
+impl Line {
+    /// Through the shortest and the longest pass that fit; nothing with fewer than two lengths.
+    pub fn through(passes: &[Measured]) -> Option<Self> {
+        let points = || passes.iter().filter_map(|pass| Some((pass.tokens as f64, pass.bytes? as f64)));
+        let low = points().min_by(|one, other| one.0.total_cmp(&other.0))?;
+        let high = points().max_by(|one, other| one.0.total_cmp(&other.0))?;
+        (high.0 > low.0).then(|| {
+            let per_token = ((high.1 - low.1) / (high.0 - low.0)).max(1.0);
+            Self { fixed: low.1 - per_token * low.0, per_token }
+        })
+    }
+
+    /// The most tokens whose pass stays within `bytes`.
+    pub fn tokens_within(&self, bytes: u64) -> usize {
+        ((bytes as f64 - self.fixed) / self.per_token).max(0.0) as usize
+    }
+}
+
+/// Measures passes of the longest rows.
+pub struct Gauge<'a> {
+    model: &'a mut Model,
+    split: &'a Split,
+    sampler: &'a Sampler,
+    /// The rows, longest first, with their tokens.
+    rows: Vec<(u32, u32)>,
+    /// Bytes that the run takes later, beside any pass.
+    later: u64,
+    /// What may be held, less `later` and the margin, while this one lives.
+    _scope: Budget,
+    /// What may be held in all.
+    whole: u64,
+    /// Every pass so far.
+    pub passes: Vec<Measured>,
+}
+
+impl<'a> Gauge<'a> {
+    /// For a model that is loaded. `later` are the bytes that the run takes beside it and its passes.
+    pub fn new(model: &'a mut Model, split: &'a Split, sampler: &'a Sampler, later: u64) -> Self {
+        let whole = memory::budget().unwrap_or(u64::MAX);
+        let tokens = |row: usize| sampler.row(row).iter().map(|&part| split.length(part)).sum::<usize>();
+        let mut rows: Vec<(u32, u32)> = (0..sampler.rows()).map(|row| (row as u32, tokens(row) as u32)).collect();
+        rows.sort_unstable_by_key(|&(row, tokens)| (std::cmp::Reverse(tokens), row));
+        let scope = Budget::new(whole.saturating_sub(whole / MARGIN).saturating_sub(later));
+        Self { model, split, sampler, rows, later, _scope: scope, whole, passes: Vec::new() }
+    }
+
+    /// Tokens of every row, longest first.
+    pub fn lengths(&self) -> Vec<usize> {
+        self.rows.iter().map(|&(_, tokens)| tokens as usize).collect()
+    }
+
+    /// Decoder blocks of the model.
+    pub const fn blocks(&self) -> usize {
+        self.model.blocks()
+    }
+
+    /// The most that a pass may hold in all, in bytes.
+    pub const fn limit(&self) -> u64 {
+        self.whole.saturating_sub(self.whole / MARGIN)
+    }
+
+    /// One forward and backward over `tokens` tokens of the longest rows, every one labelled: no pass of so many tokens
+    /// holds more. Twice where that takes little time, so that the time is one of a warm pass.
+    ///
+    /// # Errors
+    /// The data cannot be read; not that it does not fit.
+    pub fn pass(&mut self, tokens: usize, checkpointing: Checkpointing) -> Result<Measured> {
+        let known = |pass: &&Measured| pass.tokens == tokens && pass.checkpointing == checkpointing;
+        if let Some(known) = self.passes.iter().find(known) {
+            return Ok(*known);
+        }
+        let batch = self.worst(tokens)?;
+        self.model.release();
+        self.model.set_checkpointing(checkpointing);
+        self.model.params.zero_grads();
+        memory::reset_peak();
+        let mut seconds = self.timed(&batch)?;
+        if seconds.is_some_and(|seconds| seconds < LONG) {
+            seconds = self.timed(&batch)?;
+        }
+        let bytes = seconds.map(|_| memory::peak() + self.later);
+        self.model.release();
+        let measured = Measured { tokens, checkpointing, bytes, seconds: seconds.unwrap_or(0.0) };
+        self.passes.push(measured);
+        Ok(measured)
+    }
+
+    /// Seconds of one pass; nothing if it does not fit.
+    fn timed(&mut self, batch: &Batch) -> Result<Option<f64>> {
+        let scale = 1.0 / batch.label_tokens().max(1) as f32;
+        let began = Instant::now();
+        match self.model.forward_backward(batch, scale, 1.0, 0) {
+            Ok(_) => Ok(Some(began.elapsed().as_secs_f64())),
+            Err(error) if error.kind() == Kind::Memory => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The longest rows, the last of them cut, to `tokens` tokens in all.
+    fn worst(&self, tokens: usize) -> Result<Batch> {
+        let mut worst = Batch { cu_seqlens: vec![0], ..Batch::default() };
+        for &(row, _) in self.rows.iter().cycle() {
+            let rest = tokens - worst.tokens.len();
+            if rest == 0 {
+                break;
+            }
+            for batch in self.split.batches(&vec![vec![self.sampler.row(row as usize)]])? {
+                for ends in batch.cu_seqlens.windows(2) {
+                    let ids = &batch.tokens[ends[0]..ends[1]];
+                    let ids = &ids[..ids.len().min(tokens - worst.tokens.len())];
+                    let labels: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+                    worst.push(ids, &labels);
+                }
+            }
+        }
+        Ok(worst)
+    }
+
+    /// The error for a row of `tokens` tokens that does not fit even alone, with what would help, in numbers.
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    pub fn too_long(&mut self, tokens: usize, checkpointing: Checkpointing, config: &Config) -> Result<Error> {
+        let mut help = Vec::new();
+        let full = self.pass(tokens, Checkpointing::FULL)?;
+        if let Some(bytes) = full.bytes.filter(|_| checkpointing != Checkpointing::FULL) {
+            help.push(format!("train.gradient_checkpointing: true (then {} at most, measured)", human_bytes(bytes)));
+        }
+        // Shorter and shorter, until two lengths fit and tell the rest.
+        let fitting = |passes: &[Measured]| -> Vec<Measured> {
+            passes.iter().filter(|pass| pass.checkpointing == checkpointing && pass.fits()).copied().collect()
+        };
+        let mut length = tokens / 2;
+        while length >= LEAST && fitting(&self.passes).len() < 2 {
+            self.pass(length, checkpointing)?;
+            length /= 2;
+        }
+        let line = Line::through(&fitting(&self.passes));
+        let mut needs = String::from("more than that");
+        if let Some(line) = line {
+            let bytes = (line.fixed + line.per_token * tokens as f64) as u64;
+            needs = format!(
+                "about {}: {} fixed and {} a token",
+                human_bytes(bytes),
+                human_bytes(line.fixed as u64),
+                human_bytes(line.per_token as u64)
+            );
+            let longest = line.tokens_within(self.limit());
+            if longest >= LEAST {
+                help.push(format!("model.max_seq_len: {longest}"));
+            }
+        }
+        help.extend(self.cheaper(config));
+        let budget = human_bytes(self.whole);
+        Ok(Error::memory(format!(
+            "a row of {} tokens does not fit into the memory budget of {budget}: it needs {needs}",
+            grouped(tokens as u64)
+        ))
+        .hint(format!("what helps: {}; or a larger train.memory_budget", help.join("; "))))
+    }
+
+    /// What would make the fixed part smaller.
+    fn cheaper(&self, config: &Config) -> Vec<String> {
+        let mut help = Vec::new();
+        let trained = self.model.params.len() as u64;
+        // Values, gradients and the optimizer's state.
+        let held = 8 * trained + self.later;
+        if config.tuning.mode == Mode::Lora && config.tuning.lora.r > 1 {
+            let rank = config.tuning.lora.r / 2;
+            help.push(format!("tuning.lora.r: {rank} (saves about {})", human_bytes(held / 2)));
+        }
+        if config.tuning.mode == Mode::Full {
+            help.push(format!("tuning.mode: lora (saves most of {})", human_bytes(held)));
+        }
+        let base: u64 = super::trained::values(&self.model.arch);
+        if config.tuning.mode == Mode::Lora && config.model.dtype == Dtype::Float32 {
+            help.push(format!("model.dtype: bfloat16 (saves about {})", human_bytes(2 * base)));
+        }
+        help
+    }
+}
+
+impl Drop for Gauge<'_> {
+    fn drop(&mut self) {
+        self.model.release();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_leads_through_what_fits() {
+        let pass = |tokens, bytes| Measured { tokens, checkpointing: Checkpointing::CHEAP, bytes, seconds: 0.5 };
+        let line = Line::through(&[pass(100, Some(1_200)), pass(50, Some(1_100)), pass(400, None)]).unwrap();
+        assert_eq!((line.fixed, line.per_token), (1_000.0, 2.0));
+        assert_eq!(line.tokens_within(1_700), 350);
+        assert_eq!(line.tokens_within(10), 0);
+        assert_eq!(Line::through(&[pass(100, Some(5)), pass(200, None)]), None);
+        assert_eq!(pass(100, None).speed(), 200.0);
+    }
+}

@@ -1,0 +1,319 @@
+//! The memory budget: steps that are cut and done again, sizes by measuring, and what both leave behind. Each run is a
+//! process of its own, as memory is counted for a process.
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use serde_json::{Value, json};
+use tunesmith::config::Checkpointing;
+use tunesmith::data::batch::Batch;
+use tunesmith::model::Model;
+
+use crate::parity;
+use crate::run::fixture::{Fixture, model_config, said, tunesmith};
+
+/// Longest row in tokens.
+const LONGEST: usize = 400;
+
+/// A model whose activations weigh more than the rest of the program, and rows of 16 to 111 tokens, one of 400.
+struct Large(Fixture);
+
+impl Large {
+    fn new() -> Self {
+        let fixture = Fixture::new();
+        let mut config = model_config();
+        for (key, value) in [
+            ("hidden_size", 96),
+            ("intermediate_size", 256),
+            ("num_hidden_layers", 6),
+            ("max_position_embeddings", 512),
+        ] {
+            config[key] = json!(value);
+        }
+        std::fs::write(fixture.path("model/config.json"), config.to_string()).unwrap();
+        let rows = |numbers: std::ops::Range<usize>| -> String {
+            numbers
+                .map(|row| {
+                    let length = if row == 5 { LONGEST } else { 16 + row * 37 % 96 };
+                    let ids: Vec<usize> = (0..length).map(|at| (row * 131 + at * 37) % 250).collect();
+                    json!({ "input_ids": ids, "labels": ids }).to_string() + "\n"
+                })
+                .collect()
+        };
+        std::fs::write(fixture.path("train.jsonl"), rows(0..96)).unwrap();
+        std::fs::write(fixture.path("val.jsonl"), rows(200..216)).unwrap();
+        Self(fixture)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path(name)
+    }
+
+    /// `tunesmith train` into the folder `out`, with these lines and the budget.
+    fn train(&self, out: &str, extra: &[&str], budget: Option<u64>) -> Output {
+        let output = format!("train.output_dir: {}", self.path(out).display());
+        let mut lines = vec![
+            "model.init: random",
+            "model.max_seq_len: 512",
+            "data.format: tokenized",
+            "train.batch_size: 16",
+            "train.grad_accum: 2",
+            "train.max_steps: 4",
+            "train.num_threads: 2",
+            "logging.report: false",
+            "logging.tensorboard: false",
+            output.as_str(),
+        ];
+        lines.extend(extra);
+        let config = self.0.config(out, &lines);
+        let mut command = tunesmith(&["train", config.to_str().unwrap()]);
+        if let Some(bytes) = budget {
+            command.env("TUNESMITH_MEMORY_BUDGET", bytes.to_string());
+        }
+        command.output().unwrap()
+    }
+
+    fn good(&self, out: &str, extra: &[&str], budget: Option<u64>) -> Run {
+        let output = self.train(out, extra, budget);
+        assert!(output.status.success(), "{}", said(&output));
+        Run { text: said(&output), dir: self.path(out) }
+    }
+}
+
+struct Run {
+    text: String,
+    dir: PathBuf,
+}
+
+impl Run {
+    /// The most bytes that the process held, as its summary says.
+    fn held(&self) -> u64 {
+        let line = self.text.lines().find(|line| line.trim_start().starts_with("memory held")).expect("a summary");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|&word| word == "at").unwrap();
+        let unit = match words[at - 1] {
+            "KiB" => 1u64 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            other => panic!("{other}"),
+        };
+        (words[at - 2].parse::<f64>().unwrap() * unit as f64) as u64
+    }
+
+    fn losses(&self) -> Vec<f64> {
+        let text = std::fs::read_to_string(self.dir.join("metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| line.get("loss").or(line.get("eval_loss")).and_then(Value::as_f64).unwrap()).collect()
+    }
+
+    fn weights(&self) -> Vec<u8> {
+        std::fs::read(self.dir.join("adapter/adapter_model.safetensors")).unwrap()
+    }
+
+    /// A setting as the run used it.
+    fn setting(&self, key: &str) -> String {
+        let text = std::fs::read_to_string(self.dir.join("config.resolved.yaml")).unwrap();
+        let line = text.lines().find_map(|line| line.trim_start().strip_prefix(&format!("{key}: "))).unwrap();
+        line.split("  #").next().unwrap().to_owned()
+    }
+}
+
+/// About what a run with passes of so many tokens holds.
+fn held_with(large: &Large, tokens: usize) -> u64 {
+    let limit = format!("train.max_tokens_per_pass: {tokens}");
+    large.good(&format!("with-{tokens}"), &[&limit, "train.max_steps: 3"], None).held()
+}
+
+#[test]
+fn a_step_that_does_not_fit_is_done_again_in_smaller_passes_and_the_losses_stay() {
+    let large = Large::new();
+    let (wide, narrow) = (held_with(&large, 768), held_with(&large, 200));
+    assert!(wide > narrow + (4 << 20), "activations must show: {wide} and {narrow}");
+    let budget = u64::midpoint(wide, narrow);
+    let evaluated = ["train.eval_strategy: steps", "train.eval_steps: 2", "train.eval_batch_size: 16"];
+    let (free, tight) = (large.good("free", &evaluated, None), large.good("tight", &evaluated, Some(budget)));
+    assert_eq!(tight.text.matches("from here on in passes of at most").count(), 1, "said once: {}", tight.text);
+    assert!(tight.held() <= budget, "{} held, {budget} allowed: {}", tight.held(), tight.text);
+    let (free, tight) = (free.losses(), tight.losses());
+    assert_eq!((free.len(), tight.len()), (6, 6));
+    for (free, tight) in free.iter().zip(&tight) {
+        assert!((free - tight).abs() < 2e-5, "{free} and {tight}");
+    }
+}
+
+#[test]
+fn a_shrink_is_resumed_and_the_resumed_run_is_the_same_to_the_bit() {
+    let large = Large::new();
+    let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 200));
+    let saving = ["train.save_strategy: steps", "train.save_steps: 2", "train.save_total_limit: null"];
+    let straight = large.good("straight", &saving, Some(budget));
+    let from = format!("train.resume_from_checkpoint: {}", large.path("straight/checkpoint-000002").display());
+    let resumed = large.good("resumed", &[&saving[..], &[&from]].concat(), Some(budget));
+    assert!(straight.text.contains("from here on in passes"), "{}", straight.text);
+    assert!(!resumed.text.contains("from here on in passes"), "it is known already: {}", resumed.text);
+    assert!(straight.weights() == resumed.weights());
+}
+
+#[test]
+fn a_row_that_does_not_fit_is_refused_with_what_helps() {
+    let large = Large::new();
+    let one_row = held_with(&large, 1);
+    let short = ["train.max_tokens_per_pass: 1", "train.max_steps: 3", "model.max_seq_len: 16"];
+    let short = large.good("short", &short, None).held();
+    let budget = u64::midpoint(short, one_row);
+    for extra in [&[][..], &["train.batch_size: auto"]] {
+        let output = large.train("none", extra, Some(budget));
+        assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+        let text = said(&output);
+        for part in [
+            "a row of 400 tokens does not fit into the memory budget of",
+            "a token",
+            "what helps: train.gradient_checkpointing: true (then ",
+            "model.max_seq_len: ",
+            "tuning.lora.r: 2 (saves about",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+    // Where it may, the run goes on with blocks that are run again, found before step 1 or when it is needed.
+    let may = ["train.gradient_checkpointing: auto", "data.use_cache: false"];
+    let run = large.good("may", &may, Some(budget));
+    assert!(run.text.contains("does not fit unless blocks are run again"), "{}", run.text);
+    assert!(run.held() <= budget, "{} held, {budget} allowed: {}", run.held(), run.text);
+}
+
+#[test]
+fn chosen_sizes_are_the_same_run_as_the_numbers_given_by_hand() {
+    let large = Large::new();
+    let auto = [
+        "train.batch_size: auto",
+        "train.grad_accum: auto",
+        "train.gradient_checkpointing: auto",
+        "train.target_tokens_per_device_step: 1500",
+    ];
+    let first = large.good("first", &auto, None);
+    for part in ["measured passes", "tokens/s", "chosen: batch_size: ", "a token of the largest pass"] {
+        assert!(first.text.contains(part), "{part}: {}", first.text);
+    }
+    let again = large.good("again", &auto, None);
+    assert!(again.text.contains("as an earlier probe of the same found them"), "{}", again.text);
+    assert!(first.weights() == again.weights());
+    let keys = ["batch_size", "grad_accum", "gradient_checkpointing", "max_tokens_per_pass"];
+    let lines: Vec<String> = keys.map(|key| format!("train.{key}: {}", first.setting(key))).to_vec();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    let by_hand = large.good("by-hand", &lines, None);
+    assert!(!by_hand.text.contains("measured passes"), "{}", by_hand.text);
+    assert!(first.losses() == by_hand.losses() && first.weights() == by_hand.weights());
+    // The record of a run is a configuration of the same run.
+    let record = large.path("first/config.resolved.yaml");
+    let into = format!("train.output_dir={}", large.path("record").display());
+    let output = tunesmith(&["train", record.to_str().unwrap(), &into]).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(Run { text: String::new(), dir: large.path("record") }.weights() == first.weights());
+}
+
+#[test]
+fn a_resumed_run_keeps_the_sizes_of_its_checkpoint() {
+    let large = Large::new();
+    let auto = [
+        "train.batch_size: auto",
+        "train.grad_accum: auto",
+        "train.gradient_checkpointing: auto",
+        "train.effective_batch: 24",
+        "data.use_cache: false",
+        "train.save_strategy: steps",
+        "train.save_steps: 2",
+        "train.save_total_limit: null",
+    ];
+    let straight = large.good("straight", &auto, None);
+    let batch: usize = straight.setting("batch_size").parse().unwrap();
+    assert_eq!(batch * straight.setting("grad_accum").parse::<usize>().unwrap(), 24);
+    let from = format!("train.resume_from_checkpoint: {}", large.path("straight/checkpoint-000002").display());
+    let resumed = large.good("resumed", &[&auto[..], &[&from]].concat(), None);
+    assert!(resumed.text.contains("sizes as in the checkpoint"), "{}", resumed.text);
+    assert!(straight.weights() == resumed.weights());
+    let other = format!("train.batch_size: {}", batch + 1);
+    let refused = large.train("resumed-otherwise", &[&auto[1..3], &auto[4..], &[&from, &other]].concat(), None);
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+}
+
+#[test]
+fn chosen_sizes_stay_within_the_budget_in_the_whole_run() {
+    let large = Large::new();
+    let (wide, narrow) = (held_with(&large, 768), held_with(&large, 1));
+    let auto = [
+        "train.batch_size: auto",
+        "train.grad_accum: auto",
+        "train.gradient_checkpointing: auto",
+        "data.use_cache: false",
+    ];
+    for part in [2, 4] {
+        // The least is that of one row; a thirty-second is left for what no pass shows.
+        let budget = narrow + narrow / 16 + (wide - narrow) / part;
+        let run = large.good(&format!("part-{part}"), &auto, Some(budget));
+        assert!(run.held() <= budget, "{} held, {budget} allowed: {}", run.held(), run.text);
+        assert!(!run.text.contains("it is done again"), "{}", run.text);
+        assert!(run.text.contains("passes are cut to"), "{}", run.text);
+    }
+}
+
+/// A step's gradients with this kept in blocks.
+fn gradients(model: &mut Model, batch: &Batch, checkpointing: Checkpointing) -> (f64, Vec<f32>) {
+    model.set_checkpointing(checkpointing);
+    model.params.zero_grads();
+    let loss = model.forward_backward(batch, 1.0 / batch.label_tokens() as f32, 1.0, 0).unwrap();
+    (loss, model.params.grads().to_vec())
+}
+
+#[test]
+fn gradients_do_not_depend_on_what_blocks_keep() {
+    for family in ["llama", "gemma2", "phi3", "qwen3", "qwen3_moe"] {
+        let dir: &Path = &parity::golden(family).join("adapter_init");
+        let mut model = parity::adapted(family, dir, 0);
+        let batch = parity::Forward::read(family).batch();
+        let usual = gradients(&mut model, &batch, Checkpointing::CHEAP);
+        let mixed = Checkpointing::Blocks { full: 1, none: 1 };
+        for other in [Checkpointing::NONE, Checkpointing::FULL, mixed] {
+            assert!(gradients(&mut model, &batch, other) == usual, "{family}: {other}");
+        }
+    }
+}
+
+#[test]
+fn gpu_info_and_memory_check_read_a_driver_and_do_without() {
+    let large = Large::new();
+    let bin = large.path("bin");
+    std::fs::create_dir(&bin).unwrap();
+    let script = "#!/bin/sh\ncase $1 in\n\
+        --query-gpu*) echo '0, GPU-aa, NVIDIA L4, 580.65.06, 512, 23034, 31, 8.9'; echo '1, GPU-bb, NVIDIA L4, 580.65.06, 1, 23034, 0, 8.9';;\n\
+        --query-compute*) echo 'GPU-aa, 77, 500, python3';;\n\
+        topo) printf '\\tGPU0\\tGPU1\\nGPU0\\t X \\tPHB\\nGPU1\\tPHB\\t X \\n';;\n\
+        *) echo '| CUDA Version: 13.0 |';;\nesac\n";
+    let program = bin.join("nvidia-smi");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let ask = |words: &[&str], path: &Path| {
+        let path = format!("{}:/usr/bin:/bin", path.display());
+        let output = tunesmith(words).env("PATH", path).output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        said(&output)
+    };
+    let text = ask(&["gpu-info", "--no-measure"], &bin);
+    for part in ["580.65.06", "13.0", "NVIDIA L4, 22.5 GiB, compute capability 8.9", "PHB", "cores", "control group"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let text = ask(&["memory-check"], &bin);
+    for part in ["cpu ", "512 MiB   22.5 GiB   31 %  77 python3 500 MiB", "a run may hold"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let nowhere = large.path("nowhere");
+    if !Path::new("/usr/bin/nvidia-smi").exists() {
+        assert!(ask(&["gpu-info", "--no-measure"], &nowhere).contains("GPUs: none (no nvidia-smi on PATH"));
+        assert!(ask(&["memory-check"], &nowhere).contains("no GPU: no nvidia-smi on PATH"));
+    }
+    let config = large.0.config("check", &["model.init: random", "model.max_seq_len: 512", "data.format: tokenized"]);
+    let text = ask(&["memory-check", config.to_str().unwrap()], &nowhere);
+    for part in ["largest pass", "511 tokens", "measured at most", "optimizer, copy to save", "a token more"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!large.path("out").exists(), "nothing is written where the run would write");
+}
