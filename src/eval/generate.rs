@@ -48,8 +48,9 @@ impl Settings {
     /// As a configuration's section `gen` says.
     pub fn new(config: &Config, context: usize, stop_ids: Vec<u32>) -> Self {
         let generation: &GenerationConfig = &config.generation;
-        let strategy = match generation.num_beams {
-            1 if generation.do_sample => Strategy::Sample(Sampling {
+        let (draws, beams) = (generation.do_sample, generation.num_beams);
+        let strategy = match beams {
+            1 if draws => Strategy::Sample(Sampling {
                 temperature: generation.temperature,
                 top_k: generation.top_k,
                 top_p: generation.top_p,

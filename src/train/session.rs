@@ -218,7 +218,7 @@ impl Session<'_> {
         let train = &self.config().train;
         match train.eval_strategy {
             EvalStrategy::No => false,
-            _ if step == batches.total_steps && train.final_eval => true,
+            _ if train.final_eval && step == batches.total_steps => true,
             EvalStrategy::Steps => train.eval_steps.is_some_and(|every| step.is_multiple_of(every)),
             EvalStrategy::Epoch => batches.ends_epoch(step),
         }
