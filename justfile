@@ -135,6 +135,24 @@ install *ARGS:
 @import *ARGS: _build
     "{{ tunesmith }}" import "$@"
 
+# answers a prompt: just infer CONFIG=configs/run_lora.yaml --prompt "…"
+[group('ask')]
+[no-exit-message]
+@infer *ARGS: _build
+    "{{ tunesmith }}" infer "$@"
+
+# answers a file of prompts: just infer-batch CONFIG=… --in questions.jsonl --out answers.jsonl
+[group('ask')]
+[no-exit-message]
+@infer-batch *ARGS: _build
+    "{{ tunesmith }}" infer "$@"
+
+# talks with a model in the terminal: just chat CONFIG=configs/run_lora.yaml
+[group('ask')]
+[no-exit-message]
+@chat *ARGS: _build
+    "{{ tunesmith }}" chat "$@"
+
 # asks the base and the run's result the held-out rows: just eval CONFIG=configs/run_lora.yaml [--rows N] [--checkpoint DIR] [--compare A B]
 [group('evaluate')]
 [no-exit-message]

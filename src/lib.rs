@@ -19,7 +19,7 @@
 //! 4      model         decoder segments from parts (norms, attention, MLP or experts), weights loading, adapters
 //! 4      optim         optimizers as pure updates of tensors, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
-//! 5      eval          generation, the measures of answers
+//! 5      eval          answers (greedy, sampling, beams), the measures of answers
 //! 6      export        merged models, blends of adapters, GGUF, model cards
 //! 6      train         ONE step on one screen; the loop; signals; metrics; the report
 //! 7      cmd           one file a subcommand; only `cmd` and `main` print

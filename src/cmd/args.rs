@@ -60,6 +60,16 @@ impl ConfigArgs {
         Ok((resolved, asked))
     }
 
+    /// As [`ConfigArgs::load_partial`], where there may be no file either; says whether there is one.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_optional(&self, flags: &[Flag]) -> Result<(Resolved, bool)> {
+        let (file, words) = self.files()?;
+        let resolved = config::load_optional(file.as_deref(), &words, &environment()?, flags);
+        Ok((resolved.inspect(print_notes)?, file.is_some()))
+    }
+
     /// Tells the configuration file from the words.
     fn split(&self) -> Result<(PathBuf, Vec<String>)> {
         match self.files()? {

@@ -3,7 +3,9 @@
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.
 pub mod args;
+mod asking;
 pub mod bench;
+pub mod chat;
 pub mod config;
 pub mod data;
 pub mod devices;
@@ -15,6 +17,7 @@ pub mod failure;
 mod find;
 pub mod gpu_info;
 pub mod import;
+pub mod infer;
 pub mod launch;
 pub mod memory_check;
 pub mod merge;
@@ -69,6 +72,10 @@ enum Command {
     Process(process::Args),
     /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
     Plan(plan::Args),
+    /// Answer a prompt, or a file of them
+    Infer(infer::Args),
+    /// Talk with a model
+    Chat(chat::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -94,6 +101,8 @@ impl Command {
             Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Plan(args) => plan::run(args),
+            Self::Infer(args) => infer::run(args),
+            Self::Chat(args) => chat::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::GpuInfo(args) => gpu_info::run(args),

@@ -168,15 +168,17 @@ impl Console {
         let loss = line.eval_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
         let best = if best { "  (best so far)" } else { "" };
         let seconds = human_seconds(line.eval_seconds);
+        let scores: Vec<String> = line.eval_scores.iter().map(|(name, score)| format!(", {name} {score:.4}")).collect();
+        let scores = scores.concat();
         self.say(&format!(
-            "evaluation after step {}: loss {loss} over {} rows in {seconds}{best}\n",
+            "evaluation after step {}: loss {loss}{scores} over {} rows in {seconds}{best}\n",
             line.step, line.eval_rows
         ));
     }
 
     fn samples(&self, samples: &[Sample]) {
         const SHOWN: usize = 8;
-        let mut lines = vec![Style::Bold.paint("greedy answers on held-out rows", self.colour)];
+        let mut lines = vec![Style::Bold.paint("answers on held-out rows", self.colour)];
         for sample in samples.iter().take(SHOWN) {
             let [prompt, reference, before, after] =
                 [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 90));

@@ -455,6 +455,44 @@ impl ConfigValue for InitLora {
     }
 }
 
+/// When a beam search ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BeamStop {
+    /// `false`: when the best running beam, ranked by its length now, is below the worst finished one.
+    False,
+    /// `true`: as soon as there are as many finished answers as beams.
+    True,
+    /// `"never"`: when no running beam can get above the worst finished one.
+    Never,
+}
+
+impl ConfigValue for BeamStop {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(false) => Ok(Self::False),
+            Node::Bool(true) => Ok(Self::True),
+            Node::Str(word) if word == "never" => Ok(Self::Never),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::False => false.into(),
+            Self::True => true.into(),
+            Self::Never => "never".into(),
+        }
+    }
+
+    fn expected() -> String {
+        "true, false or never".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "enum": [true, false, "never"] })
+    }
+}
+
 /// Which checkpoint a run goes on from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {

@@ -2,7 +2,6 @@
 
 const SHARD: &str = "sharded training is not yet part of this version; train.strategy has what there is";
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
-const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
 const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
@@ -23,12 +22,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
         "train.gradient_checkpointing_layers",
         "set train.gradient_checkpointing: {full: N}: the first N blocks are run again",
     ),
-    ("train.predict_with_generate", GENERATE),
-    ("train.generation_num_beams", GENERATE),
-    ("train.generation_max_new_tokens", "use gen.max_new_tokens, which the report's samples read"),
-    ("train.eval_do_concat_batches", GENERATE),
-    ("train.eval_accumulation_steps", "validation keeps no logits, so there is nothing to accumulate; remove the key"),
-    ("train.eval_on_start", "a validation before the first step is not yet part of this version"),
     ("train.eval_delay", "a delayed first validation is not yet part of this version"),
     ("train.report_to", "set logging.tensorboard instead"),
     ("train.logging_dir", "set logging.logging_dir instead"),
@@ -62,12 +55,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
     ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
-    ("gen.temperature", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.top_p", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.top_k", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.do_sample", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.num_beams", "beam search is not yet part of this version"),
-    ("gen.repetition_penalty", "samples are greedy, so that runs can be compared; remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),
     (
@@ -76,7 +63,7 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ),
     ("deepspeed", SHARD),
     ("accelerate", SHARD),
-    ("infer", GENERATE),
+    ("infer", "settings of answers are in gen; flags of `tunesmith infer` set them too"),
     ("dapt", DAPT),
     ("mode", DAPT),
     ("block_size", DAPT),

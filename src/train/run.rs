@@ -8,7 +8,7 @@ use super::session::Session;
 use super::signals::Stop;
 use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
-use crate::config::Resolved;
+use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
 use crate::memory::{self, Budget, limits};
 
@@ -101,9 +101,14 @@ fn run_here(
     let comm = seat.connect()?;
     let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
     session.agree()?;
+    session.try_evaluation()?;
     stop.enter_loop()?;
     session.open(options, began)?;
     observer.event(&Event::Started);
+    let starts = session.state.step == 0 && resolved.config.train.eval_on_start;
+    if starts && resolved.config.train.eval_strategy != EvalStrategy::No {
+        session.evaluate()?;
+    }
     let outcome = steps(&mut session)?;
     finish::finish(session, outcome, began)
 }

@@ -71,7 +71,7 @@ fn run(step: u64, salt: f32) -> Run {
     let state = TrainState {
         step,
         epoch: 1.0 / 3.0,
-        best_loss: Some(0.1 + 0.2),
+        best_metric: Some(0.1 + 0.2),
         sampler: json!({"step": 7}),
         ..TrainState::default()
     };

@@ -6,9 +6,11 @@ mod config;
 mod data;
 mod examples;
 mod export;
+mod generate;
 #[cfg(feature = "hub")]
 mod hub;
 mod import;
+mod infer;
 mod memory;
 mod metrics;
 mod objective;

@@ -93,8 +93,6 @@ fn keys_of_later_versions_are_refused_by_name() {
         "model: {type: seq2seq}",
         "train: {strategy: fsdp}",
         "train: {optim: galore_adamw}",
-        "train: {metric_for_best_model: rouge}",
-        "train: {predict_with_generate: true}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
         "deepspeed: x.json",
         "distributed: {foo: 1}",
@@ -104,10 +102,12 @@ fn keys_of_later_versions_are_refused_by_name() {
         assert!(error.contains("not yet part of"), "{text}: {error}");
     }
     let hint = |text: &str, hint: &str| assert!(refusal(text).contains(hint), "{}", refusal(text));
+    hint("train: {metric_for_best_model: eval_rougeL}", "set train.predict_with_generate: true");
+    hint("train: {greater_is_better: true}", "which direction is better is known");
+    hint("gen: {do_sample: true, num_beams: 2}", "a beam search draws nothing");
     hint("block_size: 1024", "set data.format: text and data.packing: true");
     hint("datasets: [{path: x}]", "tunesmith import FILE");
     hint("train: {dataloader_num_workers: 4}", "there is no data loader");
-    hint("train: {generation_max_new_tokens: 64}", "use gen.max_new_tokens");
     assert!(refused_word("TRAIN_DDP_BUCKET_CAP_MB=25").contains("train.ddp_bucket_cap_mb is not supported"));
     assert!(refused_word("NUM_GPUS=2").contains("on GPUs is not yet part"));
     let folder = Folder::new(&[("a.yaml", "")]);
