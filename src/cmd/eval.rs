@@ -343,15 +343,16 @@ fn write_metrics(
 /// The scores as a table.
 fn table(asked: &[Asked], differences: &[Difference]) -> String {
     let mut text = format!("{:16}", "");
+    let width = asked.iter().map(|model| model.name.chars().count() + 2).fold(14, usize::max);
     for model in asked {
-        let _ = write!(text, "{:>14}", model.name); // a String never fails
+        let _ = write!(text, "{:>width$}", model.name); // a String never fails
     }
     text += if differences.is_empty() { "\n" } else { "    difference (range)\n" };
     let Some(first) = asked.first() else { return text };
     for (index, score) in first.scores.iter().enumerate() {
         let _ = write!(text, "{:16}", score.name);
         for score in asked.iter().filter_map(|model| model.scores.get(index)) {
-            let _ = write!(text, "{:>14.4}", score.value);
+            let _ = write!(text, "{:>width$.4}", score.value);
         }
         if let Some(difference) = differences.iter().find(|difference| difference.name == score.name) {
             let _ = write!(text, "    {:+.4}", difference.second - difference.first);
