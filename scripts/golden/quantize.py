@@ -27,6 +27,16 @@ from safetensors.torch import load_file
 from common import *
 from parity import STORED
 
+def dequantize(codes, state):
+    """bitsandbytes' plain-PyTorch kernel: its AVX-512 one rounds on the way, that for AVX2 gives the same as this."""
+    from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
+
+    absmax = state.absmax
+    if state.nested:
+        absmax = state.state2.code[absmax.long()] * state.state2.absmax.repeat_interleave(256)[: absmax.numel()] + state.offset
+    return _dequantize_4bit_compute(codes.reshape(-1), absmax, state.code, state.blocksize, state.shape, state.dtype)
+
+
 FORMATS = {"nf4": ("nf4", False), "nf4dq": ("nf4", True), "fp4": ("fp4", False), "fp4dq": ("fp4", True)}
 
 
@@ -54,7 +64,7 @@ def quantized_matrices():
         stored[f"{name}.w"] = weight
         for label, (kind, double) in FORMATS.items():
             codes, state = BF.quantize_4bit(weight, blocksize=64, quant_type=kind, compress_statistics=double)
-            parts = dict(codes=codes.reshape(-1), absmax=state.absmax, numbers=BF.dequantize_4bit(codes, state))
+            parts = dict(codes=codes.reshape(-1), absmax=state.absmax, numbers=dequantize(codes, state))
             if double:
                 parts |= dict(nested_absmax=state.state2.absmax, offset=state.offset.reshape(1))
                 stored["nested_quant_map"] = state.state2.code
@@ -76,7 +86,7 @@ def loftq(weight, rank, rounds):
     rest = weight.clone()
     for turn in range(rounds):
         codes, state = BF.quantize_4bit(rest, blocksize=64, quant_type="nf4", compress_statistics=False)
-        numbers = BF.dequantize_4bit(codes, state)
+        numbers = dequantize(codes, state)
         u, s, v = torch.linalg.svd(weight - numbers, full_matrices=False)
         root = torch.sqrt(torch.diag(s))
         left, right = (u @ root)[:, :rank], (root @ v)[:rank]
