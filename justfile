@@ -60,7 +60,15 @@ install *ARGS:
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
 
-# the same with TensorBoard beside it, on TB_PORT, stopped afterwards
+# fine-tunes with several ranks on this machine: just train-distributed CONFIG=configs/run_lora.yaml NPROC=2
+[group('train')]
+[no-exit-message]
+@train-distributed *ARGS: _build
+    nproc=${NPROC:-auto}; left=$#; while [ "$left" -gt 0 ]; do \
+        case $1 in NPROC=*) nproc=${1#NPROC=} ;; NUM_GPUS=*) export "$1" ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
+    done; "{{ tunesmith }}" launch --nproc "$nproc" -- train "$@"
+
+# `train` with TensorBoard beside it, on TB_PORT, stopped afterwards
 [group('train')]
 [no-exit-message]
 @train-with-tb *ARGS: _build
@@ -127,6 +135,24 @@ install *ARGS:
 @import *ARGS: _build
     "{{ tunesmith }}" import "$@"
 
+# answers a prompt: just infer CONFIG=configs/run_lora.yaml --prompt "…"
+[group('ask')]
+[no-exit-message]
+@infer *ARGS: _build
+    "{{ tunesmith }}" infer "$@"
+
+# answers a file of prompts: just infer-batch CONFIG=… --in questions.jsonl --out answers.jsonl
+[group('ask')]
+[no-exit-message]
+@infer-batch *ARGS: _build
+    "{{ tunesmith }}" infer "$@"
+
+# talks with a model in the terminal: just chat CONFIG=configs/run_lora.yaml
+[group('ask')]
+[no-exit-message]
+@chat *ARGS: _build
+    "{{ tunesmith }}" chat "$@"
+
 # asks the base and the run's result the held-out rows: just eval CONFIG=configs/run_lora.yaml [--rows N] [--checkpoint DIR] [--compare A B]
 [group('evaluate')]
 [no-exit-message]
@@ -175,6 +201,17 @@ install *ARGS:
 @export *ARGS: _build
     "{{ tunesmith }}" export "$@"
 
+# builds the engine that ranks as processes talk through (needs a C++ compiler and Debian's libgloo-dev)
+[group('develop')]
+@gloo:
+    shim/gloo/build
+
+# kills ranks at fifty moments, and reduces 16 Mi elements with every engine (about five minutes)
+[group('develop')]
+rank-test:
+    shim/gloo/build
+    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi
+
 # formatting and lints
 [group('develop')]
 check:
@@ -186,7 +223,7 @@ check:
 test *ARGS:
     cargo test --locked "$@"
 
-# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
+# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"

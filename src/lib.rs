@@ -14,12 +14,12 @@
 //! 2      import        configurations of other toolkits, turned into ours
 //! 2      plan          batch maths, the learning-rate table: pure functions
 //! 3      data          sources, chat templates, label masks, packing, sampler state
-//! 3      comm          World, the trait Collectives, the engine `single`
+//! 3      comm          World, the trait Collectives; engines single, threads, gloo; launchers' environment, the store
 //! 3      ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
 //! 4      model         decoder segments from parts (norms, attention, MLP or experts), weights loading, adapters
 //! 4      optim         optimizers as pure updates of tensors, schedules, clipping
 //! 5      checkpoint    atomic state, stamp, PEFT adapters
-//! 5      eval          generation, the measures of answers
+//! 5      eval          answers (greedy, sampling, beams), the measures of answers
 //! 6      export        merged models, blends of adapters, GGUF, model cards
 //! 6      train         ONE step on one screen; the loop; signals; metrics; the report
 //! 7      cmd           one file a subcommand; only `cmd` and `main` print

@@ -3,6 +3,7 @@
 
     pip install -r scripts/golden/requirements.txt
     python3 scripts/golden/chat_templates.py --out tests/golden/c2
+    python3 scripts/golden/chat_templates.py --out FOLDER --all    # any templates: FOLDER/*.jinja, to look at by hand
 
 The templates (*.jinja in the output folder) are ours, hand-written after the manner of five much-used ones: what such a
 template does to a conversation is what they do, the words are our own. They are only read; today is 26 July 2025.
@@ -31,6 +32,14 @@ def message(role, content, **fields):
     return dict(role=role, content=content, **fields)
 
 
+def parsed(messages):
+    """The messages with the arguments of calls as objects: text of them, as OpenAI has it, is read by tunesmith before any template."""
+    messages = copy.deepcopy(messages)
+    for each in (one["function"] for message in messages for one in message.get("tool_calls") or []):
+        each["arguments"] = json.loads(each["arguments"]) if isinstance(each["arguments"], str) else each["arguments"]
+    return messages
+
+
 def call(id, name, **arguments):
     return dict(id=id, type="function", function=dict(name=name, arguments=arguments))
 
@@ -55,6 +64,9 @@ CONVERSATIONS = {
     "two_systems": ([message("system", "First."), message("user", "a"), message("assistant", "b"), message("system", "Second."), message("user", "c"), message("assistant", "d")], None),
     "parts": ([message("system", [dict(type="text", text="See.")]), message("user", [dict(type="image"), dict(type="text", text=" What is it? ")]), message("assistant", [dict(type="text", text="A cat. ")])], None),
     "unicode": ([message("user", "漢字 🙂 e\u0301 \u00a0x"), message("assistant", " naïve “quotes” \n")], None),
+    "tool_string": ([message("user", "Weather?"), message("assistant", "", tool_calls=[dict(id="call00001", type="function", function=dict(name="get_weather", arguments='{"city": "Zürich", "days": 2}'))]), RESULT, message("assistant", "Fine.")], [WEATHER]),
+    "tool_thoughts": ([message("user", "Weather?"), message("assistant", "Let me look.", reasoning_content="First the tool.", tool_calls=[WEATHER_CALL]), RESULT, message("assistant", "", reasoning_content="Now the time.", tool_calls=[call("call00002", "get_time")]), message("tool", "12:00", tool_call_id="call00002"), message("assistant", "21 degrees at noon.", reasoning_content="Both are there.")], [WEATHER, TIME]),
+    "thinking": ([message("user", "2+2?"), message("assistant", "4", thinking="Two and two."), message("user", "3+3?"), message("assistant", "6", thinking="Three and three.")], None),
     "two_users": ([message("user", "a"), message("user", "b"), message("assistant", "c")], None),
 }
 
@@ -70,11 +82,14 @@ class Today(datetime.datetime):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
+    parser.add_argument("--all", action="store_true")
     args = parser.parse_args()
     chat_template_utils.datetime = Today
-    tokenizer = transformers.AutoTokenizer.from_pretrained(os.path.join(args.out, "..", "c", "tokenizer_bpe_llama3"))
+    here = os.path.dirname(os.path.abspath(__file__))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(f"{here}/../../tests/golden/c/tokenizer_bpe_llama3")
+    names = sorted(name.removesuffix(".jinja") for name in os.listdir(args.out) if name.endswith(".jinja")) if args.all else TEMPLATES
     cases = []
-    for template_name in TEMPLATES:
+    for template_name in names:
         with open(os.path.join(args.out, f"{template_name}.jinja"), encoding="utf-8") as file:
             template = file.read()
         for name, (messages, tools) in CONVERSATIONS.items():
@@ -82,11 +97,11 @@ def main():
                 case = dict(template=template_name, conversation=name, add_generation_prompt=generate)
                 try:
                     case["rendered"] = tokenizer.apply_chat_template(
-                        copy.deepcopy(messages), tools=copy.deepcopy(tools), chat_template=template, tokenize=False, add_generation_prompt=generate
+                        parsed(messages), tools=copy.deepcopy(tools), chat_template=template, tokenize=False, add_generation_prompt=generate
                     )
                 except jinja2.exceptions.TemplateError as error:
                     case["error"] = str(error)
-                except TypeError:
+                except (TypeError, AttributeError):
                     continue  # a text and parts put together, for which Python has words of its own
                 cases.append(case)
     conversations = {name: dict(messages=messages, tools=tools) for name, (messages, tools) in CONVERSATIONS.items()}

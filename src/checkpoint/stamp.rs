@@ -1,8 +1,8 @@
 //! What a checkpoint belongs to (`backend.json`): resume compares it with the run at hand and refuses what would not
 //! give the same curve.
 //!
-//! Three classes of differences: `mode`, `adapter` and the optimizer never fit, since the tensors do not; `world_size`
-//! and settings that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused
+//! Three classes of differences: `mode`, `adapter` and the optimizer never fit, since the tensors do not; the number of
+//! ranks together with `grad_accum`, so that a step keeps its rows, and settings that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused
 //! unless the user allows it by name.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -134,6 +134,15 @@ pub const FREE: &[&str] = &[
     "train.logging_steps",
     "train.eval_strategy",
     "train.eval_steps",
+    "train.eval_on_start",
+    "train.final_eval",
+    "train.predict_with_generate",
+    "train.generation_max_new_tokens",
+    "train.generation_num_beams",
+    "train.generation_rows",
+    "train.metric_for_best_model",
+    "train.greater_is_better",
+    "train.eval_accumulation_steps",
     "train.save_strategy",
     "train.save_steps",
     "train.save_total_limit",
@@ -144,6 +153,11 @@ pub const FREE: &[&str] = &[
     "train.resume_from_checkpoint",
     "train.max_nonfinite_steps",
     "train.num_threads",
+    "train.strategy",
+    "train.dp_ranks",
+    "train.ddp_bucket_cap_mb",
+    "train.ddp_timeout",
+    "train.replica_check_steps",
     "data.num_proc",
     "data.cache_dir",
     "data.use_cache",
@@ -153,6 +167,17 @@ pub const FREE: &[&str] = &[
     "logging.report",
     "gen.max_new_tokens",
     "gen.num_samples",
+    "gen.do_sample",
+    "gen.temperature",
+    "gen.top_k",
+    "gen.top_p",
+    "gen.min_p",
+    "gen.seed",
+    "gen.repetition_penalty",
+    "gen.num_beams",
+    "gen.length_penalty",
+    "gen.early_stopping",
+    "gen.stop_strings",
 ];
 
 /// What a checkpoint belongs to.
@@ -181,7 +206,7 @@ pub struct Stamp {
     pub chat_template: String,
     /// Fingerprint of the tokenized training data.
     pub data: String,
-    /// Processes.
+    /// Ranks.
     pub world_size: usize,
     /// The settings that shape the curve.
     pub training: BTreeMap<String, Value>,
@@ -289,7 +314,16 @@ impl Stamp {
             let (saved, now) = (saved.get(key).unwrap_or(&nothing), now.get(key).unwrap_or(&nothing));
             (saved != now).then(|| Difference { key: key.clone(), saved: show(saved), now: show(now) })
         });
-        let passes = |difference: &Difference| difference.key == "world_size" || allow.contains(&difference.key);
+        // The same rows in each step: then it makes no difference how many ranks share them.
+        let rows = |fields: &BTreeMap<String, Value>| -> Option<u64> {
+            let factors = ["world_size", "train.batch_size", "train.grad_accum"].map(|key| fields.get(key)?.as_u64());
+            factors.into_iter().product()
+        };
+        let same_rows = rows(&saved).is_some() && rows(&saved) == rows(&now);
+        let passes = |difference: &Difference| {
+            (same_rows && ["world_size", "train.grad_accum"].contains(&&*difference.key))
+                || allow.contains(&difference.key)
+        };
         let (passed, refused): (Vec<_>, Vec<_>) = differences.partition(passes);
         if refused.is_empty() {
             let note = |d: Difference| format!("{} differs: {} in the checkpoint, {} now", d.key, d.saved, d.now);

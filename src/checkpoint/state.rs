@@ -17,9 +17,12 @@ pub struct TrainState {
     /// Numbers of the optimizer's state that belong to no tensor.
     #[serde(with = "exact_list")]
     pub optimizer_scalars: Vec<f64>,
-    /// The lowest evaluation loss so far.
-    #[serde(with = "exact_option")]
-    pub best_loss: Option<f64>,
+    /// The best evaluation's measure so far.
+    #[serde(with = "exact_option", alias = "best_loss")]
+    pub best_metric: Option<f64>,
+    /// What was measured; nothing is the loss.
+    #[serde(default)]
+    pub best_metric_name: Option<String>,
     /// The step of that evaluation.
     pub best_step: Option<u64>,
     /// The step after which the last evaluation was made.
@@ -102,7 +105,7 @@ mod tests {
         for value in awkward {
             let state = TrainState {
                 epoch: value,
-                best_loss: Some(value),
+                best_metric: Some(value),
                 optimizer_scalars: vec![value, 1.0],
                 step: u64::MAX,
                 sampler: serde_json::json!({"seed": u64::MAX, "step": 3}),

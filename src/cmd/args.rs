@@ -21,8 +21,16 @@ impl ConfigArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: no file or two, or anything that [`config::load`] refuses.
     pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
+        self.load_silently(flags).inspect(print_notes)
+    }
+
+    /// As [`ConfigArgs::load`], for one of several ranks that say the same: without the notes.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_silently(&self, flags: &[Flag]) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load(&path, &words, &environment()?, flags).inspect(print_notes)
+        config::load(&path, &words, &environment()?, flags)
     }
 
     /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.
@@ -50,6 +58,16 @@ impl ConfigArgs {
         let (resolved, asked) = config::load_ahead(file.as_deref(), &words, &environment()?, ahead)?;
         print_notes(&resolved);
         Ok((resolved, asked))
+    }
+
+    /// As [`ConfigArgs::load_partial`], where there may be no file either; says whether there is one.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_optional(&self, flags: &[Flag]) -> Result<(Resolved, bool)> {
+        let (file, words) = self.files()?;
+        let resolved = config::load_optional(file.as_deref(), &words, &environment()?, flags);
+        Ok((resolved.inspect(print_notes)?, file.is_some()))
     }
 
     /// Tells the configuration file from the words.

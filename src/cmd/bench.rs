@@ -1,4 +1,4 @@
-//! `tunesmith bench`: training speed of a shape on this machine.
+//! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
 use crate::config::{Bytes, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
@@ -6,6 +6,7 @@ use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
 use crate::train::bench::{self, Outcome, Request};
+use crate::train::decode_bench;
 use crate::train::machine::Machine;
 use crate::train::probe;
 use crate::train::rate::Rate;
@@ -22,18 +23,18 @@ pub struct Args {
     /// A model folder to load the base from, instead of drawing it at random
     #[arg(long, value_name = "DIR", conflicts_with = "shape")]
     model: Option<PathBuf>,
-    /// What is trained: lora (r = 16 on every linear layer), qlora (the same on a base in NF4) or full
+    /// What is trained: lora (r = 16 on every linear layer), qlora (the same on a base in NF4) or full; or decode: answers are made
     #[arg(long, default_value = "lora")]
     mode: String,
-    /// Tokens of a row
-    #[arg(long, default_value_t = 512, value_parser = clap::value_parser!(u64).range(2..=1_000_000))]
-    seq: u64,
-    /// Rows of a step
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..=100_000))]
-    batch: u64,
-    /// Timed steps, after one that is not timed
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
-    steps: u64,
+    /// Tokens of a row [default: 512], or of a prompt [32]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=1_000_000))]
+    seq: Option<u64>,
+    /// Rows of a step [default: 2], or answers side by side [1, then 8]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    batch: Option<u64>,
+    /// Timed steps, after one that is not timed [default: 3], or tokens of an answer, after the first [64]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    steps: Option<u64>,
     /// Rank of the adapters
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     rank: u64,
@@ -78,7 +79,8 @@ pub fn run(args: &Args) -> Result<()> {
     config.tuning.mode = match args.mode.as_str() {
         "lora" | "qlora" => Mode::Lora,
         "full" => Mode::Full,
-        other => return Err(Error::config(format!("--mode {other:?}, expected lora, qlora or full"))),
+        "decode" => Mode::Freeze,
+        other => return Err(Error::config(format!("--mode {other:?}, expected lora, qlora, full or decode"))),
     };
     if args.mode == "qlora" {
         config.model.quantization = Quantization::Nf4;
@@ -94,22 +96,32 @@ pub fn run(args: &Args) -> Result<()> {
             wanted.ok_or_else(|| Error::config(format!("--simd {name:?}, expected portable, avx2 or avx512")))?;
         simd::force(wanted);
     }
+    let threads = args.threads.map_or(0, |threads| threads as usize);
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
+    if args.mode == "decode" {
+        let request = decode_bench::Request {
+            shape: args.shape.clone(),
+            config,
+            batches: args.batch.map_or_else(|| vec![1, 8], |batch| vec![batch as usize]),
+            prompt: args.seq.unwrap_or(32) as usize,
+            tokens: args.steps.unwrap_or(64) as usize,
+        };
+        return decode(args, &request, &pool.install(|| decode_bench::run(&request))?);
+    }
     let rows = args.data.as_deref().map(bench::read_rows).transpose()?;
     let request = Request {
         shape: args.shape.clone(),
         model: args.model.clone(),
         config,
-        seq: args.seq as usize,
-        batch: args.batch as usize,
-        steps: args.steps as usize,
+        seq: args.seq.unwrap_or(512) as usize,
+        batch: args.batch.unwrap_or(2) as usize,
+        steps: args.steps.unwrap_or(3) as usize,
         rows,
     };
     if args.predict {
         return show_prediction(&bench::predict(&request)?, args.json);
     }
-    let threads = args.threads.map_or(0, |threads| threads as usize);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
     if args.sweep {
         let budget = args.memory_budget.as_deref().map(|text| {
             let refuse = || Error::config(format!("--memory-budget {text:?}, expected bytes, such as 2GiB"));
@@ -146,6 +158,32 @@ fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
     let parts = predicted.parts().into_iter().filter(|(_, bytes)| *bytes > 0).chain([("all", predicted.total())]);
     let rows: Vec<_> = parts.map(|(name, bytes)| (name.to_owned(), human_bytes(bytes))).collect();
     super::terminal::print(&table(&rows))
+}
+
+fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::Outcome) -> Result<()> {
+    if args.json {
+        let text = serde_json::to_string(outcome).map_err(|error| Error::config(error.to_string()))?;
+        println!("{text}");
+        return Ok(());
+    }
+    let giga = |bytes: f64| bytes / 1e9;
+    println!(
+        "{} decode, prompts of {} tokens, {} tokens an answer, {} threads, {}",
+        request.shape, request.prompt, request.tokens, outcome.threads, outcome.simd
+    );
+    for run in &outcome.runs {
+        println!(
+            "  {:>10.1} tokens/s at batch {} ({:.0} tokens/s in prompts): {:.1} % of the memory's bandwidth",
+            run.tokens_per_second,
+            run.batch,
+            run.prompt_tokens_per_second,
+            100.0 * run.bandwidth_share
+        );
+    }
+    println!("  {:>10.1} GB/s read from memory at most", giga(outcome.read_bandwidth));
+    println!("  {:>10.3} GB of weights read for each step", giga(outcome.weight_bytes));
+    println!("  {:>10.0} MiB peak memory", outcome.peak_bytes as f64 / (1 << 20) as f64);
+    Ok(())
 }
 
 fn show_sweep(sweep: &Sweep) -> String {

@@ -1,6 +1,7 @@
 //! `tunesmith doctor`: what this machine has and lacks, with what to do about it. It leaves nothing behind.
 use super::find;
 use super::terminal::{self, Style};
+use crate::comm::gloo;
 use crate::error::Result;
 use crate::hub::Settings;
 use crate::memory::limits;
@@ -63,6 +64,7 @@ pub fn run(_args: &Args) -> Result<()> {
             "shows the event files of runs",
             "`python3 -m pip install tensorboard`; training writes its event files without it",
         ),
+        gloo(gloo::probe()),
         gpu(find::library("libcuda.so.1")),
         Finding::new("python", Verdict::Neutral, "not needed"),
     ];
@@ -103,6 +105,19 @@ fn hub(settings: Result<Settings>) -> Finding {
             let place = format!("{}, cache {}", settings.shown_endpoint(), settings.cache.display());
             let finding = Finding::new("hub", Verdict::Neutral, format!("{place}, {token}{offline}"));
             if settings.token.is_some() { finding } else { finding.hint("for gated or private models set HF_TOKEN") }
+        }
+    }
+}
+
+/// The engine of ranks that are processes.
+fn gloo(found: Result<PathBuf>) -> Finding {
+    match found {
+        Ok(path) => {
+            Finding::new("gloo", Verdict::Good, format!("several processes can train together: {}", path.display()))
+        }
+        Err(error) => {
+            let finding = Finding::new("gloo", Verdict::Neutral, error.message());
+            error.hint_text().map(str::to_owned).into_iter().fold(finding, Finding::hint)
         }
     }
 }

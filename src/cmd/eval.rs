@@ -15,8 +15,8 @@ use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
-use crate::eval::greedy;
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
+use crate::eval::{Asked as Asking, Settings};
 use crate::export::merge::{Parts, plain_model, tokens_of};
 use crate::hub::{self, Part};
 use crate::model::Model;
@@ -159,7 +159,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{} of {} ({split_name})", rows.len(), split.len())));
-    facts.push(("answers".into(), format!("greedy, at most {} tokens", config.generation.max_new_tokens)));
+    facts.push(("answers".into(), format!("as gen says, at most {} tokens", config.generation.max_new_tokens)));
     facts.push((
         "intervals".into(),
         format!("{} % by a bootstrap of {} replicates", config.eval.confidence * 100.0, config.eval.bootstrap_samples),
@@ -235,19 +235,20 @@ impl Exam<'_> {
 
     /// Asks a model all rows.
     fn ask(&self, model: &Model) -> Result<Told> {
-        const AT_ONCE: usize = 8;
+        const AT_ONCE: usize = 64;
         let began = Instant::now();
         let tokenizer = &self.dataset.tokenizer;
         let mut metrics = Metrics::new(&self.config.eval, self.config.train.seed)?.with_likelihood();
         let (mut answers, mut scores) = (Vec::with_capacity(self.rows), Vec::with_capacity(self.rows));
-        let (context, most) = (model.arch.max_position_embeddings, self.config.generation.max_new_tokens);
+        let settings = Settings::new(&self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
+        let asked = Asking { tokenizer, stop_strings: &self.config.generation.stop_strings };
         let indices: Vec<usize> = (0..self.rows).collect();
         for chunk in indices.chunks(AT_ONCE) {
             let rows: Vec<_> = chunk.iter().map(|&index| self.row(index)).collect::<Result<_>>()?;
             let prompts: Vec<Vec<u32>> = rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-            let found = greedy(model, &prompts, most, context, &self.stop_ids, &|| true)?.unwrap_or_default();
-            for ((&index, (prompt, reference)), tokens) in chunk.iter().zip(&rows).zip(found) {
-                let answer = tokenizer.decode(&tokens, true)?;
+            let settings = Settings { first_text: chunk[0] as u64, ..settings.clone() };
+            let found = asked.answer(model, &prompts, &settings, &mut || true)?.unwrap_or_default();
+            for ((&index, (prompt, reference)), answer) in chunk.iter().zip(&rows).zip(found) {
                 let (source, reference) = (tokenizer.decode(prompt, true)?, tokenizer.decode(reference, true)?);
                 let likelihood = self.likelihood(model, index)?;
                 let row = Row { source: source.trim(), answer: &answer, reference: &reference };
@@ -342,15 +343,16 @@ fn write_metrics(
 /// The scores as a table.
 fn table(asked: &[Asked], differences: &[Difference]) -> String {
     let mut text = format!("{:16}", "");
+    let width = asked.iter().map(|model| model.name.chars().count() + 2).fold(14, usize::max);
     for model in asked {
-        let _ = write!(text, "{:>14}", model.name); // a String never fails
+        let _ = write!(text, "{:>width$}", model.name); // a String never fails
     }
     text += if differences.is_empty() { "\n" } else { "    difference (range)\n" };
     let Some(first) = asked.first() else { return text };
     for (index, score) in first.scores.iter().enumerate() {
         let _ = write!(text, "{:16}", score.name);
         for score in asked.iter().filter_map(|model| model.scores.get(index)) {
-            let _ = write!(text, "{:>14.4}", score.value);
+            let _ = write!(text, "{:>width$.4}", score.value);
         }
         if let Some(difference) = differences.iter().find(|difference| difference.name == score.name) {
             let _ = write!(text, "    {:+.4}", difference.second - difference.first);

@@ -3,16 +3,22 @@
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.
 pub mod args;
+mod asking;
 pub mod bench;
+pub mod chat;
 pub mod config;
 pub mod data;
+pub mod devices;
 pub mod doctor;
 pub mod download;
 pub mod eval;
 pub mod export;
+pub mod failure;
 mod find;
 pub mod gpu_info;
 pub mod import;
+pub mod infer;
+pub mod launch;
 pub mod memory_check;
 pub mod merge;
 pub mod models;
@@ -46,6 +52,8 @@ enum Command {
     Config(config::Args),
     /// Fine-tune a model
     Train(train::Args),
+    /// Train with several ranks: start them on this machine, show their output, end them together
+    Launch(launch::Args),
     /// Show what the data becomes: counts, lengths, and rows as the model sees them
     Data(data::Args),
     /// Fetch a model or a data set of the hub into the cache, or into a folder
@@ -64,6 +72,10 @@ enum Command {
     Process(process::Args),
     /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
     Plan(plan::Args),
+    /// Answer a prompt, or a file of them
+    Infer(infer::Args),
+    /// Talk with a model
+    Chat(chat::Args),
     /// Measure training speed and memory of a model shape on this machine
     Bench(bench::Args),
     /// Say what this machine has and lacks for training
@@ -79,6 +91,7 @@ impl Command {
         match self {
             Self::Config(args) => config::run(args),
             Self::Train(args) => train::run(args),
+            Self::Launch(args) => launch::run(args),
             Self::Data(args) => data::run(args),
             Self::Process(args) => process::run(args),
             Self::Download(args) => download::run(args),
@@ -88,6 +101,8 @@ impl Command {
             Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Plan(args) => plan::run(args),
+            Self::Infer(args) => infer::run(args),
+            Self::Chat(args) => chat::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::GpuInfo(args) => gpu_info::run(args),
@@ -109,7 +124,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     match cli.command.run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            terminal::print_error(&error);
+            if !failure::report(&error) {
+                terminal::print_error(&error);
+            }
             ExitCode::from(error.kind().exit_code())
         }
     }

@@ -9,6 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::ConfigArgs;
 use super::terminal::{Style, print, stdout_colour};
+use crate::comm::env;
 use crate::config::Flag;
 use crate::data;
 use crate::error::Result;
@@ -45,24 +46,27 @@ pub fn run(args: &Args) -> Result<()> {
     let (config, resume) = claim_word(&args.config, args.resume.as_deref());
     let flag = |value: String| Flag { name: "--resume", key: "train.resume_from_checkpoint", value };
     let flags: Vec<Flag> = resume.map(flag).into_iter().collect();
-    let resolved = config.load(&flags)?;
+    let launch = env::read(|name| std::env::var(name).ok())?;
+    // Ranks other than the first say nothing but why they fail.
+    let first = launch.as_ref().is_none_or(|launch| launch.world.is_first());
+    let resolved = if first { config.load(&flags)? } else { config.load_silently(&flags)? };
     let stop = Stop::default();
     stop.listen(
-        |signal| {
-            notice(&format!("{signal} before step 1: nothing was written"));
+        move |signal| {
+            tell(first, &format!("{signal} before step 1: nothing was written"));
             std::process::exit(i32::from(crate::Kind::Preempted.exit_code()));
         },
-        |signal, again| {
+        move |signal, again| {
             let what =
                 if again { "again: still finishing, nothing is lost" } else { "finishing this step, then saving" };
-            notice(&format!("{signal}: {what}"));
+            tell(first, &format!("{signal}: {what}"));
         },
     )?;
     let console = Console::new(resolved.config.train.logging_steps);
-    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite };
+    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch };
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
-    print(&show_summary(&summary))
+    if first { print(&show_summary(&summary)) } else { Ok(()) }
 }
 
 /// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
@@ -82,9 +86,11 @@ fn claim_word(config: &ConfigArgs, resume: Option<&str>) -> (ConfigArgs, Option<
     (config, resume)
 }
 
-fn notice(text: &str) {
-    // Nowhere to complain if standard error is closed.
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+fn tell(first: bool, text: &str) {
+    if first {
+        // Nowhere to complain if standard error is closed.
+        let _ = writeln!(std::io::stderr().lock(), "{text}");
+    }
 }
 
 /// Shows a run: on a terminal a bar that is redrawn in place, elsewhere a line for each thing that happens.
@@ -162,15 +168,17 @@ impl Console {
         let loss = line.eval_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
         let best = if best { "  (best so far)" } else { "" };
         let seconds = human_seconds(line.eval_seconds);
+        let scores: Vec<String> = line.eval_scores.iter().map(|(name, score)| format!(", {name} {score:.4}")).collect();
+        let scores = scores.concat();
         self.say(&format!(
-            "evaluation after step {}: loss {loss} over {} rows in {seconds}{best}\n",
+            "evaluation after step {}: loss {loss}{scores} over {} rows in {seconds}{best}\n",
             line.step, line.eval_rows
         ));
     }
 
     fn samples(&self, samples: &[Sample]) {
         const SHOWN: usize = 8;
-        let mut lines = vec![Style::Bold.paint("greedy answers on held-out rows", self.colour)];
+        let mut lines = vec![Style::Bold.paint("answers on held-out rows", self.colour)];
         for sample in samples.iter().take(SHOWN) {
             let [prompt, reference, before, after] =
                 [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 90));

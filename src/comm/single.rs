@@ -1,5 +1,7 @@
-//! The engine of one process: every sum is already complete.
-use super::{Collectives, World};
+//! The engine of one rank: every sum is already complete.
+use std::ops::Range;
+
+use super::{Collectives, Limits, World};
 use crate::error::Result;
 
 /// A world of one rank.
@@ -8,18 +10,27 @@ pub struct Single;
 
 impl Collectives for Single {
     fn world(&self) -> World {
-        World { rank: 0, size: 1, local_rank: 0 }
+        World::ALONE
     }
 
-    fn all_reduce(&self, _data: &mut [f32]) -> Result<()> {
+    fn limits(&self) -> Limits {
+        Limits::default()
+    }
+
+    fn name(&self) -> &'static str {
+        "single"
+    }
+
+    fn all_to_all_bytes(&self, send: &[u8], _parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
+        receive.copy_from_slice(send);
         Ok(())
     }
 
-    fn all_reduce_counts(&self, _data: &mut [u64]) -> Result<()> {
+    fn all_gather_bytes(&self, _data: &mut [u8], _parts: &[Range<usize>]) -> Result<()> {
         Ok(())
     }
 
-    fn all_reduce_sums(&self, _data: &mut [f64]) -> Result<()> {
+    fn broadcast_bytes(&self, _data: &mut [u8], _root: usize) -> Result<()> {
         Ok(())
     }
 

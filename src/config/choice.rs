@@ -169,6 +169,18 @@ choices! {
         WarmupStableDecay = "warmup_stable_decay",
     } later ["reduce_lr_on_plateau", "greedy"];
 
+    /// How several ranks share the work.
+    Strategy {
+        /// `ddp` where a launcher has started several processes, else `single`.
+        Auto = "auto",
+        /// One process, and an error where a launcher has started several.
+        Single = "single",
+        /// `dp_ranks` ranks as threads of one process, each with its own copy of the model.
+        Dp = "dp",
+        /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
+        Ddp = "ddp",
+    } later ["zero1", "zero2", "zero3", "fsdp"];
+
     /// The optimizer.
     Optim {
         /// `AdamW`, as PyTorch does it.
@@ -440,6 +452,44 @@ impl ConfigValue for InitLora {
 
     fn schema() -> Json {
         json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa", "loftq"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
+    }
+}
+
+/// When a beam search ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BeamStop {
+    /// `false`: when the best running beam, ranked by its length now, is below the worst finished one.
+    False,
+    /// `true`: as soon as there are as many finished answers as beams.
+    True,
+    /// `"never"`: when no running beam can get above the worst finished one.
+    Never,
+}
+
+impl ConfigValue for BeamStop {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(false) => Ok(Self::False),
+            Node::Bool(true) => Ok(Self::True),
+            Node::Str(word) if word == "never" => Ok(Self::Never),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::False => false.into(),
+            Self::True => true.into(),
+            Self::Never => "never".into(),
+        }
+    }
+
+    fn expected() -> String {
+        "true, false or never".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "enum": [true, false, "never"] })
     }
 }
 

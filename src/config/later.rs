@@ -1,8 +1,7 @@
 //! Keys that other toolkits have and a later version will read: refused by name, never accepted and ignored.
 
-const DDP: &str = "training on several devices is not yet part of this version; remove the key";
+const SHARD: &str = "sharded training is not yet part of this version; train.strategy has what there is";
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
-const GENERATE: &str = "evaluation by generated answers is not yet part of this version";
 const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
@@ -10,14 +9,11 @@ const QUANT: &str =
 
 /// Full keys (or sections) and why they are refused.
 pub(super) const LATER: &[(&str, &str)] = &[
-    ("train.ddp_find_unused_parameters", DDP),
-    ("train.ddp_broadcast_buffers", DDP),
-    ("train.ddp_bucket_cap_mb", DDP),
-    ("train.ddp_timeout", DDP),
-    ("train.deepspeed", DDP),
-    ("train.fsdp", DDP),
-    ("train.fsdp_config", DDP),
-    ("train.local_rank", DDP),
+    ("train.ddp_backend", "processes talk over Gloo, threads through memory; remove the key"),
+    ("train.deepspeed", SHARD),
+    ("train.fsdp", SHARD),
+    ("train.fsdp_config", SHARD),
+    ("train.local_rank", "the launcher says which rank a process is; remove the key"),
     ("train.dataloader_num_workers", LOADER),
     ("train.dataloader_pin_memory", LOADER),
     ("train.dataloader_drop_last", "the last, smaller batch of an epoch is always kept; remove the key"),
@@ -26,12 +22,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
         "train.gradient_checkpointing_layers",
         "set train.gradient_checkpointing: {full: N}: the first N blocks are run again",
     ),
-    ("train.predict_with_generate", GENERATE),
-    ("train.generation_num_beams", GENERATE),
-    ("train.generation_max_new_tokens", "use gen.max_new_tokens, which the report's samples read"),
-    ("train.eval_do_concat_batches", GENERATE),
-    ("train.eval_accumulation_steps", "validation keeps no logits, so there is nothing to accumulate; remove the key"),
-    ("train.eval_on_start", "a validation before the first step is not yet part of this version"),
     ("train.eval_delay", "a delayed first validation is not yet part of this version"),
     ("train.report_to", "set logging.tensorboard instead"),
     ("train.logging_dir", "set logging.logging_dir instead"),
@@ -65,18 +55,15 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
     ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
-    ("gen.temperature", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.top_p", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.top_k", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.do_sample", "samples are greedy, so that runs can be compared; sampling is not yet part of this version"),
-    ("gen.num_beams", "beam search is not yet part of this version"),
-    ("gen.repetition_penalty", "samples are greedy, so that runs can be compared; remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),
-    ("distributed", DDP),
-    ("deepspeed", DDP),
-    ("accelerate", DDP),
-    ("infer", GENERATE),
+    (
+        "distributed",
+        "such a section is not yet part of this version; set train.strategy, `tunesmith launch` starts the ranks (docs/distributed.md)",
+    ),
+    ("deepspeed", SHARD),
+    ("accelerate", SHARD),
+    ("infer", "settings of answers are in gen; flags of `tunesmith infer` set them too"),
     ("dapt", DAPT),
     ("mode", DAPT),
     ("block_size", DAPT),
@@ -86,6 +73,10 @@ pub(super) const LATER: &[(&str, &str)] = &[
 
 /// Variables of the shell that other toolkits read, the value that asks for nothing, and why others are refused.
 pub(super) const LATER_VARIABLES: &[(&str, &str, &str)] = &[
-    ("NUM_GPUS", "1", "training on several devices is not yet part of this version; unset the variable"),
+    (
+        "NUM_GPUS",
+        "1",
+        "training on GPUs is not yet part of this version; `tunesmith launch --nproc N -- train CONFIG` starts N ranks on the CPU",
+    ),
     ("DEEPSPEED_CONFIG", "", "DeepSpeed configurations are not yet part of this version; unset the variable"),
 ];

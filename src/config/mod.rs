@@ -19,18 +19,20 @@ mod value;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{Backend, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation};
+pub use choice::{
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
+};
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, Normalization, SaveStrategy};
+pub use choice::{EvalMetric, Normalization, SaveStrategy, Strategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
-pub use resolve::{load, load_ahead, load_partial, load_text, try_setting, unquoted};
+pub use resolve::{load, load_ahead, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
     TrainConfig, TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
-pub use validate::is_hub_name;
+pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

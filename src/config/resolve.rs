@@ -135,8 +135,24 @@ pub fn load(path: &Path, words: &[String], env: &[(String, String)], flags: &[Fl
 /// # Errors
 /// As [`load`].
 pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], flags: &[Flag]) -> Result<Resolved> {
+    load_optional(Some(path), words, env, flags)
+}
+
+/// As [`load_partial`], where there may be no file: the rest then stands on the defaults.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_optional(
+    path: Option<&Path>,
+    words: &[String],
+    env: &[(String, String)],
+    flags: &[Flag],
+) -> Result<Resolved> {
     let mut resolver = Resolver::default();
-    resolver.file(path, None, &mut Vec::new())?;
+    if let Some(path) = path {
+        resolver.file(path, None, &mut Vec::new())?;
+    }
+    let path = path.unwrap_or(Path::new("the command line"));
     resolver.environment(env)?;
     for word in words {
         resolver.word(word)?;

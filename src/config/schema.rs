@@ -2,9 +2,9 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init, InitLora,
-    LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy, TargetModules,
-    Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
+    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy,
+    Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -252,6 +252,26 @@ section! {
         eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];
         /// Steps between validations; needed with `eval_strategy: steps`.
         eval_steps: Option<u64> = None, range Range::at_least(1.0);
+        /// Validate once before step 1 too, to see where the run starts. (A small trial validation is always made.)
+        eval_on_start: bool = false;
+        /// Validate after the last step too, whatever `eval_steps` says.
+        final_eval: bool = true;
+        /// Let the model answer the validation rows as well, and score the answers beside the loss.
+        predict_with_generate: bool = false;
+        /// The longest answer in a validation (`null`: `gen.max_new_tokens`).
+        generation_max_new_tokens: Option<usize> = None, range Range::within(1.0, 1e6);
+        /// Beams of a validation's answers (`null`: `gen.num_beams`).
+        generation_num_beams: Option<usize> = None, range Range::within(1.0, 256.0);
+        /// How many validation rows are answered, the first ones (`null`: all); the loss is always that of all rows.
+        generation_rows: Option<usize> = None, range Range::at_least(1.0);
+        /// The measure of the best checkpoint and of early stopping: `eval_loss`, or with `predict_with_generate` one of the
+        /// scores, such as `eval_exact_match`; `eval_` may be left out.
+        metric_for_best_model: String = "eval_loss".to_owned();
+        /// Whether a higher value of it is better (`null`: known of every measure).
+        greater_is_better: Option<bool> = None;
+        /// How many batches of `eval_batch_size` prompts are in memory at once while a validation answers (`null`: 256 rows); their
+        /// answers are scored as they end, so nothing else is kept, and the scores are the same.
+        eval_accumulation_steps: Option<u64> = None, range Range::at_least(1.0);
         /// When a checkpoint is written.
         save_strategy: SaveStrategy = SaveStrategy::Steps;
         /// Steps between checkpoints.
@@ -261,11 +281,11 @@ section! {
         /// Write checkpoints beside the steps, from a copy of what is trained and of the optimizer's state, whose memory is
         /// taken before step 1. `false`: the run waits while they are written, and needs no copy.
         save_async: bool = true;
-        /// End with the weights of the checkpoint with the lowest validation loss.
+        /// End with the weights of the checkpoint that is the best by `metric_for_best_model`.
         load_best_model_at_end: bool = false;
         /// Stop after this many validations in a row without improvement; 0 never stops.
         early_stopping_patience: usize = 0;
-        /// By how much the loss must fall to count as improvement.
+        /// By how much the measure must improve to count as improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
         /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
         /// Products are computed in float32.
@@ -293,17 +313,29 @@ section! {
         group_by_length: bool = false;
         /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
-        /// CPU threads (`null`: one a core).
+        /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
+        strategy: Strategy = Strategy::Auto;
+        /// With `strategy: dp`: how many ranks.
+        dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
+        /// Mebibytes of gradients that are reduced over ranks at a time.
+        ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
+        /// Seconds that an operation between ranks may take before the run ends with exit code 7.
+        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e7), ..Range::ANY };
+        /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
+        /// exit code 8 (0: never).
+        replica_check_steps: u64 = 100;
+        /// CPU threads of a rank (`null`: one a core, divided among the ranks of a machine).
         num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
     }
     fixed {
-        /// The measure of the best checkpoint.
-        "metric_for_best_model" = [Scalar::Str("eval_loss"), Scalar::Str("loss")],
-            because "other metrics are not yet part of this version";
-        /// Whether a higher metric is better: the validation loss is better when lower.
-        "greater_is_better" = [Scalar::Bool(false), Scalar::Null], because "a lower eval_loss is better; remove the key";
-        /// How work is shared among processes.
-        "strategy" = [Scalar::Str("single")], because "training on several devices is not yet part of this version";
+        /// Whether to look for values that a pass did not reach.
+        "ddp_find_unused_parameters" = [Scalar::Bool(false), Scalar::Null],
+            because "every trained value takes part in each reduction, used or not; remove the key";
+        /// Whether to send buffers from rank 0 to the others.
+        "ddp_broadcast_buffers" = [Scalar::Bool(false), Scalar::Null],
+            because "the models have no buffers that training changes; remove the key";
+        /// Batches of a validation are never joined: scores are summed row by row, and hold for both.
+        "eval_do_concat_batches" = [Scalar::Bool(true), Scalar::Bool(false)], because "true or false, which score alike";
         /// Where the optimizer's state lies.
         "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
             because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
@@ -385,12 +417,35 @@ section! {
 }
 
 section! {
-    /// The sample answers of the report.
+    /// How answers are made: the samples of the report, those of `train.predict_with_generate`, `tunesmith infer` and `chat`.
+    /// Names and meaning are those of Transformers' `GenerationConfig`.
     GenerationConfig, GENERATION = "gen" at generation {
         /// The longest answer in tokens.
         max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
         /// Answers before and after training, side by side; 0 for none.
         num_samples: usize = 8, range Range::within(0.0, 10_000.0);
+        /// Draw each token from its probability; `false` takes the most probable one, so that runs can be compared.
+        do_sample: bool = false;
+        /// With `do_sample`: below 1 what is probable becomes more so.
+        temperature: f64 = 1.0, range Range::greater_than(0.0);
+        /// With `do_sample`: draw from the so many most probable tokens only; 0 for all.
+        top_k: usize = 50;
+        /// With `do_sample`: of these the most probable ones that together have at least this probability.
+        top_p: f64 = 1.0, range Range { above: Some(0.0), max: Some(1.0), ..Range::ANY };
+        /// With `do_sample`: of these the ones with at least this share of the largest probability; 0 for all.
+        min_p: f64 = 0.0, range Range::within(0.0, 1.0);
+        /// The seed of the draws (`null`: `train.seed`).
+        seed: Option<u64> = None;
+        /// Above 1 tokens that the text has become less probable.
+        repetition_penalty: f64 = 1.0, range Range::greater_than(0.0);
+        /// Beams of a beam search; 1 for none.
+        num_beams: usize = 1, range Range::within(1.0, 256.0);
+        /// With beams: a finished answer's log-probability is divided by its length to this power; above 0 favours long ones.
+        length_penalty: f64 = 1.0;
+        /// With beams: when the search ends.
+        early_stopping: BeamStop = BeamStop::False;
+        /// Strings that end an answer; they are no part of it.
+        stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
     }
 }
 

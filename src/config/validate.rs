@@ -2,7 +2,7 @@
 use super::resolve::{Resolved, Setting, Source};
 use super::{
     Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, TrainConfig, schema,
+    SaveStrategy, Strategy, TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -28,6 +28,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         warms,
         "train.lr_scheduler_type",
         "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    both(
+        train.dp_ranks.is_some() && train.strategy != Strategy::Dp,
+        "train.dp_ranks",
+        "train.strategy",
+        "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
@@ -148,6 +154,32 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.early_stopping_patience",
         "train.eval_strategy",
         "early stopping watches the validation loss; set train.eval_strategy",
+    )?;
+    let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
+    both(
+        metric != "loss" && !train.predict_with_generate,
+        "train.metric_for_best_model",
+        "train.predict_with_generate",
+        "without answers a validation measures the loss alone; set train.predict_with_generate: true",
+    )?;
+    both(
+        !metric.starts_with("scorer.") && train.greater_is_better == Some(!greater_is_better(metric)),
+        "train.greater_is_better",
+        "train.metric_for_best_model",
+        "which direction is better is known of this measure; remove greater_is_better",
+    )?;
+    let answers = &config.generation;
+    both(
+        answers.do_sample && answers.num_beams > 1,
+        "gen.do_sample",
+        "gen.num_beams",
+        "a beam search draws nothing; keep one",
+    )?;
+    both(
+        answers.do_sample && train.generation_num_beams.is_some_and(|beams| beams > 1),
+        "gen.do_sample",
+        "train.generation_num_beams",
+        "a beam search draws nothing; keep one",
     )?;
     both(
         data.template_path.is_some() && data.chat_template.is_some(),
@@ -279,6 +311,11 @@ fn of_another_mode(resolved: &Resolved) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
+pub fn greater_is_better(measure: &str) -> bool {
+    !matches!(measure, "loss" | "perplexity" | "byte_perplexity")
 }
 
 fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {

@@ -62,13 +62,14 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// The order of training that the configuration asks for; steps of one row where it leaves their size open.
-    pub fn sampler(&self, config: &Config) -> Sampler {
+    /// The order of training that the configuration asks for; steps of one row where it leaves their size open. With
+    /// several ranks a step has the micro-batches of all.
+    pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
             SamplerOptions {
                 batch_size: config.train.batch_size.or(1),
-                grad_accum: config.train.grad_accum.or(1),
+                grad_accum: config.train.grad_accum.or(1) * ranks,
                 seed: data_seed(config),
                 shuffle: config.data.shuffle,
                 group_by_length: config.train.group_by_length,

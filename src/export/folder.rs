@@ -128,6 +128,8 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
             let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
             map.insert(key.into(), name.into());
         }
+        // The base's codes are not what is written.
+        map.remove("quantization_config");
         if !merged.arch.new_tokens.is_empty() {
             map.insert("vocab_size".into(), merged.arch.vocab_size.into());
         }

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::AdapterConfig;
-use crate::checkpoint::finished::{Finished, stamp_of};
+use crate::checkpoint::finished::{Finished, base_of};
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Config, LoraConfig, Mode};
+use crate::config::{Config, LoraConfig, Mode, Quantization};
 use crate::data::batch::Batch;
 use crate::error::{Error, Result};
 use crate::model::stack::Stack;
@@ -51,13 +51,12 @@ impl Parts {
     /// # Errors
     /// [`crate::Kind::Checkpoint`] with both sides: it was trained on another base.
     pub fn check_stamp(&self, dir: &Path) -> Result<bool> {
-        let Some(stamp) = stamp_of(dir)? else { return Ok(false) };
+        let Some(trained) = base_of(dir)? else { return Ok(false) };
         let base = self.weights.fingerprint()?;
         let now = self.below_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}"));
-        if stamp.base_model == now {
+        if trained == now {
             return Ok(true);
         }
-        let (trained, now) = (&stamp.base_model, &now);
         let base = self.base.display();
         Err(Error::checkpoint(format!(
             "{} was trained on another base:\n    base_model: {trained} in its backend.json, {now} in {base}",
@@ -144,7 +143,9 @@ impl Merged {
     /// # Errors
     /// As [`Merged::values`].
     pub fn model(&self) -> Result<Model> {
-        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.stack)
+        let mut config = frozen_config();
+        config.model.quantization = Quantization::None;
+        Model::load_on(&self.arch, Some(&self.weights), &config, &self.stack)
     }
 }
 

@@ -10,9 +10,6 @@ use std::path::{Path, PathBuf};
 
 const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
-const GENERATE: &str =
-    "evaluation by generated answers is not yet part of this version; the report's samples are answered greedily";
-const GREEDY: &str = "samples are greedy, so that runs can be compared";
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str = "rows are packed up to model.max_seq_len, without overlap";
 /// As much of a template as is looked at.
@@ -117,9 +114,9 @@ pub(super) const RULES: &[Rule] = rules! {
     "train.deepspeed" => With(|work, key, node| work.comment(key, "train.deepspeed", node.clone(), ONE_DEVICE)),
     "train.dataloader_num_workers" => Needless(NO_LOADER),
     "train.dataloader_pin_memory" => Needless(NO_LOADER),
-    "train.predict_with_generate" => Lost(GENERATE),
-    "train.generation_num_beams" => Lost(GREEDY),
-    "train.generation_max_new_tokens" => ToBut("gen.max_new_tokens", "for the report's samples"),
+    "train.predict_with_generate" => To("train.predict_with_generate"),
+    "train.generation_num_beams" => To("train.generation_num_beams"),
+    "train.generation_max_new_tokens" => To("train.generation_max_new_tokens"),
     "train.eval_do_concat_batches" => Needless("validation keeps no logits"),
     "train.eval_accumulation_steps" => Needless("validation keeps no logits"),
     "data.format" => With(|work, key, node| match node {
@@ -143,11 +140,11 @@ pub(super) const RULES: &[Rule] = rules! {
     }),
     "logging.log_interval" => Together,
     "gen.max_new_tokens" => To("gen.max_new_tokens"),
-    "gen.temperature" => Lost(GREEDY),
-    "gen.top_p" => Lost(GREEDY),
-    "gen.top_k" => Lost(GREEDY),
-    "gen.do_sample" => Lost(GREEDY),
-    "gen.num_beams" => Lost(GREEDY),
+    "gen.temperature" => To("gen.temperature"),
+    "gen.top_p" => To("gen.top_p"),
+    "gen.top_k" => To("gen.top_k"),
+    "gen.do_sample" => To("gen.do_sample"),
+    "gen.num_beams" => To("gen.num_beams"),
     "task_mode" => Together,
     "mode" => Together,
     "block_size" => Together,
@@ -172,8 +169,8 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
         }
         work.needless(&key, "the only kind");
     }
-    if work.get(&["model.name", "model.local_dir"]).is_none() {
-        return Err(Error::config(format!("{}: model.name is not set: this trains nothing", path.display()))
+    if !work.entries().iter().any(|(key, _)| key.starts_with("model.") || key.starts_with("train.")) {
+        return Err(Error::config(format!("{}: no section model or train: this trains nothing", path.display()))
             .hint("is it a configuration of SFT-Play's training?"));
     }
     work.follow();

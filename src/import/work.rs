@@ -163,8 +163,23 @@ impl Work {
         }
     }
 
+    /// What shapes an adapter goes where none is trained.
+    fn drop_unread(&mut self) {
+        if !matches!(self.written("tuning.mode"), Some(Node::Str(mode)) if mode == "full" || mode == "freeze") {
+            return;
+        }
+        let unread = |key: &str| key.starts_with("tuning.lora.");
+        self.lines.retain(|line| !unread(&line.key));
+        self.notes.retain(|note| note.outcome != Outcome::Default || !unread(&note.to));
+        for note in self.notes.iter_mut().filter(|note| unread(&note.to)) {
+            (note.outcome, note.why) = (Outcome::Needless, "no adapter is trained".to_owned());
+            note.to.clear();
+        }
+    }
+
     /// Writes the file and holds it against the configuration's own rules.
     pub fn finish(mut self) -> Result<Imported> {
+        self.drop_unread();
         // Nothing goes in silence, whatever the toolkit's function has looked at.
         for (key, node) in self.entries.clone() {
             let named =

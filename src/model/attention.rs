@@ -83,6 +83,19 @@ impl Attention {
 
     /// The mixed values `[rows, query heads * dim]` of `h [tokens, hidden]`, which [`Saved::mixed`] holds.
     pub fn forward(&self, pass: &Pass<'_>, h: &Act, all: &Rows, rows: &Rows) -> Saved {
+        self.forward_by(pass, h, all, rows, |q, k, v| attention::forward(q, k, v, &rows.spans, self.heads, self.how))
+    }
+
+    /// As [`Attention::forward`], with `mix` in the place of attention over the batch: from queries, keys and values to
+    /// the mixed values and their log-sum-exp.
+    pub fn forward_by(
+        &self,
+        pass: &Pass<'_>,
+        h: &Act,
+        all: &Rows,
+        rows: &Rows,
+        mix: impl FnOnce(&Act, &Act, &Act) -> (Act, Act),
+    ) -> Saved {
         let ([mut q, mut k, v], low) = match &self.qkv {
             Qkv::Apart(linears) => {
                 let [to_q, to_k, to_v] = &**linears;
@@ -108,7 +121,7 @@ impl Attention {
             rows.ropes[rope].forward(&mut q, self.heads.dim);
             all.ropes[rope].forward(&mut k, self.heads.dim);
         }
-        let (mixed, lse) = attention::forward(&q, &k, &v, &rows.spans, self.heads, self.how);
+        let (mixed, lse) = mix(&q, &k, &v);
         Saved { q, k, v, raw, mixed, lse, low }
     }
 

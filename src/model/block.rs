@@ -184,8 +184,20 @@ impl Block {
     /// As [`Block::forward`]; with `whole` it also keeps what backward would else compute again at little cost: the normed
     /// inputs of both branches, and what the MLP's last product takes.
     pub fn forward_keeping(&self, pass: &Pass<'_>, x: &Act, all: &Rows, rows: &Rows, whole: bool) -> (Act, Saved) {
+        self.forward_by(pass, x, |h| self.attention.forward(pass, h, all, rows), rows, whole)
+    }
+
+    /// As [`Block::forward_keeping`], with the attention branch up to its output projection given.
+    pub fn forward_by(
+        &self,
+        pass: &Pass<'_>,
+        x: &Act,
+        attend: impl FnOnce(&Act) -> attention::Saved,
+        rows: &Rows,
+        whole: bool,
+    ) -> (Act, Saved) {
         let (h, rstd1) = self.attention_norm.as_ref().map(|norm| norm.forward(pass, x, 1)).unzip();
-        let attention = self.attention.forward(pass, h.as_ref().unwrap_or(x), all, rows);
+        let attention = attend(h.as_ref().unwrap_or(x));
         let normed1 = h.filter(|_| whole);
         let picked = rows.picked.as_ref().map(|picked| x.gather(picked));
         let stream = picked.as_ref().unwrap_or(x);

@@ -23,6 +23,10 @@ use crate::ops::{embedding, noise};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+mod next;
+
+pub use next::{Logits, TextCache};
+
 /// A decoder and what is trained in it.
 #[derive(Debug)]
 pub struct Model {

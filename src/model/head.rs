@@ -58,16 +58,17 @@ impl Head {
         logits
     }
 
-    /// Logits `[rows, vocabulary]`, row-major, of a few rows `x [rows, hidden]`.
-    pub fn logits(&self, pass: &Pass<'_>, x: &Act) -> Vec<f32> {
+    /// Logits of a few rows `x [rows, hidden]`, in parts `[some rows, vocabulary]`.
+    pub fn next(&self, pass: &Pass<'_>, x: &Act) -> Vec<Act> {
         let (h, _) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
-        let mut rows = Vec::with_capacity(x.tokens() * self.vocabulary);
         let all: Vec<usize> = (0..x.tokens()).collect();
-        for part in all.chunks(self.chunk()) {
-            rows.extend(self.project(weight.store(), &h.gather(part)).to_rows());
-        }
-        rows
+        all.chunks(self.chunk()).map(|part| self.project(weight.store(), &h.gather(part))).collect()
+    }
+
+    /// Logits `[rows, vocabulary]`, row-major, of a few rows `x [rows, hidden]`.
+    pub fn logits(&self, pass: &Pass<'_>, x: &Act) -> Vec<f32> {
+        self.next(pass, x).iter().flat_map(Act::to_rows).collect()
     }
 
     /// Each row's negative log-likelihood of its target, for `x [rows, hidden]`.

@@ -25,5 +25,5 @@ pub mod weight;
 pub mod weights;
 
 pub use build::Source;
-pub use decoder::{Model, Phases};
+pub use decoder::{Logits, Model, Phases, TextCache};
 pub use params::{ParamSpec, Params};

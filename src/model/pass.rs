@@ -6,6 +6,7 @@ use crate::ops::panel::Pool;
 use crate::ops::rope::Rope;
 use crate::ops::spans::{Span, full_spans, row_spans};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// One walk over the segments.
@@ -76,6 +77,48 @@ impl Layout {
         };
         Self { all: Rows { picked: None, spans: full_spans(cu_seqlens), ropes }, last }
     }
+
+    /// For texts that go on at `positions`, laid end to end; the head looks at the last token of each. The spans are
+    /// those of attention over all positions so far, with the keys of each text from its first one on.
+    pub fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rules: &[arch::Rope]) -> Self {
+        let ropes: Vec<Rope> = rules.iter().map(|rule| continued(pool, positions, rule)).collect();
+        let spans = |last: bool| {
+            let (mut keys, mut queries) = (0, 0);
+            let span = |range: &Range<usize>| {
+                let asked: Vec<usize> = if last { vec![range.end - 1] } else { range.clone().collect() };
+                let span = Span { key_start: keys, keys: range.end, query_start: queries, positions: asked };
+                (keys, queries) = (keys + range.end, queries + span.positions.len());
+                span
+            };
+            positions.iter().map(span).collect::<Vec<Span>>()
+        };
+        let mut end = 0;
+        let rows: Vec<usize> = positions
+            .iter()
+            .map(|range| {
+                end += range.len();
+                end - 1
+            })
+            .collect();
+        // A token of each: the last rows are all rows.
+        let picked = (end > rows.len()).then(|| rows.clone());
+        let last = Rows { ropes: ropes.iter().map(|rope| rope.gather(&rows)).collect(), spans: spans(true), picked };
+        Self { all: Rows { picked: None, spans: spans(false), ropes }, last }
+    }
+}
+
+/// One rule's table for texts that go on at `positions`, each with the frequencies of its length so far.
+fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rule: &arch::Rope) -> Rope {
+    let key = |range: &Range<usize>| if rule.depends_on_length() { range.end } else { 0 };
+    let by_length: BTreeMap<usize, Frequencies> =
+        positions.iter().map(|range| (key(range), rule.frequencies(key(range)))).collect();
+    Rope::at(
+        pool,
+        positions.iter().map(|range| {
+            let found = &by_length[&key(range)];
+            (range.clone(), (found.inv_freq.as_slice(), found.attention_factor))
+        }),
+    )
 }
 
 /// One rule's table for sequences with these boundaries.

@@ -58,8 +58,7 @@ fn expert_part(name: &str) -> Option<(String, usize, bool)> {
 impl Stack {
     /// Whether an adapter changes that tensor.
     pub fn changes(&self, name: &str) -> bool {
-        let module = name.strip_suffix(".weight").unwrap_or_default();
-        self.0.iter().any(|adapter| adapter.tensors.contains_key(name) || adapter.placements.contains_key(module))
+        self.0.iter().any(|adapter| adapter.changes(name))
     }
 
     /// Changes a tensor of the base as the adapters say.
@@ -72,6 +71,13 @@ impl Stack {
 }
 
 impl Frozen {
+    fn changes(&self, name: &str) -> bool {
+        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+        [name, &token_rows(name)].iter().any(|name| self.tensors.contains_key(*name))
+            || self.placements.get(module).is_some_and(|placement| placement.factors.is_some())
+            || self.part(name).is_some()
+    }
+
     fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
         let wanted = values.len();
         let misfit = |part: &str, found: usize| {

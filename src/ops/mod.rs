@@ -4,6 +4,7 @@
 //! [`simd::Simd`], and the test that holds one against the other at every SIMD level on odd sizes.
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod attention;
+pub mod best;
 pub mod dropout;
 pub mod embedding;
 pub mod gain;

@@ -1,4 +1,5 @@
-//! What this machine can do: multiply-adds per second with everything in registers, on all threads of the pool.
+//! What this machine can do on all threads of the pool: multiply-adds per second with everything in registers, and bytes
+//! per second from memory.
 use super::par;
 use super::simd::{self, Level, Simd, dispatch};
 use std::time::Instant;
@@ -52,6 +53,50 @@ pub fn flops(seconds: f64) -> f64 {
             std::hint::black_box(unsafe { spin(rounds, &seed) });
         });
         best = best.max((threads * rounds * chains * 32) as f64 / one.elapsed().as_secs_f64());
+    }
+    best
+}
+
+#[inline(always)]
+unsafe fn read_kernel<S: Simd>(from: *const f32, floats: usize) -> f32 {
+    // SAFETY: the caller's slice is that long, a multiple of 128.
+    unsafe {
+        let mut sums = [S::splat(0.0); 8];
+        let mut at = 0;
+        while at < floats {
+            for (index, sum) in sums.iter_mut().enumerate() {
+                let place = from.add(at + index * 16);
+                simd::prefetch(place.wrapping_add(1024));
+                *sum = S::add(*sum, S::load(place));
+            }
+            at += 128;
+        }
+        let mut total = S::splat(0.0);
+        for sum in sums {
+            total = S::add(total, sum);
+        }
+        let mut lanes = [0.0f32; 16];
+        S::store(lanes.as_mut_ptr(), total);
+        lanes.iter().sum()
+    }
+}
+
+dispatch! { fn read = read_kernel(from: *const f32, floats: usize) -> f32; }
+
+/// Bytes per second that all threads together read from memory (the best of what was seen in about `seconds`), from a
+/// buffer that no cache holds.
+pub fn read_bandwidth(seconds: f64) -> f64 {
+    const FLOATS: usize = 64 << 20;
+    const PART: usize = 64 << 10;
+    let buffer = vec![1.0f32; FLOATS];
+    let (mut best, start) = (0.0f64, Instant::now());
+    while start.elapsed().as_secs_f64() < seconds {
+        let one = Instant::now();
+        par::run(FLOATS / PART, |task| {
+            // SAFETY: a part of the buffer; `dispatch!` picks a level that this processor has.
+            std::hint::black_box(unsafe { read(buffer.as_ptr().add(task * PART), PART) });
+        });
+        best = best.max((FLOATS * size_of::<f32>()) as f64 / one.elapsed().as_secs_f64());
     }
     best
 }

@@ -3,6 +3,7 @@
 use super::panel::{Act, LANES, Pool};
 use super::par;
 use super::simd::{Simd, dispatch};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Cosines and sines of each token: `[panel][n / 2][16]` each, times the rule's factor.
@@ -20,13 +21,14 @@ impl Rope {
         sequences: impl IntoIterator<Item = usize>,
         mut frequencies: impl FnMut(usize) -> (&'a [f32], f32),
     ) -> Self {
-        let tokens: Vec<(usize, (&[f32], f32))> = sequences
-            .into_iter()
-            .flat_map(|length| {
-                let rule = frequencies(length);
-                (0..length).map(move |position| (position, rule))
-            })
-            .collect();
+        Self::at(pool, sequences.into_iter().map(|length| (0..length, frequencies(length))))
+    }
+
+    /// The table for parts of sequences, end to end: the positions of each, and its rule.
+    pub fn at<'a>(pool: &Arc<Pool>, parts: impl IntoIterator<Item = (Range<usize>, (&'a [f32], f32))>) -> Self {
+        let parts = parts.into_iter();
+        let tokens: Vec<(usize, (&[f32], f32))> =
+            parts.flat_map(|(positions, rule)| positions.map(move |position| (position, rule))).collect();
         let half = tokens.first().map_or(1, |(_, (inv_freq, _))| inv_freq.len());
         let (mut cos, mut sin) = (pool.act(tokens.len(), half), pool.act(tokens.len(), half));
         let (stride, cos_to, sin_to) = (cos.stride(), cos.shared(), sin.shared());

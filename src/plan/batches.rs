@@ -100,7 +100,8 @@ impl Batches {
             (
                 "effective batch",
                 format!(
-                    "{batch_size} rows x {grad_accum} accumulated x {world} rank = {}",
+                    "{batch_size} rows x {grad_accum} accumulated x {world} rank{} = {}",
+                    if world == 1 { "" } else { "s" },
                     grouped(self.effective_batch)
                 ),
             ),

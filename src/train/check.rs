@@ -39,7 +39,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let parts = prepare::parts(resolved, observer, |_, _| Ok(None))?;
         let Parts { arch, weights, config, stack, adapter, .. } = &parts;
         let dataset = data::load(config, &parts.model_dir, arch.vocab_size, observer)?;
-        let sampler = dataset.sampler(config);
+        let sampler = dataset.sampler(config, 1);
         let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())?;
         model.params.zero_grads();
         let loaded = memory::live();

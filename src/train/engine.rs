@@ -91,7 +91,8 @@ impl Prepared {
             quantization: quantization(&self.config.model),
             dtype: format!("base {}, activations {activations}", self.base_dtype()),
         };
-        Ok(Stamp::new(&self.config, &self.placements, &saved, hashes, engine))
+        let stamp = Stamp::new(&self.config, &self.placements, &saved, hashes, engine);
+        Ok(Stamp { world_size: self.ranks.0, ..stamp })
     }
 
     /// What the matrices of the base are held in, as the model's builder decides it.

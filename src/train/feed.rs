@@ -1,4 +1,5 @@
 //! From sampled rows to the batches of one optimizer step, none larger than memory should see at once.
+use crate::comm::World;
 use crate::data::batch::Batch;
 use crate::data::{Split, Step};
 use crate::error::Result;
@@ -10,22 +11,40 @@ use crate::error::Result;
 /// # Errors
 /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
 pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Result<Vec<Batch>> {
-    let Some(limit) = max_tokens else { return split.batches(step) };
-    let mut parts: Step = Vec::new();
-    for micro_batch in step {
-        let (mut part, mut tokens) = (Vec::new(), 0);
+    batches_of(split, step, max_tokens, World::ALONE)
+}
+
+/// Those of one rank: every so many micro-batches of the step, so that ranks differ by one at most, and nothing is
+/// trained twice. Dropout counts through the whole step, so that the number of ranks does not change its masks.
+///
+/// # Errors
+/// As [`batches`].
+pub fn batches_of(split: &Split, step: &Step, max_tokens: Option<usize>, world: World) -> Result<Vec<Batch>> {
+    let limit = max_tokens.unwrap_or(usize::MAX);
+    let (mut batches, mut first_row) = (Vec::new(), 0);
+    for (number, micro_batch) in step.iter().enumerate() {
+        let own = number % world.size == world.rank;
+        let (mut parts, mut tokens) = (vec![Vec::new()], 0);
         for &example in micro_batch.iter().flatten() {
             let length = split.length(example);
-            if tokens + length > limit && !part.is_empty() {
-                parts.push(vec![std::mem::take(&mut part)]);
+            if tokens > 0 && tokens + length > limit {
+                parts.push(Vec::new());
                 tokens = 0;
             }
             tokens += length;
-            part.push(example);
+            parts.last_mut().expect("there is one").push((example, length));
         }
-        parts.push(vec![part]);
+        for part in parts {
+            let tokens: usize = part.iter().map(|&(_, length)| length).sum();
+            if own {
+                let mut batch = split.batch(part.into_iter().map(|(example, _)| example))?;
+                batch.first_row = first_row;
+                batches.push(batch);
+            }
+            first_row += tokens as u64;
+        }
     }
-    split.batches(&parts)
+    Ok(batches)
 }
 
 #[cfg(test)]
@@ -52,5 +71,10 @@ mod tests {
         let labels = |batches: &[Batch]| batches.iter().map(Batch::label_tokens).sum::<usize>();
         assert_eq!(labels(&parts), labels(&whole));
         assert_eq!(shape(&batches(&split, &step, Some(12))), shape(&whole), "what fits is not cut");
+
+        let of = |rank| batches_of(&split, &step, None, World { rank, size: 2, ..World::ALONE }).unwrap();
+        assert_eq!([of(0), of(1)].concat(), whole, "ranks share the step, and dropout counts on");
+        let third = batches_of(&split, &step, None, World { rank: 2, size: 3, ..World::ALONE }).unwrap();
+        assert_eq!(third, [], "more ranks than micro-batches");
     }
 }

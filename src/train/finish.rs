@@ -25,11 +25,15 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
+    if !session.writes() {
+        return Ok(session.done.summary(outcome, began, Vec::new()));
+    }
     session.publish();
     let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
     if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
+        let name = best_name(&session.state).to_owned();
         let text = if save::load_best(&mut session, step)? {
-            format!("back to the best weights: step {step}, eval_loss {loss:.4}")
+            format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
         } else {
             format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
         };
@@ -40,7 +44,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
 
     let asking = Instant::now();
     let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
-    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, &config.generation)?;
+    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?;
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
@@ -76,8 +80,28 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     Ok(summary)
 }
 
+impl Done {
+    fn summary(&self, outcome: Outcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
+        let Self { steps, tokens, stepping, .. } = *self;
+        Summary {
+            outcome,
+            seconds: began.elapsed().as_secs_f64(),
+            steps,
+            tokens,
+            tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
+            peak_bytes: peak_bytes(),
+            facts,
+        }
+    }
+}
+
 fn best_of(state: &TrainState) -> Option<(f64, u64)> {
-    state.best_loss.zip(state.best_step)
+    state.best_metric.zip(state.best_step)
+}
+
+/// What the best evaluation is the best by.
+fn best_name(state: &TrainState) -> &str {
+    state.best_metric_name.as_deref().unwrap_or("loss")
 }
 
 /// A run that is over.
@@ -122,7 +146,7 @@ impl Ending<'_> {
             fact("loss scale", format!("{scale} at the end, {skipped} steps skipped for overflow"));
         }
         if let Some((loss, step)) = best_of(&self.state) {
-            fact("best eval loss", format!("{loss:.4} after step {step}"));
+            fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
         }
         if !samples.is_empty() {
             let (before, after) = exact_matches(samples);
@@ -154,16 +178,7 @@ impl Ending<'_> {
         }
         let of = memory::budget().map_or_else(String::new, |bytes| format!(" of a budget of {}", human_bytes(bytes)));
         fact("memory held", format!("{} at most{of}", human_bytes(memory::highest())));
-        let Done { steps, tokens, stepping, .. } = self.done;
-        Summary {
-            outcome: self.outcome,
-            seconds: self.began.elapsed().as_secs_f64(),
-            steps,
-            tokens,
-            tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
-            peak_bytes: peak_bytes(),
-            facts,
-        }
+        self.done.summary(self.outcome, self.began, facts)
     }
 
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
@@ -219,7 +234,8 @@ impl Ending<'_> {
             card("final loss", report::figure(last), format!("first {}", report::figure(first)));
         }
         if let Some((loss, step)) = best_of(&self.state) {
-            card("best evaluation loss", report::figure(loss), format!("after step {step}"));
+            let name = format!("best evaluation {}", best_name(&self.state));
+            card(&name, report::figure(loss), format!("after step {step}"));
         }
         let (tokens, seconds) = self.steps().fold((0.0, 0.0), |(tokens, seconds), line| {
             let step = line.tokens as f64;

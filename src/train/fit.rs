@@ -5,7 +5,6 @@ use super::gauge::Gauge;
 use super::progress::Event;
 use super::session::Session;
 use super::step::{Attempt, StepStats, attempt};
-use crate::comm::single::Single;
 use crate::config::{Checkpointing, ConfigValue as _};
 use crate::data::{Batch, Step};
 use crate::error::{Error, Kind, Result};
@@ -31,9 +30,9 @@ impl Session<'_> {
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
     pub(super) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
         loop {
-            let batches = feed::batches(&self.prepared.dataset.train, rows, self.pass_limit())?;
+            let batches = feed::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
             let max_grad_norm = self.prepared.config.train.max_grad_norm;
-            match attempt(&mut self.model, &mut self.optimizer, &Single, &batches, rate, max_grad_norm)? {
+            match attempt(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, max_grad_norm)? {
                 Attempt::Done(stats) => return Ok(stats),
                 Attempt::TooLarge { micro_batch: None, .. } => {}
                 Attempt::TooLarge { micro_batch: Some(index), error } => self.give_way(&batches[index], error, true)?,

@@ -13,6 +13,7 @@ use super::tensorboard::EventWriter;
 use super::{output, save, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
+use crate::comm::Collectives;
 use crate::config::arch::Arch;
 use crate::config::{Checkpointing, Config, ConfigValue as _, Resolved};
 use crate::data;
@@ -77,6 +78,7 @@ impl<'a> Session<'a> {
         stop: &'a Stop,
         observer: &'a dyn Observer,
         mut prepared: Prepared,
+        comm: Box<dyn Collectives>,
     ) -> Result<Self> {
         let saved = prepared.resume.take();
         observer.event(&Event::Phase("hashing the model"));
@@ -131,7 +133,9 @@ impl<'a> Session<'a> {
             }
         }
         let mut saver = Background::new(&RealDisk);
-        if trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some() {
+        if comm.world().is_first()
+            && trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some()
+        {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
@@ -141,6 +145,7 @@ impl<'a> Session<'a> {
             resolved,
             stop,
             observer,
+            comm,
             model,
             optimizer,
             ema,
@@ -164,7 +169,11 @@ impl<'a> Session<'a> {
     pub fn open(&mut self, options: &Options, began: Instant) -> Result<()> {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
-        self.prepared.lock.keep();
+        let Some(lock) = &mut self.prepared.lock else {
+            self.done.preparing = began.elapsed();
+            return Ok(());
+        };
+        lock.keep();
         if options.overwrite {
             output::clear(output_dir)?;
         }

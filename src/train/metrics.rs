@@ -1,5 +1,6 @@
 //! `metrics.jsonl`: one JSON object a line, one line an optimizer step, and a line an evaluation. For scripts and for
 //! the report; a resumed run cuts the file back to its checkpoint, so that no step stands in it twice.
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
@@ -51,6 +52,9 @@ pub struct EvalLine {
     pub eval_rows: u64,
     /// Wall time.
     pub eval_seconds: f64,
+    /// Scores of the answers by name, with `train.predict_with_generate`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub eval_scores: BTreeMap<String, f64>,
 }
 
 /// A line of the file.
@@ -186,6 +190,7 @@ mod tests {
                 eval_label_tokens: 9,
                 eval_rows: 2,
                 eval_seconds: 0.1,
+                eval_scores: BTreeMap::new(),
             })
         };
         let mut metrics = Metrics::create(&path).unwrap();

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
+use super::probe::Asked;
 use super::progress::{Downloads, Event, Observer};
+use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
 use super::{adapter, budget, engine, output, settle, trained};
@@ -52,8 +54,10 @@ pub struct Prepared {
     pub trainable: u64,
     /// The bytes that the optimizer and the averages keep beside them.
     pub optimizer_bytes: u64,
-    /// Holds the output directory.
-    pub lock: DirLock,
+    /// Holds the output directory; only the first rank does.
+    pub lock: Option<DirLock>,
+    /// How many ranks there are, and how they came about.
+    pub ranks: (usize, String),
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -163,7 +167,17 @@ pub fn parts(
 /// # Errors
 /// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint;
 /// [`crate::Kind::Memory`]: not even one row fits into the memory budget.
-pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Prepared> {
+pub fn prepare(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: &Seat,
+) -> Result<Prepared> {
+    if seat.world.size > 1 && Asked::of(&resolved.config, seat.world.size).given().is_none() {
+        return Err(Error::config("sizes that are measured (`auto`) with several ranks are not yet part of this version")
+            .hint("`tunesmith memory-check` finds them with one process; set train.batch_size, grad_accum and gradient_checkpointing"));
+    }
     if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
         return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
     }
@@ -181,11 +195,13 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         for source in &config.tuning.adapters {
             refuse_own_source(source, output_dir)?;
         }
-        let lock = DirLock::acquire(output_dir)?;
-        stop.leaves_behind(lock.leftovers());
+        let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
+        if let Some(lock) = &lock {
+            stop.leaves_behind(lock.leftovers());
+        }
         let resume = find_checkpoint(config, observer)?;
         let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
-        if !goes_on_here && !options.overwrite {
+        if lock.is_some() && !goes_on_here && !options.overwrite {
             refuse_earlier_run(output_dir)?;
         }
         claimed = Some((lock, goes_on_here));
@@ -195,7 +211,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
     let Parts { model_dir, config, .. } = &parts;
     observer.event(&Event::Phase("reading the data"));
     let dataset = data::load(config, model_dir, parts.arch.vocab_size, observer)?;
-    let mut sampler = dataset.sampler(config);
+    let mut sampler = dataset.sampler(config, seat.world.size);
     let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, &Single, observer)?;
     let Parts {
         model_dir,
@@ -211,14 +227,16 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         optimizer_bytes,
         resume,
     } = parts;
-    let batches = batches(&config, &dataset, &sampler)?;
+    let batches = batches(&config, &dataset, &sampler, seat.world.size)?;
     let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
     // What is there already of this run, or goes before the first step, needs no further room.
     let held = if goes_on_here || options.overwrite { output::bytes_of_runs(&config.train.output_dir) } else { 0 };
     // Where averages are published, the trained values stand beside them in a checkpoint.
     let averages = config.train.optim == Optim::ScheduleFreeAdamW;
     let state = optimizer_bytes + if averages { 4 * trainable } else { 0 };
-    check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+    if lock.is_some() {
+        check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+    }
     let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
@@ -234,6 +252,7 @@ pub fn prepare(resolved: &Resolved, options: &Options, stop: &Stop, observer: &d
         trainable,
         optimizer_bytes,
         lock,
+        ranks: (seat.world.size, seat.described.clone()),
         dataset,
         sampler,
         batches,
@@ -353,7 +372,7 @@ fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
     .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }
 
-fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batches> {
+fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler, world: usize) -> Result<Batches> {
     let train = &config.train;
     let batches = Batches::new(Request {
         rows: sampler.rows() as u64,
@@ -361,7 +380,7 @@ fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler) -> Result<Batc
         label_tokens: dataset.train.label_tokens() as u64,
         batch_size: train.batch_size.or(1) as u64,
         grad_accum: train.grad_accum.or(1) as u64,
-        world: 1,
+        world: world as u64,
         epochs: train.num_train_epochs,
         max_steps: train.max_steps,
         warmup_steps: train.warmup_steps,
@@ -418,6 +437,9 @@ impl Prepared {
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
         facts.push(("kernels".to_owned(), engine::describe(&self.config)));
+        if self.ranks.0 > 1 {
+            facts.push(("ranks".to_owned(), self.ranks.1.clone()));
+        }
         let state = human_bytes(self.optimizer_bytes);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));

@@ -312,11 +312,7 @@ fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: 
 /// # Errors
 /// [`crate::Kind::Peer`]: a rank is gone.
 pub fn minimum(comm: &dyn Collectives, number: u64) -> Result<u64> {
-    let world = comm.world();
-    let mut numbers = vec![0; world.size];
-    numbers[world.rank] = number;
-    comm.all_reduce_counts(&mut numbers)?;
-    Ok(numbers.into_iter().min().unwrap_or(number))
+    Ok(comm.collect(&[number])?.into_iter().min().unwrap_or(number))
 }
 
 /// What all ranks can do, of what each can: the fewest rows, the shortest passes, the most recomputation.
@@ -443,7 +439,8 @@ impl std::fmt::Display for Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::World;
+    use crate::comm::{Limits, World};
+    use std::ops::Range;
 
     fn asked() -> Asked {
         Asked {
@@ -501,19 +498,29 @@ mod tests {
 
     impl Collectives for Among {
         fn world(&self) -> World {
-            World { rank: 0, size: self.0.len() + 1, local_rank: 0 }
+            World { size: self.0.len() + 1, ..World::ALONE }
         }
 
-        fn all_reduce(&self, _: &mut [f32]) -> Result<()> {
+        fn limits(&self) -> Limits {
+            Limits::default()
+        }
+
+        fn name(&self) -> &'static str {
+            "among"
+        }
+
+        fn all_to_all_bytes(&self, _: &[u8], _: &[Range<usize>], _: &mut [u8]) -> Result<()> {
             Ok(())
         }
 
-        fn all_reduce_counts(&self, data: &mut [u64]) -> Result<()> {
-            data[1..].copy_from_slice(&self.0);
+        fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
+            for (part, said) in parts[1..].iter().zip(&self.0) {
+                data[part.clone()].copy_from_slice(&said.to_ne_bytes());
+            }
             Ok(())
         }
 
-        fn all_reduce_sums(&self, _: &mut [f64]) -> Result<()> {
+        fn broadcast_bytes(&self, _: &mut [u8], _: usize) -> Result<()> {
             Ok(())
         }
 

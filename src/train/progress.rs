@@ -63,6 +63,20 @@ pub trait Observer: crate::data::Progress + Sync {
     fn event(&self, event: &Event<'_>);
 }
 
+/// Hears nothing: what ranks other than the first are given.
+#[derive(Debug, Clone, Copy)]
+pub struct Quiet;
+
+impl Observer for Quiet {
+    fn event(&self, _: &Event<'_>) {}
+}
+
+impl crate::data::Progress for Quiet {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
 /// Tells an observer what is downloaded.
 pub struct Downloads<'a>(pub &'a dyn Observer);
 

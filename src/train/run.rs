@@ -1,12 +1,14 @@
 //! The run on one page: prepare, load, go on from a checkpoint if asked, step, evaluate, save, finish.
 use std::time::Instant;
 
-use super::progress::{Event, Observer};
+use super::progress::{Event, Observer, Quiet};
+use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
 use super::{engine, finish, prepare, save};
-use crate::config::Resolved;
+use crate::comm::env::Launch;
+use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
 use crate::memory::{self, Budget, limits};
 
@@ -17,6 +19,8 @@ pub struct Options {
     pub allow: Vec<String>,
     /// Remove an earlier run's files from the output directory.
     pub overwrite: bool,
+    /// What the launcher says that started this process as one of several.
+    pub launch: Option<Launch>,
 }
 
 /// What a finished run amounts to.
@@ -38,30 +42,73 @@ pub struct Summary {
     pub facts: Vec<(String, String)>,
 }
 
-/// Trains as `resolved` says.
+/// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and is heard.
 ///
 /// # Errors
 /// Whatever is refused or fails; [`crate::Kind::Preempted`] when `stop` was requested and everything is saved;
 /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite.
 pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
-    let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(limits::usable);
+    engine::choose(&resolved.config);
+    // Ranks that are processes share the machine's memory, those that are threads share the process's.
+    let sharing = options.launch.as_ref().map_or(1, |launch| launch.world.local_size as u64);
+    let usable = || limits::usable().map(|bytes| bytes / sharing);
+    let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
     let _budget = budget.map(Budget::new);
-    let run_here = || memory::guarded(|| run_here(resolved, options, stop, observer));
-    let Some(threads) = resolved.config.train.num_threads else { return run_here() };
+    let mut seats = ranks::seats(&resolved.config, options.launch.as_ref())?;
+    let others = seats.split_off(1);
+    let first = seats.remove(0);
+    std::thread::scope(|scope| {
+        let others: Vec<_> = others
+            .into_iter()
+            .map(|seat| scope.spawn(move || on_threads(resolved, options, stop, &Quiet, seat)))
+            .collect();
+        let mut results = vec![on_threads(resolved, options, stop, observer, first)];
+        for other in others {
+            results.push(other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        ranks::cause(results)
+    })
+}
+
+/// One rank, on its share of the cores.
+fn on_threads(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: Seat,
+) -> Result<Summary> {
+    let observer = if seat.world.is_first() { observer } else { &Quiet };
+    let threads = seat.threads(resolved.config.train.num_threads);
+    let run_here = || memory::guarded(|| run_here(resolved, options, stop, observer, seat));
+    let Some(threads) = threads else { return run_here() };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| Error::config(format!("train.num_threads = {threads}: {error}")))?;
     pool.install(run_here)
 }
 
-fn run_here(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn Observer) -> Result<Summary> {
+fn run_here(
+    resolved: &Resolved,
+    options: &Options,
+    stop: &Stop,
+    observer: &dyn Observer,
+    seat: Seat,
+) -> Result<Summary> {
     let began = Instant::now();
-    engine::choose(&resolved.config);
-    let prepared = prepare::prepare(resolved, options, stop, observer)?;
+    let prepared = seat.in_turn(|| prepare::prepare(resolved, options, stop, observer, &seat))?;
     prepared.announce(observer);
-    let mut session = Session::load(resolved, options, stop, observer, prepared)?;
+    // Only now: preparing may take longer than an operation between ranks may.
+    let comm = seat.connect()?;
+    let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
+    session.agree()?;
+    session.try_evaluation()?;
     stop.enter_loop()?;
     session.open(options, began)?;
     observer.event(&Event::Started);
+    let starts = session.state.step == 0 && resolved.config.train.eval_on_start;
+    if starts && resolved.config.train.eval_strategy != EvalStrategy::No {
+        session.evaluate()?;
+    }
     let outcome = steps(&mut session)?;
     finish::finish(session, outcome, began)
 }
@@ -76,7 +123,7 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             session.evaluate()?;
             save::point_best(session)?;
         }
-        let stop = session.stop.requested();
+        let stop = session.asked_to_stop()?;
         let outcome = match session.state.step {
             step if step >= total => Some(Outcome::Completed),
             _ if session.is_stale() => Some(Outcome::StoppedEarly),
@@ -90,7 +137,11 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             session.settle()?;
         }
         match (stop, outcome) {
-            (Some(why), _) => return Err(interrupted(session, why)),
+            (Some(why), _) => {
+                // Nobody leaves before everything is saved: a launcher may end the others when one has.
+                session.comm.barrier()?;
+                return Err(interrupted(session, why));
+            }
             (None, Some(outcome)) => return Ok(outcome),
             (None, None) => session.step()?,
         }

@@ -1,16 +1,16 @@
-//! Held-out rows answered greedily, before and after training, for the report's side-by-side view and the exact match.
+//! Held-out rows answered, before and after training, for the report's side-by-side view and the exact match.
 use super::report::Sample;
 use super::signals::Stop;
-use crate::config::GenerationConfig;
+use crate::config::Config;
 use crate::data::Dataset;
 use crate::error::Result;
-use crate::eval::greedy;
+use crate::eval::{Asked, Settings};
 use crate::model::Model;
 
 /// Rows cut into what the model is given and what it should say.
 pub struct Questions<'a> {
     dataset: &'a Dataset,
-    max_new_tokens: usize,
+    config: &'a Config,
     stop_ids: Vec<u32>,
     rows: Vec<(Vec<u32>, Vec<u32>)>,
 }
@@ -21,11 +21,11 @@ impl<'a> Questions<'a> {
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
-    pub fn new(dataset: &'a Dataset, eos_ids: &[u32], config: &GenerationConfig) -> Result<Self> {
+    pub fn new(dataset: &'a Dataset, eos_ids: &[u32], config: &'a Config) -> Result<Self> {
         let held_out = dataset.validation.as_ref().or(dataset.test.as_ref());
         let mut rows = Vec::new();
         for (split, index) in held_out.into_iter().flat_map(|split| (0..split.len()).map(move |index| (split, index))) {
-            if rows.len() == config.num_samples {
+            if rows.len() == config.generation.num_samples {
                 break;
             }
             let (prompt, answer) = split.prompt(index)?;
@@ -34,7 +34,7 @@ impl<'a> Questions<'a> {
             }
         }
         let stop_ids = [eos_ids, &dataset.stop_ids()?].concat();
-        Ok(Self { dataset, max_new_tokens: config.max_new_tokens, stop_ids, rows })
+        Ok(Self { dataset, config, stop_ids, rows })
     }
 
     /// Whether there is nothing to ask.
@@ -42,25 +42,15 @@ impl<'a> Questions<'a> {
         self.rows.is_empty()
     }
 
-    /// The model's greedy answers, none longer than its context, a few at a time; nothing if the run is asked to stop meanwhile.
+    /// The model's answers as `gen` says; nothing if the run is asked to stop meanwhile.
     ///
     /// # Errors
     /// The engine or the tokenizer.
     pub fn answer(&self, model: &Model, stop: &Stop) -> Result<Option<Vec<String>>> {
-        const AT_ONCE: usize = 8;
-        let mut answers = Vec::with_capacity(self.rows.len());
-        let go_on = || stop.requested().is_none();
-        for chunk in self.rows.chunks(AT_ONCE) {
-            let prompts: Vec<Vec<u32>> = chunk.iter().map(|(prompt, _)| prompt.clone()).collect();
-            let context = model.arch.max_position_embeddings;
-            let Some(found) = greedy(model, &prompts, self.max_new_tokens, context, &self.stop_ids, &go_on)? else {
-                return Ok(None);
-            };
-            for tokens in found {
-                answers.push(self.dataset.tokenizer.decode(&tokens, true)?);
-            }
-        }
-        Ok(Some(answers))
+        let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
+        let asked = Asked { tokenizer: &self.dataset.tokenizer, stop_strings: &self.config.generation.stop_strings };
+        let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
+        asked.answer(model, &prompts, &settings, &mut || stop.requested().is_none())
     }
 
     /// Questions and answers side by side.

@@ -15,11 +15,16 @@ use crate::error::{Error, Result};
 use crate::model;
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
-/// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it).
+/// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
+/// the first does so.
 ///
 /// # Errors
 /// The disk, now or at the save before; older checkpoints then stand as they were.
 pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
+    if !session.writes() {
+        (session.begun, session.saved) = (session.state.step, session.state.step);
+        return Ok(());
+    }
     let (began, before) = (Instant::now(), session.done.saving);
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
@@ -68,7 +73,9 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
 /// The disk.
 pub fn point_best(session: &mut Session<'_>) -> Result<()> {
     let root = &session.prepared.config.train.output_dir;
-    let Some(best) = best_dir(session).filter(|best| store::named(root, "best").as_ref() != Some(best)) else {
+    let Some(best) =
+        best_dir(session).filter(|best| session.writes() && store::named(root, "best").as_ref() != Some(best))
+    else {
         return Ok(());
     };
     session.settle()?;

@@ -2,14 +2,16 @@
 use std::time::{Duration, Instant};
 
 use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
+use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
 use super::progress::{Event, Observer, Pace};
 use super::signals::Stop;
 use super::step::StepStats;
 use super::tensorboard::EventWriter;
-use super::{machine, norms};
+use super::{machine, norms, ranks};
 use crate::checkpoint::{Background, Stamp, TrainState, Written};
-use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy};
+use crate::comm::Collectives;
+use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy, greater_is_better};
 use crate::data::Split;
 use crate::error::{Error, Result};
 use crate::model::Model;
@@ -25,6 +27,8 @@ pub struct Session<'a> {
     pub observer: &'a dyn Observer,
     /// Data, order, schedule.
     pub prepared: Prepared,
+    /// The way to the other ranks.
+    pub comm: Box<dyn Collectives>,
     /// The model with its trained values.
     pub model: Model,
     /// The optimizer with its state.
@@ -98,6 +102,10 @@ impl Session<'_> {
         self.state.nonfinite_total += u64::from(nonfinite);
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
+        let every = self.config().train.replica_check_steps;
+        if every > 0 && self.state.step.is_multiple_of(every) {
+            ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step)?;
+        }
         if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
         }
@@ -184,7 +192,10 @@ impl Session<'_> {
         self.write(&Line::Step(line.clone()))?;
         let total = self.prepared.batches.total_steps;
         let shown = step.is_multiple_of(self.config().train.logging_steps) || step == total;
+        let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
+            let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
+            events.scalars(step, &by_rank)?;
             events.scalars(
                 step,
                 &[
@@ -217,14 +228,15 @@ impl Session<'_> {
         let train = &self.config().train;
         match train.eval_strategy {
             EvalStrategy::No => false,
-            _ if step == batches.total_steps => true,
+            _ if train.final_eval && step == batches.total_steps => true,
             EvalStrategy::Steps => train.eval_steps.is_some_and(|every| step.is_multiple_of(every)),
             EvalStrategy::Epoch => batches.ends_epoch(step),
         }
     }
 
-    /// The loss on the validation split, batch by batch, and what follows from it. Gives up without a result when the
-    /// run is asked to stop: the evaluation is then made after the resume.
+    /// The loss on the validation split, batch by batch, with the scores of answers where they are asked for, and what
+    /// follows from it. Gives up without a result when the run is asked to stop: the evaluation is then made after the
+    /// resume.
     ///
     /// # Errors
     /// The engine or the disk.
@@ -232,12 +244,17 @@ impl Session<'_> {
         let Some(validation) = &self.prepared.dataset.validation else { return Ok(()) };
         let (began, rows) = (Instant::now(), validation.len() as u64);
         self.observer.event(&Event::Evaluating { rows });
-        let found = self.published(|session, _| session.validation_loss())?;
+        let found = self.published(|session, _| session.validate())?;
         // Validation rows may be longer than any to train on: what was sized for them goes.
         self.model.release();
-        let Some((loss, label_tokens)) = found else { return Ok(()) };
+        let Some((loss, label_tokens, scores)) = found else { return Ok(()) };
         let step = self.state.step;
-        let best = judge(&mut self.state, loss, self.resolved.config.train.early_stopping_threshold);
+        // Before step 1 there are no weights of this run to be the best.
+        let best = step > 0 && {
+            let measure = Measure::of(self.config());
+            let value = measure.value(loss, &scores)?;
+            judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
+        };
         let line = EvalLine {
             step,
             epoch: self.state.epoch,
@@ -245,30 +262,76 @@ impl Session<'_> {
             eval_label_tokens: label_tokens,
             eval_rows: rows,
             eval_seconds: began.elapsed().as_secs_f64(),
+            eval_scores: scores,
         };
         self.done.evaluating += began.elapsed();
         self.write(&Line::Eval(line.clone()))?;
         if let Some(events) = &mut self.events {
             events.scalars(step, &[("eval/loss", loss), ("eval/seconds", line.eval_seconds)])?;
+            for (name, score) in &line.eval_scores {
+                events.scalars(step, &[(&format!("eval/{name}"), *score)])?;
+            }
         }
         self.observer.event(&Event::Eval { line: &line, best });
         Ok(())
+    }
+
+    /// Everything that evaluations will do, on a batch and a row, before step 1: what would fail after hours fails now.
+    ///
+    /// # Errors
+    /// The engine, the disk, or [`crate::Kind::Config`]: nothing measures `train.metric_for_best_model`.
+    pub fn try_evaluation(&mut self) -> Result<()> {
+        let train = &self.config().train;
+        let rows = match &self.prepared.dataset.validation {
+            Some(validation) if train.eval_strategy != EvalStrategy::No => validation.len().min(train.eval_batch_size),
+            _ => return Ok(()),
+        };
+        self.observer.event(&Event::Phase("trying an evaluation"));
+        self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
+        let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
+        if scores.is_empty() {
+            self.observer.event(&Event::Notice(
+                "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
+                 evaluations measure the loss alone",
+            ));
+        }
+        Measure::of(self.config()).value(0.0, &scores).map(drop)
+    }
+
+    /// The mean loss of the validation split, its label tokens, and the scores of its answers; nothing when the run is
+    /// asked to stop.
+    fn validate(&mut self) -> Result<Option<(f64, u64, Scores)>> {
+        let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
+        let Some(predictor) = Predictor::new(&self.prepared)? else {
+            return Ok(Some((loss, label_tokens, Scores::new())));
+        };
+        let scores = predictor.evaluate(&self.model, self.stop)?;
+        Ok(scores.map(|scores| (loss, label_tokens, scores)))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
     fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
         let count = self.prepared.dataset.validation.as_ref().map_or(0, Split::len);
         let at_once = self.config().train.eval_batch_size;
-        let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0);
-        for start in (0..count).step_by(at_once) {
+        let (mut sum, mut weight, mut label_tokens, mut gave_up) = (0.0, 0.0, 0, 0u64);
+        let world = self.comm.world();
+        // Each rank every so many batches; the sums are put together at the end.
+        for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
-                return Ok(None);
+                gave_up = 1;
+                break;
             }
             let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
             let of_these = self.loss_within(&rows)?;
             (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
-        Ok(Some((if weight > 0.0 { sum / weight } else { 0.0 }, label_tokens)))
+        let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
+        self.comm.all_reduce(&mut sums)?;
+        self.comm.all_reduce(&mut counts)?;
+        let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
+        let loss = if weight > 0.0 { sum / weight } else { 0.0 };
+        Ok((gave_up == 0).then_some((loss, label_tokens)))
     }
 
     /// Whether early stopping ends the run here.
@@ -289,14 +352,58 @@ impl Session<'_> {
     }
 }
 
-/// Takes an evaluation's loss into account; says whether it is the lowest so far.
-fn judge(state: &mut TrainState, loss: f64, threshold: f64) -> bool {
+/// What makes one checkpoint better than another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Measure {
+    /// `loss`, or the name of a score.
+    name: String,
+    greater: bool,
+}
+
+impl Measure {
+    fn of(config: &Config) -> Self {
+        let name = &config.train.metric_for_best_model;
+        let name = name.strip_prefix("eval_").unwrap_or(name).to_owned();
+        let greater = config.train.greater_is_better.unwrap_or_else(|| greater_is_better(&name));
+        Self { name, greater }
+    }
+
+    /// Its value in an evaluation.
+    fn value(&self, loss: f64, scores: &Scores) -> Result<f64> {
+        if self.name == "loss" {
+            return Ok(loss);
+        }
+        scores.get(&self.name).copied().ok_or_else(|| {
+            let known: Vec<String> = ["loss"].into_iter().map(str::to_owned).chain(scores.keys().cloned()).collect();
+            Error::config(format!(
+                "train.metric_for_best_model = {}: no such measure, evaluations have {}",
+                self.name,
+                known.join(", ")
+            ))
+            .hint("answers are scored with train.predict_with_generate: true")
+        })
+    }
+}
+
+/// Takes an evaluation into account; says whether it is the best so far.
+fn judge(state: &mut TrainState, measure: &Measure, value: f64, threshold: f64) -> bool {
     state.evaluated_step = state.step;
-    let below = |margin: f64| loss.is_finite() && state.best_loss.is_none_or(|best| loss < best - margin);
-    let (improved, best) = (below(threshold), below(0.0));
+    if state.best_metric_name.as_deref().unwrap_or("loss") != measure.name {
+        // A resumed run that measures something else starts to compare anew.
+        (state.best_metric, state.best_step) = (None, None);
+        state.evaluations_without_improvement = 0;
+    }
+    state.best_metric_name = Some(measure.name.clone());
+    let better = |margin: f64| {
+        value.is_finite()
+            && state
+                .best_metric
+                .is_none_or(|best| if measure.greater { value > best + margin } else { value < best - margin })
+    };
+    let (improved, best) = (better(threshold), better(0.0));
     state.evaluations_without_improvement = if improved { 0 } else { state.evaluations_without_improvement + 1 };
     if best {
-        (state.best_loss, state.best_step) = (Some(loss), Some(state.step));
+        (state.best_metric, state.best_step) = (Some(value), Some(state.step));
     }
     best
 }
@@ -308,9 +415,10 @@ mod tests {
     #[test]
     fn patience_counts_evaluations_without_enough_improvement() {
         let mut state = TrainState::default();
+        let measure = Measure { name: "loss".into(), greater: false };
         let mut judge = |step, loss| {
             state.step = step;
-            let best = judge(&mut state, loss, 0.1);
+            let best = judge(&mut state, &measure, loss, 0.1);
             (best, state.evaluations_without_improvement, state.best_step)
         };
         assert_eq!(judge(10, 1.0), (true, 0, Some(10)));
@@ -318,5 +426,20 @@ mod tests {
         assert_eq!(judge(30, 0.97), (false, 2, Some(20)));
         assert_eq!(judge(40, f64::NAN), (false, 3, Some(20)));
         assert_eq!(judge(50, 0.5), (true, 0, Some(50)));
+    }
+
+    #[test]
+    fn scores_rise_and_another_measure_starts_anew() {
+        let mut state = TrainState { best_metric: Some(0.3), best_step: Some(5), ..TrainState::default() };
+        let measure = Measure { name: "exact_match".into(), greater: true };
+        let mut judge = |step, score| {
+            state.step = step;
+            let best = judge(&mut state, &measure, score, 0.0);
+            (best, state.best_step)
+        };
+        assert_eq!(judge(10, 0.1), (true, Some(10)), "0.3 was a loss");
+        assert_eq!(judge(20, 0.4), (true, Some(20)));
+        assert_eq!(judge(30, 0.4), (false, Some(20)));
+        assert!(measure.value(1.0, &Scores::new()).unwrap_err().message().contains("exact_match"));
     }
 }

@@ -10,6 +10,8 @@ use crate::optim::{LossScaler, Optimizer, clip};
 pub struct StepStats {
     /// Mean cross-entropy over the label tokens of the whole effective batch, each counted with its row's weight.
     pub loss: f64,
+    /// The same over this rank's part of it.
+    pub rank_loss: f64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
     /// Label tokens of the whole effective batch.
@@ -74,11 +76,13 @@ pub fn attempt(
     let mut counts = [
         micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
         micro_batches.iter().map(|batch| batch.tokens.len() as u64).sum(),
+        micro_batches.len() as u64,
     ];
-    comm.all_reduce_counts(&mut counts)?;
-    let [label_tokens, tokens] = counts;
-    let mut weight = [micro_batches.iter().map(Batch::label_weight).sum()];
-    comm.all_reduce_sums(&mut weight)?;
+    comm.all_reduce(&mut counts)?;
+    let [label_tokens, tokens, passes] = counts;
+    let own_weight: f64 = micro_batches.iter().map(Batch::label_weight).sum();
+    let mut weight = [own_weight];
+    comm.all_reduce(&mut weight)?;
     let [weight] = weight;
     let scale = if weight > 0.0 { 1.0 / weight as f32 } else { 0.0 };
 
@@ -87,7 +91,7 @@ pub fn attempt(
     let mut total = 0.0;
     let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
     model.loss_scale = loss_scale as f32;
-    let share = 1.0 / (micro_batches.len() * comm.world().size).max(1) as f32;
+    let share = 1.0 / passes.max(1) as f32;
     let mut failed = None;
     for (index, batch) in micro_batches.iter().enumerate() {
         match model.forward_backward(batch, scale, share, optimizer.step) {
@@ -101,7 +105,7 @@ pub fn attempt(
     }
     // A rank that has no room stops all of them here, before anything is updated.
     let mut short = [u64::from(failed.is_some())];
-    comm.all_reduce_counts(&mut short)?;
+    comm.all_reduce(&mut short)?;
     if short != [0] {
         let (micro_batch, error) = failed.unzip();
         let error = error.unwrap_or_else(|| Error::memory("another rank has no room for its micro-batch"));
@@ -111,7 +115,7 @@ pub fn attempt(
     // Reduce over ranks.
     comm.all_reduce(model.params.split_mut().1)?;
     let mut sum = [total];
-    comm.all_reduce_sums(&mut sum)?;
+    comm.all_reduce(&mut sum)?;
 
     // Update.
     let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };
@@ -122,9 +126,10 @@ pub fn attempt(
         let (values, grads) = model.params.split_mut();
         optimizer.update(values, grads, factor, rate);
     }
+    let rank_loss = if own_weight > 0.0 { total / own_weight } else { 0.0 };
     let overflow = skipped && optimizer.scaler.as_ref().is_some_and(LossScaler::can_fall);
     if let Some(scaler) = &mut optimizer.scaler {
         scaler.update(skipped);
     }
-    Ok(Attempt::Done(StepStats { loss, grad_norm, label_tokens, tokens, skipped, overflow }))
+    Ok(Attempt::Done(StepStats { loss, rank_loss, grad_norm, label_tokens, tokens, skipped, overflow }))
 }

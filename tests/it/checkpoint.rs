@@ -13,7 +13,7 @@ use tunesmith::checkpoint::{
     self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Config, LoraConfig, TargetModules};
+use tunesmith::config::{Auto, Config, LoraConfig, TargetModules};
 use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;
@@ -71,7 +71,7 @@ fn run(step: u64, salt: f32) -> Run {
     let state = TrainState {
         step,
         epoch: 1.0 / 3.0,
-        best_loss: Some(0.1 + 0.2),
+        best_metric: Some(0.1 + 0.2),
         sampler: json!({"step": 7}),
         ..TrainState::default()
     };
@@ -645,7 +645,11 @@ fn a_stamp_refuses_what_changes_the_curve_and_shows_both_sides() {
     assert!(base.stamp.compare(&free, &[], dir).unwrap().is_empty(), "these may change");
     let mut world = base.stamp.clone();
     world.world_size = 4;
-    assert_eq!(base.stamp.compare(&world, &[], dir).unwrap(), ["world_size differs: 1 in the checkpoint, 4 now"]);
+    let error = base.stamp.compare(&world, &[], dir).unwrap_err();
+    assert_says(&error, Kind::Checkpoint, &["world_size: 1 in the checkpoint, 4 now", "--allow world_size"]);
+    let accumulated = |micro_batches| stamp_with(&|config| config.train.grad_accum = Auto::Given(micro_batches));
+    let notes = Stamp { world_size: 4, ..accumulated(2) }.compare(&accumulated(8), &[], dir).unwrap();
+    assert_eq!(notes.len(), 2, "the same rows in a step: {notes:?}");
 
     let rank = stamp_with(&|config| config.tuning.lora.r = 4);
     let error = base.stamp.compare(&rank, &[], dir).unwrap_err();

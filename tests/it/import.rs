@@ -200,12 +200,13 @@ fn sft_plays_includes_are_merged_and_its_broken_keys_are_right() {
         ("tuning.lora.lora_alpha", "16.0"),
         ("data.val_path", "[\"data/val.jsonl\"]"),
         ("data.split", "0.0"),
-        ("gen.max_new_tokens", "48"),
+        ("train.generation_max_new_tokens", "48"),
+        ("train.predict_with_generate", "true"),
     ];
     for (key, expected) in expected {
         assert_eq!(value(&made, key).to_string(), expected, "{key}");
     }
-    assert_eq!(note(&made, "train.predict_with_generate").outcome, Outcome::Lost);
+    assert_ne!(note(&made, "train.predict_with_generate").outcome, Outcome::Lost);
     assert_eq!(note(&made, "tuning.backend").outcome, Outcome::Needless);
     assert!(note(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
     let made = read("play_dapt.yaml");

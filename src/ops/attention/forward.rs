@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 /// Below every score, above minus infinity: a running maximum that starts here never gives `inf - inf`, even where a
 /// whole block of keys is hidden from a query.
-const LOWEST: f32 = -1e30;
+pub(super) const LOWEST: f32 = -1e30;
 
 /// Key panels in a block of the forward pass.
-const KEY_PANELS: usize = 16;
+pub(super) const KEY_PANELS: usize = 16;
 /// Positions of a strip of `panels` query panels as lanes; lanes past the end repeat the last query.
 fn lane_positions(
     positions: &[usize],
@@ -63,7 +63,8 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
             let mut total = [S::splat(0.0); 2];
             let mut block = first_panel;
             while block < key_panels {
-                let count = KEY_PANELS.min(key_panels - block);
+                // Blocks end at the same keys wherever a strip's window begins: a query's sums do not depend on its strip.
+                let count = (key_panels - block).min(KEY_PANELS - block % KEY_PANELS);
                 for kp in 0..count {
                     let key = (block + kp) * LANES;
                     let mut row = 0;

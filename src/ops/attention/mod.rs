@@ -11,11 +11,15 @@ use super::spans::Span;
 use std::cell::RefCell;
 
 mod backward;
+mod cache;
+mod decode;
 mod forward;
 #[cfg(test)]
 mod tests;
 
 pub use backward::backward;
+pub use cache::KeyValues;
+pub use decode::decode;
 pub use forward::forward;
 
 /// Counts of heads and their width.

@@ -4,7 +4,7 @@ use super::{Matrix, Store, tile, tile_rows, with_tile};
 use crate::ops::panel::{Act, LANES};
 use crate::ops::par;
 use crate::ops::quant::Quantized;
-use crate::ops::simd::{Simd, dispatch};
+use crate::ops::simd::{Simd, dispatch, prefetch};
 
 /// What a product is added to.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +42,8 @@ struct RawTerm<'a> {
     x: *const f32,
     stride: usize,
     depth: usize,
+    /// How far ahead of its reading the matrix is fetched; 0 leaves that to the processor.
+    ahead: usize,
 }
 
 struct Job<'a> {
@@ -59,6 +61,8 @@ unsafe impl Sync for Job<'_> {}
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
 pub(super) const DEPTH: usize = 512;
+/// Rows of the largest tile of any kernel.
+const TILE_ROWS: usize = 12;
 /// Rows of the matrix in a task.
 pub(super) const TASK_ROWS: usize = 96;
 /// Depth from which packing a tile of a transposed matrix pays: an LM head, which no cache holds.
@@ -128,6 +132,29 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, (rows, depth): (usiz
     }
 }
 
+/// As [`tile`] with one panel and rows that lie end to end, each line of the matrix fetched `ahead` floats before it is
+/// read: with one panel a product is as fast as memory is read, and rows are too short for the processor to see ahead.
+#[inline(always)]
+unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
+    part: &RawTerm,
+    x: *const f32,
+    acc: &mut [[S::V; PANELS]; ROWS],
+) {
+    let mut k = 0;
+    while k < part.depth {
+        let depth = LANES.min(part.depth - k);
+        for row in 0..ROWS {
+            prefetch(part.matrix.wrapping_add(row * part.row + part.ahead + k));
+        }
+        // SAFETY: the caller's promise is that of `tile`.
+        unsafe {
+            let matrix = part.matrix.wrapping_add(k);
+            tile::<S, ROWS, PANELS>(depth, matrix, part.row, 1, x.wrapping_add(k * LANES), part.stride, acc);
+        }
+        k += depth;
+    }
+}
+
 /// One tile of `out` at row `m` and panel `p` for `part` of the first term (its columns from `k0` on), and the whole
 /// second term if it is the last part.
 #[inline(always)]
@@ -161,7 +188,11 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
             }
         }
         let x = part.x.add(p * part.stride);
-        tile::<S, ROWS, PANELS>(part.depth, part.matrix, part.row, part.col, x, part.stride, &mut acc);
+        if PANELS == 1 && part.ahead > 0 {
+            stream::<S, ROWS, PANELS>(part, x, &mut acc);
+        } else {
+            tile::<S, ROWS, PANELS>(part.depth, part.matrix, part.row, part.col, x, part.stride, &mut acc);
+        }
         if let Some(second) = job.second.as_ref().filter(|_| k0 + part.depth == job.first.depth) {
             tile::<S, ROWS, PANELS>(
                 second.depth,
@@ -284,6 +315,11 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
             x: term.x.ptr(),
             stride: term.x.stride(),
             depth,
+            ahead: if panels == 1 && term.matrix.col == 1 && !matrix.is_null() {
+                TILE_ROWS * term.matrix.row
+            } else {
+                0
+            },
         }
     };
     assert!((1..=2).contains(&terms.len()), "one or two terms");
@@ -320,7 +356,12 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
     let job = &job;
     par::run(row_tasks * panel_tasks, |task| {
         let (m0, p0) = (task / panel_tasks * row_step, task % panel_tasks * panel_step);
-        // SAFETY: tasks own disjoint blocks of `out`, which the caller lends for writing.
-        unsafe { matmul_block_at(job, m0, rows.min(m0 + row_step), p0, panels.min(p0 + panel_step)) };
+        let (m1, p1) = (rows.min(m0 + row_step), panels.min(p0 + panel_step));
+        // One panel uses each number once: the matrix is read as it lies in memory.
+        for m in (m0..m1).step_by(if panels == 1 { TILE_ROWS } else { row_step }) {
+            let end = if panels == 1 { m1.min(m + TILE_ROWS) } else { m1 };
+            // SAFETY: tasks own disjoint blocks of `out`, which the caller lends for writing.
+            unsafe { matmul_block_at(job, m, end, p0, p1) };
+        }
     });
 }

@@ -44,9 +44,9 @@ pub struct Sample {
     pub prompt: String,
     /// What the row says the answer is.
     pub reference: String,
-    /// The model's greedy answer before training.
+    /// The model's answer before training.
     pub before: String,
-    /// The model's greedy answer after training.
+    /// The model's answer after training.
     pub after: String,
 }
 
@@ -293,6 +293,7 @@ pub fn figure(value: f64) -> String {
 mod tests {
     use super::*;
     use crate::train::metrics::{EvalLine, StepLine};
+    use std::collections::BTreeMap;
 
     pub(crate) fn example() -> Report {
         let step = |step: u64| {
@@ -319,6 +320,7 @@ mod tests {
                 eval_label_tokens: 900,
                 eval_rows: 64,
                 eval_seconds: 0.4,
+                eval_scores: BTreeMap::new(),
             })
         };
         let mut lines: Vec<_> = (1..=150).map(step).collect();

@@ -38,6 +38,23 @@ fn the_reference_kernels_are_other_kernels_and_a_resume_across_is_refused() {
 }
 
 #[test]
+fn a_resume_on_another_quantization_is_refused_with_both_sides() {
+    let fixture = Fixture::new();
+    let saves = ["train.max_steps: 2", "train.save_strategy: steps", "tuning.mode: qlora", "tuning.backend: bnb"];
+    let config = fixture.config("run", &saves);
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("tuning.backend = bnb: the name stands for fused kernels"), "{}", said(&output));
+    assert!(said(&output).contains("base weights in nf4"), "{}", said(&output));
+    let found = stamp(&fixture, "out")["quantization"].as_str().unwrap().to_owned();
+    assert!(found.starts_with("nf4"), "{found}");
+    let refused = train(&config, &["--resume", "MODEL_QUANTIZATION=fp4", "TRAIN_MAX_STEPS=4"]);
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    let expected = format!("quantization: {found} in the checkpoint, fp4");
+    assert!(said(&refused).contains(&expected), "{expected}: {}", said(&refused));
+}
+
+#[test]
 fn names_of_other_toolkits_say_what_they_stand_for() {
     let fixture = Fixture::new();
     for name in ["unsloth", "bnb"] {

@@ -247,8 +247,9 @@ fn death_at_any_time() {
 #[ignore = "minutes; just crash-test"]
 fn thirty_deaths_leave_no_trace_in_any_mode() {
     let packed = ["data.packing: true", "model.max_seq_len: 32", "train.batch_size: 1", "logging.tensorboard: false"];
-    let modes: [(&str, &[&str]); 4] = [
+    let modes: [(&str, &[&str]); 5] = [
         ("lora, dropout 0.1", &[]),
+        ("qlora, dropout 0.1", &["tuning.mode: qlora"]),
         ("dora, recomputation", &["tuning.lora.use_dora: true", "train.gradient_checkpointing: true"]),
         ("full, 8-bit AdamW", &["tuning.mode: full", "train.learning_rate: 0.001", "train.optim: adamw_8bit"]),
         (

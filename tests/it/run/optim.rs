@@ -128,13 +128,13 @@ fn a_checkpoint_of_another_optimizer_is_refused_with_both_sides() {
     assert_eq!(error.kind(), tunesmith::Kind::Checkpoint);
     let text = error.to_string();
     assert!(text.contains("train.optim: sgd in the checkpoint, lion now") && !text.contains("--allow"), "{text}");
-    let allowed = Options { allow: vec!["train.optim".to_owned()], overwrite: false };
+    let allowed = Options { allow: vec!["train.optim".to_owned()], ..Options::default() };
     let error = run(&resolved, &allowed, &Stop::default(), &observer()).unwrap_err();
     assert_eq!(error.kind(), tunesmith::Kind::Config, "{error}");
     // Arguments may be allowed to differ, but not what they add to the state.
     let words = ["train.resume_from_checkpoint=latest".to_owned(), "train.optim_args=momentum=0.9".to_owned()];
     let resolved = config::load(&config, &words, &[], &[]).unwrap();
-    let allowed = Options { allow: vec!["train.optim_args".to_owned()], overwrite: false };
+    let allowed = Options { allow: vec!["train.optim_args".to_owned()], ..Options::default() };
     let error = run(&resolved, &allowed, &Stop::default(), &observer()).unwrap_err();
     assert!(error.to_string().contains("momentum_buffer"), "{error}");
 }

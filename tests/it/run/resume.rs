@@ -203,7 +203,7 @@ fn a_damaged_checkpoint_is_passed_over_and_a_changed_run_is_refused() {
     let refused = run(&resolved, &Options::default(), &observer.stop, &observer).unwrap_err();
     assert_eq!(refused.kind(), tunesmith::Kind::Checkpoint, "{refused}");
     assert!(refused.message().contains("0.02") && refused.message().contains("0.01"), "both sides: {refused}");
-    let allowed = Options { allow: vec!["train.learning_rate".to_owned()], overwrite: false };
+    let allowed = Options { allow: vec!["train.learning_rate".to_owned()], ..Options::default() };
     run(&resolved, &allowed, &Stop::default(), &observer).unwrap();
 }
 

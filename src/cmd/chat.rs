@@ -1,0 +1,198 @@
+//! `tunesmith chat`: a conversation in the terminal. Answers are shown while they grow; Ctrl-C ends an answer, not the
+//! program.
+use std::io::{BufRead as _, IsTerminal as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::asking::{AskArgs, Asker};
+use super::infer::{Shower, asked};
+use super::terminal::{Style, print, print_text, stdout_colour};
+use crate::error::{Error, Result};
+use crate::eval::chat::Memory;
+
+/// What `chat` takes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    ask: AskArgs,
+}
+
+const HELP: &str = "\
+/help          this
+/reset         forget the conversation
+/system TEXT   what the system's turn says from here on; without a text none; forgets the conversation
+/base          ask the base model, without the adapter; the conversation stays
+/tuned         ask the model with the adapter again
+/save FILE     append the conversation to a JSON Lines file, as a training row
+/quit          leave (also Ctrl-D); Ctrl-C ends an answer
+";
+
+/// A conversation under way.
+struct Chat {
+    asker: Asker,
+    system: Option<String>,
+    messages: Vec<Value>,
+    memory: Memory,
+    tuned: bool,
+    stop: Arc<AtomicBool>,
+    colour: bool,
+}
+
+/// What follows a line.
+#[derive(Debug, PartialEq, Eq)]
+enum Next {
+    On,
+    Leave,
+}
+
+/// Talks.
+///
+/// # Errors
+/// The model; the terminal.
+pub fn run(args: &Args) -> Result<()> {
+    let asker = args.ask.open()?;
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&stop))
+        .map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;
+    let colour = stdout_colour();
+    let sides = if asker.has_sides() { "; /base asks the base model" } else { "" };
+    print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&asker.what, colour)));
+    let mut chat = Chat {
+        asker,
+        system: args.ask.system.clone(),
+        messages: Vec::new(),
+        memory: Memory::default(),
+        tuned: true,
+        stop,
+        colour,
+    };
+    let terminal = std::io::stdin().is_terminal();
+    let mut lines = std::io::stdin().lock().lines();
+    loop {
+        if terminal {
+            print(&Style::Green.paint("> ", chat.colour))?;
+        }
+        let Some(line) = lines.next() else { break };
+        let line = match line {
+            Ok(line) => line,
+            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
+                print_text("not UTF-8: the line is left out\n");
+                continue;
+            }
+            Err(error) => return Err(Error::io("read", "standard input", &error)),
+        };
+        chat.stop.store(false, Ordering::Relaxed);
+        match chat.line(line.trim()) {
+            Ok(Next::On) => {}
+            Ok(Next::Leave) => return Ok(()),
+            // What a turn is refused for does not end the conversation.
+            Err(error) if matches!(error.kind(), crate::Kind::Data | crate::Kind::Io) => {
+                let hint = error.hint_text().map_or_else(String::new, |hint| format!(" ({hint})"));
+                print_text(&format!("{}{hint}\n", Style::Red.paint(error.message(), chat.colour)));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    if terminal { print("\n") } else { Ok(()) }
+}
+
+impl Chat {
+    fn line(&mut self, line: &str) -> Result<Next> {
+        let (word, rest) = line.split_once(char::is_whitespace).map_or((line, ""), |(word, rest)| (word, rest.trim()));
+        match word {
+            "" => {}
+            "/quit" | "/exit" => return Ok(Next::Leave),
+            "/help" => print_text(HELP),
+            "/reset" => {
+                self.forget();
+                print_text("a new conversation\n");
+            }
+            "/system" => {
+                self.system = (!rest.is_empty()).then(|| rest.to_owned());
+                self.forget();
+                print_text(if rest.is_empty() {
+                    "no system turn\n"
+                } else {
+                    "a new conversation with that system turn\n"
+                });
+            }
+            "/base" | "/tuned" => self.switch(word == "/tuned"),
+            "/save" => self.save(rest)?,
+            _ if word.starts_with('/') => print_text(&format!("{word} is no command; /help shows them\n")),
+            _ => self.answer(line)?,
+        }
+        Ok(Next::On)
+    }
+
+    fn forget(&mut self) {
+        self.messages.clear();
+        self.memory.clear();
+    }
+
+    fn switch(&mut self, tuned: bool) {
+        if !self.asker.has_sides() {
+            print_text("there is one model here: no adapter is loaded\n");
+            return;
+        }
+        if self.tuned != tuned {
+            self.tuned = tuned;
+            self.asker.take_side(tuned);
+            // What was read was read by the other one.
+            self.memory.clear();
+        }
+        print_text(if tuned { "asking the tuned model\n" } else { "asking the base model\n" });
+    }
+
+    fn whole(&self) -> Vec<Value> {
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        system.chain(self.messages.iter().cloned()).collect()
+    }
+
+    fn save(&self, file: &str) -> Result<()> {
+        if file.is_empty() {
+            print_text("/save FILE\n");
+            return Ok(());
+        }
+        let path = Path::new(file);
+        let line = format!("{}\n", json!({ "messages": self.whole() }));
+        let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let saved = open.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
+        saved.map_err(|error| Error::io("write", path, &error))?;
+        print_text(&format!("saved {} messages to {file}\n", self.messages.len()));
+        Ok(())
+    }
+
+    /// Answers what the user says; a turn that is refused is not part of the conversation.
+    fn answer(&mut self, text: &str) -> Result<()> {
+        self.messages.push(json!({"role": "user", "content": text}));
+        let prompt = if self.asker.template.is_some() {
+            self.asker.messages(&self.whole())
+        } else {
+            // Without a template there are no turns: each line stands for itself.
+            self.asker.plain(text)
+        };
+        let prompt = prompt.inspect_err(|_| drop(self.messages.pop()))?;
+        let (began, settings) = (Instant::now(), self.asker.settings());
+        let known = self.memory.known(&prompt);
+        let mut shower = Shower::new(&self.asker, true, &self.stop);
+        let answer = self.memory.answer(&self.asker.model, &prompt, &settings, &mut shower)?;
+        let Some(answer) = answer else { return Ok(()) };
+        let text = asked(&self.asker).text(&answer)?;
+        let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
+        let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
+        let remark = format!(
+            "[{} tokens read, {} known, {} written, {speed:.1} tokens/s{cut}]",
+            prompt.len() - known,
+            known,
+            answer.tokens.len()
+        );
+        print("\n")?;
+        print_text(&format!("{}\n", Style::Dim.paint(&remark, self.colour)));
+        self.messages.push(json!({"role": "assistant", "content": text}));
+        Ok(())
+    }
+}

@@ -1,0 +1,74 @@
+//! A rank's last error on its way to the launcher, which shows the one that matters once.
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::comm::env;
+use crate::error::{Error, Kind};
+
+/// An error as a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    code: u8,
+    /// The error's message, with the rank before it.
+    pub message: String,
+    hint: Option<String>,
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Config,
+    Kind::Data,
+    Kind::Model,
+    Kind::Checkpoint,
+    Kind::Io,
+    Kind::Peer,
+    Kind::Numeric,
+    Kind::Memory,
+    Kind::Preempted,
+];
+
+impl Report {
+    /// Of `rank`, where that is not the first.
+    fn new(error: &Error, rank: &str) -> Self {
+        let message = error.message();
+        let known = matches!(rank, "" | "0") || message.starts_with("rank ");
+        let message = if known { message.to_owned() } else { format!("rank {rank}: {message}") };
+        Self { code: error.kind().exit_code(), message, hint: error.hint_text().map(str::to_owned) }
+    }
+
+    /// The error again.
+    pub fn into_error(self) -> Error {
+        let kind = KINDS.into_iter().find(|kind| kind.exit_code() == self.code).unwrap_or(Kind::Peer);
+        let error = Error::new(kind, self.message);
+        self.hint.into_iter().fold(error, Error::hint)
+    }
+}
+
+/// Leaves `error` for the launcher, if there is one; false where it is to be shown here. That all ranks have stopped as
+/// asked is said by the first.
+pub fn report(error: &Error) -> bool {
+    let others = std::env::var("RANK").is_ok_and(|rank| !matches!(&*rank, "" | "0"));
+    if error.kind() == Kind::Preempted && others {
+        return true;
+    }
+    let Some(path) = std::env::var_os(env::ERROR_FILE).filter(|path| !path.is_empty()) else { return false };
+    let rank = std::env::var("RANK").unwrap_or_default();
+    let text = serde_json::to_string(&Report::new(error, &rank));
+    text.is_ok_and(|text| std::fs::write(Path::new(&path), text).is_ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_come_through_whole() {
+        for kind in KINDS {
+            let error = Error::new(kind, "what").hint("how");
+            let text = serde_json::to_string(&Report::new(&error, "2")).unwrap();
+            let read = serde_json::from_str::<Report>(&text).unwrap().into_error();
+            assert_eq!((read.kind(), read.message(), read.hint_text()), (kind, "rank 2: what", Some("how")));
+        }
+        assert_eq!(Report::new(&Error::peer("rank 1: barrier: late"), "1").message, "rank 1: barrier: late");
+    }
+}

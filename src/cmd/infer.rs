@@ -1,0 +1,319 @@
+//! `tunesmith infer`: answers one prompt, shown while it grows, or every row of a file, in its order; a file that was cut
+//! off goes on where it stands.
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::asking::{AskArgs, Asker};
+use super::terminal::{print, print_note};
+use crate::error::{Error, Result};
+use crate::eval::stream::{TextStream, certain};
+use crate::eval::{Answer, Asked, Go, Settings, Watcher, generate};
+
+/// What `infer` takes.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    ask: AskArgs,
+    /// The prompt; without it and without --in it is read from standard input
+    #[arg(long, short, value_name = "TEXT", conflicts_with = "input")]
+    prompt: Option<String>,
+    /// A file of prompts: JSON Lines as training rows, or with their answers left out; another file is a prompt a line
+    #[arg(long = "in", value_name = "FILE", requires = "out")]
+    input: Option<PathBuf>,
+    /// The file of answers: the rows of --in with `answer`, `end` and `answer_tokens`; one that is there goes on
+    #[arg(long, value_name = "FILE", requires = "input")]
+    out: Option<PathBuf>,
+    /// Start the file of answers anew
+    #[arg(long, requires = "out")]
+    overwrite: bool,
+    /// Print one JSON object
+    #[arg(long, conflicts_with = "input")]
+    json: bool,
+}
+
+/// Answers.
+///
+/// # Errors
+/// The model, the prompts, the files; [`crate::Kind::Preempted`] after Ctrl-C in a file.
+pub fn run(args: &Args) -> Result<()> {
+    match (&args.input, &args.out) {
+        (Some(input), Some(out)) => {
+            let rows = read_rows(input)?;
+            let done = if args.overwrite { 0 } else { answered(out, &rows)? };
+            if done == rows.len() {
+                print_note(&format!("{}: all {done} rows are answered", out.display()));
+                return Ok(());
+            }
+            batch(&args.ask, &rows, done, out, input)
+        }
+        _ => single(args),
+    }
+}
+
+/// Shows an answer while it grows.
+pub(super) struct Shower<'a> {
+    /// How tokens become text.
+    pub asker: &'a Asker,
+    /// Whether to print.
+    pub shown: bool,
+    /// Whether to stop.
+    pub stop: &'a AtomicBool,
+    stream: TextStream,
+    printed: usize,
+    read: usize,
+}
+
+impl<'a> Shower<'a> {
+    pub(super) fn new(asker: &'a Asker, shown: bool, stop: &'a AtomicBool) -> Self {
+        Self { asker, shown, stop, stream: TextStream::default(), printed: 0, read: 0 }
+    }
+
+    fn show(&mut self, end: usize) -> Result<()> {
+        if self.shown && end > self.printed {
+            print(&self.stream.text()[self.printed..end])?;
+        }
+        self.printed = self.printed.max(end);
+        Ok(())
+    }
+}
+
+impl Watcher for Shower<'_> {
+    fn token(&mut self, _: usize, tokens: &[u32]) -> Result<Go> {
+        // Beams change their mind: only the last answer is shown.
+        if self.asker.config.generation.num_beams == 1 {
+            while self.read < tokens.len() {
+                self.stream.push(&self.asker.tokenizer, tokens[self.read])?;
+                self.read += 1;
+            }
+            self.show(certain(self.stream.text(), &self.asker.config.generation.stop_strings))?;
+        }
+        Ok(if self.stop.load(Ordering::Relaxed) { Go::EndText } else { Go::On })
+    }
+
+    fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
+        asked(self.asker).stops(tokens)
+    }
+
+    fn answer(&mut self, _: usize, answer: &Answer) -> Result<()> {
+        let text = asked(self.asker).text(answer)?;
+        if self.shown && text.len() > self.printed {
+            print(text.get(self.printed..).unwrap_or_default())?;
+        }
+        self.printed = text.len();
+        Ok(())
+    }
+}
+
+pub(super) fn asked(asker: &Asker) -> Asked<'_> {
+    Asked { tokenizer: &asker.tokenizer, stop_strings: &asker.config.generation.stop_strings }
+}
+
+fn single(args: &Args) -> Result<()> {
+    let prompt = if let Some(prompt) = &args.prompt {
+        prompt.clone()
+    } else {
+        if std::io::stdin().is_terminal() {
+            return Err(Error::config("there is no prompt")
+                .hint("--prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+        }
+        let mut text = String::new();
+        std::io::stdin().read_to_string(&mut text).map_err(|error| Error::io("read", "standard input", &error))?;
+        if args.ask.raw { text } else { text.trim_end().to_owned() }
+    };
+    let asker = args.ask.open()?;
+    let tokens = asker.turn(args.ask.system.as_deref(), &prompt)?;
+    let never = AtomicBool::new(false);
+    let mut shower = Shower::new(&asker, !args.json, &never);
+    let began = Instant::now();
+    let answers = generate(&asker.model, std::slice::from_ref(&tokens), &asker.settings(), &mut shower)?;
+    let Some(answer) = answers.and_then(|mut answers| answers.pop()) else { return Ok(()) };
+    if !args.json {
+        return print("\n");
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    let found = json!({
+        "model": asker.what, "prompt": prompt, "answer": asked(&asker).text(&answer)?, "end": answer.end,
+        "prompt_tokens": tokens.len(), "answer_tokens": answer.tokens.len(), "seconds": seconds,
+    });
+    print(&format!("{found}\n"))
+}
+
+/// The rows of a file: JSON values, or lines of text.
+fn read_rows(path: &Path) -> Result<Vec<Value>> {
+    let file = File::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
+    let is_json = path.extension().is_some_and(|end| end == "jsonl" || end == "json" || end == "ndjson");
+    let mut rows = Vec::new();
+    for (number, line) in BufReader::new(file).lines().enumerate() {
+        let place = || format!("{}:{}", path.display(), number + 1);
+        let line = line.map_err(|error| Error::data(format!("{}: {error}", place())))?;
+        if line.trim().is_empty() {
+            continue;
+        }
+        rows.push(if is_json {
+            serde_json::from_str(&line).map_err(|error| {
+                Error::data(format!("{}: not a JSON value: {error}", place())).hint("expected a JSON object a line")
+            })?
+        } else {
+            Value::String(line)
+        });
+    }
+    if rows.is_empty() {
+        return Err(Error::data(format!("{}: there are no rows", path.display())));
+    }
+    Ok(rows)
+}
+
+/// The fields that an answered row has beside its own.
+const OURS: [&str; 3] = ["answer", "end", "answer_tokens"];
+
+fn with_answer(row: &Value, text: &str, answer: &Answer) -> Value {
+    let mut fields = match row {
+        Value::Object(fields) => fields.clone(),
+        other => serde_json::Map::from_iter([("prompt".to_owned(), other.clone())]),
+    };
+    fields.insert(OURS[0].to_owned(), text.into());
+    fields.insert(OURS[1].to_owned(), json!(answer.end));
+    fields.insert(OURS[2].to_owned(), answer.tokens.len().into());
+    Value::Object(fields)
+}
+
+/// How many rows `out` answers already; half a line at its end is cut off.
+fn answered(out: &Path, rows: &[Value]) -> Result<usize> {
+    let bytes = match std::fs::read(out) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(Error::io("read", out, &error)),
+    };
+    let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let mut done = 0;
+    for line in bytes[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+        let own = |value: &Value| -> Option<BTreeMap<String, Value>> {
+            let fields = value.as_object()?.iter().filter(|(name, _)| !OURS.contains(&name.as_str()));
+            Some(fields.map(|(name, value)| (name.clone(), value.clone())).collect())
+        };
+        let wanted = rows.get(done).map(|row| match row {
+            Value::Object(_) => row.clone(),
+            other => json!({ "prompt": other }),
+        });
+        let found: Option<Value> = serde_json::from_slice(line).ok();
+        let same = found.as_ref().and_then(own).zip(wanted.as_ref().and_then(own)).is_some_and(|(a, b)| a == b);
+        if !same {
+            return Err(Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), done + 1))
+                .hint("--overwrite starts the file anew; or name another --out"));
+        }
+        done += 1;
+    }
+    if whole < bytes.len() {
+        let cut = OpenOptions::new().write(true).open(out).and_then(|file| file.set_len(whole as u64));
+        cut.map_err(|error| Error::io("write", out, &error))?;
+    }
+    Ok(done)
+}
+
+/// Writes answers in the order of their rows, whatever the order in which they come.
+struct Writer<'a> {
+    asker: &'a Asker,
+    rows: &'a [Value],
+    file: File,
+    path: &'a Path,
+    waiting: BTreeMap<usize, Value>,
+    next: usize,
+    tokens: usize,
+    stop: Arc<AtomicBool>,
+}
+
+impl Watcher for Writer<'_> {
+    fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
+        self.tokens += 1;
+        Ok(if self.stop.load(Ordering::Relaxed) { Go::EndAll } else { Go::On })
+    }
+
+    fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
+        asked(self.asker).stops(tokens)
+    }
+
+    fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
+        self.waiting.insert(text, with_answer(&self.rows[text], &asked(self.asker).text(answer)?, answer));
+        while let Some(row) = self.waiting.remove(&self.next) {
+            let line = format!("{row}\n");
+            self.file.write_all(line.as_bytes()).map_err(|error| Error::io("write", self.path, &error))?;
+            self.next += 1;
+        }
+        Ok(())
+    }
+}
+
+fn batch(ask: &AskArgs, rows: &[Value], done: usize, out: &Path, input: &Path) -> Result<()> {
+    let asker = ask.open()?;
+    let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
+    // All prompts first: a row that cannot be asked is refused before the first answer.
+    let prompts = rows
+        .iter()
+        .enumerate()
+        .skip(done)
+        .map(|(index, row)| asker.row(ask.system.as_deref(), row).map_err(|error| place(index, error)))
+        .collect::<Result<Vec<_>>>()?;
+    let open = OpenOptions::new().create(true).truncate(done == 0).write(true).open(out);
+    let mut file = open.map_err(|error| Error::io("write", out, &error))?;
+    file.seek(SeekFrom::End(0)).map_err(|error| Error::io("write", out, &error))?;
+    if done > 0 {
+        print_note(&format!("{}: {done} rows are answered, going on with row {}", out.display(), done + 1));
+    }
+    let stop = interrupt()?;
+    let settings = Settings { first_text: done as u64, ..asker.settings() };
+    let rest = &rows[done..];
+    let mut writer =
+        Writer { asker: &asker, rows: rest, file, path: out, waiting: BTreeMap::new(), next: 0, tokens: 0, stop };
+    let began = Instant::now();
+    let finished = generate(&asker.model, &prompts, &settings, &mut writer)?.is_some();
+    let (written, seconds) = (done + writer.next, began.elapsed().as_secs_f64());
+    writer.file.sync_all().map_err(|error| Error::io("write", out, &error))?;
+    if !finished {
+        return Err(Error::preempted(format!("{}: {written} of {} rows are answered", out.display(), rows.len()))
+            .hint("run the same command again: it goes on there"));
+    }
+    let speed = writer.tokens as f64 / seconds.max(1e-9);
+    print_note(&format!("{}: {written} rows answered, {} tokens at {speed:.1} tokens/s", out.display(), writer.tokens));
+    Ok(())
+}
+
+/// A flag that Ctrl-C and SIGTERM set; a second one ends the process as ever.
+pub(super) fn interrupt() -> Result<Arc<AtomicBool>> {
+    let flag = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        let both = signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)));
+        both.map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;
+    }
+    Ok(flag)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::eval::End;
+
+    #[test]
+    fn a_file_of_answers_goes_on_after_its_last_whole_line() {
+        let root = tempfile::tempdir().unwrap();
+        let out = root.path().join("out.jsonl");
+        let rows = [json!({"question": "a", "id": 1}), json!("b"), json!({"question": "c"})];
+        assert_eq!(answered(&out, &rows).unwrap(), 0);
+        let answer = Answer { tokens: vec![1, 2], end: End::Length };
+        let lines: Vec<String> = rows.iter().map(|row| with_answer(row, "x", &answer).to_string()).collect();
+        assert_eq!(lines[0], r#"{"question":"a","id":1,"answer":"x","end":"length","answer_tokens":2}"#);
+        std::fs::write(&out, format!("{}\n{}\n{}", lines[0], lines[1], &lines[2][..9])).unwrap();
+        assert_eq!(answered(&out, &rows).unwrap(), 2);
+        assert_eq!(std::fs::read_to_string(&out).unwrap(), format!("{}\n{}\n", lines[0], lines[1]));
+        let other = [json!({"question": "z"}), json!("b")];
+        assert_eq!(answered(&out, &other).unwrap_err().kind(), crate::Kind::Config);
+        assert!(answered(&out, &rows[..1]).is_err(), "more answers than rows");
+    }
+}

@@ -1,0 +1,382 @@
+//! `tunesmith launch`: starts the ranks of a run on this machine, shows their output with each rank's number, and ends
+//! them together: a signal goes to all; when one fails, its error is shown once and none of the others stays behind.
+use std::fmt::Write as _;
+use std::io::{BufRead as _, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use super::devices::{self, Asked};
+use super::failure::Report;
+use super::terminal;
+use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
+use crate::comm::process;
+use crate::comm::store::{Host, Token};
+use crate::error::{Error, Kind, Result};
+
+/// The arguments of `tunesmith launch`.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// Ranks on this machine: a number, or `auto`
+    #[arg(long, default_value = "auto")]
+    nproc: String,
+    /// Machines that take part; each runs this command
+    #[arg(long, default_value_t = 1)]
+    nnodes: usize,
+    /// This machine's number, from 0
+    #[arg(long, default_value_t = 0)]
+    node_rank: usize,
+    /// The first machine's name or address
+    #[arg(long)]
+    master_addr: Option<String>,
+    /// The port on it where the ranks meet (on one machine a free one is found)
+    #[arg(long)]
+    master_port: Option<u16>,
+    /// Seconds that an operation between ranks may take (`train.ddp_timeout`)
+    #[arg(long)]
+    timeout: Option<f64>,
+    /// How often a run whose rank is lost starts again from its newest checkpoint
+    #[arg(long, default_value_t = 0)]
+    max_restarts: usize,
+    /// The GPUs to use, such as 0,1
+    #[arg(long, value_delimiter = ',')]
+    gpu_ids: Vec<usize>,
+    /// What each rank runs: `train CONFIG …`
+    #[arg(last = true, required = true, value_name = "train CONFIG")]
+    command: Vec<String>,
+}
+
+/// After the first rank has failed, the others may take so long to notice and to say so.
+const GRACE: Duration = Duration::from_secs(3);
+/// How often ranks are looked after.
+const TICK: Duration = Duration::from_millis(10);
+
+/// Launches.
+///
+/// # Errors
+/// That of the rank which failed first; [`crate::Kind::Preempted`] when the run was stopped by a signal after saving.
+pub fn run(args: &Args) -> Result<()> {
+    let job = Job::new(args)?;
+    let asked = Arc::new(AtomicUsize::new(0));
+    let mut signals = Signals::new([SIGINT, SIGTERM])
+        .map_err(|error| Error::new(Kind::Io, format!("cannot install signal handlers: {error}")))?;
+    let count = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let mut restarts = 0;
+    loop {
+        let Some(failure) = job.attempt(restarts, &asked)? else { return Ok(()) };
+        // What a configuration, the data or the numbers do wrong they would do again.
+        let passing = failure.kind() == Kind::Peer && asked.load(Ordering::Relaxed) == 0;
+        if !passing || restarts == args.max_restarts {
+            return Err(failure);
+        }
+        restarts += 1;
+        terminal::print_error(&failure);
+        terminal::print_note(&format!("restart {restarts} of {}, from the newest checkpoint", args.max_restarts));
+    }
+}
+
+/// What is to be started.
+struct Job {
+    program: PathBuf,
+    command: Vec<String>,
+    nproc: usize,
+    nnodes: usize,
+    node_rank: usize,
+    /// Where the ranks meet, if they are on several machines.
+    master: Option<(String, u16)>,
+    timeout: Option<f64>,
+}
+
+impl Job {
+    fn new(args: &Args) -> Result<Self> {
+        if args.command.first().is_none_or(|command| command != "train") {
+            return Err(Error::config(format!("launch: `{}` does not run as several ranks", args.command[0]))
+                .hint("tunesmith launch --nproc N -- train CONFIG"));
+        }
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let asked = Asked {
+            nproc: &args.nproc,
+            gpu_ids: &args.gpu_ids,
+            num_gpus: variable("NUM_GPUS"),
+            visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+        };
+        let (nproc, note) = devices::ranks(&asked, devices::gpus())?;
+        if args.node_rank >= args.nnodes {
+            let message = format!("launch: --node-rank {} of --nnodes {}", args.node_rank, args.nnodes);
+            return Err(Error::config(message).hint("machines are numbered from 0"));
+        }
+        let master = match (args.nnodes, &args.master_addr, args.master_port) {
+            (0 | 1, None, None) => None,
+            (0 | 1, address, port) => Some((address.clone().unwrap_or_else(|| "127.0.0.1".into()), port.unwrap_or(0))),
+            (_, Some(address), Some(port)) => Some((address.clone(), port)),
+            _ => {
+                return Err(Error::config("launch: several machines need --master-addr and --master-port")
+                    .hint("those of the machine with --node-rank 0, the same everywhere"));
+            }
+        };
+        if args.nnodes > 1 && args.max_restarts > 0 {
+            return Err(Error::config("launch: --max-restarts works on one machine")
+                .hint("on several, torchrun restarts: torchrun --no-python --max-restarts … tunesmith train …"));
+        }
+        if args.nnodes > 1 && variable(TOKEN).is_none() {
+            return Err(Error::config(format!("launch: env {TOKEN} is not set: any process could pass for a rank"))
+                .hint(MAKE_TOKEN));
+        }
+        let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
+        let (nnodes, node_rank, timeout) = (args.nnodes.max(1), args.node_rank, args.timeout);
+        let job = Self { program, command: args.command.clone(), nproc, nnodes, node_rank, master, timeout };
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        terminal::print_text(&format!(
+            "launch: {nproc} of {} ranks on this machine, {} of its {cores} cores each; {note}\n",
+            job.size(),
+            (cores / nproc).max(1),
+        ));
+        Ok(job)
+    }
+
+    fn size(&self) -> usize {
+        self.nproc * self.nnodes
+    }
+
+    /// Runs the ranks once. Nothing where all were well.
+    fn attempt(&self, restarts: usize, asked: &AtomicUsize) -> Result<Option<Error>> {
+        let token = match std::env::var(TOKEN) {
+            Ok(token) if !token.is_empty() => Token::given(&token)?,
+            _ => Token::fresh()?,
+        };
+        let meeting = self.meeting_place(&token)?;
+        let reports = Reports::new()?;
+        let mut ranks = Vec::new();
+        for local_rank in 0..self.nproc {
+            ranks.push(self.start(local_rank, &meeting, &token, &reports, restarts)?);
+        }
+        let mut heard = 0;
+        let mut first_failure: Option<Instant> = None;
+        while ranks.iter().any(|rank| rank.ended.is_none()) {
+            std::thread::sleep(TICK);
+            let now = asked.load(Ordering::Relaxed);
+            if now > heard {
+                heard = now;
+                ranks
+                    .iter_mut()
+                    .filter(|rank| rank.ended.is_none())
+                    .for_each(|rank| process::signal(&rank.child, SIGTERM));
+            }
+            for rank in &mut ranks {
+                rank.look();
+            }
+            if first_failure.is_none() && ranks.iter().any(Rank::has_failed) {
+                first_failure = Some(Instant::now());
+            }
+            if first_failure.is_some_and(|since| since.elapsed() > GRACE) {
+                for rank in ranks.iter_mut().filter(|rank| rank.ended.is_none() && !rank.killed) {
+                    rank.killed = true;
+                    process::signal(&rank.child, libc::SIGKILL);
+                }
+            }
+        }
+        for rank in &mut ranks {
+            rank.output.drain(..).for_each(|reader| drop(reader.join()));
+        }
+        Ok(outcome(&ranks, &reports))
+    }
+
+    /// Where the ranks meet: held here, or on the first machine.
+    fn meeting_place(&self, token: &Token) -> Result<SocketAddr> {
+        let Some((host, port)) = &self.master else {
+            let any = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+            return Ok(Host::serve(any, token.clone())?.address());
+        };
+        let found = (host.as_str(), *port).to_socket_addrs().ok().and_then(|mut found| found.next());
+        let address = found.ok_or_else(|| Error::config(format!("--master-addr {host}: no such host")))?;
+        if self.node_rank == 0 { Ok(Host::serve(address, token.clone())?.address()) } else { Ok(address) }
+    }
+
+    fn start(
+        &self,
+        local_rank: usize,
+        meeting: &SocketAddr,
+        token: &Token,
+        reports: &Reports,
+        restarts: usize,
+    ) -> Result<Rank> {
+        let number = self.node_rank * self.nproc + local_rank;
+        let mut command = Command::new(&self.program);
+        command.args(if restarts == 0 { self.command.clone() } else { resuming(&self.command) });
+        for (name, value) in [
+            ("RANK", number.to_string()),
+            ("WORLD_SIZE", self.size().to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("LOCAL_WORLD_SIZE", self.nproc.to_string()),
+            ("MASTER_ADDR", meeting.ip().to_string()),
+            ("MASTER_PORT", meeting.port().to_string()),
+            (STORE, meeting.to_string()),
+            (TOKEN, token.text().to_owned()),
+        ] {
+            command.env(name, value);
+        }
+        command.env(ERROR_FILE, reports.of(number)).env_remove("NUM_GPUS");
+        if let Some(seconds) = self.timeout {
+            command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        process::tie(&mut command);
+        let mut child = command.spawn().map_err(|error| Error::io("start", &self.program, &error))?;
+        let prefix = format!("[rank {number}] ");
+        let mut output = Vec::new();
+        if let Some(stdout) = child.stdout.take() {
+            output.push(pass_on(stdout, prefix.clone(), |text| drop(terminal::print(text))));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            output.push(pass_on(stderr, prefix, terminal::print_text));
+        }
+        Ok(Rank { number, child, output, ended: None, killed: false })
+    }
+}
+
+/// The command of a rank that goes on from the newest checkpoint.
+fn resuming(command: &[String]) -> Vec<String> {
+    let mut command: Vec<String> = command.iter().filter(|word| *word != "--overwrite").cloned().collect();
+    let resumes = |word: &String| word.starts_with("--resume") || word.contains("resume_from_checkpoint=");
+    if !command.iter().any(resumes) {
+        command.push("--resume".to_owned());
+    }
+    command
+}
+
+/// Shows each line of `from` behind `prefix`.
+fn pass_on(from: impl Read + Send + 'static, prefix: String, show: fn(&str)) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut lines = BufReader::new(from);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+            let text = String::from_utf8_lossy(&line);
+            show(&format!("{prefix}{}\n", text.trim_end_matches(['\n', '\r'])));
+            line.clear();
+        }
+    })
+}
+
+/// A rank's process. It is killed where this is dropped before it has ended.
+struct Rank {
+    number: usize,
+    child: Child,
+    output: Vec<JoinHandle<()>>,
+    ended: Option<(ExitStatus, Instant)>,
+    /// By us, because another has failed.
+    killed: bool,
+}
+
+impl Rank {
+    fn look(&mut self) {
+        if self.ended.is_none()
+            && let Ok(Some(status)) = self.child.try_wait()
+        {
+            self.ended = Some((status, Instant::now()));
+        }
+    }
+
+    /// Ended otherwise than by finishing or by a request.
+    fn has_failed(&self) -> bool {
+        let preempted = i32::from(Kind::Preempted.exit_code());
+        self.ended.is_some_and(|(status, _)| !matches!(status.code(), Some(code) if code == 0 || code == preempted))
+    }
+}
+
+impl Drop for Rank {
+    fn drop(&mut self) {
+        if self.ended.is_none() {
+            process::signal(&self.child, libc::SIGKILL);
+            // It cannot outlive this; how it ended is of no interest any more.
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// What the ranks amount to: nothing where all were well, else the first cause.
+fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
+    let mut failed: Vec<&Rank> = ranks.iter().filter(|rank| rank.has_failed() && !rank.killed).collect();
+    let peer = Some(i32::from(Kind::Peer.exit_code()));
+    // An exit for a peer's sake is a consequence, whenever it came.
+    failed.sort_by_key(|rank| rank.ended.map(|(status, at)| (status.code() == peer, at)));
+    let Some(first) = failed.first() else {
+        let stopped = ranks.iter().find(|rank| rank.ended.is_some_and(|(status, _)| !status.success()))?;
+        let missing = || Error::preempted("stopped by a signal, as rank 0 says");
+        return Some(reports.read(stopped.number).map_or_else(missing, Report::into_error));
+    };
+    let (status, _) = first.ended?;
+    if let Some(report) = reports.read(first.number) {
+        return Some(report.into_error());
+    }
+    let number = first.number;
+    let mut message = match status.signal() {
+        Some(signal) => format!("rank {number} was killed by signal {signal}"),
+        None => format!("rank {number} ended with exit code {}", status.code().unwrap_or(-1)),
+    };
+    for report in failed[1..].iter().filter_map(|rank| reports.read(rank.number)) {
+        let _ = write!(message, "\n    seen by {}", report.message);
+    }
+    let error = Error::peer(message);
+    Some(match status.signal() {
+        Some(libc::SIGKILL) => {
+            error.hint("where memory runs out, the system kills too (see `dmesg`); --max-restarts goes on")
+        }
+        _ => error,
+    })
+}
+
+/// Where ranks leave their last error.
+struct Reports(PathBuf);
+
+impl Reports {
+    fn new() -> Result<Self> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let folder =
+            std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &Token::fresh()?.text()[..12]));
+        let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
+        made.map_err(|error| Error::io("create", &folder, &error))?;
+        Ok(Self(folder))
+    }
+
+    fn of(&self, rank: usize) -> PathBuf {
+        self.0.join(format!("{rank}.json"))
+    }
+
+    fn read(&self, rank: usize) -> Option<Report> {
+        serde_json::from_str(&std::fs::read_to_string(self.of(rank)).ok()?).ok()
+    }
+}
+
+impl Drop for Reports {
+    fn drop(&mut self) {
+        // A folder that stays in the folder for temporary files does no harm.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_restart_resumes_and_overwrites_nothing() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(resuming(&words("train a.yaml --overwrite")), words("train a.yaml --resume"));
+        assert_eq!(resuming(&words("train a.yaml --resume=x")), words("train a.yaml --resume=x"));
+        let key = words("train a.yaml train.resume_from_checkpoint=latest");
+        assert_eq!(resuming(&key), key);
+    }
+}

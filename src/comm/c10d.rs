@@ -1,0 +1,106 @@
+//! A client of the key-value store that torchrun's agent holds (`c10d::TCPStore`), just large enough to publish one
+//! value and to wait for it. Its protocol, read from PyTorch's `TCPStore.cpp`: a query is one byte; numbers are u64 and
+//! strings have their length before them; a connection opens with a magic number, in one write.
+//!
+//! The agent's store outlives restarts and is open to everybody, so it carries nothing but the endpoint of rank 0's own
+//! rendezvous and its token.
+use std::io::{Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+const VALIDATE: u8 = 0;
+const SET: u8 = 1;
+const GET: u8 = 3;
+const CHECK: u8 = 5;
+const MAGIC: u32 = 0x3C85_F7CE;
+/// The answer to [`CHECK`] where every key is there.
+const READY: u8 = 0;
+/// The longest value that is taken.
+const LONGEST: u64 = 4096;
+
+/// A connection to the agent's store.
+#[derive(Debug)]
+pub struct Agent {
+    stream: TcpStream,
+    address: String,
+}
+
+impl Agent {
+    /// Connects to `address` (`host:port`), trying again until `limit`.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`]: nobody answers.
+    pub fn connect(address: &str, limit: Duration) -> Result<Self> {
+        let began = Instant::now();
+        loop {
+            let connected = address.to_socket_addrs().and_then(|mut found| {
+                let first = found.next().ok_or(std::io::ErrorKind::AddrNotAvailable)?;
+                TcpStream::connect_timeout(&first, Duration::from_secs(5))
+            });
+            match connected {
+                Ok(stream) => {
+                    let mut agent = Self { stream, address: address.to_owned() };
+                    agent.talk(|stream| {
+                        stream.set_nodelay(true)?;
+                        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+                        let magic = MAGIC.to_le_bytes();
+                        stream.write_all(&[VALIDATE, magic[0], magic[1], magic[2], magic[3]])
+                    })?;
+                    return Ok(agent);
+                }
+                Err(error) if began.elapsed() > limit => {
+                    return Err(Error::peer(format!("torchrun's store at {address} does not answer: {error}"))
+                        .hint("MASTER_ADDR and MASTER_PORT say where it is"));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn talk<T>(&mut self, talk: impl FnOnce(&mut TcpStream) -> std::io::Result<T>) -> Result<T> {
+        talk(&mut self.stream)
+            .map_err(|error| Error::peer(format!("torchrun's store at {} does not answer: {error}", self.address)))
+    }
+
+    /// Sets a value.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`]: the connection has ended.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<()> {
+        let query = [&[SET][..], &string(key), &string(value)].concat();
+        self.talk(|stream| stream.write_all(&query))
+    }
+
+    /// The value, if it is set.
+    ///
+    /// # Errors
+    /// As [`Agent::set`]; a value that cannot be ours.
+    pub fn get(&mut self, key: &str) -> Result<Option<String>> {
+        let check = [&[CHECK][..], &1u64.to_le_bytes(), &string(key)].concat();
+        let get = [&[GET][..], &string(key)].concat();
+        self.talk(|stream| {
+            let mut there = [0];
+            stream.write_all(&check)?;
+            stream.read_exact(&mut there)?;
+            if there[0] != READY {
+                return Ok(None);
+            }
+            let mut length = [0; 8];
+            stream.write_all(&get)?;
+            stream.read_exact(&mut length)?;
+            let length = u64::from_le_bytes(length);
+            if length > LONGEST {
+                return Err(std::io::ErrorKind::InvalidData.into());
+            }
+            let mut value = vec![0; length as usize];
+            stream.read_exact(&mut value)?;
+            String::from_utf8(value).map(Some).map_err(|_| std::io::ErrorKind::InvalidData.into())
+        })
+    }
+}
+
+fn string(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()
+}

@@ -1,0 +1,36 @@
+//! Rank processes: started so that they never outlive the launcher, and ended with all that they have started.
+use std::process::{Child, Command};
+
+/// Lets the processes that `command` starts be killed when this process ends, in whatever way; each leads a process
+/// group of its own, so that a Ctrl-C on the terminal reaches them only through the launcher.
+///
+/// The system ties this to the thread that starts them: that must be one that lives as long as the process.
+pub fn tie(command: &mut Command) {
+    use std::os::unix::process::CommandExt as _;
+    command.process_group(0);
+    #[cfg(target_os = "linux")]
+    {
+        let launcher = std::process::id();
+        let tie = move || {
+            // SAFETY: prctl with plain numbers; async-signal-safe.
+            if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            // It may have ended between fork and here.
+            // SAFETY: getppid takes nothing and cannot fail.
+            if u32::try_from(unsafe { libc::getppid() }) != Ok(launcher) {
+                return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe));
+            }
+            Ok(())
+        };
+        // SAFETY: the closure makes two system calls, allocates nothing and takes no lock.
+        unsafe { command.pre_exec(tie) };
+    }
+}
+
+/// Sends `signal` to the process and all of its group.
+pub fn signal(child: &Child, signal: i32) {
+    let Ok(group) = i32::try_from(child.id()) else { return };
+    // SAFETY: a plain system call; the group is that of a child that has not been waited for. It may be gone already.
+    unsafe { libc::kill(-group, signal) };
+}

@@ -1,0 +1,143 @@
+//! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale, or factors.
+use regex::Regex;
+
+use super::{Placement, Side, Targets};
+use crate::config::TargetModules;
+use crate::config::arch::LinearSpec;
+use crate::error::{Error, Result};
+
+/// [`Targets`] with its expressions compiled.
+pub(super) struct Rules<'a> {
+    targets: &'a Targets,
+    target: Option<Regex>,
+    exclude: Option<Regex>,
+    feedforward: Option<Regex>,
+    saved: Vec<Regex>,
+    layers: Vec<Regex>,
+    pub(super) ranks: Vec<(Regex, usize)>,
+    pub(super) alphas: Vec<(Regex, f64)>,
+}
+
+impl<'a> Rules<'a> {
+    pub(super) fn compile(targets: &'a Targets) -> Result<Self> {
+        let section = targets.section();
+        let compile = |option: &str, pattern: &str| compile(section, option, pattern);
+        let whole = |option: &str, modules: Option<&TargetModules>| match modules {
+            Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
+            _ => Ok(None),
+        };
+        if matches!(targets.target_modules, TargetModules::Regex(_)) && targets.layers_to_transform.is_some() {
+            return Err(Error::config(
+                "tuning.lora.layers_to_transform cannot be used when target_modules is a regular expression",
+            )
+            .hint("write the blocks into the expression, or give target_modules as a list"));
+        }
+        if targets.exclude_modules == Some(TargetModules::AllLinear) {
+            return Err(Error::config(format!("{section}.exclude_modules: all-linear leaves nothing to train"))
+                .hint("name the modules, such as [down_proj]"));
+        }
+        let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
+        let layers = match targets.layers_pattern.as_slice() {
+            [] => vec![compile("layers_pattern", r"^.*?\.[^.]*\.(?P<idx>\d+)\.")?],
+            patterns => patterns
+                .iter()
+                .map(|pattern| compile("layers_pattern", &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\.")))
+                .collect::<Result<_>>()?,
+        };
+        Ok(Self {
+            targets,
+            target: whole("target_modules", Some(&targets.target_modules))?,
+            exclude: whole("exclude_modules", targets.exclude_modules.as_ref())?,
+            feedforward: whole("feedforward_modules", targets.feedforward.as_ref())?,
+            saved: (targets.modules_to_save.iter())
+                .map(|module| compile("modules_to_save", &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
+                .collect::<Result<_>>()?,
+            layers,
+            ranks: (targets.rank_pattern.0.iter())
+                .map(|(pattern, rank)| Ok((key("rank_pattern", pattern)?, *rank)))
+                .collect::<Result<_>>()?,
+            alphas: (targets.alpha_pattern.0.iter())
+                .map(|(pattern, alpha)| Ok((key("alpha_pattern", pattern)?, *alpha)))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether the module of this name gets an adapter.
+    pub(super) fn targets(&self, name: &str) -> bool {
+        let excluded = match &self.targets.exclude_modules {
+            Some(TargetModules::List(entries)) => entries.iter().any(|entry| ends_with_module(name, entry)),
+            _ => self.exclude.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+        };
+        if excluded || self.saved.iter().any(|pattern| pattern.is_match(name)) {
+            return false;
+        }
+        match &self.targets.target_modules {
+            TargetModules::AllLinear => self.in_layers(name),
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+            TargetModules::List(entries) => {
+                entries.iter().any(|entry| entry == name)
+                    || (entries.iter().any(|entry| ends_with_module(name, entry)) && self.in_layers(name))
+            }
+        }
+    }
+
+    fn in_layers(&self, name: &str) -> bool {
+        match self.targets.layers_to_transform.as_deref() {
+            None | Some([]) => true,
+            Some(layers) => {
+                let found = self.layers.iter().find_map(|pattern| pattern.captures(name));
+                let number = found.and_then(|captures| captures["idx"].parse::<usize>().ok());
+                number.is_some_and(|number| layers.contains(&number))
+            }
+        }
+    }
+
+    /// What the factors of a module multiply, with (IA)³.
+    fn factors(&self, name: &str) -> Option<Side> {
+        let inputs = match self.targets.feedforward.as_ref()? {
+            TargetModules::AllLinear => true,
+            TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+            TargetModules::List(entries) => entries.iter().any(|entry| name.ends_with(entry.as_str())),
+        };
+        Some(if inputs { Side::Input } else { Side::Output })
+    }
+
+    pub(super) fn placement(&self, linear: &LinearSpec) -> Placement {
+        let rank = self.ranks.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
+        let alpha = self.alphas.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
+        let (r, alpha) = (
+            rank.map_or(self.targets.r, |(_, rank)| *rank),
+            alpha.map_or(self.targets.lora_alpha, |(_, alpha)| *alpha),
+        );
+        let scale = if self.targets.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
+        let update = Placement {
+            module: linear.name.clone(),
+            key: linear.name.clone(),
+            r,
+            alpha,
+            scale: scale as f32,
+            out_features: linear.out_features,
+            in_features: linear.in_features,
+            dora: self.targets.use_dora,
+            factors: None,
+            experts: None,
+        };
+        match self.factors(&linear.name) {
+            None => update,
+            factors => Placement { r: 0, alpha: 0.0, scale: 1.0, factors, ..update },
+        }
+    }
+}
+
+fn compile(section: &str, option: &str, pattern: &str) -> Result<Regex> {
+    Regex::new(pattern).map_err(|error| {
+        let reason = error.to_string();
+        let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
+        Error::config(format!("{section}.{option}: {pattern:?} is no valid regular expression: {reason}"))
+    })
+}
+
+/// PEFT's list rule: the name itself, or its end behind a dot.
+pub(super) fn ends_with_module(name: &str, entry: &str) -> bool {
+    name.strip_suffix(entry).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}

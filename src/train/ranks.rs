@@ -1,0 +1,270 @@
+//! Which ranks a run has, and how they begin: one process, one of several that a launcher has started (`ddp`), or
+//! several threads of this one (`dp`).
+use std::time::Duration;
+
+use super::prepare::Prepared;
+use super::session::Session;
+use crate::checkpoint::stamp;
+use crate::comm::env::Launch;
+use crate::comm::gloo::{self, Gloo};
+use crate::comm::meet::{Door, Meeting, ranks};
+use crate::comm::single::Single;
+use crate::comm::threads::{self, Threads};
+use crate::comm::{Collectives, Limits, World, bytes};
+use crate::config::{Config, Strategy};
+use crate::error::{Error, Kind, Result};
+
+/// A rank's place, before its connections with the others.
+pub struct Seat {
+    /// Who it is.
+    pub world: World,
+    /// How the ranks have come about, for the user.
+    pub described: String,
+    limits: Limits,
+    link: Link,
+}
+
+enum Link {
+    Alone,
+    Thread(Threads),
+    Process(Meeting),
+}
+
+/// The seats of this process: one, or with `dp` one a thread.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the Gloo engine is
+/// missing; [`crate::Kind::Peer`]: the other ranks cannot be found.
+pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
+    let train = &config.train;
+    let limits = Limits { timeout: Duration::from_secs_f64(train.ddp_timeout), bucket: train.ddp_bucket_cap_mb << 20 };
+    let alone = |described: &str| {
+        vec![Seat { world: World::ALONE, described: described.to_owned(), limits, link: Link::Alone }]
+    };
+    match (train.strategy, launch) {
+        (Strategy::Single | Strategy::Dp, Some(launch)) => {
+            let Launch { launcher, world, .. } = launch;
+            let message =
+                format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
+            Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
+        }
+        (Strategy::Auto | Strategy::Ddp, Some(launch)) => {
+            gloo::probe()?;
+            let meeting = Meeting::join(launch)?;
+            let World { size, local_size, .. } = launch.world;
+            let described = format!(
+                "ddp: {size} processes over gloo, {local_size} on this machine, started by {}, meeting at {}",
+                launch.launcher,
+                meeting.store.host()
+            );
+            Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting) }])
+        }
+        (Strategy::Dp, None) => {
+            let size = train.dp_ranks.ok_or_else(|| {
+                Error::config("train.strategy: dp needs train.dp_ranks")
+                    .hint("set it to the number of ranks; each is a thread with its share of the cores")
+            })?;
+            let described = format!("dp: {size} ranks as threads of one process");
+            let seat = |rank: Threads| Seat {
+                world: rank.world(),
+                described: described.clone(),
+                limits,
+                link: Link::Thread(rank),
+            };
+            Ok(threads::world(size, limits).into_iter().map(seat).collect())
+        }
+        (Strategy::Ddp, None) => Ok(alone("ddp without a launcher: one process")),
+        (Strategy::Auto | Strategy::Single, None) => Ok(alone("one process")),
+    }
+}
+
+impl Seat {
+    /// Threads for the kernels of one rank: `num_threads`, or this rank's share of the machine's cores; nothing where
+    /// it may have them all.
+    pub fn threads(&self, num_threads: Option<usize>) -> Option<usize> {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        num_threads.or_else(|| (self.world.local_size > 1).then(|| (cores() / self.world.local_size).max(1)))
+    }
+
+    /// Does what every rank of a machine does, the first before the others: they find its cache.
+    ///
+    /// # Errors
+    /// Those of `act`, or [`crate::Kind::Peer`] where the first has failed.
+    pub fn in_turn<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        let door: &dyn Door = match &self.link {
+            Link::Alone => return act(),
+            Link::Thread(rank) => rank,
+            Link::Process(meeting) => meeting,
+        };
+        if self.world.local_rank > 0 {
+            door.wait()?;
+            return act();
+        }
+        let done = act()?;
+        door.open()?;
+        Ok(done)
+    }
+
+    /// Connects with the others.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`]: one does not come.
+    pub fn connect(self) -> Result<Box<dyn Collectives>> {
+        Ok(match self.link {
+            Link::Alone => Box::new(Single),
+            Link::Thread(rank) => Box::new(rank),
+            Link::Process(meeting) => Box::new(Gloo::connect(meeting, self.limits)?),
+        })
+    }
+}
+
+/// What ended a run of several ranks: its cause, not what followed from that at the others.
+///
+/// # Errors
+/// That of the rank which failed by itself, else of one that lost a peer.
+pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
+    let mut first: Option<Result<T>> = None;
+    for result in results {
+        match &first {
+            None => first = Some(result),
+            Some(Err(known)) if known.kind() != Kind::Peer => {}
+            Some(Err(_)) if result.is_ok() => {}
+            Some(_) if result.is_err() => first = Some(result),
+            Some(_) => {}
+        }
+    }
+    first.expect("a run has a rank")
+}
+
+fn hash(bytes: &[u8]) -> u64 {
+    let hash = blake3::hash(bytes);
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
+/// Holds the ranks' trained values against each other: they have seen the same sums and must be the same to the bit.
+///
+/// # Errors
+/// [`crate::Kind::Numeric`], naming the ranks that differ from most (of two: from rank 0); [`crate::Kind::Peer`].
+pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
+    if comm.world().size == 1 {
+        return Ok(());
+    }
+    let hashes = comm.collect(&[hash(bytes::of(values))])?;
+    let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
+    // Of equally many, the first.
+    let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
+    let odd: Vec<usize> = (0..hashes.len()).filter(|&rank| hashes[rank] != right).collect();
+    if odd.is_empty() {
+        return Ok(());
+    }
+    Err(Error::numeric(format!("after step {step} the trained values of {} are not those of the others", ranks(&odd)))
+        .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
+}
+
+impl Session<'_> {
+    /// Refuses ranks that would not train the same model in the same way: other rows, settings, starting values.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`], naming the ranks and what differs; [`crate::Kind::Peer`].
+    pub fn agree(&self) -> Result<()> {
+        let Prepared { dataset, batches, settings, .. } = &self.prepared;
+        let compared: Vec<_> = settings.iter().filter(|setting| stamp::COMPARED.contains(&&*setting.key)).collect();
+        let text: Vec<String> = compared.iter().map(|setting| format!("{}={}", setting.key, setting.value)).collect();
+        let own = [
+            hash(dataset.fingerprint.as_bytes()),
+            hash(self.stamp.base_model.as_bytes()),
+            hash(text.join("\n").as_bytes()),
+            hash(bytes::of(self.model.params.values())),
+            batches.total_steps,
+            self.state.step,
+        ];
+        let what = [
+            "the data",
+            "the model",
+            "the settings",
+            "the starting values",
+            "the number of steps",
+            "the step to start from",
+        ];
+        let all = self.comm.collect(&own)?;
+        for (index, what) in what.iter().enumerate() {
+            let of = |rank: usize| all[rank * own.len() + index];
+            let others: Vec<usize> = (1..self.comm.world().size).filter(|&rank| of(rank) != of(0)).collect();
+            if !others.is_empty() {
+                return Err(Error::config(format!("{what} of {} differ from those of rank 0", ranks(&others)))
+                    .hint("every rank needs the same configuration, model, data and checkpoint"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Why the run is asked to stop, if any rank is: all stop after the same step.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`].
+    pub fn asked_to_stop(&self) -> Result<Option<&'static str>> {
+        let own = self.stop.requested();
+        let mut asked = [u64::from(own.is_some())];
+        self.comm.all_reduce(&mut asked)?;
+        Ok((asked[0] > 0).then(|| own.unwrap_or("a request to another rank")))
+    }
+
+    /// Whether this rank writes what the run leaves behind.
+    pub fn writes(&self) -> bool {
+        self.comm.world().is_first()
+    }
+
+    /// Each rank's loss and memory at a step, as points for TensorBoard; nothing where there is one rank.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`].
+    pub fn by_rank(&self, loss: f64, peak_bytes: u64) -> Result<Vec<(String, f64)>> {
+        if self.comm.world().size == 1 {
+            return Ok(Vec::new());
+        }
+        let all = self.comm.collect(&[loss, peak_bytes as f64])?;
+        let points = all.chunks_exact(2).enumerate().flat_map(|(rank, values)| {
+            [(format!("ranks/loss_{rank}"), values[0]), (format!("ranks/peak_bytes_{rank}"), values[1])]
+        });
+        Ok(points.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_what_is_not_a_consequence() {
+        let peer = || Err(Error::peer("rank 1 has ended"));
+        let results: Vec<Result<()>> = vec![peer(), Err(Error::numeric("NaN")), peer()];
+        assert_eq!(cause(results).unwrap_err().kind(), Kind::Numeric);
+        assert_eq!(cause::<()>(vec![Ok(()), peer()]).unwrap_err().kind(), Kind::Peer);
+        assert_eq!(cause(vec![Ok(1), Ok(2)]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_replica_that_went_wrong_is_named() {
+        let told = |values: &[f32]| -> Vec<Option<Error>> {
+            let ranks = threads::world(values.len(), Limits::default());
+            std::thread::scope(|scope| {
+                let check = |(rank, &value)| {
+                    scope.spawn(move || {
+                        let rank: Threads = rank;
+                        compare_replicas(&rank, &[1.0, value], 7).err()
+                    })
+                };
+                let running: Vec<_> = ranks.into_iter().zip(values).map(check).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        assert!(told(&[2.0, 2.0, 2.0]).iter().all(Option::is_none));
+        for error in told(&[2.0, 3.0, 3.0]) {
+            let error = error.unwrap();
+            assert_eq!(error.kind(), Kind::Numeric);
+            assert!(error.message().contains("after step 7 the trained values of rank 0 are not"), "{error}");
+        }
+        // A bit that no comparison of numbers sees.
+        assert!(told(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));
+    }
+}

@@ -1,0 +1,256 @@
+//! Every engine against a plain oracle: sizes, types, numbers of ranks; the same bits on every rank and in every run.
+use std::net::SocketAddr;
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use proptest::prelude::*;
+use tunesmith::comm::env::{Launch, Place};
+use tunesmith::comm::gloo::{self, Gloo};
+use tunesmith::comm::meet::Meeting;
+use tunesmith::comm::single::Single;
+use tunesmith::comm::store::{Host, Token};
+use tunesmith::comm::{Collectives, Element, Limits, World, part, threads};
+
+/// Builds the Gloo engine where it can be built. Says why not where it cannot; with `TUNESMITH_TEST_GLOO=require`
+/// that is a failure.
+pub fn gloo_is_there() -> bool {
+    static BUILT: OnceLock<Result<(), String>> = OnceLock::new();
+    let built = BUILT.get_or_init(|| {
+        let root = env!("CARGO_MANIFEST_DIR");
+        let built = Command::new(format!("{root}/shim/gloo/build")).output().map_err(|error| error.to_string())?;
+        if built.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&built.stderr).into_owned()) }
+    });
+    if let Err(why) = built {
+        assert!(std::env::var("TUNESMITH_TEST_GLOO").as_deref() != Ok("require"), "{why}");
+        eprintln!("SKIPPED, the Gloo engine cannot be built here: {why}");
+    }
+    built.is_ok()
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Engine {
+    Threads,
+    Gloo,
+}
+
+fn engines() -> Vec<Engine> {
+    if gloo_is_there() { vec![Engine::Threads, Engine::Gloo] } else { vec![Engine::Threads] }
+}
+
+/// The ranks of a world, each able to move to a thread.
+fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives>> {
+    if size == 1 {
+        return vec![Box::new(Single)];
+    }
+    if engine == Engine::Threads {
+        return threads::world(size, limits).into_iter().map(|rank| Box::new(rank) as Box<dyn Collectives>).collect();
+    }
+    let token = Token::fresh().unwrap();
+    let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
+    let ranks: Vec<_> = (0..size)
+        .map(|rank| {
+            let world = World { rank, size, local_rank: rank, local_size: size };
+            let place = Place::Held(host.address().to_string());
+            let launch = Launch { launcher: "test", world, place, token: Some(token.clone()) };
+            std::thread::spawn(move || Gloo::connect(Meeting::join(&launch).unwrap(), limits).unwrap())
+        })
+        .collect();
+    ranks.into_iter().map(|rank| Box::new(rank.join().unwrap()) as Box<dyn Collectives>).collect()
+}
+
+/// What `act` gives on every rank of a world.
+fn on_all<R: Send>(ranks: &[Box<dyn Collectives>], act: impl Fn(&dyn Collectives) -> R + Sync) -> Vec<R> {
+    let act = &act;
+    std::thread::scope(|scope| {
+        let running: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || act(&**rank))).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// What rank `rank` holds at `index`: nothing that sums exactly in floating point.
+fn value(rank: usize, index: usize, seed: u64) -> f64 {
+    let mut state = (seed ^ 0x9E37_79B9_7F4A_7C15).wrapping_add((index as u64) << 8 | rank as u64);
+    for _ in 0..2 {
+        state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        state ^= state >> 27;
+    }
+    (state >> 11) as f64 / (1u64 << 53) as f64 * 2000.0 - 1000.0
+}
+
+/// A type, how a value of it is made, and the plain sum of some in the order of ranks.
+trait Kind: Element {
+    fn of(value: f64) -> Self;
+    fn plain_sum(values: &[Self]) -> Self;
+}
+
+macro_rules! kinds {
+    ($($type:ty, |$value:ident| $of:expr, |$values:ident| $sum:expr;)*) => {$(
+        impl Kind for $type {
+            fn of($value: f64) -> Self { $of }
+            fn plain_sum($values: &[Self]) -> Self { $sum }
+        }
+    )*};
+}
+
+kinds! {
+    f32, |value| value as f32, |values| values[1..].iter().fold(values[0], |sum, value| sum + value);
+    f64, |value| value, |values| values[1..].iter().fold(values[0], |sum, value| sum + value);
+    bf16, |value| bf16::from_f64(value), |values| bf16::from_f32(values.iter().fold(0.0, |sum, value| sum + value.to_f32()));
+    f16, |value| f16::from_f64(value), |values| f16::from_f32(values.iter().fold(0.0, |sum, value| sum + value.to_f32()));
+    i64, |value| (value * 1e15) as i64, |values| values.iter().fold(0, |sum: i64, &value| sum.wrapping_add(value));
+    u64, |value| value.to_bits(), |values| values.iter().fold(0, |sum: u64, &value| sum.wrapping_add(value));
+    u8, |value| value.to_bits() as u8, |values| values.iter().fold(0, |sum: u8, &value| sum.wrapping_add(value));
+}
+
+/// Runs every operation on `ranks` and holds it against the oracle.
+fn check<T: Kind>(ranks: &[Box<dyn Collectives>], length: usize, root: usize, seed: u64) {
+    let size = ranks.len();
+    let given = |rank: usize| -> Vec<T> { (0..length).map(|index| T::of(value(rank, index, seed))).collect() };
+    let inputs: Vec<Vec<T>> = (0..size).map(given).collect();
+    let column = |index: usize| inputs.iter().map(|input| input[index]).collect::<Vec<_>>();
+    let sums: Vec<T> = (0..length).map(|index| T::plain_sum(&column(index))).collect();
+    let same = |found: &[T], expected: &[T], what: &str| {
+        let differs = found.iter().zip(expected).position(|(found, expected)| found != expected);
+        let name = std::any::type_name::<T>();
+        assert!(
+            differs.is_none() && found.len() == expected.len(),
+            "{what} of {length} {name}, {size} ranks: at {differs:?}"
+        );
+    };
+    let results = on_all(ranks, |comm| {
+        let rank = comm.world().rank;
+        let mut reduced = inputs[rank].clone();
+        comm.all_reduce(&mut reduced).unwrap();
+        let mut scattered = inputs[rank].clone();
+        let own = comm.reduce_scatter(&mut scattered).unwrap();
+        assert_eq!(own, part(length, size, rank));
+        let mut gathered = vec![T::ZERO; length];
+        gathered[own.clone()].copy_from_slice(&inputs[rank][own.clone()]);
+        comm.all_gather(&mut gathered).unwrap();
+        let mut sent = inputs[rank].clone();
+        comm.broadcast(&mut sent, root).unwrap();
+        let said = comm.collect(&inputs[rank][..length.min(3)]).unwrap();
+        comm.barrier().unwrap();
+        (reduced, scattered, own, gathered, sent, said)
+    });
+    for (rank, (reduced, scattered, own, gathered, sent, said)) in results.into_iter().enumerate() {
+        same(&reduced, &sums, "all_reduce");
+        let mut expected = inputs[rank].clone();
+        expected[own.clone()].copy_from_slice(&sums[own]);
+        same(&scattered, &expected, "reduce_scatter");
+        let pieces: Vec<T> = (0..size).flat_map(|rank| inputs[rank][part(length, size, rank)].to_vec()).collect();
+        same(&gathered, &pieces, "all_gather");
+        same(&sent, &inputs[root], "broadcast");
+        let first: Vec<T> = inputs.iter().flat_map(|input| input[..length.min(3)].to_vec()).collect();
+        same(&said, &first, "collect");
+    }
+}
+
+fn check_all_types(ranks: &[Box<dyn Collectives>], length: usize, root: usize, seed: u64) {
+    check::<f32>(ranks, length, root, seed);
+    check::<f64>(ranks, length, root, seed);
+    check::<bf16>(ranks, length, root, seed);
+    check::<f16>(ranks, length, root, seed);
+    check::<i64>(ranks, length, root, seed);
+    check::<u64>(ranks, length, root, seed);
+    check::<u8>(ranks, length, root, seed);
+}
+
+/// Pieces so small that most sizes need several.
+const SMALL: Limits = Limits { timeout: Duration::from_secs(20), bucket: 5000 };
+
+#[test]
+fn every_engine_agrees_with_the_oracle_at_the_edges() {
+    for engine in engines() {
+        for size in 1..=4 {
+            let ranks = world(engine, size, SMALL);
+            // Nothing, one, fewer than ranks, odd, around the size that is summed at once, several pieces.
+            for length in [0, 1, 2, 3, 7, 511, 513, 1024, 4097, 10_001] {
+                check_all_types(&ranks, length, size - 1, 7);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    #[test]
+    fn every_engine_agrees_with_the_oracle(
+        size in 1usize..=4, length in 0usize..6000, root in 0usize..4, seed: u64, bucket in 8usize..60_000,
+    ) {
+        for engine in engines() {
+            check_all_types(&world(engine, size, Limits { bucket, ..SMALL }), length, root % size, seed);
+        }
+    }
+}
+
+/// 16 Mi elements: 64 MiB of f32 a rank. `cargo test --release -- --ignored sixteen`.
+#[test]
+#[ignore = "half a minute and 2 GiB"]
+fn sixteen_mi_elements() {
+    let limits = Limits { timeout: Duration::from_secs(120), ..Limits::default() };
+    for engine in engines() {
+        for size in [2, 3] {
+            let ranks = world(engine, size, limits);
+            check::<f32>(&ranks, 16 << 20, 1, 3);
+            check::<bf16>(&ranks, (16 << 20) + 1, 0, 3);
+        }
+    }
+}
+
+#[test]
+fn a_second_run_and_another_engine_give_the_same_bits() {
+    let sum = |engine, bucket| {
+        let ranks = world(engine, 3, Limits { bucket, ..SMALL });
+        let sums = on_all(&ranks, |comm| {
+            let mut data: Vec<f32> = (0..5001).map(|index| value(comm.world().rank, index, 1) as f32).collect();
+            comm.all_reduce(&mut data).unwrap();
+            data.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+        });
+        assert!(sums.windows(2).all(|pair| pair[0] == pair[1]));
+        sums.into_iter().next().unwrap()
+    };
+    let first = sum(Engine::Threads, 5000);
+    for engine in engines() {
+        assert_eq!(sum(engine, 5000), first, "{engine:?}");
+        assert_eq!(sum(engine, 1 << 20), first, "the size of the pieces moves no bit");
+    }
+}
+
+#[test]
+fn gloo_names_who_is_gone_and_who_is_late() {
+    if !gloo_is_there() {
+        return;
+    }
+    let limits = Limits { timeout: Duration::from_millis(1500), ..Limits::default() };
+    // Gone: its connections close, and the others know at once.
+    let mut ranks = world(Engine::Gloo, 3, limits);
+    drop(ranks.pop());
+    let began = Instant::now();
+    let errors = on_all(&ranks, |comm| comm.all_reduce(&mut [1.0f32; 4000]).unwrap_err());
+    assert!(began.elapsed() < Duration::from_millis(1400), "{:?}", began.elapsed());
+    for (rank, error) in errors.iter().enumerate() {
+        assert_eq!(error.kind(), tunesmith::Kind::Peer);
+        assert!(error.message().starts_with(&format!("rank {rank}: all_to_all: rank 2 ended")), "{error}");
+    }
+    // Late: at the timeout, not before.
+    let ranks: Arc<Vec<_>> = Arc::new(world(Engine::Gloo, 2, limits));
+    let began = Instant::now();
+    let error = ranks[0].barrier().unwrap_err();
+    assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
+    assert!(error.message().starts_with("rank 0: barrier: rank 1 did not answer"), "{error}");
+}
+
+#[test]
+fn a_missing_gloo_is_one_clear_line() {
+    // The variable is this process's: another test may not load the engine meanwhile.
+    let missing = Command::new(env!("CARGO_BIN_EXE_tunesmith"))
+        .args(["doctor"])
+        .env(gloo::LIBRARY_VARIABLE, "/nowhere/lib.so")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&missing.stdout).into_owned();
+    assert!(said.lines().any(|line| line.contains("gloo") && line.contains("/nowhere/lib.so")), "{said}");
+}

@@ -1,0 +1,151 @@
+//! `tunesmith infer` and `chat`, and validations that answer: the binary on the tiny model of the run tests.
+use crate::run::fixture::{Fixture, said, train, tunesmith};
+use serde_json::Value;
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Output, Stdio};
+
+fn lines(path: &Path) -> Vec<Value> {
+    std::fs::read_to_string(path).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn run(args: &[&str], input: &str) -> Output {
+    let mut child =
+        tunesmith(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn answered(args: &[&str], input: &str) -> String {
+    let output = run(args, input);
+    assert!(output.status.success(), "{}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What was printed, without the line break that ends it.
+fn line(text: &str) -> &str {
+    text.strip_suffix('\n').unwrap()
+}
+
+#[test]
+fn a_run_is_scored_while_it_goes_and_asked_afterwards() {
+    let fixture = Fixture::new();
+    let config = fixture.config(
+        "run",
+        &[
+            "train.eval_strategy: steps",
+            "train.eval_steps: 3",
+            "train.save_strategy: steps",
+            "train.save_steps: 3",
+            "train.eval_on_start: true",
+            "train.predict_with_generate: true",
+            "train.generation_max_new_tokens: 5",
+            "train.metric_for_best_model: eval_exact_match",
+            "train.load_best_model_at_end: true",
+            "gen.max_new_tokens: 6",
+        ],
+    );
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).contains("best eval exact_match"), "{}", said(&output));
+    let metrics = lines(&fixture.path("out/metrics.jsonl"));
+    let scored: Vec<u64> = metrics
+        .iter()
+        .filter(|line| line["eval_scores"]["exact_match"].is_number())
+        .map(|line| line["step"].as_u64().unwrap())
+        .collect();
+    assert_eq!(scored, [0, 3, 6]);
+    let wrong = train(&config, &["train.metric_for_best_model=rouge9", "--overwrite"]);
+    assert_eq!(wrong.status.code(), Some(2), "{}", said(&wrong));
+    assert!(said(&wrong).contains("evaluations have loss, "), "{}", said(&wrong));
+    assert_eq!(lines(&fixture.path("out/metrics.jsonl")).len(), metrics.len(), "refused before anything was removed");
+
+    // One prompt in three ways, with and without the adapter.
+    let config = config.to_str().unwrap();
+    let tuned = answered(&["infer", config, "--prompt", "abc"], "");
+    assert_eq!(tuned, answered(&["infer", config], "abc\n"));
+    let json: Value = serde_json::from_str(&answered(&["infer", config, "--prompt", "abc", "--json"], "")).unwrap();
+    assert_eq!(json["answer"].as_str().unwrap(), line(&tuned));
+    assert_eq!(json["prompt_tokens"], 6, "user, abc, end, assistant");
+    let model = fixture.path("model");
+    let model = model.to_str().unwrap();
+    let base = answered(&["infer", config, "--base", "--prompt", "abc"], "");
+    assert_eq!(base, answered(&["infer", "--model", model, "--prompt", "abc", "--max-new-tokens", "6"], ""));
+    let adapter = fixture.path("out/adapter");
+    let named =
+        ["infer", "--model", model, "--adapter", adapter.to_str().unwrap(), "--prompt", "abc", "gen.max_new_tokens=6"];
+    assert_eq!(tuned, answered(&named, ""));
+    let checkpoint = fixture.path("out/checkpoint-000006");
+    if checkpoint.is_dir() {
+        answered(&["infer", config, "--checkpoint", checkpoint.to_str().unwrap(), "--prompt", "abc"], "");
+    }
+
+    // A file in several forms, cut off and gone on with.
+    let (rows, out) = (fixture.path("rows.jsonl"), fixture.path("answers.jsonl"));
+    let mut text = String::from(
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"abc\"}, {\"role\": \"assistant\", \"content\": \"cba\"}]}\n",
+    );
+    text += "{\"question\": \"abc\", \"id\": 7}\n\"abc\"\n{\"prompt\": [{\"role\": \"user\", \"content\": \"abc\"}]}\n";
+    for number in 0..30 {
+        text += "{\"instruction\": \"word N\"}\n".replace('N', &number.to_string()).as_str();
+    }
+    std::fs::write(&rows, text).unwrap();
+    let batch =
+        ["infer", config, "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap(), "--temperature", "0.9"];
+    answered(&batch, "");
+    let whole = std::fs::read_to_string(&out).unwrap();
+    assert_eq!(whole.lines().count(), 34);
+    assert_eq!(lines(&out)[1]["id"], 7);
+    let cut: usize = whole.lines().take(20).map(|line| line.len() + 1).sum::<usize>() + 9;
+    std::fs::write(&out, &whole[..cut]).unwrap();
+    answered(&batch, "");
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), whole, "the same answers, drawn again");
+    let other = fixture.path("base.jsonl");
+    answered(&["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", other.to_str().unwrap()], "");
+    let greedy: Vec<&str> = batch[..6].to_vec();
+    let refused = run(&["infer", config, "--in", config, "--out", out.to_str().unwrap()], "");
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    std::fs::remove_file(&out).unwrap();
+    answered(&greedy, "");
+    assert_ne!(lines(&out), lines(&other), "the adapter speaks");
+    for row in &lines(&out)[..4] {
+        assert_eq!(row["answer"].as_str().unwrap(), line(&tuned), "one prompt in four forms");
+    }
+
+    // A conversation.
+    let saved = fixture.path("talk.jsonl");
+    let talk = format!(
+        "/help\nabc\n/base\nabc\n/tuned\n/save {}\n/what\n/system be kind\nxy\n/quit\nnever\n",
+        saved.display()
+    );
+    let output = run(&["chat", config], &talk);
+    assert!(output.status.success(), "{}", said(&output));
+    let said = said(&output);
+    assert!(said.contains("asking the base model") && said.contains("/what is no command"), "{said}");
+    assert!(output.stdout.starts_with(line(&tuned).as_bytes()), "{said}");
+    let messages = lines(&saved)[0]["messages"].as_array().unwrap().clone();
+    assert_eq!(messages.len(), 4);
+    assert_eq!(messages[1]["content"].as_str().unwrap(), line(&tuned));
+}
+
+#[test]
+fn what_cannot_be_asked_is_refused() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &[]);
+    let config = config.to_str().unwrap();
+    let refusal = |args: &[&str], code: i32, hint: &str| {
+        let output = run(args, "");
+        assert_eq!(output.status.code(), Some(code), "{}", said(&output));
+        assert!(said(&output).contains(hint), "{}", said(&output));
+    };
+    refusal(&["infer", "--prompt", "x"], 2, "--model DIR");
+    refusal(&["infer", config, "--prompt", "x"], 5, "--base");
+    refusal(&["infer", config, "--base", "--prompt", &"x".repeat(200)], 3, "no room for an answer");
+    refusal(&["infer", config, "--base", "--prompt", "x", "--top-p", "2"], 2, "gen.top_p");
+    let rows = fixture.path("rows.jsonl");
+    std::fs::write(&rows, "{\"question\": \"a\"}\n{\"colour\": 1}\n").unwrap();
+    let out = fixture.path("out.jsonl");
+    let batch = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap()];
+    refusal(&batch, 3, "row 2");
+    assert!(!out.exists());
+}
