@@ -152,14 +152,12 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
     if json {
-        let total = predicted.total();
-        println!("{}", serde_json::json!({ "predicted": predicted, "total": total }));
-        return Ok(());
+        let whole = serde_json::json!({ "predicted": predicted, "total": predicted.total() });
+        return super::terminal::print(&format!("{whole}\n"));
     }
     let parts = predicted.parts().into_iter().filter(|(_, bytes)| *bytes > 0).chain([("all", predicted.total())]);
     let rows: Vec<_> = parts.map(|(name, bytes)| (name.to_owned(), human_bytes(bytes))).collect();
-    print!("{}", table(&rows));
-    Ok(())
+    super::terminal::print(&table(&rows))
 }
 
 fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::Outcome) -> Result<()> {
