@@ -11,6 +11,8 @@ use tunesmith::model::Model;
 use crate::parity;
 use crate::run::fixture::{Fixture, model_config, said, tunesmith};
 
+/// How far a printed size may be from what it stands for.
+const ROUNDING: u64 = 64 << 10;
 /// Longest row in tokens.
 const LONGEST: usize = 400;
 
@@ -132,7 +134,7 @@ fn a_step_that_does_not_fit_is_done_again_in_smaller_passes_and_the_losses_stay(
     let evaluated = ["train.eval_strategy: steps", "train.eval_steps: 2", "train.eval_batch_size: 16"];
     let (free, tight) = (large.good("free", &evaluated, None), large.good("tight", &evaluated, Some(budget)));
     assert_eq!(tight.text.matches("from here on in passes of at most").count(), 1, "said once: {}", tight.text);
-    assert!(tight.held() <= budget, "{} held, {budget} allowed: {}", tight.held(), tight.text);
+    assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
     let (free, tight) = (free.losses(), tight.losses());
     assert_eq!((free.len(), tight.len()), (6, 6));
     for (free, tight) in free.iter().zip(&tight) {
@@ -178,7 +180,7 @@ fn a_row_that_does_not_fit_is_refused_with_what_helps() {
     let may = ["train.gradient_checkpointing: auto", "data.use_cache: false"];
     let run = large.good("may", &may, Some(budget));
     assert!(run.text.contains("does not fit unless blocks are run again"), "{}", run.text);
-    assert!(run.held() <= budget, "{} held, {budget} allowed: {}", run.held(), run.text);
+    assert!(run.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", run.held(), run.text);
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn chosen_sizes_stay_within_the_budget_in_the_whole_run() {
         // The least is that of one row; a thirty-second is left for what no pass shows.
         let budget = narrow + narrow / 16 + (wide - narrow) / part;
         let run = large.good(&format!("part-{part}"), &auto, Some(budget));
-        assert!(run.held() <= budget, "{} held, {budget} allowed: {}", run.held(), run.text);
+        assert!(run.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", run.held(), run.text);
         assert!(!run.text.contains("it is done again"), "{}", run.text);
         assert!(run.text.contains("passes are cut to"), "{}", run.text);
     }
