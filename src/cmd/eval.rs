@@ -240,7 +240,7 @@ impl Exam<'_> {
         let tokenizer = &self.dataset.tokenizer;
         let mut metrics = Metrics::new(&self.config.eval, self.config.train.seed)?.with_likelihood();
         let (mut answers, mut scores) = (Vec::with_capacity(self.rows), Vec::with_capacity(self.rows));
-        let settings = Settings::new(&self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
+        let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
         let asked = Asking { tokenizer, stop_strings: &self.config.generation.stop_strings };
         let indices: Vec<usize> = (0..self.rows).collect();
         for chunk in indices.chunks(AT_ONCE) {

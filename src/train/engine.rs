@@ -26,11 +26,13 @@ pub fn choose(config: &Config) {
 
 /// In what form the base weights are held: `nf4, double true, but for ["q_proj"]`.
 fn quantization(model: &ModelConfig) -> String {
-    let ModelConfig { quantization, double_quant, quantization_skip_modules: skip, .. } = model;
+    let (quantization, skip) = (model.quantization, &model.quantization_skip_modules);
     match quantization {
         Quantization::None | Quantization::Auto => "none".into(),
         Quantization::Int8 => format!("int8, but for {skip:?}"),
-        Quantization::Nf4 | Quantization::Fp4 => format!("{quantization}, double {double_quant}, but for {skip:?}"),
+        Quantization::Nf4 | Quantization::Fp4 => {
+            format!("{quantization}, double {}, but for {skip:?}", model.double_quant)
+        }
     }
 }
 

@@ -56,7 +56,11 @@ fn every_example_is_recognised_and_loads_or_is_refused_as_it_says() {
             None => assert!(refused.is_empty(), "{}: {refused:?}\n{}", path.display(), made.yaml),
         }
         let loaded = config::load_text(Path::new("made.yaml"), &made.yaml);
-        assert_eq!(loaded.is_ok(), refused.is_empty(), "{}: {loaded:?}", path.display());
+        match loaded {
+            // What others include names no model; each of them was loaded with it.
+            Err(error) if end == "a base" => assert!(error.message().contains("model.name is not set"), "{error}"),
+            loaded => assert_eq!(loaded.is_ok(), refused.is_empty(), "{}: {loaded:?}", path.display()),
+        }
     }
     assert!(seen >= 11, "{seen}");
 }
