@@ -111,15 +111,22 @@ def llama(label, double, a, out):
     os.makedirs(folder)
     how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=torch.float32)
     loaded = dict(device_map={"": "cpu"}, dtype=torch.float32, attn_implementation="eager")
-    model = transformers.AutoModelForCausalLM.from_pretrained(f"{source}/model", quantization_config=how, **loaded)
-    model.save_pretrained(f"{folder}/model")
+    coded = transformers.AutoModelForCausalLM.from_pretrained(f"{source}/model", quantization_config=how, **loaded)
+    coded.save_pretrained(f"{folder}/model")
+    # Computed on the widened weights: bitsandbytes' own products for the CPU round otherwise on every kind of processor.
+    model = transformers.AutoModelForCausalLM.from_pretrained(f"{source}/model", **loaded)
+    widened = dict(model.named_modules())
+    for name, module in coded.named_modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            weight = dequantize(module.weight.data, module.weight.quant_state)
+            assert weight.shape == widened[name].weight.shape
+            widened[name].weight.data.copy_(weight)
     given = load_file(f"{source}/forward.safetensors")
     batch = tuple(given[name].long() for name in ("input_ids", "attention_mask", "labels"))
     row, position = (torch.tensor(values) for values in zip(*STORED))
     tensors = {}
     with torch.no_grad():
         tensors["base"] = forward(model, *batch)
-    model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     model = peft.get_peft_model(model, peft.LoraConfig.from_pretrained(f"{source}/adapter_init"))
     missing = peft.set_peft_model_state_dict(model, load_file(f"{source}/adapter_init/adapter_model.safetensors"))
     assert not missing.unexpected_keys

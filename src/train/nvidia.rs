@@ -174,7 +174,7 @@ mod tests {
                             NIC0\tPIX\tNODE\t X \t\t\t\t\n\nLegend:\n\n  X    = Self\n";
 
     #[test]
-    fn the_recorded_answers_of_a_driver_are_read() {
+    fn answers_in_the_form_of_a_driver_are_read() {
         let found = Nvidia::parse(GPUS, PROCESSES, SUMMARY, TOPOLOGY);
         assert_eq!((found.driver.as_deref(), found.cuda.as_deref()), (Some("580.65.06"), Some("13.0")));
         assert_eq!(found.gpus.len(), 3);

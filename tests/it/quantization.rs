@@ -97,7 +97,7 @@ fn codes_scales_and_numbers_are_those_of_bitsandbytes_to_the_bit() {
             assert_eq!(bits(coded.table()), bits(golden.floats(&format!("{}_quant_map", format.name()))));
             match coded.scales() {
                 Scales::Plain(scales) => {
-                    assert_eq!(bits(scales), bits(golden.floats(&format!("{what}.absmax"))), "{what}")
+                    assert_eq!(bits(scales), bits(golden.floats(&format!("{what}.absmax"))), "{what}");
                 }
                 Scales::Nested(nested) => {
                     assert_eq!(nested.codes, golden.bytes(&format!("{what}.absmax")), "{what} scales");
@@ -109,7 +109,9 @@ fn codes_scales_and_numbers_are_those_of_bitsandbytes_to_the_bit() {
             let mut numbers = Quantized::Four(coded).dequantize();
             if name == "bf16" {
                 // bitsandbytes rounds to the type that the matrix had.
-                numbers.iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+                for value in &mut numbers {
+                    *value = bf16::from_f32(*value).to_f32();
+                }
             }
             assert!(numbers == golden.floats(&format!("{what}.numbers")), "{what} numbers");
         }
