@@ -148,23 +148,7 @@ pub fn load_optional(
     env: &[(String, String)],
     flags: &[Flag],
 ) -> Result<Resolved> {
-    let mut resolver = Resolver::default();
-    if let Some(path) = path {
-        resolver.file(path, None, &mut Vec::new())?;
-    }
-    let path = path.unwrap_or(Path::new("the command line"));
-    resolver.environment(env)?;
-    for word in words {
-        resolver.word(word)?;
-    }
-    for flag in flags {
-        let source = Source::Flag(flag.name.to_owned());
-        let def = find(flag.key).ok_or_else(|| unknown(&source, flag.key))?;
-        resolver.text(def, flag.key, &flag.value, source)?;
-    }
-    let resolved = resolver.finish(path)?;
-    validate::contradictions(&resolved)?;
-    Ok(resolved)
+    gather(path, words, env, flags, &[]).map(|(resolved, _)| resolved)
 }
 
 /// A key, and words of it that this version refuses.
@@ -181,14 +165,30 @@ pub fn load_ahead(
     env: &[(String, String)],
     ahead: &'static [Ahead],
 ) -> Result<(Resolved, BTreeMap<String, String>)> {
+    gather(path, words, env, &[], ahead)
+}
+
+/// From all sources, the nearer ones over the others; with what [`load_ahead`] hands back.
+fn gather(
+    path: Option<&Path>,
+    words: &[String],
+    env: &[(String, String)],
+    flags: &[Flag],
+    ahead: &'static [Ahead],
+) -> Result<(Resolved, BTreeMap<String, String>)> {
     let mut resolver = Resolver { ahead, ..Resolver::default() };
     if let Some(path) = path {
         resolver.file(path, None, &mut Vec::new())?;
     }
     resolver.environment(env)?;
     words.iter().try_for_each(|word| resolver.word(word))?;
+    for flag in flags {
+        let source = Source::Flag(flag.name.to_owned());
+        let def = find(flag.key).ok_or_else(|| unknown(&source, flag.key))?;
+        resolver.text(def, flag.key, &flag.value, source)?;
+    }
     let asked = std::mem::take(&mut resolver.asked);
-    let resolved = resolver.finish(path.unwrap_or(Path::new("(no file)")))?;
+    let resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
     validate::contradictions(&resolved)?;
     Ok((resolved, asked))
 }

@@ -37,6 +37,8 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let keep = Keep { last: train.save_total_limit, best: best_path(session) };
     if !beside {
         session.settle()?;
+        // No pass is made meanwhile: what is written goes through buffers that the budget need not hold on top.
+        session.model.release();
     }
     let written = session.published(|session, trained| {
         let Session { prepared, model, optimizer, state, stamp, saver, .. } = session;

@@ -107,12 +107,12 @@ fn keys_of_later_versions_are_refused_by_name() {
     hint("block_size: 1024", "set data.format: text and data.packing: true");
     hint("datasets: [{path: x}]", "tunesmith import FILE");
     hint("train: {dataloader_num_workers: 4}", "there is no data loader");
-    assert!(refused_word("TRAIN_DDP_BUCKET_CAP_MB=25").contains("train.ddp_bucket_cap_mb is not supported"));
+    assert!(refused_word("TRAIN_FSDP=full_shard").contains("train.fsdp is not supported"));
     assert!(refused_word("NUM_GPUS=2").contains("on GPUs is not yet part"));
     let folder = Folder::new(&[("a.yaml", "")]);
     assert!(folder.refusal(&[], &[("NUM_GPUS", "2")]).contains("env NUM_GPUS=2"));
     assert!(folder.refusal(&[], &[("DEEPSPEED_CONFIG", "ds.json")]).contains("DeepSpeed"));
-    assert!(folder.refusal(&[], &[("TRAIN_DDP_BUCKET_CAP_MB", "1")]).contains("not yet part"));
+    assert!(folder.refusal(&[], &[("TRAIN_FSDP", "full_shard")]).contains("not yet part"));
 }
 
 #[test]
