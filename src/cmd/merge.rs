@@ -36,7 +36,8 @@ pub struct Args {
     /// The most GB of a file of weights
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     shard_size: f64,
-    /// The largest difference of a logit, in float32, with which the result is accepted
+    /// The largest difference of a logit, in float32, with which the result is accepted: of logits up to 10, in
+    /// proportion where they reach further
     #[arg(long, value_name = "X", default_value_t = 1e-4)]
     max_difference: f32,
     /// Write the blend of several adapters as an adapter, and merge nothing
@@ -289,6 +290,8 @@ fn show(comparison: &Comparison) -> String {
 }
 
 fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
+    // A float32 keeps so many digits, not so many places: the same rounding is twice as large on logits twice as large.
+    let limit = limit * (comparison.scale / 10.0).max(1.0);
     if comparison.largest <= limit {
         return Ok(());
     }

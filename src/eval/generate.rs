@@ -6,7 +6,7 @@ use crate::config::{BeamStop, Config, GenerationConfig};
 use crate::error::Result;
 use crate::model::{Logits, Model, TextCache};
 
-/// Tokens of prompts that one walk takes, if it takes more than one prompt.
+/// [`Settings::pass_tokens`] where no configuration says it.
 const PASS_TOKENS: usize = 4096;
 /// Texts that go on side by side: as many as cost hardly more than one, a panel of the products.
 const ROWS: usize = 16;
@@ -37,12 +37,22 @@ pub struct Settings {
     pub strategy: Strategy,
     /// The number of the first text, which decides its draws.
     pub first_text: u64,
+    /// Tokens of prompts that one walk takes, if it takes more than one prompt.
+    pub pass_tokens: usize,
 }
 
 impl Settings {
     /// Greedy answers.
     pub const fn greedy(max_new_tokens: usize, context: usize, stop_ids: Vec<u32>) -> Self {
-        Self { max_new_tokens, context, stop_ids, repetition_penalty: 1.0, strategy: Strategy::Greedy, first_text: 0 }
+        Self {
+            max_new_tokens,
+            context,
+            stop_ids,
+            repetition_penalty: 1.0,
+            strategy: Strategy::Greedy,
+            first_text: 0,
+            pass_tokens: PASS_TOKENS,
+        }
     }
 
     /// As a configuration's section `gen` says.
@@ -72,6 +82,7 @@ impl Settings {
             max_new_tokens: generation.max_new_tokens,
             repetition_penalty: generation.repetition_penalty,
             strategy,
+            pass_tokens: config.train.max_tokens_per_pass.unwrap_or(PASS_TOKENS),
             ..Self::greedy(0, context, stop_ids)
         }
     }
@@ -194,7 +205,7 @@ pub(super) fn generate_from(
         let mut fresh: Vec<Work<'_>> = Vec::new();
         while let Some(prompt) = prompts.get(waiting) {
             let room = open.is_empty() && fresh.is_empty() || (open.len() + fresh.len() + 1) * width <= ROWS;
-            if !room || (!fresh.is_empty() && tokens + prompt.len() > PASS_TOKENS) {
+            if !room || (!fresh.is_empty() && tokens + prompt.len() > settings.pass_tokens) {
                 break;
             }
             // Without a token there is nothing to go on from.

@@ -10,6 +10,7 @@ use crate::ops::quant::{Quantized, Scales};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
 /// Changes with the form of the files.
@@ -93,10 +94,13 @@ impl<'a> Cache<'a> {
 }
 
 fn write_whole(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    /// Ranks may be threads of one process, and keep the same matrix at the same time.
+    static NEXT: AtomicU64 = AtomicU64::new(0);
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;
     }
-    let aside = path.with_extension(format!("tmp-{}", std::process::id()));
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let aside = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
     let written = File::create(&aside).and_then(|mut file| {
         fill(&mut file)?;
         file.sync_all()?;

@@ -48,6 +48,8 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
+    // What steps were walked in makes room for caches.
+    model.release();
     let after = questions.answer(&model, stop)?;
     // Two models at once would need twice the memory: the trained one goes before the base comes back.
     drop((model, optimizer));

@@ -34,7 +34,8 @@ impl Session<'_> {
             let max_grad_norm = self.prepared.config.train.max_grad_norm;
             match attempt(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, max_grad_norm)? {
                 Attempt::Done(stats) => return Ok(stats),
-                Attempt::TooLarge { micro_batch: None, .. } => {}
+                // Ranks that are threads share the budget: what lies idle here may be what another lacks.
+                Attempt::TooLarge { micro_batch: None, .. } => self.model.release(),
                 Attempt::TooLarge { micro_batch: Some(index), error } => self.give_way(&batches[index], error, true)?,
             }
         }

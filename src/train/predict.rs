@@ -101,11 +101,13 @@ impl<'a> Predictor<'a> {
         let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
         let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { CHUNK };
         let mut metrics = Metrics::new(&config.eval, config.train.seed)?.without_intervals();
+        let mut answered = 0;
         for start in (0..rows).step_by(chunk) {
             let questions = self.questions(start..rows.min(start.saturating_add(chunk)))?;
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
             let mut judge = Judge { asked, stop, questions: &questions, metrics: &mut metrics };
-            let settings = Settings { first_text: start as u64, ..self.settings.clone() };
+            let settings = Settings { first_text: answered, ..self.settings.clone() };
+            answered += questions.len() as u64;
             if generate(model, &prompts, &settings, &mut judge)?.is_none() {
                 return Ok(None);
             }
@@ -130,7 +132,8 @@ impl<'a> Predictor<'a> {
         let usable = |&index: &usize| {
             self.validation.prompt(index).map_or(true, |(prompt, answer)| !prompt.is_empty() && !answer.is_empty())
         };
-        let first = (0..self.validation.len()).find(usable);
+        let asked = self.prepared.config.train.generation_rows.unwrap_or(usize::MAX);
+        let first = (0..self.validation.len().min(asked)).find(usable);
         first.map_or_else(|| Ok(Some(Scores::new())), |first| self.scores(model, first + 1, stop))
     }
 }

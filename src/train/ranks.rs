@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::prepare::Prepared;
 use super::session::Session;
-use crate::checkpoint::stamp;
+use crate::checkpoint::{Stamp, stamp};
 use crate::comm::env::Launch;
 use crate::comm::gloo::{self, Gloo};
 use crate::comm::meet::{Door, Meeting, ranks};
@@ -161,6 +161,25 @@ pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Re
         .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
 }
 
+/// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
+const MEETING: &[&str] = &[
+    "train.logging_steps",
+    "train.replica_check_steps",
+    "train.ddp_bucket_cap_mb",
+    "train.max_nonfinite_steps",
+    "train.eval_strategy",
+    "train.eval_steps",
+    "train.eval_batch_size",
+    "train.eval_on_start",
+    "train.final_eval",
+    "train.predict_with_generate",
+    "train.generation_rows",
+    "train.metric_for_best_model",
+    "train.greater_is_better",
+    "train.early_stopping_patience",
+    "train.early_stopping_threshold",
+];
+
 impl Session<'_> {
     /// Refuses ranks that would not train the same model in the same way: other rows, settings, starting values.
     ///
@@ -168,8 +187,12 @@ impl Session<'_> {
     /// [`crate::Kind::Config`], naming the ranks and what differs; [`crate::Kind::Peer`].
     pub fn agree(&self) -> Result<()> {
         let Prepared { dataset, batches, settings, .. } = &self.prepared;
-        let compared: Vec<_> = settings.iter().filter(|setting| stamp::COMPARED.contains(&&*setting.key)).collect();
-        let text: Vec<String> = compared.iter().map(|setting| format!("{}={}", setting.key, setting.value)).collect();
+        let counts = |key: &str| stamp::COMPARED.contains(&key) || MEETING.contains(&key);
+        let compared = settings.iter().filter(|setting| counts(&setting.key));
+        let mut text: Vec<String> = compared.map(|setting| format!("{}={}", setting.key, setting.value)).collect();
+        // Other vector instructions move last bits only.
+        let Stamp { backend, dtype, quantization, mode, adapter, tokenizer, .. } = &self.stamp;
+        text.extend([backend, dtype, quantization, mode, adapter, tokenizer].map(Clone::clone));
         let own = [
             hash(dataset.fingerprint.as_bytes()),
             hash(self.stamp.base_model.as_bytes()),

@@ -154,6 +154,8 @@ impl Session<'_> {
 
     fn diverged(&mut self) -> Error {
         let settled = self.settle();
+        // All ranks diverge at the same step; a launcher ends the others when one has left. Who is gone changes nothing here.
+        let _ = self.comm.barrier();
         let (count, step) = (self.state.nonfinite_in_a_row, self.state.step);
         let saved = match (settled, self.saved) {
             (Err(error), _) => error.message().to_owned(),
@@ -252,7 +254,10 @@ impl Session<'_> {
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
             let measure = Measure::of(self.config());
-            let value = measure.value(loss, &scores)?;
+            // A scorer may draw, and machines may round otherwise: what the first rank found holds for all.
+            let mut value = [measure.value(loss, &scores)?];
+            self.comm.broadcast(&mut value, 0)?;
+            let [value] = value;
             judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
         };
         let line = EvalLine {
@@ -306,8 +311,12 @@ impl Session<'_> {
         let Some(predictor) = Predictor::new(&self.prepared)? else {
             return Ok(Some((loss, label_tokens, Scores::new())));
         };
+        // What the loss was walked in makes room for caches.
+        self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop)?;
-        Ok(scores.map(|scores| (loss, label_tokens, scores)))
+        let mut gave_up = [u64::from(scores.is_none())];
+        self.comm.all_reduce(&mut gave_up)?;
+        Ok(scores.filter(|_| gave_up == [0]).map(|scores| (loss, label_tokens, scores)))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.

@@ -58,7 +58,8 @@ impl Stop {
     /// [`crate::Kind::Preempted`] if it was requested before: nothing has been written yet.
     pub fn enter_loop(&self) -> Result<()> {
         let mut state = self.state();
-        if let Some(why) = state.requested {
+        // Of ranks that are threads another may be in its loop already, and writing.
+        if let (Phase::Preparing, Some(why)) = (state.phase, state.requested) {
             return Err(Error::preempted(format!("{why} before step 1: nothing was written")));
         }
         state.phase = Phase::Looping;
