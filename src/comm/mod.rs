@@ -9,7 +9,7 @@
 //! all_reduce     = reduce_scatter + all_gather        (small ones: all_gather + sum)
 //! ```
 //!
-//! How ranks find each other: [`env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
+//! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
 //! torchrun's own, [`c10d`], where there is one), [`gloo`] or [`threads`] carries the bytes.
 pub mod bytes;
 pub mod c10d;

@@ -7,7 +7,7 @@
 //!
 //! **8 bits**: a number is `code * scale / 127` with the scale of its row.
 //!
-//! [`encode`] makes them, [`run`] widens a stretch of numbers in vectors, for the matrix products and everybody else.
+//! [`encode`] makes them, `run` widens a stretch of numbers in vectors, for the matrix products and everybody else.
 pub mod encode;
 pub mod map;
 mod run;
