@@ -215,7 +215,7 @@ fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
 fn load(which: &Which, dir: &Path, config: &Config, base: &Path, arch: &Arch) -> Result<Model> {
     let below = &config.tuning.adapters;
     if matches!(which, Which::Base) {
-        return Parts::open(base, below, arch.new_tokens.clone())?.bare();
+        return Parts::open(base, below, arch.new_tokens.clone())?.bare(&config.model);
     }
     if !dir.join("adapter_config.json").is_file() {
         return plain_model(dir);
@@ -224,7 +224,7 @@ fn load(which: &Which, dir: &Path, config: &Config, base: &Path, arch: &Arch) ->
     if !parts.check_stamp(dir)? {
         print_note(&format!("no backend.json in or beside {}: its base cannot be checked", dir.display()));
     }
-    parts.adapted(&Finished::open(dir, &parts.arch)?)
+    parts.adapted(&Finished::open(dir, &parts.arch)?, &config.model)
 }
 
 impl Exam<'_> {

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
-use super::merge::{Opened, PartsArgs, check_merge, claim, output_dir, parse_dtype};
+use super::merge::{Opened, PartsArgs, apart, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
@@ -74,12 +74,12 @@ pub fn run(args: &Args) -> Result<()> {
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
     let card = card(&opened, args.peft);
-    let Opened { parts, top, tokenizer, template, config, .. } = opened;
-    let base = parts.base.clone();
+    let Opened { parts, top, tokenizer, template, config, reads } = opened;
     let mut text = String::new();
     if let Some(format) = format {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
         let path = output_dir(args.output.as_deref(), config.as_ref(), &default)?;
+        apart(&path, &reads)?;
         claim_file(&path, args.overwrite)?;
         let bytes = if args.adapter_only {
             let top = top.ok_or_else(no_adapter)?;
@@ -104,7 +104,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
-    claim(&target, args.overwrite, &base)?;
+    claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(no_adapter)?;
         write_peft(&target, &top, &tokenizer, template.as_deref(), &card)?;

@@ -45,6 +45,9 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.out) {
         (Some(input), Some(out)) => {
+            if input.canonicalize().is_ok_and(|input| out.canonicalize().is_ok_and(|out| input == out)) {
+                return Err(Error::config(format!("--out {}: that is --in", out.display())).hint("name another file"));
+            }
             let rows = read_rows(input)?;
             let done = if args.overwrite { 0 } else { answered(out, &rows)? };
             if done == rows.len() {
@@ -203,12 +206,17 @@ fn answered(out: &Path, rows: &[Value]) -> Result<usize> {
             other => json!({ "prompt": other }),
         });
         let found: Option<Value> = serde_json::from_slice(line).ok();
-        let same = found.as_ref().and_then(own).zip(wanted.as_ref().and_then(own)).is_some_and(|(a, b)| a == b);
+        let ours = found.as_ref().is_some_and(|found| OURS.iter().all(|name| found.get(name).is_some()));
+        let same = ours && found.as_ref().and_then(own).zip(wanted.as_ref().and_then(own)).is_some_and(|(a, b)| a == b);
         if !same {
             return Err(Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), done + 1))
                 .hint("--overwrite starts the file anew; or name another --out"));
         }
         done += 1;
+    }
+    if whole == 0 && !bytes.is_empty() {
+        return Err(Error::config(format!("{}: no line of answers, though not empty", out.display()))
+            .hint("--overwrite starts the file anew; or name another --out"));
     }
     if whole < bytes.len() {
         let cut = OpenOptions::new().write(true).open(out).and_then(|file| file.set_len(whole as u64));

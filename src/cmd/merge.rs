@@ -9,7 +9,7 @@ use super::terminal::{self, print_note};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::{atomic, peft};
-use crate::config::{Config, Mode, ModelConfig};
+use crate::config::{Config, Mode, ModelConfig, Quantization};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::export::blend::{self, Method, Recipe};
@@ -86,6 +86,8 @@ pub struct Opened {
     pub template: Option<String>,
     /// The configuration, if one was given.
     pub config: Option<Config>,
+    /// The folders that all this is read from, to the end.
+    pub reads: Vec<PathBuf>,
 }
 
 impl Opened {
@@ -148,7 +150,15 @@ impl PartsArgs {
             [one] => tokens_of(one)?,
             _ => Vec::new(),
         };
+        let mut reads = [&adapters[..], below].concat();
         let parts = Parts::open(&base, below, tokens)?;
+        let coded = config.as_ref().map_or(Quantization::Auto, |config| config.model.quantization);
+        if !matches!(coded, Quantization::Auto | Quantization::None) && !parts.is_coded() && !adapters.is_empty() {
+            print_note(&format!(
+                "trained on the base in {coded}, and put on the base as it is stored: what the coding lost is back, and answers \
+                 may differ a little from those in training"
+            ));
+        }
         let mut opened = Vec::new();
         for dir in &adapters {
             if !parts.check_stamp(dir)? {
@@ -161,7 +171,13 @@ impl PartsArgs {
         }
         let tokenizer =
             adapters.first().filter(|dir| dir.join("tokenizer.json").is_file()).unwrap_or(&parts.base).clone();
+        let blends = !self.weights.is_empty() || self.combine != "cat";
+        if opened.len() < 2 && blends {
+            return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
+                .hint("give each with --adapter, or leave them out"));
+        }
         let top = if opened.len() > 1 { Some(self.blend(&opened)?) } else { opened.pop() };
+        reads.extend([parts.base.clone(), tokenizer.clone()]);
         let template = match &config {
             Some(config) if config.data.template_path.is_some() || config.data.chat_template.is_some() => {
                 let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
@@ -170,7 +186,7 @@ impl PartsArgs {
             }
             _ => None,
         };
-        Ok(Opened { parts, top, tokenizer, template, config })
+        Ok(Opened { parts, top, tokenizer, template, config, reads })
     }
 
     fn adapters(&self, config: Option<&Config>) -> Result<Vec<PathBuf>> {
@@ -221,9 +237,9 @@ impl PartsArgs {
 /// Everything that reading and writing can fail with; [`crate::Kind::Numeric`]: the merged model's logits are not the adapter's.
 pub fn run(args: &Args) -> Result<()> {
     let dtype = parse_dtype(&args.dtype)?;
-    let Opened { parts, top, tokenizer, template, config } = args.parts.open(&args.config, false)?;
+    let Opened { parts, top, tokenizer, template, config, reads } = args.parts.open(&args.config, false)?;
     let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
-    claim(&output, args.overwrite, &parts.base)?;
+    claim(&output, args.overwrite, &reads)?;
     let top = top.ok_or_else(|| {
         Error::config("no adapter is named: --adapter DIR, or a configuration whose run has trained one")
     })?;
@@ -274,7 +290,7 @@ pub struct Checked {
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
 pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, Checked)> {
     let vocabulary = parts.arch.vocab_size;
-    let logits = sample_logits(&parts.adapted(&top)?)?;
+    let logits = sample_logits(&parts.adapted(&top, &ModelConfig::default())?)?;
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;
@@ -329,15 +345,33 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
     }
 }
 
+/// Refuses an output that is, holds, or lies in one of the folders that are read: it would replace what it is made of.
+///
+/// # Errors
+/// [`crate::Kind::Config`].
+pub fn apart(output: &Path, reads: &[PathBuf]) -> Result<()> {
+    // A path that is not there yet, by the deepest folder of it that is.
+    let real = |path: &Path| -> Option<PathBuf> {
+        let whole = std::path::absolute(path).ok()?;
+        let there = whole.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)));
+        there.and_then(|(part, real)| Some(real.join(whole.strip_prefix(part).ok()?)))
+    };
+    let Some(written) = real(output) else { return Ok(()) };
+    for read in reads {
+        if real(read).is_some_and(|read| written.starts_with(&read) || read.starts_with(&written)) {
+            return Err(Error::config(format!("--output {}: {} is read from", output.display(), read.display()))
+                .hint("name a place apart from the base and the adapters"));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses to write over something, or into what is read.
 ///
 /// # Errors
 /// [`crate::Kind::Config`].
-pub fn claim(output: &Path, overwrite: bool, base: &Path) -> Result<()> {
-    let real = |path: &Path| path.canonicalize().ok();
-    if real(output).is_some() && real(output) == real(base) {
-        return Err(Error::config(format!("--output {}: that is the base model", output.display())));
-    }
+pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
+    apart(output, reads)?;
     let taken = output.is_file() || std::fs::read_dir(output).is_ok_and(|mut entries| entries.next().is_some());
     if taken && !overwrite {
         return Err(Error::config(format!("{} is there already", output.display()))

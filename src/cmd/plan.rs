@@ -178,6 +178,9 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
 }
 
 fn machine(args: &Args) -> Result<Machine> {
+    if let Some(tflops) = args.tflops.filter(|tflops| !(tflops.is_finite() && *tflops > 0.0)) {
+        return Err(Error::config(format!("--tflops {tflops}, expected a number above 0")));
+    }
     let device = match args.device.as_deref() {
         Some("gpu") => Device::Gpu,
         None if args.gpus.is_some() || args.vram.is_some() => Device::Gpu,
@@ -185,7 +188,8 @@ fn machine(args: &Args) -> Result<Machine> {
     };
     let ranks = args.gpus.unwrap_or(1);
     let memory = match (&args.vram, device) {
-        (Some(text), _) => match Bytes::parse(text).filter(|bytes| bytes.0 > 0) {
+        // `24` is meant as gigabytes, and says bytes.
+        (Some(text), _) => match Bytes::parse(text).filter(|bytes| bytes.0 >= 1 << 20) {
             Some(bytes) => bytes.0,
             None => return Err(Error::config(format!("--vram {text:?}, expected a size such as 24GiB"))),
         },

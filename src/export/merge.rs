@@ -6,7 +6,7 @@ use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::finished::{Finished, base_of};
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Config, LoraConfig, Mode, Quantization};
+use crate::config::{Config, LoraConfig, Mode, ModelConfig, Quantization};
 use crate::data::batch::Batch;
 use crate::error::{Error, Result};
 use crate::model::stack::Stack;
@@ -76,20 +76,26 @@ impl Parts {
         Ok(Merged { base, arch, weights, stack: below })
     }
 
-    /// The model without the adapter on top.
-    ///
-    /// # Errors
-    /// The weights.
-    pub fn bare(&self) -> Result<Model> {
-        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.below)
+    /// Whether the base is stored in 4 or 8 bits.
+    pub fn is_coded(&self) -> bool {
+        self.weights.quantization().is_some()
     }
 
-    /// The model with the adapter at work on top: as it was trained, nothing of it merged.
+    /// The model without the adapter on top, its base kept in memory as `model` says.
     ///
     /// # Errors
     /// The weights.
-    pub fn adapted(&self, top: &Finished) -> Result<Model> {
-        let mut config = Config::default();
+    pub fn bare(&self, model: &ModelConfig) -> Result<Model> {
+        let config = Config { model: model.clone(), ..frozen_config() };
+        Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)
+    }
+
+    /// The model with the adapter at work on top, nothing of it merged, and its base kept in memory as `model` says.
+    ///
+    /// # Errors
+    /// The weights.
+    pub fn adapted(&self, top: &Finished, model: &ModelConfig) -> Result<Model> {
+        let mut config = Config { model: model.clone(), ..Config::default() };
         if top.config.targets.feedforward.is_some() {
             (config.tuning.mode, config.tuning.ia3) = (Mode::Ia3, top.config.ia3_config(&self.arch)?);
         } else {
