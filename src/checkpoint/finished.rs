@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use super::adapter_config::AdapterConfig;
 use super::peft::{self, Tensors};
 use super::{STAMP, read_json};
+use crate::config::Bias;
 use crate::config::arch::Arch;
 use crate::error::{Error, Result};
 use crate::model::stack::Frozen;
@@ -23,6 +24,20 @@ pub struct Finished {
 }
 
 impl Finished {
+    /// What it has beside the matrices A and B of plain LoRA, in words.
+    pub fn beyond_matrices(&self) -> Option<&'static str> {
+        let targets = &self.config.targets;
+        let more = [
+            (targets.feedforward.is_some(), "the factors of (IA)³"),
+            (targets.use_dora, "DoRA's magnitudes"),
+            (targets.bias != Bias::None, "trained biases"),
+            (!targets.modules_to_save.is_empty(), "modules_to_save"),
+            (!targets.target_parameters.is_empty(), "adapters on experts"),
+            (!self.config.trained_tokens.is_empty(), "new tokens"),
+        ];
+        more.into_iter().find_map(|(has, what)| has.then_some(what))
+    }
+
     /// Reads the adapter in `dir`; `arch` has room for its new tokens ([`Arch::grow`]).
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft::Tensors;
-use crate::config::{Bias, Patterns, TargetModules};
+use crate::config::{Patterns, TargetModules};
 use crate::error::{Error, Result};
 use crate::model::targets::Placement;
 use crate::ops::dropout::key;
@@ -104,20 +104,9 @@ pub fn finished(adapters: &[Finished], recipe: &Recipe) -> Result<Finished> {
 }
 
 fn refuse_more_than_matrices(adapter: &Finished) -> Result<()> {
-    let targets = &adapter.config.targets;
-    let more = [
-        (targets.feedforward.is_some(), "the factors of (IA)³"),
-        (targets.use_dora, "DoRA's magnitudes"),
-        (targets.bias != Bias::None, "trained biases"),
-        (!targets.modules_to_save.is_empty(), "modules_to_save"),
-        (!targets.target_parameters.is_empty(), "adapters on experts"),
-        (!adapter.config.trained_tokens.is_empty(), "new tokens"),
-    ];
-    match more.iter().find(|(has, _)| *has) {
-        Some((_, what)) => {
-            Err(Error::checkpoint(format!("{}: has {what}, which cannot be blended", adapter.dir.display()))
-                .hint("only adapters of A and B can; merge this one by itself"))
-        }
+    match adapter.beyond_matrices() {
+        Some(what) => Err(Error::checkpoint(format!("{}: has {what}, which cannot be blended", adapter.dir.display()))
+            .hint("only adapters of A and B can; merge this one by itself")),
         None => Ok(()),
     }
 }

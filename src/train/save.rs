@@ -68,7 +68,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     Ok(())
 }
 
-/// Points `best` to the checkpoint with the lowest evaluation loss, if there is one: after an evaluation that a signal
+/// Points `best` to the checkpoint that is best by `train.metric_for_best_model`, if there is one: after an evaluation that a signal
 /// had cut off and a resume made up for.
 ///
 /// # Errors
@@ -84,14 +84,14 @@ pub fn point_best(session: &mut Session<'_>) -> Result<()> {
     store::point(&RealDisk, &session.prepared.config.train.output_dir, "best", Some(&best))
 }
 
-/// Where the checkpoint with the lowest evaluation loss is or will be, if it is to be kept.
+/// Where the checkpoint that is best by `train.metric_for_best_model` is or will be, if it is to be kept.
 fn best_path(session: &Session<'_>) -> Option<PathBuf> {
     let train = &session.prepared.config.train;
     let path = store::checkpoint_dir(&train.output_dir, session.state.best_step?);
     train.load_best_model_at_end.then_some(path)
 }
 
-/// The checkpoint with the lowest evaluation loss, if it is to be kept and there is one.
+/// The checkpoint that is best by `train.metric_for_best_model`, if it is to be kept and there is one.
 pub fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
     best_path(session).filter(|dir| dir.is_dir())
 }

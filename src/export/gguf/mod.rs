@@ -14,7 +14,6 @@ use candle_core::{Device, Tensor};
 use super::merge::Merged;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::preflight;
-use crate::config::Bias;
 use crate::config::arch::{Arch, TensorSpec};
 use crate::error::{Error, Result};
 use container::{Entry, Header, Value};
@@ -162,16 +161,7 @@ enum Source {
 /// # Errors
 /// [`crate::Kind::Checkpoint`]: it is more than A and B; [`crate::Kind::Io`]: the disk.
 pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Format) -> Result<u64> {
-    let targets = &adapter.config.targets;
-    let more = [
-        (targets.feedforward.is_some(), "the factors of (IA)³"),
-        (targets.use_dora, "DoRA's magnitudes"),
-        (targets.bias != Bias::None, "trained biases"),
-        (!targets.modules_to_save.is_empty(), "modules_to_save"),
-        (!targets.target_parameters.is_empty(), "adapters on experts"),
-        (!adapter.config.trained_tokens.is_empty(), "new tokens"),
-    ];
-    if let Some((_, what)) = more.iter().find(|(has, _)| *has) {
+    if let Some(what) = adapter.beyond_matrices() {
         return Err(Error::checkpoint(format!(
             "{}: has {what}, which a GGUF adapter cannot hold",
             adapter.dir.display()
@@ -180,7 +170,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Forma
     }
     let format = if format == Format::F32 { Format::F32 } else { Format::F16 };
     let layout = Layout::of(arch)?;
-    let alpha = targets.lora_alpha as f32;
+    let alpha = adapter.config.targets.lora_alpha as f32;
     let mut header = Header::new(layout.name);
     header.put("general.type", Value::text("adapter"));
     header.put("general.file_type", Value::U32(format.file_type()));
