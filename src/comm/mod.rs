@@ -10,12 +10,14 @@
 //! ```
 //!
 //! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
-//! torchrun's own, [`c10d`], where there is one), [`gloo`] or [`threads`] carries the bytes.
+//! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
 pub mod bytes;
 pub mod c10d;
 pub mod env;
 pub mod gloo;
 pub mod meet;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 pub mod process;
 pub mod single;
 pub mod slurm;

@@ -14,6 +14,7 @@ mod rope;
 mod rope_json;
 pub mod schema;
 mod sizes;
+mod unread;
 mod validate;
 mod value;
 mod yaml;
@@ -33,6 +34,7 @@ pub use schema::{
     TrainConfig, TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
+pub use unread::unread;
 pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

@@ -320,7 +320,7 @@ section! {
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.
-        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e7), ..Range::ANY };
+        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
         /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
         /// exit code 8 (0: never).
         replica_check_steps: u64 = 100;

@@ -188,7 +188,7 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config.tuning.mode);
+        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config);
         atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
         if config.logging.tensorboard {
             let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;

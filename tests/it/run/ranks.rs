@@ -24,7 +24,7 @@ fn lines(out: &Path) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn wait_for_lines(out: &Path, count: usize) {
+pub(super) fn wait_for_lines(out: &Path, count: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while lines(out).len() < count {
         assert!(Instant::now() < deadline, "no {count} lines in {}", out.display());
@@ -33,12 +33,12 @@ fn wait_for_lines(out: &Path, count: usize) {
 }
 
 /// `key` of each line that has it.
-fn curve(out: &Path, key: &str) -> Vec<f64> {
+pub(super) fn curve(out: &Path, key: &str) -> Vec<f64> {
     lines(out).iter().filter_map(|line| line[key].as_f64()).collect()
 }
 
 /// The largest relative difference of two curves.
-fn apart(first: &[f64], second: &[f64]) -> f64 {
+pub(super) fn apart(first: &[f64], second: &[f64]) -> f64 {
     assert_eq!(first.len(), second.len());
     assert!(!first.is_empty());
     first.iter().zip(second).map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f64::max)
