@@ -94,6 +94,10 @@ pub trait Collectives: Send + Sync {
     fn limits(&self) -> Limits;
     /// What it is called.
     fn name(&self) -> &'static str;
+    /// Whether its ranks are threads of one process: what one of them holds counts against the memory of all.
+    fn shares_memory(&self) -> bool {
+        false
+    }
     /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part of every rank's, in the order of
     /// ranks: `receive` is `[size, parts[rank].len()]`. `parts` are the same on every rank, one behind the other.
     ///

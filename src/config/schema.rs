@@ -189,7 +189,7 @@ section! {
         /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
         batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size"], range Range::within(1.0, 1e6);
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
-        /// `effective_batch` or `target_tokens_per_device_step` asks for.
+        /// `effective_batch` or `target_tokens_per_device_step` asks for; with `batch_size: auto` that is the default.
         grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
         /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step, on all ranks together (`null`: by tokens).
         effective_batch: Option<usize> = None, range Range::within(1.0, 1e9);
