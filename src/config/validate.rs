@@ -1,8 +1,8 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::resolve::{Resolved, Setting, Source};
 use super::{
-    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, Strategy, TrainConfig, schema,
+    Auto, Config, Contamination, EvalStrategy, InitLora, LrScaling, LrScheduler, Mode, ModelConfig, Optim,
+    Quantization, SaveStrategy, Strategy, TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -34,6 +34,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.dp_ranks",
         "train.strategy",
         "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
+    )?;
+    both(
+        train.lr_scaling_batch.is_some() && train.lr_scaling == LrScaling::None,
+        "train.lr_scaling_batch",
+        "train.lr_scaling",
+        "it is read only where the rate is scaled; set lr_scaling: linear or sqrt, or remove it",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
@@ -289,7 +295,7 @@ fn of_another_mode(resolved: &Resolved) -> Result<()> {
     let nearness = |source: &Source| match source {
         Source::Default => 0,
         Source::File { path, .. } if *path != resolved.path => 1,
-        Source::File { .. } => 2,
+        Source::File { .. } | Source::Foreign { .. } => 2,
         Source::Env(_) => 3,
         Source::Word(_) => 4,
         Source::Flag(_) => 5,

@@ -8,7 +8,7 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, output, settle, trained};
+use super::{adapter, budget, engine, machine, output, scaling, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::single::Single;
@@ -26,7 +26,7 @@ use crate::model::{quantize, weights::WeightFiles};
 use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::rates::{Rate, rates};
-use crate::plan::{bytes, grouped, human_bytes};
+use crate::plan::{bytes, grouped, human_bytes, platform};
 
 /// A run that has been found possible.
 pub struct Prepared {
@@ -58,6 +58,10 @@ pub struct Prepared {
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// What the machine is used for, in a line.
+    pub platform: String,
+    /// How the learning rate was scaled, if it was.
+    pub scaled: Option<String>,
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -218,7 +222,7 @@ pub fn prepare(
         snapshot,
         arch,
         weights,
-        config,
+        mut config,
         adapter,
         stack,
         stack_hashes,
@@ -227,6 +231,11 @@ pub fn prepare(
         optimizer_bytes,
         resume,
     } = parts;
+    let settings = effective(resolved, &config);
+    let warms = ["train.warmup_ratio", "train.warmup_steps"].map(|key| *resolved.source(key) != Source::Default);
+    let scaled = scaling::scale(&mut config.train, seat.world.size, warms.contains(&true));
+    let host = machine::host();
+    let platform = platform::summary(&host, &platform::choose(&host, seat.layout(), platform::Engine::Cpu));
     let batches = batches(&config, &dataset, &sampler, seat.world.size)?;
     let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
     // What is there already of this run, or goes before the first step, needs no further room.
@@ -237,7 +246,6 @@ pub fn prepare(
     if lock.is_some() {
         check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
     }
-    let settings = effective(resolved, &config);
     Ok(Prepared {
         model_dir,
         snapshot,
@@ -253,6 +261,8 @@ pub fn prepare(
         optimizer_bytes,
         lock,
         ranks: (seat.world.size, seat.described.clone()),
+        platform,
+        scaled,
         dataset,
         sampler,
         batches,
@@ -436,6 +446,7 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        facts.push(("platform".to_owned(), self.platform.clone()));
         facts.push(("kernels".to_owned(), engine::describe(&self.config)));
         if self.ranks.0 > 1 {
             facts.push(("ranks".to_owned(), self.ranks.1.clone()));
@@ -462,7 +473,8 @@ impl Prepared {
             facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
         }
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
-        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        let (rates, scaled) = (&rate_table(self), self.scaled.as_deref());
+        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates, scaled, resumed_at });
         if let Some(remark) = engine::remark(self) {
             observer.event(&Event::Notice(&remark));
         }
