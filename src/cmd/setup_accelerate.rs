@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> Result<()> {
         args.out.display(),
         if processes == 1 { "" } else { "s" },
         answers.strategy,
-        platform::summary(&host, &choices),
+        platform::summary(&host, &choices, platform::threads(host.cores, ranks)),
         args.out.display()
     ))
 }

@@ -8,7 +8,6 @@ const QUANT: &str =
 
 /// Full keys (or sections) and why they are refused.
 pub(super) const LATER: &[(&str, &str)] = &[
-    ("train.ddp_backend", "processes talk over Gloo, threads through memory; remove the key"),
     ("train.local_rank", "the launcher says which rank a process is; remove the key"),
     ("train.dataloader_num_workers", LOADER),
     ("train.dataloader_pin_memory", LOADER),

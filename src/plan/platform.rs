@@ -139,7 +139,7 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     let cores = host.cores;
     vec![
         choice("device", if gpu { "cuda" } else { "cpu" }, "CUDA_VISIBLE_DEVICES", device_why),
-        choice("between ranks", backend, "train.strategy", backend_why),
+        choice("between ranks", backend, "train.ddp_backend", backend_why),
         choice("activations", dtype, "train.bf16, train.fp16", dtype_why),
         choice(
             "micro-batch",
@@ -162,25 +162,17 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     ]
 }
 
-/// The decisions in a line.
-pub fn summary(host: &Host, choices: &[Choice]) -> String {
-    let value = |what: &str| choices.iter().find(|choice| choice.what == what).map_or("", |choice| &choice.value);
+/// The machine and what is used of it, in a line.
+pub fn summary(host: &Host, choices: &[Choice], threads: usize) -> String {
+    let device = choices.iter().find(|choice| choice.what == "device").map_or("", |choice| &choice.value);
     let cards = match host.cards.len() {
         0 => "no GPU".to_owned(),
         1 => "1 GPU".to_owned(),
         count => format!("{count} GPUs"),
     };
-    let between = match value("between ranks") {
-        "none" => String::new(),
-        engine => format!("; between ranks {engine}"),
-    };
-    format!(
-        "{}, {} cores, {cards}: computed on the {}, {} threads a rank{between}",
-        host.system.name(),
-        host.cores,
-        value("device"),
-        value("threads a rank"),
-    )
+    let (system, cores) = (host.system.name(), host.cores);
+    let plural = if threads == 1 { "" } else { "s" };
+    format!("{system}, {cores} cores, {cards}: computed on the {device}, {threads} thread{plural} a rank")
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod ends;
 mod events;
 pub(super) mod fixture;
 mod launchers;
+mod machines;
 mod optim;
 mod ranks;
 mod recipes;
