@@ -2,8 +2,8 @@
 use super::resolve::Resolved;
 use super::unread;
 use super::{
-    Auto, Contamination, EvalStrategy, InitLora, LrScaling, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, Strategy, TrainConfig,
+    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
+    Strategy, TrainConfig,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -35,12 +35,6 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.dp_ranks",
         "train.strategy",
         "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
-    )?;
-    both(
-        train.lr_scaling_batch.is_some() && train.lr_scaling == LrScaling::None,
-        "train.lr_scaling_batch",
-        "train.lr_scaling",
-        "it is read only where the rate is scaled; set lr_scaling: linear or sqrt, or remove it",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
