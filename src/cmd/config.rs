@@ -8,6 +8,7 @@ use std::fmt::Write;
 
 /// Show each effective setting and where it comes from.
 #[derive(Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,

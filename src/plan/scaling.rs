@@ -133,15 +133,18 @@ pub fn estimate(strategy: Strategy, work: &Work, fabric: &Fabric, ranks: u64) ->
             (2.0 * sent(gradients), cost, exposed(cost, back, pieces))
         }
         Strategy::Zero1 | Strategy::Zero2 => {
-            // What was updated is gathered when nothing is computed.
-            let left = exposed(of_gradients, back, pieces) + of_gradients;
-            (2.0 * sent(gradients), 2.0 * of_gradients, left)
+            // ZeRO-2 keeps no whole gradient, and so sums after every micro-batch. What was updated is gathered when nothing is
+            // computed.
+            let sums = if strategy == Strategy::Zero2 { many } else { 1.0 };
+            let left = sums * exposed(of_gradients, back, pieces) + of_gradients;
+            ((sums + 1.0) * sent(gradients), (sums + 1.0) * of_gradients, left)
         }
         Strategy::Zero3 | Strategy::Fsdp => {
             let gathers = many * 2.0;
-            let left = many * (exposed(of_weights, forth, parts) + exposed(of_weights, back, parts));
-            let cost = gathers * of_weights + of_gradients;
-            (gathers * sent(weights) + sent(gradients), cost, left + exposed(of_gradients, back, pieces))
+            let gathered = exposed(of_weights, forth, parts) + exposed(of_weights, back, parts);
+            let left = many * (gathered + exposed(of_gradients, back, pieces));
+            let cost = gathers * of_weights + many * of_gradients;
+            (gathers * sent(weights) + many * sent(gradients), cost, left)
         }
     };
     let step = compute + exposed;
