@@ -7,7 +7,7 @@ use crate::config::{Config, Mode};
 use crate::error::{Error, Result};
 use crate::plan::flops::Costs;
 use crate::plan::grouped;
-use crate::plan::memory::{BUCKET, Device, Predictor};
+use crate::plan::memory::{Device, Predictor};
 use crate::plan::scaling::{self, Estimate, Fabric, Link, Pattern, Work};
 use crate::plan::strategies::{Batch, Strategy};
 
@@ -82,7 +82,7 @@ pub fn report(
         gradients: rank.gradients as f64,
         weights: (rank.weights + rank.trained) as f64,
         segments: predictor.segments().len() as u64,
-        bucket: BUCKET as f64,
+        bucket: (config.train.ddp_bucket_cap_mb << 20) as f64,
         tokens: rows * passes as f64 * batch.length as f64,
     };
     let estimates = STRATEGIES

@@ -157,7 +157,6 @@ fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Re
         let row = |row| vec![(step * request.batch + row) % split.len()];
         feed::batches(&split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
     };
-    let gate = std::sync::Barrier::new(ranks.len());
     let results = on_all(ranks, |comm| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
         let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
@@ -167,8 +166,7 @@ fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Re
             let slots = slots(&model.params.specs);
             let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots, model.params.values());
             step(&mut model, &mut optimizer, &*comm, &batches(0)?, 1e-4, 1.0)?;
-            // A rank that fails before it takes the others along by the engine's timeout, not here.
-            gate.wait();
+            comm.barrier()?;
             let began = Instant::now();
             let mut tokens = 0;
             for index in 1..=request.steps {
