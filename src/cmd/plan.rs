@@ -42,7 +42,7 @@ pub struct Args {
     #[arg(long)]
     tflops: Option<f64>,
     #[command(flatten)]
-    scaling: scaling::Args,
+    scaling: scaling::ScalingArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,

@@ -13,7 +13,7 @@ use crate::plan::strategies::{Batch, Strategy};
 
 /// The flags of the model.
 #[derive(Debug, Clone, clap::Args)]
-pub struct Args {
+pub struct ScalingArgs {
     /// Show how fast 1 to 1,024 ranks are (needs a speed: --tflops, or on the CPU `tunesmith bench`)
     #[arg(long)]
     pub scaling: bool,
@@ -46,7 +46,7 @@ pub struct Report {
 /// # Errors
 /// [`crate::Kind::Config`]: a bandwidth that is none.
 pub fn report(
-    args: &Args,
+    args: &ScalingArgs,
     config: &Config,
     predictor: &Predictor<'_>,
     batch: &Batch,
