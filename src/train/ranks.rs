@@ -15,6 +15,7 @@ use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
 use crate::config::{Config, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
+use crate::plan::platform::{self, Layout};
 
 /// A rank's place, before its connections with the others.
 pub struct Seat {
@@ -102,6 +103,10 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             };
             Ok(threads::world(size, limits).into_iter().map(seat).collect())
         }
+        (strategy @ (Strategy::Zero1 | Strategy::Zero2 | Strategy::Zero3 | Strategy::Fsdp), _) => {
+            let message = format!("train.strategy: {strategy} is not yet part of this version");
+            Err(Error::config(message).hint("train.strategy: ddp trains the same with a whole copy on each rank"))
+        }
         (Strategy::Ddp, None) => Ok(alone("ddp without a launcher: one process")),
         (Strategy::Auto | Strategy::Single, None) => Ok(alone("one process")),
     }
@@ -112,7 +117,14 @@ impl Seat {
     /// it may have them all.
     pub fn threads(&self, num_threads: Option<usize>) -> Option<usize> {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        num_threads.or_else(|| (self.world.local_size > 1).then(|| (cores() / self.world.local_size).max(1)))
+        let local = self.world.local_size;
+        num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
+    }
+
+    /// How the ranks lie.
+    pub const fn layout(&self) -> Layout {
+        let in_process = matches!(self.link, Link::Thread(_));
+        Layout { ranks: self.world.size, local: self.world.local_size, in_process }
     }
 
     /// Does what every rank of a machine does, the first before the others: they find its cache.
