@@ -24,7 +24,8 @@ pub mod merge;
 pub mod models;
 pub mod plan;
 pub mod process;
-pub mod terminal;
+pub mod stamps;
+mod terminal;
 pub mod train;
 
 use crate::error::Result;

@@ -35,6 +35,38 @@ impl How {
     }
 }
 
+/// In what form a run holds the matrices of its base: what its stamp says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// How they are coded.
+    pub how: How,
+    /// The modules that are not ([`ModelConfig::quantization_skip_modules`]).
+    pub skip: Vec<String>,
+}
+
+impl Held {
+    /// As a stamp has it: `nf4, double true, but for ["q_proj"]`, or `none`.
+    pub fn describe(held: Option<&Self>) -> String {
+        let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
+        match format {
+            Format::Int8 => format!("int8, but for {skip:?}"),
+            Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
+        }
+    }
+
+    /// What [`Held::describe`] has written; nothing where it has not.
+    pub fn parse(text: &str) -> Option<Option<Self>> {
+        if text == "none" {
+            return Some(None);
+        }
+        let (how, skip) = text.split_once(", but for ")?;
+        let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
+        let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == name)?;
+        let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
+        (Self::describe(Some(&held)) == text).then_some(Some(held))
+    }
+}
+
 /// How the base of a run is coded: what the configuration asks for, and what the checkpoint has where it leaves that open.
 ///
 /// # Errors
@@ -71,6 +103,15 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
         .hint("use the checkpoint that is not quantized, or init_lora_weights: true"));
     }
     Ok(Some(How { format: asked, double }))
+}
+
+/// In what form a run of this configuration holds the matrices of a base.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
+    let skip = || config.model.quantization_skip_modules.clone();
+    Ok(resolve(config, Some(weights))?.map(|how| Held { how, skip: skip() }))
 }
 
 /// The matrices that are coded: those of linear layers and experts, less the head and what the configuration names.
@@ -190,5 +231,23 @@ impl<'a> Quantizer<'a> {
             ));
         }
         notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Format, Held, How};
+
+    #[test]
+    fn a_stamp_s_words_are_read_back() {
+        let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
+        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false)] {
+            let held = Held { how: How { format, double }, skip: skip.clone() };
+            assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
+        }
+        assert_eq!(Held::parse(&Held::describe(None)), Some(None));
+        for text in ["", "nf4", "nf5, double true, but for []", "nf4, but for []", "nf4, double yes, but for []"] {
+            assert_eq!(Held::parse(text), None, "{text}");
+        }
     }
 }

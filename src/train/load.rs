@@ -32,6 +32,19 @@ pub fn model(prepared: &Prepared) -> Result<Model> {
     fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
 }
 
+/// Loads the model where a quantized copy is kept of its base: of the ranks of a machine the first codes it, and the others,
+/// whose turn comes after, find the copy.
+///
+/// # Errors
+/// The weights cannot be read.
+pub fn ahead(prepared: &mut Prepared, observer: &dyn Observer) -> Result<()> {
+    if prepared.loaded.is_none() && cache(prepared.weights.as_ref(), &prepared.config)?.is_some() {
+        observer.event(&Event::Phase("loading the model"));
+        prepared.loaded = Some(model(prepared)?);
+    }
+    Ok(())
+}
+
 /// As [`model`], of its parts.
 ///
 /// # Errors

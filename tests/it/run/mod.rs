@@ -5,6 +5,7 @@ mod ends;
 mod events;
 pub(super) mod fixture;
 mod optim;
+mod quantized;
 mod ranks;
 mod refusals;
 mod resume;
