@@ -1,8 +1,9 @@
 //! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
 //! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
 use super::quantized_cache::{Cache, Kept};
+use super::stack::Stack;
 use super::weights::WeightFiles;
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, TensorSpec};
 use crate::config::{Config, InitLora, ModelConfig, Quantization, nearest};
 use crate::error::{Error, Result};
 use crate::ops::quant::{Format, Quantized, encode};
@@ -144,6 +145,32 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     }
     modules.retain(|module| !skip.iter().any(|entry| named(module, entry.trim_end_matches('.'))));
     Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
+}
+
+/// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.
+/// Those that `stack` changes, and that `LoftQ` finds itself, are nobody's to keep.
+///
+/// # Errors
+/// The weights cannot be read, or hold a number that cannot be coded.
+pub fn keep(
+    arch: &Arch,
+    weights: &WeightFiles,
+    config: &Config,
+    stack: &Stack,
+    cache: Cache<'_>,
+) -> Result<Vec<String>> {
+    if config.tuning.lora.init_lora_weights == InitLora::Loftq {
+        return Ok(Vec::new());
+    }
+    let quantizer = Quantizer::new(arch, Some(weights), config, Some(cache))?;
+    for TensorSpec { name, shape } in arch.tensors() {
+        let kept = |cache: &Cache<'_>| cache.has(&name);
+        let wanted = !stack.changes(&name) && !quantizer.cache.as_ref().is_some_and(kept);
+        if let Some(how) = quantizer.how(&name).filter(|_| wanted) {
+            quantizer.matrix((&name, &shape), how, (Some(weights), false), || Ok(weights.read(&name)?.1))?;
+        }
+    }
+    Ok(quantizer.into_notes())
 }
 
 /// Codes matrices while a model is built.

@@ -64,6 +64,11 @@ impl<'a> Cache<'a> {
         self.dir.join(format!("{name}.safetensors"))
     }
 
+    /// Whether there is a copy of a matrix, whole or not.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
     pub(super) fn read(&self, name: &str, shape: &[usize], how: How) -> Kept {
         let path = self.path(name);
         if !path.exists() {

@@ -3,14 +3,14 @@ use std::time::Instant;
 
 use super::metrics::Metrics;
 use super::optimizer;
-use super::prepare::{self, Prepared};
+use super::prepare::{self, Parts, Prepared};
 use super::progress::{Event, Observer, Pace};
 use super::record;
 use super::run::Options;
 use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
-use super::{output, save, trained};
+use super::{output, save};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
 use crate::comm::Collectives;
@@ -32,15 +32,17 @@ pub fn model(prepared: &Prepared) -> Result<Model> {
     fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
 }
 
-/// Loads the model where a quantized copy is kept of its base: of the ranks of a machine the first codes it, and the others,
-/// whose turn comes after, find the copy.
+/// Codes the base where that is kept and has not been done: of the ranks of a machine the first does it, and the others, whose
+/// turn comes after, find the copy.
 ///
 /// # Errors
 /// The weights cannot be read.
-pub fn ahead(prepared: &mut Prepared, observer: &dyn Observer) -> Result<()> {
-    if prepared.loaded.is_none() && cache(prepared.weights.as_ref(), &prepared.config)?.is_some() {
-        observer.event(&Event::Phase("loading the model"));
-        prepared.loaded = Some(model(prepared)?);
+pub fn ahead(parts: &Parts, observer: &dyn Observer) -> Result<()> {
+    let Parts { arch, weights: Some(weights), config, stack, .. } = parts else { return Ok(()) };
+    let Some(cache) = cache(Some(weights), config)? else { return Ok(()) };
+    observer.event(&Event::Phase("coding the base"));
+    for note in quantize::keep(arch, weights, config, stack, cache)? {
+        observer.event(&Event::Notice(&note));
     }
     Ok(())
 }
@@ -146,9 +148,7 @@ impl<'a> Session<'a> {
             }
         }
         let mut saver = Background::new(&RealDisk);
-        if comm.world().is_first()
-            && trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some()
-        {
+        if comm.world().is_first() && prepared.optimizer.saving > 0 {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
@@ -203,7 +203,7 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config.tuning.mode);
+        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config);
         atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
         if config.logging.tensorboard {
             let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;

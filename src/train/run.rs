@@ -6,7 +6,7 @@ use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
-use super::{engine, finish, load, prepare, save};
+use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
@@ -95,16 +95,11 @@ fn run_here(
     seat: Seat,
 ) -> Result<Summary> {
     let began = Instant::now();
-    let prepared = seat.in_turn(|| {
-        let mut prepared = prepare::prepare(resolved, options, stop, observer, &seat)?;
-        if seat.world.local_size > 1 {
-            load::ahead(&mut prepared, observer)?;
-        }
-        Ok(prepared)
-    })?;
-    prepared.announce(observer);
-    // Only now: preparing may take longer than an operation between ranks may.
+    let found = seat.in_turn(|| prepare::find(resolved, options, stop, observer, &seat))?;
+    // Only now: reading the data may take longer than an operation between ranks may.
     let comm = seat.connect()?;
+    let prepared = found.settle(resolved, options, &*comm, observer)?;
+    prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
     session.agree()?;
     session.try_evaluation()?;
