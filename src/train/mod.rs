@@ -1,11 +1,12 @@
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
+mod agree;
 pub mod bench;
 pub mod budget;
 pub mod check;
 pub mod decode_bench;
-mod engine;
+pub mod engine;
 pub mod feed;
 mod finish;
 mod fit;

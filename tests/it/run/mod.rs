@@ -7,6 +7,7 @@ pub(super) mod fixture;
 mod launchers;
 mod machines;
 mod optim;
+mod quantized;
 mod ranks;
 mod recipes;
 mod refusals;
