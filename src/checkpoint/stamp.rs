@@ -155,6 +155,7 @@ pub const FREE: &[&str] = &[
     "train.num_threads",
     "train.strategy",
     "train.dp_ranks",
+    "train.fsdp_sharding_strategy",
     "train.ddp_bucket_cap_mb",
     "train.ddp_timeout",
     "train.replica_check_steps",

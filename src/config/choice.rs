@@ -179,7 +179,23 @@ choices! {
         Dp = "dp",
         /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
         Ddp = "ddp",
-    } later ["zero1", "zero2", "zero3", "fsdp"];
+        /// As `ddp` or, with `dp_ranks`, `dp`, and each rank keeps a share of the weights; a segment's are brought together while it is at work.
+        Zero3 = "zero3",
+        /// As `zero3`, in the way of `fsdp_sharding_strategy`.
+        Fsdp = "fsdp",
+    } later ["zero1", "zero2"];
+
+    /// What ranks keep of the weights with `strategy: fsdp`, as PyTorch's `ShardingStrategy`.
+    Sharding {
+        /// A share; a segment's are brought together for its forward and again for its backward.
+        FullShard = "full_shard",
+        /// A share outside of passes; what is brought together for forward stays until backward.
+        ShardGradOp = "shard_grad_op",
+        /// Everything, as `ddp`.
+        NoShard = "no_shard",
+        /// A share within a machine: every machine has all of them, and what is brought together does not leave it.
+        HybridShard = "hybrid_shard",
+    };
 
     /// The optimizer.
     Optim {

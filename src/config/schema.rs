@@ -4,7 +4,7 @@ use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
     InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy,
-    Strategy, TargetModules, Truncation,
+    Sharding, Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -315,7 +315,9 @@ section! {
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
         /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
         strategy: Strategy = Strategy::Auto;
-        /// With `strategy: dp`: how many ranks.
+        /// With `strategy: fsdp`: what ranks keep of the weights.
+        fsdp_sharding_strategy: Sharding = Sharding::FullShard;
+        /// With `strategy: dp`, `zero3` or `fsdp`: how many ranks, as threads of one process.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);

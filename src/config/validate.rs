@@ -2,7 +2,7 @@
 use super::resolve::{Resolved, Setting, Source};
 use super::{
     Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, Strategy, TrainConfig, schema,
+    SaveStrategy, Sharding, Strategy, TrainConfig, schema,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -30,10 +30,16 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
     both(
-        train.dp_ranks.is_some() && train.strategy != Strategy::Dp,
+        train.dp_ranks.is_some() && !matches!(train.strategy, Strategy::Dp | Strategy::Zero3 | Strategy::Fsdp),
         "train.dp_ranks",
         "train.strategy",
-        "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
+        "only strategy: dp, zero3 and fsdp have ranks of their own making; other ranks are started by a launcher",
+    )?;
+    both(
+        train.fsdp_sharding_strategy != Sharding::FullShard && train.strategy != Strategy::Fsdp,
+        "train.fsdp_sharding_strategy",
+        "train.strategy",
+        "only strategy: fsdp has ways to share weights",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);

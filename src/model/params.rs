@@ -31,12 +31,15 @@ pub struct Params {
     values: Vec<f32>,
     grads: Vec<f32>,
     start: Option<Vec<f32>>,
+    /// Of a rank that keeps a share: the flat ranges that it keeps, rising, and how many values it does not.
+    kept: Vec<Range<usize>>,
+    elsewhere: usize,
 }
 
 impl Params {
     /// Appends a tensor; returns its place.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: &[f32]) -> Range<usize> {
-        let spec = ParamSpec { name, shape, offset: self.values.len(), decay, lr_scale: 1.0 };
+        let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0 };
         let range = spec.range();
         assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
         self.values.extend_from_slice(values);
@@ -59,17 +62,35 @@ impl Params {
         self.start.as_deref()
     }
 
-    /// How many numbers are trained.
+    /// Of the last values, from flat place `start` on, keeps those at `own`, counted from there; returns where these now
+    /// lie among the values.
+    pub fn keep(&mut self, start: usize, own: Range<usize>) -> usize {
+        let (all, packed) = (self.len(), start - self.elsewhere);
+        self.values.truncate(packed + own.end);
+        self.values.drain(packed..packed + own.start);
+        if !own.is_empty() {
+            self.kept.push(start + own.start..start + own.end);
+        }
+        self.elsewhere = all - self.values.len();
+        packed
+    }
+
+    /// The flat ranges of the values that this rank keeps, where it does not keep all.
+    pub fn kept(&self) -> Option<&[Range<usize>]> {
+        (self.elsewhere > 0).then_some(&self.kept)
+    }
+
+    /// How many numbers are trained, by all ranks together.
     pub const fn len(&self) -> usize {
-        self.values.len()
+        self.values.len() + self.elsewhere
     }
 
     /// Whether nothing is trained.
     pub const fn is_empty(&self) -> bool {
-        self.values.is_empty()
+        self.len() == 0
     }
 
-    /// All values.
+    /// All values; of a rank that keeps a share, those, end to end.
     pub fn values(&self) -> &[f32] {
         &self.values
     }

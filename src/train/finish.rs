@@ -26,7 +26,7 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
     if !session.writes() {
-        return Ok(session.done.summary(outcome, began, Vec::new()));
+        return beside(session, outcome, began);
     }
     session.publish();
     let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
@@ -43,7 +43,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     observer.event(&Event::Saved(&weights));
 
     let asking = Instant::now();
-    let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
+    let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
     let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?;
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
@@ -51,11 +51,20 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     // What steps were walked in makes room for caches.
     model.release();
     let after = questions.answer(&model, stop)?;
+    model.stand_by()?;
     // Two models at once would need twice the memory: the trained one goes before the base comes back.
     drop((model, optimizer));
-    let before = match &after {
-        Some(_) if !questions.is_empty() => questions.answer(&load::model(&prepared)?, stop)?,
-        _ => after.clone(),
+    let asks_again = after.is_some() && !questions.is_empty();
+    if gatherer.is_some() {
+        comm.broadcast(&mut [u64::from(asks_again)], 0)?;
+    }
+    let before = if asks_again {
+        let base = load::model(&prepared, gatherer.as_ref())?;
+        let answers = questions.answer(&base, stop)?;
+        base.stand_by()?;
+        answers
+    } else {
+        after.clone()
     };
     let cut_off = before.is_none();
     let samples = questions.samples(before.unwrap_or_default(), after.unwrap_or_default())?;
@@ -80,6 +89,21 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
             )));
     }
     Ok(summary)
+}
+
+/// As [`finish`], of a rank that leaves nothing behind: it has a part of the weights with which the first one answers.
+fn beside(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+    let Session { model, optimizer, prepared, done, comm, gatherer, .. } = session;
+    if let Some(gatherer) = &gatherer {
+        model.stand_by()?;
+        drop((model, optimizer));
+        let mut asks_again = [0u64];
+        comm.broadcast(&mut asks_again, 0)?;
+        if asks_again != [0] {
+            load::model(&prepared, Some(gatherer))?.stand_by()?;
+        }
+    }
+    Ok(done.summary(outcome, began, Vec::new()))
 }
 
 impl Done {

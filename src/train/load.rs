@@ -8,6 +8,7 @@ use super::progress::{Event, Observer, Pace};
 use super::record;
 use super::run::Options;
 use super::session::{Done, Session};
+use super::shard::Gatherer;
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
 use super::{output, save, trained};
@@ -27,9 +28,14 @@ use crate::model::{Model, Phases, quantize};
 ///
 /// # Errors
 /// The weights cannot be read.
-pub fn model(prepared: &Prepared) -> Result<Model> {
+pub fn model(prepared: &Prepared, gatherer: Option<&Gatherer>) -> Result<Model> {
     let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
-    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
+    let weights = weights.as_ref();
+    let model = match gatherer.map(Gatherer::shards) {
+        Some(shards) => Model::load_shared(arch, weights, config, stack, cache(weights, config)?, shards)?,
+        None => Model::load_with(arch, weights, config, stack, cache(weights, config)?)?,
+    };
+    Ok(with_adapter(model, adapter.as_ref()))
 }
 
 /// As [`model`], of its parts.
@@ -43,7 +49,12 @@ pub fn fresh(
     stack: &Stack,
     adapter: Option<&Tensors>,
 ) -> Result<Model> {
-    let mut model = Model::load_with(arch, weights, config, stack, cache(weights, config)?)?;
+    let model = Model::load_with(arch, weights, config, stack, cache(weights, config)?)?;
+    Ok(with_adapter(model, adapter))
+}
+
+/// Puts the values of `tuning.adapter` into the model.
+fn with_adapter(mut model: Model, adapter: Option<&Tensors>) -> Model {
     if let Some(adapter) = adapter {
         let specs = model.params.specs.clone();
         for spec in specs {
@@ -53,7 +64,7 @@ pub fn fresh(
             }
         }
     }
-    Ok(model)
+    model
 }
 
 /// Where quantized matrices are kept, if they are made from a checkpoint that is not.
@@ -92,9 +103,10 @@ impl<'a> Session<'a> {
             }
         }
         observer.event(&Event::Phase("loading the model"));
+        let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
         let mut model = match prepared.loaded.take() {
-            Some(measured) => measured,
-            None => model(&prepared)?,
+            Some(measured) if gatherer.is_none() => measured,
+            _ => model(&prepared, gatherer.as_ref())?,
         };
         for note in &model.notes {
             observer.event(&Event::Notice(note));
@@ -146,6 +158,7 @@ impl<'a> Session<'a> {
             stop,
             observer,
             comm,
+            gatherer,
             model,
             optimizer,
             ema,

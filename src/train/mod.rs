@@ -31,6 +31,7 @@ mod samples;
 mod save;
 mod session;
 mod settle;
+pub mod shard;
 pub mod signals;
 pub mod step;
 pub mod sweep;

@@ -527,6 +527,10 @@ mod tests {
         fn barrier(&self) -> Result<()> {
             Ok(())
         }
+
+        fn beside(&self, _: crate::comm::Among) -> Result<Box<dyn Collectives>> {
+            Ok(Box::new(crate::comm::single::Single))
+        }
     }
 
     #[test]

@@ -48,23 +48,27 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
                 format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
-        (Strategy::Auto | Strategy::Ddp, Some(launch)) => {
+        (_, Some(launch)) => {
             gloo::probe()?;
             let meeting = Meeting::join(launch)?;
             let World { size, local_size, .. } = launch.world;
+            let name = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(
-                "ddp: {size} processes over gloo, {local_size} on this machine, started by {}, meeting at {}",
+                "{name}: {size} processes over gloo, {local_size} on this machine, started by {}, meeting at {}",
                 launch.launcher,
                 meeting.store.host()
             );
             Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting) }])
         }
-        (Strategy::Dp, None) => {
+        (Strategy::Zero3 | Strategy::Fsdp, None) if train.dp_ranks.is_none() => {
+            Ok(alone(&format!("{} without a launcher: one process", train.strategy)))
+        }
+        (Strategy::Dp | Strategy::Zero3 | Strategy::Fsdp, None) => {
             let size = train.dp_ranks.ok_or_else(|| {
                 Error::config("train.strategy: dp needs train.dp_ranks")
                     .hint("set it to the number of ranks; each is a thread with its share of the cores")
             })?;
-            let described = format!("dp: {size} ranks as threads of one process");
+            let described = format!("{}: {size} ranks as threads of one process", train.strategy);
             let seat = |rank: Threads| Seat {
                 world: rank.world(),
                 described: described.clone(),
@@ -163,6 +167,8 @@ pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Re
 
 /// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
 const MEETING: &[&str] = &[
+    "train.strategy",
+    "train.fsdp_sharding_strategy",
     "train.logging_steps",
     "train.replica_check_steps",
     "train.ddp_bucket_cap_mb",

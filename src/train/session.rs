@@ -5,6 +5,7 @@ use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
 use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
 use super::progress::{Event, Observer, Pace};
+use super::shard::Gatherer;
 use super::signals::Stop;
 use super::step::StepStats;
 use super::tensorboard::EventWriter;
@@ -29,6 +30,8 @@ pub struct Session<'a> {
     pub prepared: Prepared,
     /// The way to the other ranks.
     pub comm: Box<dyn Collectives>,
+    /// How the frozen weights are shared with them, if they are.
+    pub gatherer: Option<Gatherer>,
     /// The model with its trained values.
     pub model: Model,
     /// The optimizer with its state.
@@ -293,8 +296,11 @@ impl Session<'_> {
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
         self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        self.model.stand_by()?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
-        let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
+        let scores = predictor.trial(&self.model, self.stop)?;
+        self.model.stand_by()?;
+        let Some(scores) = scores else { return Ok(()) };
         if scores.is_empty() {
             self.observer.event(&Event::Notice(
                 "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
@@ -314,6 +320,7 @@ impl Session<'_> {
         // What the loss was walked in makes room for caches.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop)?;
+        self.model.stand_by()?;
         let mut gave_up = [u64::from(scores.is_none())];
         self.comm.all_reduce(&mut gave_up)?;
         Ok(scores.filter(|_| gave_up == [0]).map(|scores| (loss, label_tokens, scores)))
@@ -335,6 +342,7 @@ impl Session<'_> {
             let of_these = self.loss_within(&rows)?;
             (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
+        self.model.stand_by()?;
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;
         self.comm.all_reduce(&mut counts)?;

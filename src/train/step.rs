@@ -103,6 +103,8 @@ pub fn attempt(
             Err(error) => return Err(error),
         }
     }
+    // The others may have more micro-batches, or still be at those that failed here.
+    model.stand_by()?;
     // A rank that has no room stops all of them here, before anything is updated.
     let mut short = [u64::from(failed.is_some())];
     comm.all_reduce(&mut short)?;
