@@ -102,8 +102,8 @@ impl<'a> Session<'a> {
         let train = &prepared.config.train;
         model.phases = Phases::default();
         model.set_checkpointing(train.gradient_checkpointing);
-        let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
-        let mut ema = optimizer::average(&prepared.config, &model.params);
+        let (mut optimizer, sharing) = optimizer::shared(&prepared.config, &mut model.params, comm.world())?;
+        let mut ema = optimizer::average(&prepared.config, &model.params, &sharing);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
         let asked = &resolved.config.train;
@@ -115,8 +115,7 @@ impl<'a> Session<'a> {
         }
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
-            let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
-            saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
+            saved.restore(&specs, model.params.values_mut(), &mut optimizer, ema.as_mut())?;
             let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
@@ -134,6 +133,7 @@ impl<'a> Session<'a> {
         }
         let mut saver = Background::new(&RealDisk);
         if comm.world().is_first()
+            && !sharing.shares_state()
             && trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some()
         {
             let values = model.params.values();
@@ -149,6 +149,7 @@ impl<'a> Session<'a> {
             model,
             optimizer,
             ema,
+            sharing,
             saver,
             saved: state.step,
             begun: state.step,

@@ -1,6 +1,7 @@
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
+mod auto;
 pub mod bench;
 pub mod budget;
 pub mod check;
@@ -9,6 +10,7 @@ mod engine;
 pub mod feed;
 mod finish;
 mod fit;
+mod gathered;
 pub mod gauge;
 mod load;
 pub mod lock;
@@ -31,8 +33,10 @@ mod samples;
 mod save;
 mod session;
 mod settle;
+pub mod sharing;
 pub mod signals;
 pub mod step;
 pub mod sweep;
 pub mod tensorboard;
+pub mod timeline;
 pub mod trained;
