@@ -179,11 +179,15 @@ choices! {
         Dp = "dp",
         /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
         Ddp = "ddp",
-        /// As `ddp` or, with `dp_ranks`, `dp`, and each rank keeps a share of the weights; a segment's are brought together while it is at work.
+        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        Zero1 = "zero1",
+        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        Zero2 = "zero2",
+        /// As `zero2`, and each rank keeps a share of the weights alone; a segment's are brought together while it is at work.
         Zero3 = "zero3",
         /// As `zero3`, in the way of `fsdp_sharding_strategy`.
         Fsdp = "fsdp",
-    } later ["zero1", "zero2"];
+    };
 
     /// What ranks keep of the weights with `strategy: fsdp`, as PyTorch's `ShardingStrategy`.
     Sharding {
@@ -193,7 +197,8 @@ choices! {
         ShardGradOp = "shard_grad_op",
         /// Everything, as `ddp`.
         NoShard = "no_shard",
-        /// A share within a machine: every machine has all of them, and what is brought together does not leave it.
+        /// A share of the frozen weights within a machine: every machine has all of them, and what is brought together does
+        /// not leave it. What is trained is shared as with `zero2`.
         HybridShard = "hybrid_shard",
     };
 

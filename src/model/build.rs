@@ -144,26 +144,35 @@ impl Builder<'_> {
         let adapters = self.placements.values().flat_map(|(_, placement)| placement.tensors());
         let adapters = adapters.map(|(_, shape)| shape.iter().product::<usize>());
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
-        self.params.reserve(floats);
+        if self.shards.is_none() {
+            self.params.reserve(floats);
+        }
         let arch = self.arch;
+        self.params.begin_segment();
         let mut embedding = self.weight("model.embed_tokens.weight")?;
         self.share(vec![&mut embedding]);
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
         let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
         for layer in 0..arch.num_hidden_layers {
+            self.params.begin_segment();
             let mut block = self.block(layer, &mut linears)?;
             self.share(block.weights_mut());
             blocks.push(block);
         }
+        self.params.begin_segment();
         let norm = self.norm("model.norm.weight")?;
         let head = if arch.tie_word_embeddings {
+            if let Some(shards) = &mut self.shards {
+                shards.push_trained(0, &mut self.params);
+            }
             embedding.clone()
         } else {
             let mut head = self.weight("lm_head.weight")?;
             self.share(vec![&mut head]);
             head
         };
+        self.params.shrink();
         if self.config.tuning.mode == Mode::Lora && self.config.tuning.lora.init_lora_weights.is_pissa() {
             self.params.keep_start();
         }
@@ -185,10 +194,11 @@ impl Builder<'_> {
         ))
     }
 
-    /// A segment is complete: its frozen weights are shared among ranks, if this model's are.
+    /// A segment is complete: its weights are shared among ranks, if this model's are.
     fn share(&mut self, weights: Vec<&mut Weight>) {
         if let Some(shards) = &mut self.shards {
             shards.push(weights);
+            shards.push_trained(shards.count() - 1, &mut self.params);
         }
     }
 

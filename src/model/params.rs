@@ -31,6 +31,8 @@ pub struct Params {
     values: Vec<f32>,
     grads: Vec<f32>,
     start: Option<Vec<f32>>,
+    /// Where segments begin.
+    segments: Vec<usize>,
     /// Of a rank that keeps a share: the flat ranges that it keeps, rising, and how many values it does not.
     kept: Vec<Range<usize>>,
     elsewhere: usize,
@@ -45,6 +47,48 @@ impl Params {
         self.values.extend_from_slice(values);
         self.specs.push(spec);
         range
+    }
+
+    /// The tensors from here on belong to the next segment.
+    pub fn begin_segment(&mut self) {
+        self.segments.push(self.len());
+    }
+
+    /// Where segments begin in the flat buffer (embedding, blocks, head), and the end.
+    pub fn segments(&self) -> Vec<usize> {
+        self.segments.iter().copied().chain([self.len()]).collect()
+    }
+
+    /// A segment's place in the flat buffer.
+    pub fn segment(&self, index: usize) -> Range<usize> {
+        self.segments[index]..self.segments.get(index + 1).copied().unwrap_or(self.len())
+    }
+
+    /// Where the last segment begins.
+    pub fn last_segment(&self) -> usize {
+        self.segments.last().copied().unwrap_or_default()
+    }
+
+    /// Puts values to a place of the flat buffer: of them those that are kept here.
+    pub fn put(&mut self, place: &Range<usize>, values: &[f32]) {
+        let Some(kept) = self.kept() else {
+            self.values[place.clone()].copy_from_slice(values);
+            return;
+        };
+        let (mut packed, kept) = (0, kept.to_vec());
+        for range in kept {
+            let (low, high) = (range.start.max(place.start), range.end.min(place.end));
+            if low < high {
+                let from = &values[low - place.start..high - place.start];
+                self.values[packed + low - range.start..][..from.len()].copy_from_slice(from);
+            }
+            packed += range.len();
+        }
+    }
+
+    /// Gives back room that is not needed.
+    pub fn shrink(&mut self) {
+        self.values.shrink_to_fit();
     }
 
     /// Makes room for exactly `floats` more, so that a large model's buffer is never copied while it grows.
@@ -80,6 +124,11 @@ impl Params {
         (self.elsewhere > 0).then_some(&self.kept)
     }
 
+    /// The flat ranges of the values that are here, end to end.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        self.kept().map_or_else(|| vec![0..self.len()], <[Range<usize>]>::to_vec)
+    }
+
     /// How many numbers are trained, by all ranks together.
     pub const fn len(&self) -> usize {
         self.values.len() + self.elsewhere
@@ -105,9 +154,14 @@ impl Params {
         &self.grads
     }
 
-    /// Values to read beside gradients to add to.
-    pub fn split(&mut self) -> (&[f32], &mut [f32]) {
-        (&self.values, &mut self.grads)
+    /// The buffer of gradients, to lend and to bring back with [`Params::put_grads`].
+    pub fn take_grads(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.grads)
+    }
+
+    /// Brings back what [`Params::take_grads`] lent.
+    pub fn put_grads(&mut self, grads: Vec<f32>) {
+        self.grads = grads;
     }
 
     /// Values to change beside gradients to change.
@@ -117,10 +171,10 @@ impl Params {
 
     /// Sets every gradient to zero.
     pub fn zero_grads(&mut self) {
-        if self.grads.len() == self.values.len() {
+        if self.grads.len() == self.len() {
             self.grads.fill(0.0);
         } else {
-            self.grads = vec![0.0; self.values.len()];
+            self.grads = vec![0.0; self.len()];
         }
     }
 

@@ -347,9 +347,14 @@ impl Shards {
         self.trained.push(Vec::new());
     }
 
-    /// The trained values from flat place `start` on, the last of `params`, are brought with a segment; this rank keeps its
-    /// share of them.
-    pub fn push_trained(&mut self, segment: usize, params: &mut Params, start: usize) {
+    /// How many segments there are.
+    pub const fn count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// The trained values of the last segment of `params` are brought with a segment; this rank keeps its share of them.
+    pub fn push_trained(&mut self, segment: usize, params: &mut Params) {
+        let start = params.last_segment();
         let Some(parts) = self.peers.cuts(&params.specs, start).filter(|_| params.len() > start) else { return };
         let own = parts[self.peers.rank()].clone();
         let packed = params.keep(start, own.clone());

@@ -72,6 +72,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,
+        bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
         companions: 0,
     })
 }
@@ -143,6 +144,14 @@ pub const fn tokenizer(vocabulary: usize) -> u64 {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
+    predictor(prepared).map(|(predictor, pass)| predictor.predict(&pass))
+}
+
+/// What predicts the memory of a run that is prepared, and its largest pass.
+///
+/// # Errors
+/// As [`job`].
+pub fn predictor(prepared: &Prepared) -> Result<(Predictor<'_>, Pass)> {
     let (config, arch, dataset) = (&prepared.config, &prepared.arch, &prepared.dataset);
     let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
     let narrow = prepared.weights.as_ref().zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
@@ -160,5 +169,5 @@ pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
     let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
     let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
-    Ok(Predictor::new(job, Device::Cpu).predict(&pass))
+    Ok((Predictor::new(job, Device::Cpu), pass))
 }

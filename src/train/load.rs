@@ -60,7 +60,7 @@ fn with_adapter(mut model: Model, adapter: Option<&Tensors>) -> Model {
         for spec in specs {
             // The names and shapes were compared when the adapter was opened.
             if let Some((_, values)) = adapter.get(&spec.name) {
-                model.params.values_mut()[spec.range()].copy_from_slice(values);
+                model.params.put(&spec.range(), values);
             }
         }
     }
@@ -114,8 +114,8 @@ impl<'a> Session<'a> {
         let train = &prepared.config.train;
         model.phases = Phases::default();
         model.set_checkpointing(train.gradient_checkpointing);
-        let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
-        let mut ema = optimizer::average(&prepared.config, &model.params);
+        let (mut optimizer, sharing) = optimizer::shared(&prepared.config, &mut model.params, comm.world())?;
+        let mut ema = optimizer::average(&prepared.config, &model.params, &sharing);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
         let asked = &resolved.config.train;
@@ -127,8 +127,8 @@ impl<'a> Session<'a> {
         }
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
-            let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
-            saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
+            let kept = model.params.ranges();
+            saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut())?;
             let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
@@ -146,6 +146,7 @@ impl<'a> Session<'a> {
         }
         let mut saver = Background::new(&RealDisk);
         if comm.world().is_first()
+            && !sharing.shares_state()
             && trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some()
         {
             let values = model.params.values();
@@ -162,6 +163,7 @@ impl<'a> Session<'a> {
             model,
             optimizer,
             ema,
+            sharing,
             saver,
             saved: state.step,
             begun: state.step,

@@ -48,26 +48,29 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
                 format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
+        (_, Some(launch)) if train.dp_ranks.is_some() => {
+            let Launch { launcher, world, .. } = launch;
+            let message = format!("train.dp_ranks makes ranks as threads, but {launcher} has started {}", world.size);
+            Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
+        }
         (_, Some(launch)) => {
             gloo::probe()?;
             let meeting = Meeting::join(launch)?;
             let World { size, local_size, .. } = launch.world;
-            let name = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
+            let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(
-                "{name}: {size} processes over gloo, {local_size} on this machine, started by {}, meeting at {}",
+                "{strategy}: {size} processes over gloo, {local_size} on this machine, started by {}, meeting at {}",
                 launch.launcher,
                 meeting.store.host()
             );
             Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting) }])
         }
-        (Strategy::Zero3 | Strategy::Fsdp, None) if train.dp_ranks.is_none() => {
-            Ok(alone(&format!("{} without a launcher: one process", train.strategy)))
+        (Strategy::Dp, None) if train.dp_ranks.is_none() => {
+            Err(Error::config("train.strategy: dp needs train.dp_ranks")
+                .hint("set it to the number of ranks; each is a thread with its share of the cores"))
         }
-        (Strategy::Dp | Strategy::Zero3 | Strategy::Fsdp, None) => {
-            let size = train.dp_ranks.ok_or_else(|| {
-                Error::config("train.strategy: dp needs train.dp_ranks")
-                    .hint("set it to the number of ranks; each is a thread with its share of the cores")
-            })?;
+        (strategy, None) if strategy != Strategy::Single && train.dp_ranks.is_some() => {
+            let size = train.dp_ranks.unwrap_or(1);
             let described = format!("{}: {size} ranks as threads of one process", train.strategy);
             let seat = |rank: Threads| Seat {
                 world: rank.world(),
@@ -77,8 +80,8 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             };
             Ok(threads::world(size, limits).into_iter().map(seat).collect())
         }
-        (Strategy::Ddp, None) => Ok(alone("ddp without a launcher: one process")),
         (Strategy::Auto | Strategy::Single, None) => Ok(alone("one process")),
+        (strategy, None) => Ok(alone(&format!("{strategy} without a launcher: one process"))),
     }
 }
 
@@ -165,6 +168,21 @@ pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Re
         .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
 }
 
+/// Lets a rank that has no room for something end all of them at the same place.
+///
+/// # Errors
+/// `failed`, or [`crate::Kind::Memory`] where it is another rank's; [`crate::Kind::Peer`].
+pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
+    let short = comm.collect(&[u64::from(failed.is_some())])?;
+    let others: Vec<usize> = (0..short.len()).filter(|&rank| short[rank] > 0).collect();
+    match failed {
+        Some(error) => Err(error),
+        None if others.is_empty() => Ok(()),
+        None => Err(Error::memory(format!("{} had no room for a validation", ranks(&others)))
+            .hint("that rank says more; all of them have ended at the same place")),
+    }
+}
+
 /// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
 const MEETING: &[&str] = &[
     "train.strategy",
@@ -172,6 +190,8 @@ const MEETING: &[&str] = &[
     "train.logging_steps",
     "train.replica_check_steps",
     "train.ddp_bucket_cap_mb",
+    "train.strategy",
+    "train.reduce_every_pass",
     "train.max_nonfinite_steps",
     "train.eval_strategy",
     "train.eval_steps",
@@ -203,7 +223,7 @@ impl Session<'_> {
             hash(dataset.fingerprint.as_bytes()),
             hash(self.stamp.base_model.as_bytes()),
             hash(text.join("\n").as_bytes()),
-            hash(bytes::of(self.model.params.values())),
+            if self.sharing.shares_values() { 0 } else { hash(bytes::of(self.model.params.values())) },
             batches.total_steps,
             self.state.step,
         ];

@@ -6,7 +6,7 @@ use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
-use super::{engine, finish, prepare, save};
+use super::{auto, engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
@@ -95,10 +95,14 @@ fn run_here(
     seat: Seat,
 ) -> Result<Summary> {
     let began = Instant::now();
-    let prepared = seat.in_turn(|| prepare::prepare(resolved, options, stop, observer, &seat))?;
+    let mut prepared = seat.in_turn(|| prepare::prepare(resolved, options, stop, observer, &seat))?;
     prepared.announce(observer);
     // Only now: preparing may take longer than an operation between ranks may.
     let comm = seat.connect()?;
+    if let Some((strategy, why)) = auto::choose(&prepared, &*comm)? {
+        prepared.config.train.strategy = strategy;
+        observer.event(&Event::Notice(&why));
+    }
     let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
     session.agree()?;
     session.try_evaluation()?;

@@ -4,12 +4,15 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use super::optimizer;
 use crate::comm::line::Line;
-use crate::comm::{Among, Collectives};
+use crate::comm::{Among, Collectives, Partition, bytes};
 use crate::config::{Sharding, Strategy, TrainConfig};
 use crate::error::{Error, Result};
 use crate::model::ParamSpec;
 use crate::model::shards::{Flat, Kind, Peers, Shards};
+use crate::optim::optimizer::legal_cuts;
+use crate::optim::registry;
 
 /// The way to the ranks with which weights are shared. Its messages meet no others: segments are brought together by a
 /// thread while the ranks talk about other things.
@@ -20,6 +23,7 @@ pub struct Gatherer {
     /// Those among whom a segment is divided: all, or those of this machine.
     group: Arc<Line>,
     how: Sharding,
+    train: Arc<TrainConfig>,
 }
 
 /// What a configuration's strategy makes of the weights; nothing where every rank has all of them.
@@ -29,6 +33,11 @@ pub fn sharding(train: &TrainConfig) -> Option<Sharding> {
         Strategy::Fsdp => Some(train.fsdp_sharding_strategy).filter(|&how| how != Sharding::NoShard),
         _ => None,
     }
+}
+
+/// Whether ranks share what is trained too.
+pub fn shares_values(train: &TrainConfig) -> bool {
+    matches!(sharding(train), Some(Sharding::FullShard | Sharding::ShardGradOp))
 }
 
 impl Gatherer {
@@ -41,7 +50,7 @@ impl Gatherer {
         let line = |who| comm.beside(who).and_then(Line::new).map(Arc::new);
         let all = line(Among::All)?;
         let group = if how == Sharding::HybridShard { line(Among::Machine)? } else { Arc::clone(&all) };
-        Ok(Some(Self { all, group, how }))
+        Ok(Some(Self { all, group, how, train: Arc::new(train.clone()) }))
     }
 
     /// For one model.
@@ -55,6 +64,11 @@ fn complete(comm: &dyn Collectives, mut numbers: Flat) -> Result<Flat> {
     comm.all_gather(&mut numbers.floats)?;
     comm.all_gather(&mut numbers.halves)?;
     comm.all_gather(&mut numbers.bytes)?;
+    for stretch in &mut numbers.trained {
+        let width = size_of::<f32>();
+        let parts: Vec<_> = stretch.parts.iter().map(|part| part.start * width..part.end * width).collect();
+        comm.all_gather_bytes(bytes::of_mut(&mut stretch.values), &parts)?;
+    }
     Ok(numbers)
 }
 
@@ -67,8 +81,12 @@ impl Peers for Gatherer {
         self.all.world().rank
     }
 
-    fn cuts(&self, _specs: &[ParamSpec], _start: usize) -> Option<Vec<Range<usize>>> {
-        None
+    fn cuts(&self, specs: &[ParamSpec], start: usize) -> Option<Vec<Range<usize>>> {
+        // An optimizer that does not exist has been refused before.
+        let rule = registry::rule(&self.train).ok().filter(|_| shares_values(&self.train))?;
+        let end = specs.last().map_or(start, |spec| spec.range().end);
+        let legal = legal_cuts(&*rule, &optimizer::slots(specs));
+        Some(Partition::new(&[start, end], self.all.world().size, legal).parts(0))
     }
 
     fn begin(&self, numbers: Flat) -> Receiver<Result<Flat>> {

@@ -7,7 +7,9 @@ use super::feed;
 use super::gauge::Gauge;
 use super::optimizer::slots;
 use super::probe::{self, Asked, Found, Sizes};
+use super::sharing::Sharing;
 use super::step::{Attempt, attempt};
+use crate::comm::World;
 use crate::comm::single::Single;
 use crate::config::Auto;
 use crate::data::{Sampler, SamplerOptions, Split};
@@ -58,6 +60,7 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
     let split = Split::from_examples(&bench::rows(request, arch.vocab_size))?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+    let mut sharing = Sharing::copies(&model.params, &optimizer, World::ALONE);
     let options =
         SamplerOptions { batch_size: 1, grad_accum: 1, seed: 1, shuffle: true, group_by_length: false, packing: None };
     let mut sampler = Sampler::new(&split.lengths(), options);
@@ -88,7 +91,7 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
             // Once for the memory, which is fresh, then for the time.
             let mut time = || -> Result<Option<f64>> {
                 let began = Instant::now();
-                let done = attempt(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
+                let done = attempt(&mut model, &mut optimizer, (&Single, &mut sharing), &batches, 1e-4, 1.0)?;
                 Ok(match done {
                     Attempt::Done(stats) => Some(stats.tokens as f64 / began.elapsed().as_secs_f64()),
                     Attempt::TooLarge { .. } => None,

@@ -3,7 +3,7 @@
 use tunesmith::comm::threads::{self, Threads};
 use tunesmith::comm::{Collectives, Limits};
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Config, Dtype, Quantization, Sharding, Strategy};
+use tunesmith::config::{Config, Dtype, Mode, Quantization, Sharding, Strategy};
 use tunesmith::data::batch::{Batch, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::stack::Stack;
@@ -30,7 +30,9 @@ fn load(family: &str, config: &Config, gatherer: Option<&Gatherer>) -> Model {
         }
         None => Model::load(&arch, Some(&weights), config).unwrap(),
     };
-    put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
+    if config.tuning.mode == Mode::Lora {
+        put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
+    }
     model
 }
 
@@ -76,7 +78,8 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         (config.model.quantization, config.model.double_quant) = (Quantization::Fp4, false);
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
-    let cases: [(&str, &dyn Fn(&mut Config), Sharding, &[usize]); 9] = [
+    let full = |config: &mut Config| config.tuning.mode = Mode::Full;
+    let cases: [(&str, &dyn Fn(&mut Config), Sharding, &[usize]); 12] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),
@@ -86,6 +89,9 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         ("qwen3_moe", &as_it_is, Sharding::FullShard, &[2]),
         ("qwen3_moe", &bf16, Sharding::ShardGradOp, &[4]),
         ("llama", &nf4, Sharding::HybridShard, &[2, 3]),
+        ("llama", &full, Sharding::FullShard, &[2]),
+        ("qwen2", &full, Sharding::FullShard, &[4]),
+        ("qwen3_moe", &full, Sharding::ShardGradOp, &[3]),
     ];
     for (family, base, how, machines) in cases {
         let mut config = config(family, base);
@@ -95,7 +101,10 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
         let found = on_ranks(machines, &config, |gatherer, _| {
             let mut model = load(family, &config, Some(gatherer));
             let shards = model.shards().unwrap();
-            let (own, all) = (shards.own_bytes(), shards.all_bytes());
+            let values = 4 * model.params.values().len();
+            assert_eq!(shards.shares_trained(), how != Sharding::HybridShard);
+            let own = shards.own_bytes() + if shards.shares_trained() { values } else { 0 };
+            let all = shards.all_bytes() + if shards.shares_trained() { 4 * model.params.len() } else { 0 };
             let said = said(&mut model, &batch);
             assert_eq!(model.shards().unwrap().held_bytes(), 0, "nothing is together after a pass");
             (said, own, all)

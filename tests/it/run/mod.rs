@@ -8,4 +8,5 @@ mod optim;
 mod ranks;
 mod refusals;
 mod resume;
+mod sharing;
 mod signals;

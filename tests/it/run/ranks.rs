@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::fixture::{Fixture, said, train, tunesmith};
 use crate::comm::gloo_is_there;
 
-fn launch(config: &Path, nproc: usize, words: &[&str]) -> Child {
+pub(super) fn launch(config: &Path, nproc: usize, words: &[&str]) -> Child {
     launch_with(&["--nproc", &nproc.to_string()], config, words)
 }
 
@@ -33,12 +33,12 @@ fn wait_for_lines(out: &Path, count: usize) {
 }
 
 /// `key` of each line that has it.
-fn curve(out: &Path, key: &str) -> Vec<f64> {
+pub(super) fn curve(out: &Path, key: &str) -> Vec<f64> {
     lines(out).iter().filter_map(|line| line[key].as_f64()).collect()
 }
 
 /// The largest relative difference of two curves.
-fn apart(first: &[f64], second: &[f64]) -> f64 {
+pub(super) fn apart(first: &[f64], second: &[f64]) -> f64 {
     assert_eq!(first.len(), second.len());
     assert!(!first.is_empty());
     first.iter().zip(second).map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f64::max)
@@ -265,7 +265,7 @@ fn strategies_that_contradict_the_launcher_are_refused() {
         said(output)
     };
     assert!(refused(&train(&config, &["train.strategy=dp"])).contains("train.dp_ranks"));
-    assert!(refused(&train(&config, &["train.strategy=zero2"])).contains("not yet part of this version"));
+    assert!(refused(&train(&config, &["train.strategy=fsdp"])).contains("not yet part of this version"));
     let single = launch(&config, 2, &["train.strategy=single"]).wait_with_output().unwrap();
     assert!(refused(&single).contains("tunesmith launch has started 2 ranks"));
     let other = tunesmith(&["launch", "--", "data", config.to_str().unwrap()]).output().unwrap();
