@@ -43,7 +43,7 @@ pub use store::{newest_complete, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to, write_safetensors_to};
+use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to};
 use crate::optim::{self, Ema, Optimizer, State, StateTensor};
 use disk::{Disk, RealDisk};
 
@@ -379,11 +379,11 @@ impl Checkpoint {
         if apart {
             if let Some(averages) = averages {
                 let owned = averages.owned().to_vec();
-                self.restore_values(specs, (&mut averages.values, &owned))?;
+                self.restore_kept_values(specs, (&mut averages.values, &owned))?;
             }
             read_ranges(&self.optimizer, &trained, specs, kept, values)?;
         } else {
-            self.restore_values(specs, (values, kept))?;
+            self.restore_kept_values(specs, (values, kept))?;
         }
         for (name, range, state) in optimizer.tensors_mut() {
             match state {
@@ -405,12 +405,24 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Fills only the published values, of which the flat ranges `kept` are kept, end to end: the best checkpoint's at the
-    /// end of a run.
+    /// Fills only the published values: the best checkpoint's at the end of a run.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
-    pub fn restore_values(&self, specs: &[ParamSpec], (values, kept): (&mut [f32], &[Range<usize>])) -> Result<()> {
+    pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
+        let everything = [0..values.len()];
+        self.restore_kept_values(specs, (values, &everything))
+    }
+
+    /// As [`Checkpoint::restore_values`], of values of which the flat ranges `kept` are kept, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept_values(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+    ) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
         check(&self.weights, &self.weights_path, &names)?;
         read_ranges(&self.weights, &names, specs, kept, values)

@@ -6,7 +6,8 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::meet::Meeting;
@@ -70,7 +71,7 @@ pub struct Gloo {
     world: World,
     limits: Limits,
     /// An operation has failed: peers may be gone, and closing would wait for them.
-    failed: std::sync::atomic::AtomicBool,
+    failed: Arc<AtomicBool>,
 }
 
 /// Where the shared object is looked for: `TUNESMITH_GLOO`, or beside the program, or in `gloo/` there or up to two
@@ -194,11 +195,16 @@ impl Gloo {
     /// [`crate::Kind::Config`]: the shared object is missing or does not fit; [`crate::Kind::Peer`]: a rank does not come.
     pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
         let world = meeting.world;
-        Self::connect_as(meeting, world, "gloo", limits)
+        Self::connect_as(meeting, world, "gloo", (limits, Arc::default()))
     }
 
-    /// As a rank of `world`, which meets in the store under the name `group`.
-    fn connect_as(meeting: Meeting, world: World, group: &str, limits: Limits) -> Result<Self> {
+    /// As a rank of `world`, which meets in the store under the name `group`; `failed` is that of all its worlds.
+    fn connect_as(
+        meeting: Meeting,
+        world: World,
+        group: &str,
+        (limits, failed): (Limits, Arc<AtomicBool>),
+    ) -> Result<Self> {
         let functions = Functions::load(&library()?)?;
         let World { rank, size, .. } = world;
         let here = CString::new(meeting.store.here().to_string()).expect("an address has no NUL");
@@ -228,7 +234,6 @@ impl Gloo {
             let rank = meeting.world.rank;
             Error::peer(format!("rank {rank}: connect: {cause} ({why})"))
         })?;
-        let failed = std::sync::atomic::AtomicBool::new(false);
         Ok(Self { functions, ranks: Mutex::new(Ranks(ranks)), meeting, world, limits, failed })
     }
 
@@ -323,7 +328,7 @@ impl Collectives for Gloo {
             Among::Machine => format!("gloo of rank {}", rank - local_rank.min(rank)),
         };
         let world = self.meeting.world.among(who);
-        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, self.limits)?))
+        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, (self.limits, Arc::clone(&self.failed)))?))
     }
 }
 

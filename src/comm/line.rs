@@ -2,7 +2,6 @@
 //! waited for comes after those, so that all ranks, which ask for the same in the same order, carry out the same.
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 
 use super::{Collectives, World};
 use crate::error::{Error, Result};
@@ -44,9 +43,7 @@ impl Drop for Done<'_> {
 pub struct Line {
     engine: Arc<dyn Collectives>,
     waiting: Arc<Waiting>,
-    /// None only while it is dropped.
-    jobs: Option<Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
+    jobs: Sender<Job>,
 }
 
 impl std::fmt::Debug for Line {
@@ -76,9 +73,11 @@ impl Line {
                 job(&*at_work);
             }
         };
+        // It ends with its owner, which does not wait: after a failure here, what is under way may wait for ranks that
+        // wait for this one.
         let thread = std::thread::Builder::new().name("ranks".into()).spawn(work);
-        let thread = thread.map_err(|error| Error::io("start", "the thread between ranks", &error))?;
-        Ok(Self { engine, waiting, jobs: Some(jobs), thread: Some(thread) })
+        thread.map_err(|error| Error::io("start", "the thread between ranks", &error))?;
+        Ok(Self { engine, waiting, jobs })
     }
 
     /// Begins something; what comes of it arrives at the receiver. Nothing arrives if the thread has ended.
@@ -89,7 +88,7 @@ impl Line {
             // Nobody listens any more after a failure.
             let _ = done.send(act(engine));
         });
-        if let Some(Err(_)) = self.jobs.as_ref().map(|jobs| jobs.send(job)) {
+        if self.jobs.send(job).is_err() {
             drop(Done(&self.waiting));
         }
         receiver
@@ -99,16 +98,6 @@ impl Line {
     pub fn idle(&self) -> &dyn Collectives {
         self.waiting.wait();
         &*self.engine
-    }
-}
-
-impl Drop for Line {
-    fn drop(&mut self) {
-        drop(self.jobs.take());
-        if let Some(thread) = self.thread.take() {
-            // A panic there has been shown.
-            let _ = thread.join();
-        }
     }
 }
 

@@ -471,11 +471,13 @@ impl Shards {
     fn bring(&self, walk: &mut Walk, segment: usize, values: &[f32]) -> Receiver<Result<Flat>> {
         let (segment, trained) = (&self.segments[segment], &self.trained[segment]);
         let fits = walk.spare.iter().position(|spare| spare.fits(segment.lengths, trained));
-        let numbers = fits.map(|at| walk.spare.swap_remove(at)).unwrap_or_else(|| {
+        let numbers = if let Some(at) = fits {
+            walk.spare.swap_remove(at)
+        } else {
             // Two segments are held at most, and no buffers beside them.
             walk.spare.clear();
             Flat::new(segment.lengths, trained)
-        });
+        };
         self.peers.begin(segment.give(numbers, trained, values))
     }
 

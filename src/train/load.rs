@@ -104,9 +104,10 @@ impl<'a> Session<'a> {
         }
         observer.event(&Event::Phase("loading the model"));
         let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
-        let mut model = match prepared.loaded.take() {
-            Some(measured) if gatherer.is_none() => measured,
-            _ => model(&prepared, gatherer.as_ref())?,
+        let measured = prepared.loaded.take().filter(|_| gatherer.is_none());
+        let mut model = match measured {
+            Some(measured) => measured,
+            None => model(&prepared, gatherer.as_ref())?,
         };
         for note in &model.notes {
             observer.event(&Event::Notice(note));

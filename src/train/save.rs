@@ -152,7 +152,7 @@ pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
     session.done.hashing += best.hashing;
     let params = &mut session.model.params;
     let (specs, kept) = (params.specs.clone(), params.ranges());
-    best.restore_values(&specs, (params.values_mut(), &kept))?;
+    best.restore_kept_values(&specs, (params.values_mut(), &kept))?;
     Ok(true)
 }
 

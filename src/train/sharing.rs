@@ -50,7 +50,7 @@ pub struct Sharing {
 }
 
 /// Of what a rank keeps a share alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shares {
     Nothing,
     State,

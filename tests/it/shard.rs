@@ -11,6 +11,7 @@ use tunesmith::model::weights::WeightFiles;
 use tunesmith::train::shard::Gatherer;
 
 use super::parity::{Forward, adapter_config, golden, put, tensors};
+use super::run::fixture::{Fixture, said as said_by, train};
 
 /// An adapter of a golden model as a configuration, and the base in another form.
 fn config(family: &str, base: impl Fn(&mut Config)) -> Config {
@@ -169,4 +170,60 @@ fn a_rank_that_is_lost_ends_a_pass_of_the_others_and_passes_of_two_kinds_are_tol
         }
     });
     assert!(errors.iter().all(|error| error.message().contains("1 ranks evaluate while 1 train")), "{errors:?}");
+}
+
+/// The value of `key` in each line of a run's metrics that has it, as text: equal to the last bit.
+fn curve(fixture: &Fixture, out: &str, key: &str) -> Vec<String> {
+    let text = std::fs::read_to_string(fixture.path(out).join("metrics.jsonl")).unwrap();
+    let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    lines.filter_map(|line| line.get(key).map(ToString::to_string)).collect()
+}
+
+#[test]
+fn a_run_with_shared_weights_is_that_with_copies_to_the_bit() {
+    let fixture = Fixture::new();
+    // 22 rows by 4 or 8 a step: the last step of an epoch has nothing for some ranks, and neither has a validation of 3 batches.
+    let extra = [
+        "train.max_steps: 7",
+        "data.max_rows: 22",
+        "train.grad_accum: 1",
+        "train.eval_strategy: steps",
+        "train.eval_steps: 3",
+        "train.eval_batch_size: 2",
+        "train.eval_on_start: true",
+        "train.predict_with_generate: true",
+        "train.generation_rows: 3",
+        "train.generation_max_new_tokens: 3",
+        "gen.num_samples: 2",
+        "gen.max_new_tokens: 3",
+    ];
+    let cases: [(&str, &[&str]); 3] = [
+        ("two", &["train.dp_ranks=2", "tuning.mode=lora"]),
+        ("four", &["train.dp_ranks=4", "model.quantization=nf4"]),
+        ("dora", &["train.dp_ranks=2", "tuning.lora.use_dora=true", "train.bf16=true"]),
+    ];
+    for (name, words) in cases {
+        let config = fixture.config(name, &extra);
+        let run = |out: &str, strategy: &[&str]| {
+            let to = format!("train.output_dir={}", fixture.path(out).display());
+            let output = train(&config, &[&[&*to], words, strategy].concat());
+            assert!(output.status.success(), "{}", said_by(&output));
+        };
+        let (copies, shares) = (format!("{name}-copies"), format!("{name}-shares"));
+        run(&copies, &["train.strategy=dp"]);
+        let how: &[&str] = match name {
+            "two" => &["train.strategy=zero3"],
+            "four" => &["train.strategy=fsdp"],
+            _ => &["train.strategy=fsdp", "train.fsdp_sharding_strategy=shard_grad_op"],
+        };
+        run(&shares, how);
+        for key in ["loss", "grad_norm", "eval_loss", "eval_exact_match", "eval_rougeL"] {
+            assert_eq!(curve(&fixture, &copies, key), curve(&fixture, &shares, key), "{name}: {key}");
+        }
+        assert_eq!(curve(&fixture, &shares, "loss").len(), 7);
+        assert!(!curve(&fixture, &shares, "eval_exact_match").is_empty(), "answers were scored");
+        let adapter = |out: &str| std::fs::read(fixture.path(out).join("adapter/adapter_model.safetensors")).unwrap();
+        assert!(adapter(&copies) == adapter(&shares), "{name}: the adapter");
+        assert!(fixture.path(&shares).join("report.html").exists());
+    }
 }
