@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::prepare::Prepared;
-use super::trained;
+use super::{shard, trained};
 use crate::config::arch::Arch;
-use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy};
+use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy, Strategy};
 use crate::data::Split;
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
@@ -16,6 +16,7 @@ use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Slot, registry};
 use crate::plan::memory::{Adapter, Base, Breakdown, Device, Job, OptimizerBytes, Pass, Predictor, Storage, Trained};
+use crate::plan::strategies::{self, Machine, Way};
 
 /// What a tokenizer holds for an entry of its vocabulary, in bytes: of a BPE of 30,743 entries 686 were measured.
 const TOKEN: u64 = 700;
@@ -139,12 +140,23 @@ pub const fn tokenizer(vocabulary: usize) -> u64 {
     vocabulary as u64 * TOKEN
 }
 
-/// The most memory of a run that is prepared: with the rows that it has.
+/// The most memory of a rank of a run that is prepared: with the rows that it has.
 ///
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
-    predictor(prepared).map(|(predictor, pass)| predictor.predict(&pass))
+    let (predictor, pass) = predictor(prepared)?;
+    let machine = Machine { device: Device::Cpu, ranks: prepared.ranks.0 as u64, memory: 0 };
+    let shares_values = shard::shares_values(&prepared.config.train);
+    let strategy = match prepared.config.train.strategy {
+        _ if machine.ranks == 1 => strategies::Strategy::Single,
+        Strategy::Zero1 => strategies::Strategy::Zero1,
+        Strategy::Zero2 => strategies::Strategy::Zero2,
+        Strategy::Zero3 | Strategy::Fsdp if shares_values => strategies::Strategy::Fsdp,
+        _ => strategies::Strategy::Ddp,
+    };
+    let way = Way { strategy, offload_optimizer: false, offload_weights: false };
+    Ok(strategies::rank(&predictor, &machine, way, &pass))
 }
 
 /// What predicts the memory of a run that is prepared, and its largest pass.
