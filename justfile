@@ -218,6 +218,11 @@ rank-curves:
     shim/gloo/build
     cargo test --locked --test it -- --ignored --nocapture over_fifty_steps
 
+# NCCL on the GPUs of this machine, against a plain oracle
+[group('develop')]
+gpu-test:
+    TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
+
 # formatting and lints
 [group('develop')]
 check:

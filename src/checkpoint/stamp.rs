@@ -158,6 +158,7 @@ pub const FREE: &[&str] = &[
     "train.fsdp_sharding_strategy",
     "train.ddp_bucket_cap_mb",
     "train.reduce_every_pass",
+    "train.ddp_backend",
     "train.ddp_timeout",
     "train.replica_check_steps",
     "data.num_proc",

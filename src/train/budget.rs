@@ -6,7 +6,9 @@ use std::path::Path;
 use super::prepare::Prepared;
 use super::{shard, trained};
 use crate::config::arch::Arch;
-use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy, Strategy};
+use crate::config::{
+    Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
+};
 use crate::data::Split;
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
@@ -15,8 +17,10 @@ use crate::model::{freeze, quantize};
 use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Slot, registry};
-use crate::plan::memory::{Adapter, Base, Breakdown, Device, Job, OptimizerBytes, Pass, Predictor, Storage, Trained};
-use crate::plan::strategies::{self, Machine, Way};
+use crate::plan::memory::{
+    Adapter, Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
+};
+use crate::plan::strategies::{self, Machine, Strategy, Way};
 
 /// What a tokenizer holds for an entry of its vocabulary, in bytes: of a BPE of 30,743 entries 686 were measured.
 const TOKEN: u64 = 700;
@@ -29,7 +33,7 @@ const TOKEN: u64 = 700;
 pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trained::tensors(config, arch, &placements)?;
-    let threads = config.train.num_threads.unwrap_or_else(rayon::current_num_threads);
+    let threads = threads(config);
     let pissa = config.tuning.mode == Mode::Lora && config.tuning.lora.init_lora_weights.is_pissa();
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
     let (full, none) = match config.train.gradient_checkpointing {
@@ -73,9 +77,14 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,
-        bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
         companions: 0,
+        bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
     })
+}
+
+/// The threads of a rank.
+pub fn threads(config: &Config) -> usize {
+    config.train.num_threads.unwrap_or_else(rayon::current_num_threads)
 }
 
 /// The names of the model's tensors that are trained in full.
@@ -140,36 +149,54 @@ pub const fn tokenizer(vocabulary: usize) -> u64 {
     vocabulary as u64 * TOKEN
 }
 
-/// The most memory of a rank of a run that is prepared: with the rows that it has.
-///
-/// # Errors
-/// As [`job`].
-pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
-    let (predictor, pass) = predictor(prepared)?;
-    let machine = Machine { device: Device::Cpu, ranks: prepared.ranks.0 as u64, memory: 0 };
-    let shares_values = shard::shares_values(&prepared.config.train);
-    let strategy = match prepared.config.train.strategy {
-        _ if machine.ranks == 1 => strategies::Strategy::Single,
-        Strategy::Zero1 => strategies::Strategy::Zero1,
-        Strategy::Zero2 => strategies::Strategy::Zero2,
-        Strategy::Zero3 | Strategy::Fsdp if shares_values => strategies::Strategy::Fsdp,
-        _ => strategies::Strategy::Ddp,
-    };
-    let way = Way { strategy, offload_optimizer: false, offload_weights: false };
-    Ok(strategies::rank(&predictor, &machine, way, &pass))
+/// How the matrices of a model's files are stored, or where there are none, what is drawn: float32.
+fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
+    let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
+    let narrow = weights.zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
+    if narrow { Storage::Bf16 } else { Storage::F32 }
 }
 
-/// What predicts the memory of a run that is prepared, and its largest pass.
+/// The way in which a run of so many ranks shares its memory among them.
+pub fn way(config: &Config, ranks: usize) -> Way {
+    let named = match shard::sharding(&config.train) {
+        Some(Sharding::HybridShard) => Some(Strategy::Zero2),
+        None if config.train.strategy == crate::config::Strategy::Fsdp => Some(Strategy::Ddp),
+        _ => Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str()),
+    };
+    // `auto` is `ddp` where a launcher has started several.
+    Way::plain(if ranks < 2 { Strategy::Single } else { named.unwrap_or(Strategy::Ddp) })
+}
+
+/// The predicted memory of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peak {
+    /// Of its fullest rank, part by part.
+    pub rank: Breakdown,
+    /// Ranks that are threads of one process.
+    pub together: u64,
+}
+
+impl Peak {
+    /// Of the process: of all ranks that are its threads. The program is there once, and one rank saves.
+    pub const fn process(&self) -> u64 {
+        let others = self.together - 1;
+        self.rank.total() + others * (self.rank.total() - PROGRAM - self.rank.saving)
+    }
+}
+
+/// The most memory of a run that is prepared: with the rows that it has.
 ///
 /// # Errors
 /// As [`job`].
-pub fn predictor(prepared: &Prepared) -> Result<(Predictor<'_>, Pass)> {
-    let (config, arch, dataset) = (&prepared.config, &prepared.arch, &prepared.dataset);
-    let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
-    let narrow = prepared.weights.as_ref().zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
-    let stored = if narrow { Storage::Bf16 } else { Storage::F32 };
-    let mut job = job(config, arch, stored, prepared.weights.as_ref())?;
-    job.companions = tokenizer(arch.vocab_size);
+pub fn peak(prepared: &Prepared) -> Result<Peak> {
+    let Prepared { config, arch, weights, ranks, together, .. } = prepared;
+    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(prepared)))?;
+    Ok(Peak { rank, together: *together })
+}
+
+/// The largest pass of a run that is prepared.
+pub fn largest(prepared: &Prepared) -> Pass {
+    let (config, dataset) = (&prepared.config, &prepared.dataset);
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
     let evaluates = config.train.eval_strategy != EvalStrategy::No;
@@ -180,6 +207,65 @@ pub fn predictor(prepared: &Prepared) -> Result<(Predictor<'_>, Pass)> {
     let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
     let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
-    let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
-    Ok((Predictor::new(job, Device::Cpu), pass))
+    Pass { tokens, longest: train.max(1), labelled: tokens }
+}
+
+/// What one of so many ranks holds at most, part by part, with its tokenizer, in passes like this.
+///
+/// # Errors
+/// As [`job`].
+pub fn held(
+    config: &Config,
+    arch: &Arch,
+    weights: Option<&WeightFiles>,
+    (ranks, pass): (usize, Pass),
+) -> Result<Breakdown> {
+    let mut job = job(config, arch, stored_in(weights, arch), weights)?;
+    job.companions = tokenizer(arch.vocab_size);
+    let machine = Machine { device: Device::Cpu, ranks: ranks as u64, memory: u64::MAX };
+    Ok(strategies::rank(&Predictor::new(job, Device::Cpu), &machine, way(config, ranks), &pass))
+}
+
+/// Single settings that would make a rank smaller, and by how much, the most helpful first. `weights` are the model's files,
+/// where it is not drawn.
+///
+/// # Errors
+/// As [`job`].
+pub fn savings(config: &Config, arch: &Arch, weights: Option<&WeightFiles>, pass: &Pass) -> Result<Vec<(String, u64)>> {
+    let need = |config: &Config| held(config, arch, weights, (1, *pass)).map(|held| held.total());
+    let now = need(config)?;
+    let mut others: Vec<(String, Config)> = Vec::new();
+    let mut other = |text: &str, change: &dyn Fn(&mut Config)| {
+        let mut other = config.clone();
+        change(&mut other);
+        others.push((text.to_owned(), other));
+    };
+    let (train, mode) = (&config.train, config.tuning.mode);
+    if config.model.dtype != Dtype::Bfloat16 {
+        other("model.dtype: bfloat16", &|config| config.model.dtype = Dtype::Bfloat16);
+    }
+    if matches!(mode, Mode::Full | Mode::Freeze) {
+        other("tuning.mode: lora", &|config| config.tuning.mode = Mode::Lora);
+    }
+    if matches!(config.model.quantization, Quantization::None | Quantization::Auto) && mode != Mode::Ia3 {
+        other("tuning.mode: qlora", &|config| {
+            (config.tuning.mode, config.model.quantization) = (Mode::Lora, Quantization::Nf4);
+        });
+    }
+    let half = config.tuning.lora.r / 2;
+    if mode == Mode::Lora && half > 0 {
+        other(&format!("tuning.lora.r: {half}"), &|config| config.tuning.lora.r = half);
+    }
+    if train.optim == Optim::AdamW {
+        other("train.optim: adamw_8bit", &|config| config.train.optim = Optim::AdamW8bit);
+    }
+    if !(train.bf16 || train.fp16) {
+        other("train.bf16: true", &|config| config.train.bf16 = true);
+    }
+    other("train.save_async: false", &|config| config.train.save_async = false);
+    // A change that this model or these files refuse helps nobody.
+    let saved = |(text, other): (String, Config)| Some((text, now.saturating_sub(need(&other).ok()?)));
+    let mut saved: Vec<(String, u64)> = others.into_iter().filter_map(saved).filter(|(_, bytes)| *bytes > 0).collect();
+    saved.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+    Ok(saved)
 }

@@ -116,7 +116,7 @@ impl<'a> Predictor<'a> {
             answered += questions.len() as u64;
             let (mut gave_up, failed) = match generate(model, &prompts, &settings, &mut judge) {
                 Ok(done) => ([u64::from(done.is_none())], None),
-                Err(error) if error.kind() == Kind::Memory => ([0], Some(error)),
+                Err(error) if error.kind() == Kind::Memory => ([0], Some(error.context("answering validation rows"))),
                 Err(error) => return Err(error),
             };
             model.stand_by()?;

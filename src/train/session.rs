@@ -318,8 +318,14 @@ impl Session<'_> {
             _ => return Ok(()),
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
-        self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        let tried = self.loss_within(&(0..rows).collect::<Vec<_>>());
+        let failed = match tried {
+            Err(error) if error.kind() == Kind::Memory => Some(error),
+            tried => tried.map(|_| None)?,
+        };
         self.model.stand_by()?;
+        ranks::all_have_room(&*self.comm, failed)?;
+        self.agree_on_passes()?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
         let scores = predictor.trial(&self.model, self.stop, &*self.comm)?;
         let Some(scores) = scores else { return Ok(()) };
@@ -372,6 +378,7 @@ impl Session<'_> {
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;
         self.comm.all_reduce(&mut counts)?;
+        self.agree_on_passes()?;
         let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
         let loss = if weight > 0.0 { sum / weight } else { 0.0 };
         Ok((gave_up == 0).then_some((loss, label_tokens)))

@@ -215,7 +215,13 @@ impl Sharing {
             };
             let walked = walk(model, &mut grads);
             let given_up = walked.as_ref().is_err_and(|error| error.kind() != Kind::Memory);
-            let handed = if given_up { Ok(()) } else { grads.finish().and_then(|()| send(&sender, Handed::End)) };
+            let handed = if given_up {
+                // The thread waits for more as long as anybody could hand it something.
+                drop(grads);
+                Ok(())
+            } else {
+                grads.finish().and_then(|()| send(&sender, Handed::End))
+            };
             drop(sender);
             let (summed, sums) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // What ended the thread is the cause of what could not be handed to it.

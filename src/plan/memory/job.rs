@@ -133,6 +133,8 @@ pub struct Job<'a> {
     pub bucket: u64,
     /// What the process holds beside all that: the tokenizer.
     pub companions: u64,
+    /// Bytes of gradients that are on their way between ranks at a time.
+    pub bucket: u64,
 }
 
 /// A pass: what is walked at once.
