@@ -1,6 +1,6 @@
 //! `train.strategy: auto` with several ranks: whole copies where they fit, else what shares the least that makes it fit.
+use super::budget;
 use super::prepare::Prepared;
-use super::{budget, probe};
 use crate::comm::Collectives;
 use crate::config::{Config, Strategy, TrainConfig};
 use crate::error::Result;
@@ -27,7 +27,8 @@ pub fn choose(prepared: &Prepared, comm: &dyn Collectives) -> Result<Option<(Str
         let config = Config { train: TrainConfig { strategy, ..config.train.clone() }, ..config.clone() };
         needs.push((strategy, budget::held(&config, arch, weights.as_ref(), (ranks, pass))?.total()));
     }
-    let memory = probe::minimum(comm, memory::budget().unwrap_or(u64::MAX))?;
+    let budgets = comm.collect(&[memory::budget().unwrap_or(u64::MAX)])?;
+    let memory = budgets.into_iter().min().unwrap_or(u64::MAX);
     // Machines may predict otherwise: what the first rank finds holds for all.
     let mut chosen = [pick(&needs, memory) as u64];
     comm.broadcast(&mut chosen, 0)?;
