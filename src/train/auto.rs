@@ -8,7 +8,7 @@ use crate::memory;
 use crate::plan::human_bytes;
 
 /// What there is, the fastest first.
-const WAYS: [Strategy; 3] = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2];
+const WAYS: [Strategy; 4] = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, Strategy::Fsdp];
 
 /// The strategy that the ranks of a run take where it leaves that to them, and why, with the figures; nothing where there is
 /// nothing to choose.
