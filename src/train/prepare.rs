@@ -217,7 +217,7 @@ pub fn find(
         let resume = find_checkpoint(config, observer)?;
         let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
-            refuse_earlier_run(output_dir)?;
+            output::refuse_earlier_run(output_dir)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)
@@ -403,18 +403,6 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
         }
     }
     settings
-}
-
-fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
-    let earlier = output::earlier_run(output_dir);
-    let Some(first) = earlier.first() else { return Ok(()) };
-    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
-    Err(Error::config(format!(
-        "train.output_dir = {} holds an earlier run ({}{more})",
-        output_dir.display(),
-        first.file_name().unwrap_or_default().to_string_lossy(),
-    ))
-    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }
 
 fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler, world: usize) -> Result<Batches> {
