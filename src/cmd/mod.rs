@@ -26,6 +26,7 @@ pub mod plan;
 pub mod process;
 mod scaling;
 pub mod setup_accelerate;
+pub mod stamps;
 pub mod terminal;
 pub mod train;
 

@@ -1,14 +1,18 @@
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
+mod agree;
+mod auto;
 pub mod bench;
 pub mod budget;
 pub mod check;
 pub mod decode_bench;
-mod engine;
+pub mod engine;
 pub mod feed;
+mod fetch;
 mod finish;
 mod fit;
+mod gathered;
 pub mod gauge;
 mod load;
 pub mod lock;
@@ -33,8 +37,11 @@ mod save;
 mod scaling;
 mod session;
 mod settle;
+pub mod shard;
+pub mod sharing;
 pub mod signals;
 pub mod step;
 pub mod sweep;
 pub mod tensorboard;
+pub mod timeline;
 pub mod trained;

@@ -7,7 +7,7 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, machine, output, scaling, settle, trained};
+use super::{adapter, budget, engine, load, machine, output, scaling, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
@@ -227,6 +227,9 @@ pub fn find(
     let dataset = data::load(&parts.config, &parts.model_dir, parts.arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&parts.config, seat.world.size);
     let ranks = (seat.world.size, seat.described.clone());
+    if seat.world.local_size > 1 && seat.world.local_rank == 0 {
+        load::ahead(&parts, observer)?;
+    }
     let host = machine::host();
     let threads = seat.threads(parts.config.train.num_threads).unwrap_or(host.cores);
     let choices = platform::choose(&host, seat.layout(), platform::Engine::Cpu);
@@ -490,8 +493,10 @@ impl Prepared {
         }
         let state = human_bytes(self.optimizer.state + self.optimizer.average);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
-        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        if self.optimizer.saving > 0 {
+        let shared = budget::way(&self.config, self.ranks.0).strategy.shards_optimizer();
+        let among = if shared { format!(", shared among {} ranks", self.ranks.0) } else { String::new() };
+        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", train.optim)));
+        if self.optimizer.saving > 0 && !shared {
             let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(self.optimizer.saving));
             facts.push(("checkpoint copy".to_owned(), text));
         }
