@@ -161,13 +161,16 @@ fn own_processes(proc: &Path) -> Vec<Process> {
     found
 }
 
+/// A part of what a step holds: its name, and how much it is.
+type Part = (&'static str, fn(&Held) -> u64);
+
 /// What was predicted of a step on the largest pass, and what it was found to hold.
 fn measured(largest: &Largest) -> String {
     let Largest { tokens, predicted, measured, line, budget } = largest;
     let tokens = grouped(*tokens as u64);
     let mut text = format!("one step of this configuration; its largest pass has {tokens} tokens, all with a label\n");
     let _ = writeln!(text, "  {:24}  {:>10}  {:>10}", "", "predicted", "measured");
-    let parts: [(&str, fn(&Held) -> u64); 5] = [
+    let parts: [Part; 5] = [
         ("model, gradients, data", |held| held.loaded),
         ("activations", |held| held.activations),
         ("optimizer, copy to save", |held| held.optimizer),

@@ -3,8 +3,8 @@
 use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
-    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy,
-    Strategy, TargetModules, Truncation,
+    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
+    SaveStrategy, Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -317,6 +317,8 @@ section! {
         strategy: Strategy = Strategy::Auto;
         /// With `strategy: dp`: how many ranks.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
+        /// What carries the bytes between ranks that are processes.
+        ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.

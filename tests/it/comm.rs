@@ -308,12 +308,12 @@ fn nccl_alone() {
     println!("NCCL {}", nccl::probe().unwrap());
     for length in [0, 1, 1001, 16 << 20] {
         let given: Vec<u8> = (0..length).map(|index| (index * 7 + 3) as u8).collect();
-        let mut data = given.clone();
-        comm.all_gather_bytes(&mut data, &[0..length]).unwrap();
+        let (mut data, parts) = (given.clone(), std::slice::from_ref(&(0..length)).to_vec());
+        comm.all_gather_bytes(&mut data, &parts).unwrap();
         assert!(data == given);
         comm.broadcast_bytes(&mut data, 0).unwrap();
         let mut received = vec![0; length];
-        comm.all_to_all_bytes(&given, &[0..length], &mut received).unwrap();
+        comm.all_to_all_bytes(&given, &parts, &mut received).unwrap();
         assert!(data == given && received == given);
     }
     comm.barrier().unwrap();

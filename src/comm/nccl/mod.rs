@@ -344,18 +344,8 @@ impl Collectives for Nccl {
         let size = self.meeting.world.size;
         assert!(root < size, "the root is one of the ranks");
         // As a gathering of which everything is the root's.
-        let (all, none) = (0..data.len(), data.len()..data.len());
-        let parts: Vec<_> = (0..size)
-            .map(|rank| {
-                if rank < root {
-                    0..0
-                } else if rank == root {
-                    all.clone()
-                } else {
-                    none.clone()
-                }
-            })
-            .collect();
+        let end = |rank: usize| if rank < root { 0 } else { data.len() };
+        let parts: Vec<_> = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
         self.gather("broadcast", data, &parts)
     }
 

@@ -107,6 +107,39 @@ fn ranks_as_threads_and_as_processes_train_the_curve_of_one_process() {
     assert!(text.contains("ddp: 2 processes over gloo"), "{text}");
 }
 
+/// Over a stand-in for NCCL and the GPUs: the same bits as over Gloo.
+#[cfg(feature = "cuda")]
+#[test]
+fn processes_over_nccl_train_the_same_bits() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 6"]);
+    let run = |name: &str, flags: &[&str], words: &[&str], more: &[(&str, String)]| {
+        let to = format!("train.output_dir={}", fixture.path(name).display());
+        let args = [flags, &["train", config.to_str().unwrap(), &to, "train.grad_accum=1"], words].concat();
+        tunesmith(&args).envs(more.iter().map(|(key, value)| (*key, value.as_str()))).output().unwrap()
+    };
+    let launch = ["launch", "--nproc", "2", "--timeout", "20", "--"];
+    let nccl = ["train.ddp_backend=nccl"];
+    let threads = run("dp", &[], &["train.strategy=dp", "train.dp_ranks=2"], &[]);
+    assert!(threads.status.success(), "{}", said(&threads));
+    let processes = run("nccl", &launch, &nccl, &crate::comm::stand_in());
+    assert!(processes.status.success(), "{}", said(&processes));
+    assert!(said(&processes).contains("ddp: 2 processes over nccl"), "{}", said(&processes));
+    assert_eq!(curve(&fixture.path("nccl"), "loss"), curve(&fixture.path("dp"), "loss"));
+    let weights = |name: &str| std::fs::read(fixture.path(name).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(weights("nccl") == weights("dp"), "the same sums in the same order");
+    // One GPU for two ranks, and none at all.
+    let shared = [crate::comm::stand_in().to_vec(), vec![("FAKE_GPUS", "1".to_owned())]].concat();
+    let shared = run("shared", &launch, &nccl, &shared);
+    assert_eq!(shared.status.code(), Some(2), "{}", said(&shared));
+    assert!(said(&shared).contains("local rank 1 has no GPU of its own: 1 here"), "{}", said(&shared));
+    if !Path::new("/dev/nvidiactl").exists() {
+        let none = run("none", &launch, &nccl, &[]);
+        assert_eq!(none.status.code(), Some(2), "{}", said(&none));
+        assert!(said(&none).contains("there is no NVIDIA driver"), "{}", said(&none));
+    }
+}
+
 #[test]
 fn a_killed_rank_ends_the_others_and_is_named() {
     if !gloo_is_there() {
