@@ -5,6 +5,7 @@ mod agree;
 pub mod bench;
 pub mod budget;
 pub mod check;
+mod claim;
 pub mod decode_bench;
 pub mod engine;
 pub mod feed;

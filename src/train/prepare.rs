@@ -7,13 +7,13 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, load, machine, output, scaling, settle, trained};
+use super::{adapter, budget, claim, engine, load, machine, output, scaling, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
@@ -58,12 +58,12 @@ pub struct Prepared {
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// How many of them are threads of this process.
+    pub together: u64,
     /// What the machine is used for, in a line.
     pub platform: String,
     /// How the learning rate was scaled, if it was.
     pub scaled: Option<String>,
-    /// How many of them are threads of this process.
-    pub together: u64,
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -205,19 +205,19 @@ pub fn find(
     let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
         for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         for source in &config.tuning.adapters {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
         if let Some(lock) = &lock {
             stop.leaves_behind(lock.leftovers());
         }
-        let resume = find_checkpoint(config, observer)?;
-        let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
+        let resume = claim::find_checkpoint(config, observer)?;
+        let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
-            refuse_earlier_run(output_dir)?;
+            claim::refuse_earlier_run(output_dir)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)
@@ -327,55 +327,6 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
     }
 }
 
-/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
-fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
-    let output_dir = &config.train.output_dir;
-    match &config.train.resume_from_checkpoint {
-        None => Ok(None),
-        Some(Resume::Dir(directory)) if !directory.exists() => {
-            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
-                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
-        }
-        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
-        Some(Resume::Latest) => {
-            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
-            for (path, error) in &damaged {
-                observer.event(&Event::Notice(&format!(
-                    "{} is damaged and left out: {}",
-                    path.display(),
-                    error.message()
-                )));
-            }
-            if newest.is_none() {
-                if let Some((path, error)) = damaged.into_iter().next() {
-                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
-                }
-                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
-                observer.event(&Event::Notice(&text));
-            }
-            newest.map(checkpoint::open).transpose()
-        }
-    }
-}
-
-/// Whether a checkpoint is one of the output directory's own.
-fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real(checkpoint).parent() == Some(real(output_dir).as_path())
-}
-
-/// What a run reads must not lie where it writes and tidies up.
-fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
-    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
-    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
-    if !inside.is_some_and(output::is_ours) {
-        return Ok(());
-    }
-    let message =
-        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
-    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
-}
-
 /// The settings as the run uses them, such that training from them again is the same run: a length that gave way to
 /// the model's is the one that holds, sizes are those that were measured, an adapter to start from speaks for itself, and going on is not part of it.
 fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
@@ -403,18 +354,6 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
         }
     }
     settings
-}
-
-fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
-    let earlier = output::earlier_run(output_dir);
-    let Some(first) = earlier.first() else { return Ok(()) };
-    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
-    Err(Error::config(format!(
-        "train.output_dir = {} holds an earlier run ({}{more})",
-        output_dir.display(),
-        first.file_name().unwrap_or_default().to_string_lossy(),
-    ))
-    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }
 
 fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler, world: usize) -> Result<Batches> {
