@@ -12,4 +12,5 @@ mod ranks;
 mod recipes;
 mod refusals;
 mod resume;
+mod sharing;
 mod signals;
