@@ -2,12 +2,13 @@
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
 use std::path::{Path, PathBuf};
 
+use super::load::{self, Loaded};
 use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, claim, engine, load, machine, output, scaling, settle, trained};
+use super::{adapter, auto, budget, claim, engine, machine, output, scaling, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
@@ -18,7 +19,6 @@ use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
-use crate::model::Model;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
@@ -39,7 +39,7 @@ pub struct Prepared {
     /// Its weights, opened and checked; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
     /// The model as it is before step 1, where measuring has loaded it.
-    pub loaded: Option<Model>,
+    pub loaded: Option<Loaded>,
     /// The configuration, with the settings of `tuning.adapter` where there is one, and with sizes in the place of `auto`.
     pub config: Config,
     /// The tensors of `tuning.adapter`.
@@ -251,6 +251,10 @@ impl Found {
         observer: &dyn Observer,
     ) -> Result<Prepared> {
         let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
+        if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
+            parts.config.train.strategy = strategy;
+            observer.event(&Event::Notice(&why));
+        }
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let Parts {
             model_dir,
