@@ -47,19 +47,27 @@ impl Session<'_> {
         }
     }
 
-    /// Takes over what another rank had to cut.
+    /// Takes over what another rank had to cut, and says so.
     ///
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
     pub(super) fn agree_on_passes(&mut self) -> Result<()> {
-        let full = u64::from(self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL);
-        let own = [self.state.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64), full];
-        let all = self.comm.collect(&own)?;
-        let (limits, fulls) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
-        let least = limits.copied().min().filter(|&most| most < u64::MAX);
-        self.state.max_tokens_per_pass = least.map(|most| most as usize);
-        if full == 0 && fulls.copied().max() == Some(1) {
+        let full = self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL;
+        let own = self.state.max_tokens_per_pass;
+        let all = self.comm.collect(&[own.map_or(u64::MAX, |most| most as u64), u64::from(full)])?;
+        let least = all.iter().step_by(2).copied().min().unwrap_or(u64::MAX);
+        let mut taken = Vec::new();
+        if own.is_none_or(|own| least < own as u64) && least < u64::MAX {
+            self.state.max_tokens_per_pass = Some(least as usize);
+            taken.push(format!("in passes of at most {} tokens", grouped(least)));
+        }
+        if !full && all.iter().skip(1).step_by(2).any(|&full| full == 1) {
             self.keep_in_blocks(Checkpointing::FULL);
+            taken.push("with train.gradient_checkpointing: true".to_owned());
+        }
+        if !taken.is_empty() {
+            let text = format!("another rank has no room; all go on from here on {}", taken.join(" and "));
+            self.observer.event(&Event::Notice(&text));
         }
         Ok(())
     }

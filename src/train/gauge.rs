@@ -207,6 +207,8 @@ impl<'a> Gauge<'a> {
                 [(before + self.together * grown) as f64, seconds]
             });
         }
+        // Where weights are shared, the others may still be at a pass that did not fit here.
+        self.model.stand_by()?;
         let all = self.comm.collect(&own)?;
         let worst = |at: usize| all.chunks_exact(2).map(|rank| rank[at]).fold(0.0, f64::max);
         Ok(worst(0).is_finite().then(|| (worst(0) as u64, worst(1))))

@@ -6,6 +6,7 @@ mod auto;
 pub mod bench;
 pub mod budget;
 pub mod check;
+mod claim;
 pub mod decode_bench;
 pub mod engine;
 pub mod feed;

@@ -95,22 +95,6 @@ pub fn clear(directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a folder with an earlier run's results.
-///
-/// # Errors
-/// [`crate::Kind::Config`], naming what is there.
-pub fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
-    let earlier = earlier_run(output_dir);
-    let Some(first) = earlier.first() else { return Ok(()) };
-    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
-    Err(Error::config(format!(
-        "train.output_dir = {} holds an earlier run ({}{more})",
-        output_dir.display(),
-        first.file_name().unwrap_or_default().to_string_lossy(),
-    ))
-    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,23 +2,23 @@
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
 use std::path::{Path, PathBuf};
 
+use super::load::{self, Loaded};
 use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, load, machine, output, scaling, settle, trained};
+use super::{adapter, auto, budget, claim, engine, machine, output, scaling, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
-use crate::model::Model;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
@@ -39,7 +39,7 @@ pub struct Prepared {
     /// Its weights, opened and checked; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
     /// The model as it is before step 1, where measuring has loaded it.
-    pub loaded: Option<Model>,
+    pub loaded: Option<Loaded>,
     /// The configuration, with the settings of `tuning.adapter` where there is one, and with sizes in the place of `auto`.
     pub config: Config,
     /// The tensors of `tuning.adapter`.
@@ -58,12 +58,12 @@ pub struct Prepared {
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// How many of them are threads of this process.
+    pub together: u64,
     /// What the machine is used for, in a line.
     pub platform: String,
     /// How the learning rate was scaled, if it was.
     pub scaled: Option<String>,
-    /// How many of them are threads of this process.
-    pub together: u64,
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -205,19 +205,19 @@ pub fn find(
     let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
         for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         for source in &config.tuning.adapters {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
         if let Some(lock) = &lock {
             stop.leaves_behind(lock.leftovers());
         }
-        let resume = find_checkpoint(config, observer)?;
-        let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
+        let resume = claim::find_checkpoint(config, observer)?;
+        let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
-            output::refuse_earlier_run(output_dir)?;
+            claim::refuse_earlier_run(output_dir)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)
@@ -251,6 +251,10 @@ impl Found {
         observer: &dyn Observer,
     ) -> Result<Prepared> {
         let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
+        if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
+            parts.config.train.strategy = strategy;
+            observer.event(&Event::Notice(&why));
+        }
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let Parts {
             model_dir,
@@ -325,55 +329,6 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
         ))
         .hint(format!("set model.max_seq_len to at most {limit}"))),
     }
-}
-
-/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
-fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
-    let output_dir = &config.train.output_dir;
-    match &config.train.resume_from_checkpoint {
-        None => Ok(None),
-        Some(Resume::Dir(directory)) if !directory.exists() => {
-            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
-                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
-        }
-        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
-        Some(Resume::Latest) => {
-            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
-            for (path, error) in &damaged {
-                observer.event(&Event::Notice(&format!(
-                    "{} is damaged and left out: {}",
-                    path.display(),
-                    error.message()
-                )));
-            }
-            if newest.is_none() {
-                if let Some((path, error)) = damaged.into_iter().next() {
-                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
-                }
-                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
-                observer.event(&Event::Notice(&text));
-            }
-            newest.map(checkpoint::open).transpose()
-        }
-    }
-}
-
-/// Whether a checkpoint is one of the output directory's own.
-fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real(checkpoint).parent() == Some(real(output_dir).as_path())
-}
-
-/// What a run reads must not lie where it writes and tidies up.
-fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
-    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
-    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
-    if !inside.is_some_and(output::is_ours) {
-        return Ok(());
-    }
-    let message =
-        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
-    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
 }
 
 /// The settings as the run uses them, such that training from them again is the same run: a length that gave way to
