@@ -27,6 +27,7 @@ pub mod state;
 pub mod store;
 
 use std::fs;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,13 +43,13 @@ pub use store::{newest_complete, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{Numbers, WeightFiles, write_numbers_to, write_safetensors_to};
-use crate::optim::{Optimizer, State};
+use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to, write_safetensors_to};
+use crate::optim::{self, Ema, Optimizer, State, StateTensor};
 use disk::{Disk, RealDisk};
 
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// After the name of a tensor: the values that training goes on from, where averages are published.
-const TRAINED: &str = ".trained";
+pub const TRAINED: &str = ".trained";
 /// The trained tensors, where they are a part of a model.
 const PART: &str = "trained.safetensors";
 const STATE: &str = "state.json";
@@ -85,6 +86,63 @@ pub struct Snapshot<'a> {
     pub trained: Option<&'a [f32]>,
     /// The optimizer's state.
     pub optimizer: StateTensors<'a>,
+    /// What several ranks hold together; `trained` and `optimizer` are then left empty.
+    pub shared: Option<Shared<'a>>,
+}
+
+/// The optimizer's file where each rank holds a share of what is in it.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    /// Its tensors: all are [`Numbers::Elsewhere`].
+    pub tensors: &'a [(String, Vec<usize>, Numbers<'static>)],
+    /// Writes the numbers of the tensor of that name; all ranks do so at the same time, in the same order.
+    pub write: &'a dyn Fn(&str, &mut dyn Write) -> io::Result<()>,
+}
+
+impl std::fmt::Debug for Shared<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("tensors", &self.tensors).finish_non_exhaustive()
+    }
+}
+
+impl Shared<'_> {
+    /// Writes the file: the rank that saves to the disk, the others to nowhere.
+    ///
+    /// # Errors
+    /// The writer's and those of [`Shared::write`].
+    pub fn write_to(&self, writer: &mut dyn Write) -> io::Result<()> {
+        write_numbers_by(writer, self.tensors, &|name, _, writer| (self.write)(name, writer), &[])
+    }
+
+    fn bytes(&self) -> usize {
+        let count = |shape: &[usize]| shape.iter().product::<usize>();
+        let bytes = |(_, shape, numbers): &(String, Vec<usize>, Numbers<'_>)| match numbers {
+            Numbers::Elsewhere(_, "U8") => count(shape),
+            _ => 4 * count(shape),
+        };
+        self.tensors.iter().map(bytes).sum()
+    }
+}
+
+/// The tensors of the optimizer's file: its state, and the values that training goes on from where they are not published.
+pub fn elsewhere(
+    optimizer: &Optimizer,
+    specs: &[ParamSpec],
+    apart: bool,
+) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
+    let state = optimizer.state().into_iter().map(|StateTensor { name, spec, .. }| {
+        let dtype = match spec.dtype {
+            optim::optimizer::Dtype::F32 => "F32",
+            optim::optimizer::Dtype::U8 => "U8",
+        };
+        let count = spec.count();
+        (name, spec.shape, Numbers::Elsewhere(count, dtype))
+    });
+    let trained = specs.iter().filter(|_| apart).map(|spec| {
+        let numbers = Numbers::Elsewhere(spec.range().len(), "F32");
+        (format!("{}{TRAINED}", spec.name), spec.shape.clone(), numbers)
+    });
+    state.chain(trained).collect()
 }
 
 /// Which checkpoints stay beside one that has been written.
@@ -130,7 +188,8 @@ impl Snapshot<'_> {
             State::F32(values) => 4 * values.len(),
             State::U8(values) => values.len(),
         });
-        (4 * (self.values.len() + trained) + state.sum::<usize>() + headers) as u64 + companions
+        let shared = self.shared.map_or(0, |shared| shared.bytes());
+        (4 * (self.values.len() + trained) + state.sum::<usize>() + shared + headers) as u64 + companions
     }
 
     /// The optimizer's file: its state, and the values that training goes on from where they are not published.
@@ -193,7 +252,10 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
                 staging.write(PART, |writer| write_safetensors_to(writer, &tensors, &[("format", "pt")]))?;
             }
         }
-        staging.write(OPTIMIZER, |writer| write_numbers_to(writer, &snapshot.state_tensors(), &[]))?;
+        staging.write(OPTIMIZER, |writer| match &snapshot.shared {
+            Some(shared) => shared.write_to(writer),
+            None => write_numbers_to(writer, &snapshot.state_tensors(), &[]),
+        })?;
         staging.write_json(STATE, snapshot.state)?;
         staging.write_json(STAMP, snapshot.stamp)
     })?;
@@ -278,8 +340,8 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
 }
 
 impl Checkpoint {
-    /// Fills the values and the optimizer of a run with the same `specs`, bit by bit what was saved. `averages` are
-    /// those that the run keeps beside the values, if it does.
+    /// Fills the values and the optimizer of a run with the same `specs`, bit by bit what was saved; of an optimizer that
+    /// has a share of the state, that share. `averages` are those that the run keeps beside the values, if it does.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
@@ -288,26 +350,26 @@ impl Checkpoint {
         specs: &[ParamSpec],
         values: &mut [f32],
         optimizer: &mut Optimizer,
-        averages: Option<&mut [f32]>,
+        averages: Option<&mut Ema>,
     ) -> Result<()> {
         let path = self.dir.join(OPTIMIZER);
         let apart = averages.is_some() || optimizer.averages();
         let trained = if apart { prefixed(specs, "", TRAINED) } else { Vec::new() };
-        let state = optimizer.tensors().into_iter().map(|(name, shape, _)| (name, shape));
+        let state = optimizer.state().into_iter().map(|tensor| (tensor.name, tensor.spec.shape));
         let expected: Vec<_> = state.chain(trained.iter().cloned()).collect();
         check(&self.optimizer, &path, &expected)?;
         if apart {
             if let Some(averages) = averages {
-                self.restore_values(specs, averages)?;
+                self.restore_averages(specs, averages)?;
             }
             read_all(&self.optimizer, &trained, specs, values)?;
         } else {
             self.restore_values(specs, values)?;
         }
-        for (name, _, state) in optimizer.tensors_mut() {
+        for (name, range, state) in optimizer.tensors_mut() {
             match state {
-                State::F32(values) => self.optimizer.read_into(&name, values),
-                State::U8(values) => self.optimizer.read_bytes_into(&name, values),
+                State::F32(values) => self.optimizer.read_part_into(&name, range.start, values),
+                State::U8(values) => self.optimizer.read_part_of_bytes_into(&name, range.start, values),
             }
             .map_err(|error| error.with_kind(Kind::Checkpoint))?;
         }
@@ -320,6 +382,26 @@ impl Checkpoint {
                 optimizer.scalars().len()
             ))
             .hint("the checkpoint belongs to another optimizer; set train.optim as it was"));
+        }
+        Ok(())
+    }
+
+    /// Fills the averages that a rank owns from the published values.
+    fn restore_averages(&self, specs: &[ParamSpec], averages: &mut Ema) -> Result<()> {
+        let names = prefixed(specs, self.prefix, "");
+        check(&self.weights, &self.weights_path, &names)?;
+        let owned = averages.owned().to_vec();
+        let mut rest = &mut averages.values[..];
+        for range in owned {
+            for ((name, _), spec) in names.iter().zip(specs) {
+                let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
+                if low < high {
+                    let (now, later) = rest.split_at_mut(high - low);
+                    let read = self.weights.read_part_into(name, low - spec.offset, now);
+                    read.map_err(|error| error.with_kind(Kind::Checkpoint))?;
+                    rest = later;
+                }
+            }
         }
         Ok(())
     }

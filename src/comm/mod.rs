@@ -9,15 +9,19 @@
 //! all_reduce     = reduce_scatter + all_gather        (small ones: all_gather + sum)
 //! ```
 //!
+//! Which rank owns which part of what is trained says [`partition`]; sums and gathers over such parts are in [`exchange`].
+//!
 //! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
 //! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
 pub mod bytes;
 pub mod c10d;
 pub mod env;
+pub mod exchange;
 pub mod gloo;
 pub mod meet;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+pub mod partition;
 pub mod process;
 pub mod single;
 pub mod slurm;
@@ -29,6 +33,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 pub use bytes::Element;
+pub use partition::Partition;
 
 /// The place of this rank among all that train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

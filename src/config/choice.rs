@@ -179,7 +179,11 @@ choices! {
         Dp = "dp",
         /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
         Ddp = "ddp",
-    } later ["zero1", "zero2", "zero3", "fsdp"];
+        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        Zero1 = "zero1",
+        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        Zero2 = "zero2",
+    } later ["zero3", "fsdp"];
 
     /// What carries the bytes between ranks in processes of their own.
     RankBackend {

@@ -315,12 +315,16 @@ section! {
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
         /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
         strategy: Strategy = Strategy::Auto;
-        /// With `strategy: dp`: how many ranks.
+        /// How many ranks as threads of one process: with `strategy: dp`, and with `zero1` or `zero2` where no launcher has
+        /// started processes.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
         /// What carries the bytes between ranks that are processes.
         ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
+        /// Sum gradients over ranks after every pass and not once a step, as `zero2` does: float additions are then in its
+        /// order, so that `ddp` gives its bits for any `grad_accum`.
+        reduce_every_pass: bool = false;
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.
         ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
         /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
@@ -415,6 +419,9 @@ section! {
         run_name: Option<String> = None;
         /// Write `report.html` at the end.
         report: bool = true;
+        /// The optimizer step of which rank 0 tells what it did when: passes, and the summing of gradients over ranks
+        /// (`docs/distributed.md`).
+        timeline_step: Option<u64> = None, range Range::at_least(1.0);
     }
 }
 

@@ -31,10 +31,16 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
     both(
-        train.dp_ranks.is_some() && train.strategy != Strategy::Dp,
+        train.dp_ranks.is_some() && !matches!(train.strategy, Strategy::Dp | Strategy::Zero1 | Strategy::Zero2),
         "train.dp_ranks",
         "train.strategy",
-        "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
+        "strategy: dp, zero1 and zero2 have ranks as threads; other ranks are started by a launcher",
+    )?;
+    both(
+        train.reduce_every_pass && train.strategy == Strategy::Zero1,
+        "train.reduce_every_pass",
+        "train.strategy",
+        "sums after every pass leave nothing to keep whole: that is strategy: zero2",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);

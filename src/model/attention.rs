@@ -1,4 +1,5 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
@@ -132,7 +133,7 @@ impl Attention {
         saved: Saved,
         d_mixed: Act,
         (all, rows): (&Rows, &Rows),
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> ([Act; 3], [Option<Low>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, low } = saved;
         let (mut dq, mut dk, dv) =
@@ -159,7 +160,7 @@ impl Attention {
         ([dq, dk, dv], low): ([Act; 3], [Option<Low>; 3]),
         rows: &Rows,
         want_dh: bool,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> Option<Act> {
         let [q_low, k_low, v_low] = &low;
         match &self.qkv {

@@ -3,6 +3,7 @@
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`. Families differ
 //! in where the norms are (see `NormPlacement`) and in how a branch joins the stream.
 use super::attention::{self, Attention};
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe, Routing};
@@ -56,7 +57,7 @@ impl Join {
     }
 
     /// The gradient of `last`'s output, where it isn't `dy` itself, that of the joined stream.
-    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut [f32]) -> Option<Act> {
+    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut Grads<'_>) -> Option<Act> {
         let mut d_last = (!matches!(self, Self::Plain)).then(|| dy.like())?;
         match (self, raw) {
             (Self::Normed(norm), Some((raw, rstd))) => {
@@ -233,7 +234,7 @@ impl Block {
         dy: Act,
         (all, rows): (&Rows, &Rows),
         want_dx: bool,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> Option<Act> {
         let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
         // MLP.

@@ -141,11 +141,16 @@ impl Builder<'_> {
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
         self.params.reserve(floats);
         let arch = self.arch;
+        self.params.begin_segment();
         let embedding = self.weight("model.embed_tokens.weight")?;
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
-        let blocks =
-            (0..arch.num_hidden_layers).map(|layer| self.block(layer, &mut linears)).collect::<Result<Vec<_>>>()?;
+        let block = |layer| {
+            self.params.begin_segment();
+            self.block(layer, &mut linears)
+        };
+        let blocks = (0..arch.num_hidden_layers).map(block).collect::<Result<Vec<_>>>()?;
+        self.params.begin_segment();
         let norm = self.norm("model.norm.weight")?;
         let head = if arch.tie_word_embeddings { embedding.clone() } else { self.weight("lm_head.weight")? };
         if self.config.tuning.mode == Mode::Lora && self.config.tuning.lora.init_lora_weights.is_pissa() {

@@ -2,6 +2,7 @@
 //! evaluation, forward for the next token.
 use super::block::{Block, Feed, Saved};
 use super::build;
+use super::grads::Grads;
 use super::head::Head;
 use super::kept::Kept;
 use super::params::Params;
@@ -197,21 +198,45 @@ impl Model {
     /// [`crate::Kind::Data`]: a token outside the vocabulary. [`crate::Kind::Memory`]: the activations do not fit into the
     /// memory budget; a part of the gradients has then been added.
     pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
+        let mut grads = self.params.take_grads();
+        let walked = self.forward_backward_into(batch, (scale, share), step, &mut Grads::whole(&mut grads));
+        self.params.put_grads(grads);
+        walked
+    }
+
+    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`], and those of whoever takes the gradients.
+    pub fn forward_backward_into(
+        &mut self,
+        batch: &Batch,
+        scales: (f32, f32),
+        step: u64,
+        grads: &mut Grads<'_>,
+    ) -> Result<f64> {
         self.check(batch)?;
-        let mut params = std::mem::take(&mut self.params);
-        let walked = memory::guarded(|| Ok(self.walk(&mut params, batch, (scale, share), step)));
+        let params = std::mem::take(&mut self.params);
+        let walked = memory::guarded(|| self.walk(&params, batch, scales, step, grads));
         self.params = params;
         walked
     }
 
-    fn walk(&mut self, params: &mut Params, batch: &Batch, (scale, share): (f32, f32), step: u64) -> f64 {
+    fn walk(
+        &mut self,
+        params: &Params,
+        batch: &Batch,
+        (scale, share): (f32, f32),
+        step: u64,
+        grads: &mut Grads<'_>,
+    ) -> Result<f64> {
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
-            return 0.0;
+            return Ok(0.0);
         }
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
-        let (values, grads) = params.split();
+        let values = params.values();
         self.refresh(values);
         self.pool.reserve(batch.tokens.len());
         let first_row = batch.first_row;
@@ -251,6 +276,12 @@ impl Model {
         self.phases.forward += lap();
 
         // Head and loss, both directions.
+        let (embedding, head) = (params.segment(0), params.segment(self.blocks.len() + 1));
+        grads.open(head.clone());
+        // A head that shares the embedding's table adds to its gradients.
+        if self.head.weight.place().is_some_and(|place| place.end <= embedding.end) {
+            grads.open(embedding.clone());
+        }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
         let (mut total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
             self.head.forward_backward(&pass, &x, &targets, scale, grads)
@@ -269,12 +300,15 @@ impl Model {
             pass.balance = Some(&slopes);
         }
         dy = self.rounded(dy);
+        grads.close(&head)?;
         self.phases.head += lap();
 
         // Backward.
         let trains_embedding = self.embedding.trains();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
+            let segment = params.segment(index + 1);
+            grads.open(segment.clone());
             let x = x.restore();
             let saved = match saved {
                 Some(saved) => saved.map(&Kept::restore),
@@ -285,14 +319,17 @@ impl Model {
             // None only at the lowest block, where nothing below is trained.
             let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
             dy = dx.map_or_else(|| self.pool.act(0, 0), |dx| self.rounded(dx));
+            grads.close(&segment)?;
         }
         if trains_embedding {
             let scale = self.arch.embedding_scale as f32;
+            grads.open(embedding.clone());
             self.embedding.add_embedding_gradient(&dy, &batch.tokens, scale, self.arch.pad_token_id, grads);
+            grads.close(&embedding)?;
         }
         drop((dy, layout));
         self.phases.backward += lap();
-        total
+        Ok(total)
     }
 
     /// A gradient between blocks as it is kept: in float16 where activations are.

@@ -10,6 +10,7 @@
 //! With (IA)³ (Liu et al., 2022) a factor l is trained for each output, `y = l ⊙ (W x + b)`, or for each input,
 //! `y = W (l ⊙ x) + b`.
 use super::dora::{self, Magnitude, Update};
+use super::grads::Grads;
 use super::pass::Pass;
 use super::targets::Side;
 use super::weight::Weight;
@@ -208,7 +209,7 @@ impl Linear {
         kept: Option<&Low>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let Some(Factors { range, side }) = &self.factors else { return };
         let factors = &pass.values[range.clone()];
@@ -238,7 +239,7 @@ impl Linear {
         input: &Input<'_>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         self.backward_base(input, dy, grads);
         let Some((dx, add)) = dx else { return };
@@ -248,7 +249,7 @@ impl Linear {
     }
 
     /// Adds the gradients of the base's weight and bias, where they are trained.
-    fn backward_base(&self, input: &Input<'_>, dy: &Act, grads: &mut [f32]) {
+    fn backward_base(&self, input: &Input<'_>, dy: &Act, grads: &mut Grads<'_>) {
         if let Some(range) = self.weight.trained() {
             outer(Target::Rows(&mut grads[range.clone()]), dy, input.transposed());
         }
@@ -266,7 +267,7 @@ impl Linear {
         kept: Option<&Low>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         if self.factors.is_some() {
             return self.backward_factors(pass, input, kept, dy, dx, grads);
@@ -439,7 +440,14 @@ mod tests {
                 let (y, kept) = linear.forward(&pass, &xa, None);
                 let mut grads = vec![0.0; values.len()];
                 let mut dx = pool.act(TOKENS, IN);
-                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut dx, false)), &mut grads);
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut dx, false)),
+                    &mut Grads::whole(&mut grads),
+                );
 
                 let ones = Act::from_rows(&pool, &vec![1.0; TOKENS * IN], IN);
                 let mask =
@@ -493,10 +501,24 @@ mod tests {
                 // What `dx` holds is added to, or replaced.
                 let mut dx = Act::from_rows(&pool, &numbers(7, TOKENS * IN), IN);
                 let before = dx.to_rows();
-                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut dx, true)), &mut grads);
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut dx, true)),
+                    &mut Grads::whole(&mut grads),
+                );
                 let mut alone = Act::from_rows(&pool, &before, IN);
                 let mut twice = grads.clone();
-                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut alone, false)), &mut twice);
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut alone, false)),
+                    &mut Grads::whole(&mut twice),
+                );
                 let sums = dx.to_rows().into_iter().zip(before).map(|(sum, before)| sum - before);
                 assert!(sums.zip(alone.to_rows()).all(|(a, b)| (a - b).abs() < 1e-4), "{level:?} {side:?}");
                 assert!(twice.iter().zip(&grads).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));

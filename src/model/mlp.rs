@@ -1,4 +1,5 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::pass::Pass;
 use crate::ops::gated_mlp::{self, Gate};
@@ -80,7 +81,7 @@ impl Mlp {
         middle: Option<Act>,
         down_low: Option<&Low>,
         dy: &Act,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let middle = middle.unwrap_or_else(|| self.middle(saved));
         let mut d_middle = middle.like();
@@ -95,7 +96,7 @@ impl Mlp {
     }
 
     /// From the gradients of gate and up to that of `h`.
-    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut [f32]) -> Act {
+    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut Grads<'_>) -> Act {
         let Saved { gate, up, low: [gate_low, up_low] } = saved;
         let (input, mut dh) = (Input::new(h), h.like());
         match &self.gate_up {

@@ -6,6 +6,7 @@ mod build;
 pub mod decoder;
 pub mod dora;
 pub mod freeze;
+pub mod grads;
 pub mod head;
 pub mod init;
 pub mod kept;
@@ -26,4 +27,5 @@ pub mod weights;
 
 pub use build::Source;
 pub use decoder::{Logits, Model, Phases, TextCache};
+pub use grads::Grads;
 pub use params::{ParamSpec, Params};

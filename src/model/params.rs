@@ -31,6 +31,8 @@ pub struct Params {
     values: Vec<f32>,
     grads: Vec<f32>,
     start: Option<Vec<f32>>,
+    /// Where segments begin.
+    segments: Vec<usize>,
 }
 
 impl Params {
@@ -42,6 +44,21 @@ impl Params {
         self.values.extend_from_slice(values);
         self.specs.push(spec);
         range
+    }
+
+    /// The tensors from here on belong to the next segment.
+    pub fn begin_segment(&mut self) {
+        self.segments.push(self.values.len());
+    }
+
+    /// Where segments begin in the flat buffer (embedding, blocks, head), and the end.
+    pub fn segments(&self) -> Vec<usize> {
+        self.segments.iter().copied().chain([self.values.len()]).collect()
+    }
+
+    /// A segment's place in the flat buffer.
+    pub fn segment(&self, index: usize) -> Range<usize> {
+        self.segments[index]..self.segments.get(index + 1).copied().unwrap_or(self.values.len())
     }
 
     /// Makes room for exactly `floats` more, so that a large model's buffer is never copied while it grows.
@@ -84,9 +101,14 @@ impl Params {
         &self.grads
     }
 
-    /// Values to read beside gradients to add to.
-    pub fn split(&mut self) -> (&[f32], &mut [f32]) {
-        (&self.values, &mut self.grads)
+    /// The buffer of gradients, to lend and to bring back with [`Params::put_grads`].
+    pub fn take_grads(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.grads)
+    }
+
+    /// Brings back what [`Params::take_grads`] lent.
+    pub fn put_grads(&mut self, grads: Vec<f32>) {
+        self.grads = grads;
     }
 
     /// Values to change beside gradients to change.

@@ -1,5 +1,6 @@
 //! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix), trained (a part of the flat
 //! buffer), or a table of which some rows are trained.
+use super::grads::Grads;
 use crate::error::{Error, Result};
 use crate::ops::embedding;
 use crate::ops::gemm::{Store, Target, Transposed, outer};
@@ -74,6 +75,14 @@ impl Weight {
         }
     }
 
+    /// The place in the flat buffer of what is trained of it.
+    pub const fn place(&self) -> Option<&Range<usize>> {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) => None,
+            Self::Trained(range) | Self::Rows(Rows { range, .. }) => Some(range),
+        }
+    }
+
     /// Whether anything in it is trained.
     pub const fn trains(&self) -> bool {
         !matches!(self, Self::Frozen(_) | Self::Quantized(_))
@@ -96,7 +105,7 @@ impl Weight {
         tokens: &[u32],
         scale: f32,
         padding: Option<u32>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         match self {
             Self::Frozen(_) | Self::Quantized(_) => {}
@@ -122,7 +131,7 @@ impl Weight {
         part: &Act,
         targets: &[u32],
         scale: f32,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let Self::Rows(Rows { ids, range, .. }) = self else { return };
         let (hidden, grads) = (part.features(), &mut grads[range.clone()]);

@@ -183,6 +183,13 @@ impl Peak {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Peak> {
+    let Prepared { config, arch, weights, ranks, together, .. } = prepared;
+    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(prepared)))?;
+    Ok(Peak { rank, together: *together })
+}
+
+/// The largest pass of a run that is prepared.
+pub fn largest(prepared: &Prepared) -> Pass {
     let (config, dataset) = (&prepared.config, &prepared.dataset);
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
@@ -194,9 +201,7 @@ pub fn peak(prepared: &Prepared) -> Result<Peak> {
     let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
     let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
-    let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
-    let rank = held(config, &prepared.arch, prepared.weights.as_ref(), (prepared.ranks.0, pass))?;
-    Ok(Peak { rank, together: prepared.together })
+    Pass { tokens, longest: train.max(1), labelled: tokens }
 }
 
 /// What one of so many ranks holds at most, part by part, with its tokenizer, in passes like this.

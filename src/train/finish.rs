@@ -25,10 +25,10 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
+    session.publish()?;
     if !session.writes() {
         return Ok(session.done.summary(outcome, began, Vec::new()));
     }
-    session.publish();
     let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
     if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
         let name = best_name(&session.state).to_owned();

@@ -32,7 +32,8 @@ impl Session<'_> {
         loop {
             let batches = feed::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
             let max_grad_norm = self.prepared.config.train.max_grad_norm;
-            match attempt(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, max_grad_norm)? {
+            let ranks = (&*self.comm, &mut self.sharing);
+            match attempt(&mut self.model, &mut self.optimizer, ranks, &batches, rate, max_grad_norm)? {
                 Attempt::Done(stats) => return Ok(stats),
                 Attempt::TooLarge { micro_batch, error } => {
                     // Ranks that are threads share the budget: what lies idle here may be what another lacks.

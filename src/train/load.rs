@@ -117,8 +117,8 @@ impl<'a> Session<'a> {
         let train = &prepared.config.train;
         model.phases = Phases::default();
         model.set_checkpointing(train.gradient_checkpointing);
-        let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
-        let mut ema = optimizer::average(&prepared.config, &model.params);
+        let (mut optimizer, sharing) = optimizer::shared(&prepared.config, &mut model.params, comm.world())?;
+        let mut ema = optimizer::average(&prepared.config, &model.params, &sharing);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
         let asked = &resolved.config.train;
@@ -130,8 +130,7 @@ impl<'a> Session<'a> {
         }
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
-            let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
-            saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
+            saved.restore(&specs, model.params.values_mut(), &mut optimizer, ema.as_mut())?;
             let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
@@ -148,7 +147,7 @@ impl<'a> Session<'a> {
             }
         }
         let mut saver = Background::new(&RealDisk);
-        if comm.world().is_first() && prepared.optimizer.saving > 0 {
+        if comm.world().is_first() && !sharing.shares_state() && prepared.optimizer.saving > 0 {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
@@ -162,6 +161,7 @@ impl<'a> Session<'a> {
             model,
             optimizer,
             ema,
+            sharing,
             saver,
             saved: state.step,
             begun: state.step,

@@ -2,6 +2,7 @@
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
 mod agree;
+mod auto;
 pub mod bench;
 pub mod budget;
 pub mod check;
@@ -10,6 +11,7 @@ pub mod engine;
 pub mod feed;
 mod finish;
 mod fit;
+mod gathered;
 pub mod gauge;
 mod load;
 pub mod lock;
@@ -32,8 +34,10 @@ mod samples;
 mod save;
 mod session;
 mod settle;
+pub mod sharing;
 pub mod signals;
 pub mod step;
 pub mod sweep;
 pub mod tensorboard;
+pub mod timeline;
 pub mod trained;

@@ -1,14 +1,16 @@
 //! What is saved while a run goes and when it ends.
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::gathered::Gathered;
 use super::prepare::Prepared;
 use super::session::Session;
 use super::{output, trained};
 use crate::checkpoint::atomic::Staging;
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::{self, AdapterConfig, Keep, Snapshot, Weights, atomic, folder, peft, pissa, store};
+use crate::checkpoint::{self, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use crate::config::Mode;
 use crate::data;
 use crate::error::{Error, Result};
@@ -16,12 +18,13 @@ use crate::model;
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
 /// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
-/// the first does so.
+/// the first does so; where each has a share of the state they put it together as it is written, and none goes on before.
 ///
 /// # Errors
 /// The disk, now or at the save before; older checkpoints then stand as they were.
 pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
-    if !session.writes() {
+    let shares = session.sharing.shares_state();
+    if !session.writes() && !shares {
         (session.begun, session.saved) = (session.state.step, session.state.step);
         return Ok(());
     }
@@ -33,7 +36,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let adapter = adapter_config(session)?;
     let tokenizer = grown_tokenizer(session)?;
     let train = &session.prepared.config.train;
-    let beside = train.save_async && !wait;
+    let beside = train.save_async && !wait && !shares;
     let keep = Keep { last: train.save_total_limit, best: best_path(session) };
     if !beside {
         session.settle()?;
@@ -41,7 +44,23 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         session.model.release();
     }
     let written = session.published(|session, trained| {
-        let Session { prepared, model, optimizer, state, stamp, saver, .. } = session;
+        let writes = session.writes();
+        let Session { prepared, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
+        let gathered = shares.then(|| Gathered::new(&**comm, sharing, optimizer, &model.params.specs, trained));
+        let write = |name: &str, writer: &mut dyn Write| match &gathered {
+            Some(gathered) => gathered.write(name, writer),
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        let shared = gathered.as_ref().map(|gathered| Shared { tensors: &gathered.tensors, write: &write });
+        let lost = |written| match &gathered {
+            Some(gathered) => gathered.cause(written),
+            None => written,
+        };
+        if let (Some(shared), false) = (&shared, writes) {
+            let followed = shared.write_to(&mut io::sink());
+            let followed = followed.map_err(|error| Error::io("put together", "a checkpoint", &error));
+            return Ok(lost(followed.map(|()| None)));
+        }
         let snapshot = Snapshot {
             stamp,
             state,
@@ -52,16 +71,20 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
             },
             specs: &model.params.specs,
             values: model.params.values(),
-            trained,
-            optimizer: optimizer.tensors(),
+            trained: trained.filter(|_| !shares),
+            optimizer: if shares { Vec::new() } else { optimizer.tensors() },
+            shared,
         };
         let root = &prepared.config.train.output_dir;
         Ok(if beside {
             saver.begin(root, &snapshot, keep)
         } else {
-            checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some)
+            lost(checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some))
         })
     })?;
+    if !session.writes() {
+        session.saved = session.state.step;
+    }
     session.note(written)?;
     session.begun = session.state.step;
     session.done.saving = before + began.elapsed();

@@ -129,6 +129,8 @@ pub struct Job<'a> {
     pub dropout: bool,
     /// Threads of a rank.
     pub threads: usize,
+    /// Bytes of gradients that ranks sum at a time.
+    pub bucket: u64,
     /// What the process holds beside all that: the tokenizer.
     pub companions: u64,
     /// Bytes of gradients that are on their way between ranks at a time.

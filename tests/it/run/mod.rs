@@ -10,4 +10,5 @@ mod quantized;
 mod ranks;
 mod refusals;
 mod resume;
+mod sharing;
 mod signals;
