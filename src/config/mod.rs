@@ -23,7 +23,9 @@ pub use arguments::Arguments;
 pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
 };
-pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
+pub use choice::{
+    Dtype, EvalStrategy, Format, GradDtype, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume,
+};
 pub use choice::{EvalMetric, Normalization, RankBackend, SaveStrategy, Strategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};

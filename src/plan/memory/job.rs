@@ -123,14 +123,14 @@ pub struct Job<'a> {
     pub none: usize,
     /// What waits for the backward pass has two bytes a number.
     pub narrow: bool,
+    /// Gradients of trained values have two bytes each, but for those of the segments that backward is in.
+    pub narrow_gradients: bool,
     /// Gradients between blocks are rounded so too.
     pub rounds_gradients: bool,
     /// Adapters' inputs are dropped in part.
     pub dropout: bool,
     /// Threads of a rank.
     pub threads: usize,
-    /// Bytes of gradients that ranks sum at a time.
-    pub bucket: u64,
     /// What the process holds beside all that: the tokenizer.
     pub companions: u64,
     /// Bytes of gradients that are on their way between ranks at a time.
