@@ -28,6 +28,7 @@ pub mod store;
 
 use std::fs;
 use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -43,7 +44,7 @@ pub use store::{newest_complete, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to, write_safetensors_to};
+use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to};
 use crate::optim::{self, Ema, Optimizer, State, StateTensor};
 use disk::{Disk, RealDisk};
 
@@ -97,6 +98,9 @@ pub struct Shared<'a> {
     pub tensors: &'a [(String, Vec<usize>, Numbers<'static>)],
     /// Writes the numbers of the tensor of that name; all ranks do so at the same time, in the same order.
     pub write: &'a dyn Fn(&str, &mut dyn Write) -> io::Result<()>,
+    /// The values to publish, where each rank holds a share of these too and they are no adapter's; [`Snapshot::values`] are
+    /// then of no account.
+    pub values: Option<&'a folder::Rest<'a>>,
 }
 
 impl std::fmt::Debug for Shared<'_> {
@@ -189,7 +193,8 @@ impl Snapshot<'_> {
             State::U8(values) => values.len(),
         });
         let shared = self.shared.map_or(0, |shared| shared.bytes());
-        (4 * (self.values.len() + trained) + state.sum::<usize>() + shared + headers) as u64 + companions
+        let values: usize = self.specs.iter().map(|spec| spec.range().len()).sum();
+        (4 * (values + trained) + state.sum::<usize>() + shared + headers) as u64 + companions
     }
 
     /// The optimizer's file: its state, and the values that training goes on from where they are not published.
@@ -240,17 +245,16 @@ pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep)
 /// [`Kind::Io`].
 pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Duration)> {
     let dir = store::checkpoint_dir(root, snapshot.state.step);
-    let tensors = named(snapshot.specs, snapshot.values);
+    let elsewhere = snapshot.shared.and_then(|shared| shared.values);
+    let tensors = if elsewhere.is_some() { Vec::new() } else { named(snapshot.specs, snapshot.values) };
+    let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
+    let nothing = folder::Rest { tensors: &[], fetch: &nothing };
+    let rest = elsewhere.unwrap_or(&nothing);
     let hashing = atomic::publish(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
-            Weights::Model(source) => {
-                let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
-                folder::stage(staging, source, &tensors, &folder::Rest { tensors: &[], fetch: &nothing })?;
-            }
-            Weights::Part => {
-                staging.write(PART, |writer| write_safetensors_to(writer, &tensors, &[("format", "pt")]))?;
-            }
+            Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
+            Weights::Part => folder::stage_weights(staging, PART, &tensors, rest)?,
         }
         staging.write(OPTIMIZER, |writer| match &snapshot.shared {
             Some(shared) => shared.write_to(writer),
@@ -352,6 +356,21 @@ impl Checkpoint {
         optimizer: &mut Optimizer,
         averages: Option<&mut Ema>,
     ) -> Result<()> {
+        let everything = [0..values.len()];
+        self.restore_kept(specs, (values, &everything), optimizer, averages)
+    }
+
+    /// As [`Checkpoint::restore`], of values of which the flat ranges `kept` are kept, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+        optimizer: &mut Optimizer,
+        averages: Option<&mut Ema>,
+    ) -> Result<()> {
         let path = self.dir.join(OPTIMIZER);
         let apart = averages.is_some() || optimizer.averages();
         let trained = if apart { prefixed(specs, "", TRAINED) } else { Vec::new() };
@@ -360,11 +379,12 @@ impl Checkpoint {
         check(&self.optimizer, &path, &expected)?;
         if apart {
             if let Some(averages) = averages {
-                self.restore_averages(specs, averages)?;
+                let owned = averages.owned().to_vec();
+                self.restore_kept_values(specs, (&mut averages.values, &owned))?;
             }
-            read_all(&self.optimizer, &trained, specs, values)?;
+            read_ranges(&self.optimizer, &trained, specs, kept, values)?;
         } else {
-            self.restore_values(specs, values)?;
+            self.restore_kept_values(specs, (values, kept))?;
         }
         for (name, range, state) in optimizer.tensors_mut() {
             match state {
@@ -386,34 +406,27 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Fills the averages that a rank owns from the published values.
-    fn restore_averages(&self, specs: &[ParamSpec], averages: &mut Ema) -> Result<()> {
-        let names = prefixed(specs, self.prefix, "");
-        check(&self.weights, &self.weights_path, &names)?;
-        let owned = averages.owned().to_vec();
-        let mut rest = &mut averages.values[..];
-        for range in owned {
-            for ((name, _), spec) in names.iter().zip(specs) {
-                let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
-                if low < high {
-                    let (now, later) = rest.split_at_mut(high - low);
-                    let read = self.weights.read_part_into(name, low - spec.offset, now);
-                    read.map_err(|error| error.with_kind(Kind::Checkpoint))?;
-                    rest = later;
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Fills only the published values: the best checkpoint's at the end of a run.
     ///
     /// # Errors
     /// As [`Checkpoint::restore`].
     pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
+        let everything = [0..values.len()];
+        self.restore_kept_values(specs, (values, &everything))
+    }
+
+    /// As [`Checkpoint::restore_values`], of values of which the flat ranges `kept` are kept, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept_values(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+    ) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
         check(&self.weights, &self.weights_path, &names)?;
-        read_all(&self.weights, &names, specs, values)
+        read_ranges(&self.weights, &names, specs, kept, values)
     }
 }
 
@@ -427,10 +440,27 @@ fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) ->
     peft::same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
 }
 
-fn read_all(files: &WeightFiles, names: &[(String, Vec<usize>)], specs: &[ParamSpec], out: &mut [f32]) -> Result<()> {
-    names.iter().zip(specs).try_for_each(|((name, _), spec)| {
-        files.read_into(name, &mut out[spec.range()]).map_err(|error| error.with_kind(Kind::Checkpoint))
-    })
+/// Reads flat ranges of tensors, stored under `names`, end to end.
+fn read_ranges(
+    files: &WeightFiles,
+    names: &[(String, Vec<usize>)],
+    specs: &[ParamSpec],
+    ranges: &[Range<usize>],
+    out: &mut [f32],
+) -> Result<()> {
+    let mut rest = out;
+    for range in ranges {
+        for ((name, _), spec) in names.iter().zip(specs) {
+            let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
+            if low < high {
+                let (now, later) = rest.split_at_mut(high - low);
+                let read = files.read_part_into(name, low - spec.offset, now);
+                read.map_err(|error| error.with_kind(Kind::Checkpoint))?;
+                rest = later;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {

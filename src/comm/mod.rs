@@ -18,6 +18,7 @@ pub mod c10d;
 pub mod env;
 pub mod exchange;
 pub mod gloo;
+pub mod line;
 pub mod meet;
 #[cfg(feature = "cuda")]
 pub mod nccl;
@@ -52,6 +53,14 @@ impl World {
     /// A rank that is alone.
     pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
 
+    /// Its place among those.
+    pub const fn among(self, who: Among) -> Self {
+        match who {
+            Among::All => self,
+            Among::Machine => Self { rank: self.local_rank, size: self.local_size, ..self },
+        }
+    }
+
     /// Whether this rank writes what a run leaves behind.
     pub const fn is_first(self) -> bool {
         self.rank == 0
@@ -67,6 +76,15 @@ impl World {
 pub fn part(length: usize, size: usize, rank: usize) -> Range<usize> {
     let end = |rank: usize| (length as u128 * rank as u128 / size.max(1) as u128) as usize;
     end(rank)..end(rank + 1)
+}
+
+/// The ranks of a world beside another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Among {
+    /// All.
+    All,
+    /// Those of a machine.
+    Machine,
 }
 
 /// How an engine works.
@@ -124,6 +142,12 @@ pub trait Collectives: Send + Sync {
     /// # Errors
     /// As the trait says.
     fn barrier(&self) -> Result<()>;
+    /// A world beside this one, of the same ranks or of those of a machine alone, numbered as they are there: its operations
+    /// do not meet those of this one. Every rank calls it, once at most for each kind.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>>;
 }
 
 /// Up to so many bytes, every rank sums everything: one message less.

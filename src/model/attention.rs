@@ -3,6 +3,7 @@ use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
+use super::weight::Weight;
 use crate::ops::attention::{self, Heads, Scores};
 use crate::ops::panel::Act;
 
@@ -62,6 +63,16 @@ impl<T> Saved<T> {
 }
 
 impl Attention {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let qkv = match &mut self.qkv {
+            Qkv::Apart(linears) => &mut linears[..],
+            Qkv::Fused(linear) => std::slice::from_mut(&mut **linear),
+        };
+        let norms = self.qk_norm.iter_mut().flatten().map(|(norm, _)| &mut norm.weight);
+        qkv.iter_mut().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
+    }
+
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv = match &self.qkv {

@@ -9,6 +9,7 @@ use super::mlp::{self, Mlp};
 use super::moe::{self, Moe, Routing};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
+use super::weight::Weight;
 use crate::ops::panel::Act;
 
 /// How a branch joins the residual stream.
@@ -161,6 +162,21 @@ impl<T> Saved<T> {
 }
 
 impl Block {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let joins = [&mut self.attention_join, &mut self.mlp_join];
+        let joins = joins.into_iter().filter_map(|join| match join {
+            Join::Normed(norm) => Some(norm),
+            Join::Plain | Join::Scaled(_) => None,
+        });
+        let norms = self.attention_norm.iter_mut().chain(&mut self.mlp_norm).chain(joins).map(|norm| &mut norm.weight);
+        let feed = match &mut self.feed {
+            Feed::Dense(mlp) => mlp.weights_mut().collect(),
+            Feed::Sparse(moe) => moe.weights_mut(),
+        };
+        self.attention.weights_mut().into_iter().chain(norms).chain(feed).collect()
+    }
+
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
         let norm = |norm: &Option<Norm>| norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());

@@ -2,6 +2,7 @@
 use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::pass::Pass;
+use super::weight::Weight;
 use crate::ops::gated_mlp::{self, Gate};
 use crate::ops::panel::Act;
 
@@ -41,6 +42,15 @@ impl<T> Saved<T> {
 }
 
 impl Mlp {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
+        let gate_up = match &mut self.gate_up {
+            GateUp::Apart(linears) => &mut linears[..],
+            GateUp::Fused(linear) => std::slice::from_mut(&mut **linear),
+        };
+        gate_up.iter_mut().chain([&mut self.down]).flat_map(Linear::weights_mut)
+    }
+
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let gate_up = match &self.gate_up {

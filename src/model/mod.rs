@@ -19,9 +19,11 @@ pub mod params;
 pub mod pass;
 pub mod quantize;
 pub mod quantized_cache;
+pub mod shards;
 pub mod stack;
 pub mod svd;
 pub mod targets;
+pub mod values;
 pub mod weight;
 pub mod weights;
 

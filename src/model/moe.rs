@@ -89,6 +89,13 @@ impl<T> Saved<T> {
 }
 
 impl Moe {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let shared = self.shared.iter_mut().flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.weights_mut()));
+        let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
+        std::iter::once(&mut self.router).chain(experts).chain(shared).collect()
+    }
+
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain([gate]));

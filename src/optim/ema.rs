@@ -21,9 +21,13 @@ impl Ema {
         Self::shared(decay, values, vec![everything])
     }
 
-    /// Of the flat ranges `owned` of `values`, before the first step.
+    /// Of the flat ranges `owned` of `values`, which are all of them or the owned ones, before the first step.
     pub fn shared(decay: f64, values: &[f32], owned: Vec<Range<usize>>) -> Self {
-        let mut copy = Vec::with_capacity(owned.iter().map(ExactSizeIterator::len).sum());
+        let count = owned.iter().map(ExactSizeIterator::len).sum();
+        if values.len() == count {
+            return Self { decay, values: values.to_vec(), owned };
+        }
+        let mut copy = Vec::with_capacity(count);
         owned.iter().for_each(|range| copy.extend_from_slice(&values[range.clone()]));
         Self { decay, values: copy, owned }
     }

@@ -276,9 +276,12 @@ impl Optimizer {
     }
 
     /// Fresh state for the flat ranges `owned` (rising, cut only where [`legal_cuts`] allows) of tensors that lie end to
-    /// end in `values`.
+    /// end in `values`, which are all of them or the owned ones.
     pub fn shared(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32], owned: &[Range<usize>]) -> Self {
         let (mut parts, mut start, mut packed, mut first) = (Vec::new(), 0, 0, 0);
+        let whole = slots.iter().map(Slot::count).sum();
+        let count: usize = owned.iter().map(ExactSizeIterator::len).sum();
+        assert!([whole, count].contains(&values.len()), "a slot for each value");
         for (index, slot) in slots.iter().enumerate() {
             let end = start + slot.count();
             while owned.get(first).is_some_and(|range| range.end <= start) {
@@ -289,14 +292,14 @@ impl Optimizer {
                 let range = low - start..high - start;
                 let zeros = |spec: StateSpec| State::zeros(spec.dtype, spec.range(slot, &range).len());
                 let mut state: Vec<State> = rule.state(slot).into_iter().map(zeros).collect();
-                rule.start(&values[low..high], &mut state);
+                let first = if values.len() == whole { low } else { packed };
+                rule.start(&values[first..first + high - low], &mut state);
                 parts.push(Part { slot: index, range, whole: low, packed, state });
                 packed += high - low;
             }
             start = end;
         }
-        assert_eq!(start, values.len(), "a slot for each value");
-        Self { step: 0, scaler: None, rule, slots, parts, whole: start, packed }
+        Self { step: 0, scaler: None, rule, slots, parts, whole, packed }
     }
 
     /// Where ranks may share its tensors: [`legal_cuts`].

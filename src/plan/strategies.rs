@@ -288,7 +288,9 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     if strategy.shards_weights() && (machine.ranks > 1 || way.offload_weights) {
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());
         rank.collectives += gathered.max().unwrap_or(0);
-        (rank.weights, rank.trained) = (share(rank.weights), share(rank.trained));
+        // Every rank needs the constants of all rows.
+        let constants = predictor.job.dora_constants();
+        (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
         let optimizer = &predictor.job.optimizer;
         rank.passing = share(optimizer.scratch.max(optimizer.publishing));
     }

@@ -1,6 +1,6 @@
 //! `train.strategy: auto` with several ranks: whole copies where they fit, else what shares the least that makes it fit.
+use super::budget;
 use super::prepare::Prepared;
-use super::{budget, probe};
 use crate::comm::Collectives;
 use crate::config::{Config, Strategy, TrainConfig};
 use crate::error::Result;
@@ -8,7 +8,7 @@ use crate::memory;
 use crate::plan::human_bytes;
 
 /// What there is, the fastest first.
-const WAYS: [Strategy; 3] = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2];
+const WAYS: [Strategy; 4] = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, Strategy::Fsdp];
 
 /// The strategy that the ranks of a run take where it leaves that to them, and why, with the figures; nothing where there is
 /// nothing to choose.
@@ -27,7 +27,8 @@ pub fn choose(prepared: &Prepared, comm: &dyn Collectives) -> Result<Option<(Str
         let config = Config { train: TrainConfig { strategy, ..config.train.clone() }, ..config.clone() };
         needs.push((strategy, budget::held(&config, arch, weights.as_ref(), (ranks, pass))?.total()));
     }
-    let memory = probe::minimum(comm, memory::budget().unwrap_or(u64::MAX))?;
+    let budgets = comm.collect(&[memory::budget().unwrap_or(u64::MAX)])?;
+    let memory = budgets.into_iter().min().unwrap_or(u64::MAX);
     // Machines may predict otherwise: what the first rank finds holds for all.
     let mut chosen = [pick(&needs, memory) as u64];
     comm.broadcast(&mut chosen, 0)?;

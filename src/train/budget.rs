@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::prepare::Prepared;
-use super::trained;
+use super::{shard, trained};
 use crate::config::arch::Arch;
 use crate::config::{
-    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy,
+    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
 };
 use crate::data::Split;
 use crate::error::Result;
@@ -159,7 +159,11 @@ fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
 
 /// The way in which a run of so many ranks shares its memory among them.
 pub fn way(config: &Config, ranks: usize) -> Way {
-    let named = Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str());
+    let named = match shard::sharding(&config.train) {
+        Some(Sharding::HybridShard) => Some(Strategy::Zero2),
+        None if config.train.strategy == crate::config::Strategy::Fsdp => Some(Strategy::Ddp),
+        _ => Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str()),
+    };
     // `auto` is `ddp` where a launcher has started several.
     Way::plain(if ranks < 2 { Strategy::Single } else { named.unwrap_or(Strategy::Ddp) })
 }

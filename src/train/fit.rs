@@ -121,6 +121,12 @@ impl Session<'_> {
             )));
             return Ok(());
         }
+        if self.model.shards().is_some() && training {
+            // The other ranks make no passes now, so that nothing can be measured.
+            let help =
+                "shorter rows (model.max_seq_len), train.gradient_checkpointing: true, or a larger train.memory_budget";
+            return Err(error.context(found).hint(format!("what helps: {help}")));
+        }
         if !training {
             return Err(error.context(found).hint(format!(
                 "what helps: shorter validation rows (model.max_seq_len below {tokens}); or a larger train.memory_budget"

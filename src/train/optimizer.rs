@@ -71,7 +71,8 @@ impl Session<'_> {
         }
         self.optimizer.averages().then(|| {
             let values = self.model.params.values();
-            let mut kept = if self.sharing.shares_state() { self.sharing.pack(values) } else { values.to_vec() };
+            let whole = self.sharing.shares_state() && !self.sharing.shares_values();
+            let mut kept = if whole { self.sharing.pack(values) } else { values.to_vec() };
             self.optimizer.publish(&mut kept);
             kept
         })
@@ -98,7 +99,7 @@ impl Session<'_> {
     /// Changes what the model holds with what is kept of it here.
     fn exchange_values(&mut self, kept: &mut [f32]) -> Result<()> {
         let values = self.model.params.values_mut();
-        if !self.sharing.shares_state() {
+        if !self.sharing.shares_state() || self.sharing.shares_values() {
             values.swap_with_slice(kept);
             return Ok(());
         }

@@ -119,6 +119,7 @@ impl<'a> Predictor<'a> {
                 Err(error) if error.kind() == Kind::Memory => ([0], Some(error.context("answering validation rows"))),
                 Err(error) => return Err(error),
             };
+            model.stand_by()?;
             all_have_room(comm, failed)?;
             comm.all_reduce(&mut gave_up)?;
             if gave_up != [0] {

@@ -13,6 +13,7 @@ use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
 use crate::config::{Config, GradDtype, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
+use crate::plan::platform::{self, Layout};
 
 /// A rank's place, before its connections with the others.
 pub struct Seat {
@@ -74,12 +75,12 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
                 format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
-        (Strategy::Zero1 | Strategy::Zero2, Some(launch)) if train.dp_ranks.is_some() => {
+        (_, Some(launch)) if train.dp_ranks.is_some() => {
             let Launch { launcher, world, .. } = launch;
             let message = format!("train.dp_ranks makes ranks as threads, but {launcher} has started {}", world.size);
             Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
         }
-        (Strategy::Auto | Strategy::Ddp | Strategy::Zero1 | Strategy::Zero2, Some(launch)) => {
+        (_, Some(launch)) => {
             let carrier = carrier(train.ddp_backend)?;
             let name = match carrier {
                 Carrier::Gloo => "gloo",
@@ -100,7 +101,7 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             Err(Error::config("train.strategy: dp needs train.dp_ranks")
                 .hint("set it to the number of ranks; each is a thread with its share of the cores"))
         }
-        (Strategy::Dp | Strategy::Zero1 | Strategy::Zero2, None) if train.dp_ranks.is_some() => {
+        (strategy, None) if strategy != Strategy::Single && train.dp_ranks.is_some() => {
             let size = train.dp_ranks.unwrap_or(1);
             let described = format!("{}: {size} ranks as threads of one process", train.strategy);
             let seat = |rank: Threads| Seat {
@@ -121,7 +122,14 @@ impl Seat {
     /// it may have them all.
     pub fn threads(&self, num_threads: Option<usize>) -> Option<usize> {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        num_threads.or_else(|| (self.world.local_size > 1).then(|| (cores() / self.world.local_size).max(1)))
+        let local = self.world.local_size;
+        num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
+    }
+
+    /// How the ranks lie.
+    pub const fn layout(&self) -> Layout {
+        let in_process = matches!(self.link, Link::Thread(_));
+        Layout { ranks: self.world.size, local: self.world.local_size, in_process }
     }
 
     /// Does what every rank of a machine does, the first before the others: they find its cache.

@@ -5,6 +5,7 @@ use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
 use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
 use super::progress::{Event, Observer, Pace};
+use super::shard::Gatherer;
 use super::sharing::Sharing;
 use super::signals::Stop;
 use super::step::StepStats;
@@ -31,6 +32,8 @@ pub struct Session<'a> {
     pub prepared: Prepared,
     /// The way to the other ranks.
     pub comm: Box<dyn Collectives>,
+    /// How the frozen weights are shared with them, if they are.
+    pub gatherer: Option<Gatherer>,
     /// The model with its trained values.
     pub model: Model,
     /// The optimizer with its state.
@@ -112,7 +115,9 @@ impl Session<'_> {
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
         let every = self.config().train.replica_check_steps;
-        if every > 0 && self.state.step.is_multiple_of(every) {
+        // Where every rank has values of its own there is nothing to compare.
+        let copies = !self.sharing.shares_values();
+        if copies && every > 0 && self.state.step.is_multiple_of(every) {
             let same = ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step);
             match same {
                 Err(error) if error.kind() == Kind::Numeric => return Err(self.last_word(error)),
@@ -231,6 +236,7 @@ impl Session<'_> {
             )?;
         }
         if let Some(events) = &mut self.events
+            && !self.sharing.shares_values()
             && (step == 1 || step == total || step.is_multiple_of((total / 50).max(1)))
         {
             for (tag, norms) in norms::by_kind(&self.model.params) {
@@ -317,10 +323,12 @@ impl Session<'_> {
             Err(error) if error.kind() == Kind::Memory => Some(error),
             tried => tried.map(|_| None)?,
         };
+        self.model.stand_by()?;
         ranks::all_have_room(&*self.comm, failed)?;
         self.agree_on_passes()?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
-        let Some(scores) = predictor.trial(&self.model, self.stop, &*self.comm)? else { return Ok(()) };
+        let scores = predictor.trial(&self.model, self.stop, &*self.comm)?;
+        let Some(scores) = scores else { return Ok(()) };
         if scores.is_empty() {
             self.observer.event(&Event::Notice(
                 "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
@@ -365,6 +373,7 @@ impl Session<'_> {
             };
             (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
+        self.model.stand_by()?;
         ranks::all_have_room(&*self.comm, failed)?;
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;

@@ -6,6 +6,7 @@
 //! dp, ddp       every rank's own    whole, summed once a step        whole
 //! zero1         a share a rank      whole, summed once a step        whole, gathered after the update
 //! zero2         a share a rank      a share, summed after each pass  whole, gathered after the update
+//! zero3, fsdp   a share a rank      a share, summed after each pass  a share, gathered segment by segment (`shard`)
 //! ```
 //!
 //! Who owns what says a [`Partition`]; it is the same for all of them, so that the norm of the gradient is too. The gradients
@@ -17,6 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use super::narrow::Narrow;
+use super::shard;
 use super::timeline::Timeline;
 use crate::comm::exchange::{Exchange, Piece};
 use crate::comm::{Collectives, Partition, World};
@@ -41,13 +43,21 @@ pub struct Sharing {
     /// What the next step did when, where that is wanted.
     pub timeline: Option<Timeline>,
     rank: usize,
-    shares_state: bool,
+    shares: Shares,
     every_pass: bool,
     /// The sums of the gradients that this rank owns, end to end, where they are summed after every pass.
     sums: Vec<f32>,
     /// The gradients, where they are kept in bfloat16.
     narrow: Option<Narrow>,
     exchange: Exchange,
+}
+
+/// Of what a rank keeps a share alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shares {
+    Nothing,
+    State,
+    StateAndValues,
 }
 
 /// What the walks of a step came to.
@@ -65,32 +75,44 @@ type Walk<'a> = dyn FnMut(&mut Model, &Batch, &mut Grads<'_>) -> Result<f64> + '
 impl Sharing {
     /// Ranks that keep everything.
     pub fn copies(params: &Params, optimizer: &Optimizer, world: World) -> Self {
-        Self::of(partition(params, world.size, optimizer.legal_cuts()), world.rank, (false, false))
+        Self::of(partition(params, world.size, optimizer.legal_cuts()), world.rank, (Shares::Nothing, false))
     }
 
     /// As a configuration says; `partition` is that of all ranks.
     pub fn new(train: &TrainConfig, partition: Partition, rank: usize) -> Self {
         let several = partition.ranks() > 1;
-        let shares_state = several && matches!(train.strategy, Strategy::Zero1 | Strategy::Zero2);
-        let every_pass = several && (train.strategy == Strategy::Zero2 || train.reduce_every_pass);
+        let weights = shard::sharding(train);
+        let shares = match train.strategy {
+            _ if !several => Shares::Nothing,
+            _ if shard::shares_values(train) => Shares::StateAndValues,
+            Strategy::Zero1 | Strategy::Zero2 => Shares::State,
+            _ if weights.is_some() => Shares::State,
+            _ => Shares::Nothing,
+        };
+        let every_pass = train.strategy == Strategy::Zero2 || weights.is_some() || train.reduce_every_pass;
         let narrow = (train.grad_dtype == GradDtype::Bfloat16).then(Narrow::default);
-        Self { narrow, ..Self::of(partition, rank, (shares_state, every_pass)) }
+        Self { narrow, ..Self::of(partition, rank, (shares, several && every_pass)) }
     }
 
-    fn of(partition: Partition, rank: usize, (shares_state, every_pass): (bool, bool)) -> Self {
+    fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
         let exchange = Exchange::default();
-        Self { partition, timeline: None, rank, shares_state, every_pass, sums: Vec::new(), narrow: None, exchange }
+        Self { partition, timeline: None, rank, shares, every_pass, sums: Vec::new(), narrow: None, exchange }
     }
 
     /// Whether each rank keeps the optimizer's state of what it owns alone.
-    pub const fn shares_state(&self) -> bool {
-        self.shares_state
+    pub fn shares_state(&self) -> bool {
+        self.shares != Shares::Nothing
+    }
+
+    /// Whether each rank keeps the values of what it owns alone.
+    pub fn shares_values(&self) -> bool {
+        self.shares == Shares::StateAndValues
     }
 
     /// The flat ranges whose state this rank keeps.
     pub fn kept(&self) -> Vec<Range<usize>> {
         let everything = self.partition.segments().checked_sub(1).map_or(0, |last| self.partition.segment(last).end);
-        if self.shares_state { self.owned() } else { vec![0..everything] }
+        if self.shares_state() { self.owned() } else { vec![0..everything] }
     }
 
     fn owned(&self) -> Vec<Range<usize>> {
@@ -140,7 +162,7 @@ impl Sharing {
                 let (added, sums) = (pass > 0, std::mem::take(&mut self.sums));
                 let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                     Some(batch) => walk(model, batch, grads),
-                    None => Ok(0.0),
+                    None => model.idle().map(|()| 0.0),
                 };
                 let (done, sums) = self.round(model, comm, None, Some((sums, added)), pass, &mut walk);
                 self.sums = sums;
@@ -195,7 +217,7 @@ impl Sharing {
             comm,
             partition: &self.partition,
             rank: self.rank,
-            gathers: !self.shares_state && sums.is_none(),
+            gathers: !self.shares_state() && sums.is_none(),
             sums,
             exchange: &mut self.exchange,
             timeline: timeline.as_ref(),
@@ -266,7 +288,7 @@ impl Sharing {
         factor: f32,
         rate: f64,
     ) -> Result<()> {
-        if self.every_pass && !self.shares_state {
+        if self.every_pass && !self.shares_state() {
             // Every rank updates everything.
             model.params.zero_grads();
             let mut rest = &self.sums[..];
@@ -279,7 +301,7 @@ impl Sharing {
         }
         let began = self.timeline.as_ref().map(Timeline::now);
         let (values, grads) = model.params.split_mut();
-        let own = self.every_pass && self.shares_state;
+        let own = self.every_pass && self.shares_state();
         let grads = match &self.narrow {
             Some(narrow) => Gradients::Bf16(narrow.sums()),
             None if own => Gradients::F32(&self.sums),
@@ -289,7 +311,7 @@ impl Sharing {
         if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
             timeline.computed("update", began);
         }
-        if self.shares_state {
+        if self.shares_state() && !self.shares_values() {
             let began = self.timeline.as_ref().map(Timeline::now);
             self.gather(comm, model.params.values_mut())?;
             if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {

@@ -74,6 +74,9 @@ fn copies_and_shares(extra: &[&str], count: usize, accumulation: usize) {
     } else {
         same("copies", "zero2");
     }
+    let how = ["train.strategy=fsdp", "train.fsdp_sharding_strategy=shard_grad_op"];
+    go("zero3", "zero3", if accumulation > 1 { &how } else { &[] });
+    same("zero2", "zero3");
 }
 
 #[test]
@@ -110,12 +113,12 @@ fn curves(steps: u64, modes: &[(&str, &[&str])], worlds: &[usize], accumulations
                 let one = format!("train.grad_accum={}", accumulation * count);
                 assert!(run(&fixture, &config, "one", &[&one], END));
                 let mut found = Vec::new();
-                for strategy in ["dp", "zero1", "zero2"] {
+                for strategy in ["dp", "zero1", "zero2", "zero3", "fsdp"] {
                     assert!(run(&fixture, &config, strategy, &words(&ranks(strategy, count, accumulation)), END));
                     found.push(strategy.to_owned());
                 }
                 if processes && gloo_is_there() {
-                    for strategy in ["ddp", "zero1", "zero2"] {
+                    for strategy in ["ddp", "zero1", "zero2", "zero3", "fsdp"] {
                         let name = format!("{strategy} over gloo");
                         let to = format!("train.output_dir={}", fixture.path(&name).display());
                         let strategy = format!("train.strategy={strategy}");
@@ -177,13 +180,20 @@ fn a_checkpoint_of_shares_is_gone_on_from_by_any_number_of_ranks_under_any_strat
     assert!(run(&fixture, &config, "same", &[&words(&ranks("zero1", 2, 2))[..], &[resume]].concat(), END));
     assert_same_ending(&fixture.path("straight"), &fixture.path("same"), 9, false);
     // Saved by 4, gone on from by 1, 2 and 4.
-    assert!(!run(&fixture, &config, "four", &words(&ranks("zero2", 4, 1)), 4));
+    assert!(!run(&fixture, &config, "shares of gradients", &words(&ranks("zero2", 4, 1)), 4));
+    assert!(!run(&fixture, &config, "four", &words(&ranks("zero3", 4, 1)), 4));
+    for name in ["adapter_model.safetensors", "optimizer.safetensors"] {
+        let read = |run: &str| std::fs::read(fixture.path(run).join("checkpoint-000004").join(name)).unwrap();
+        assert!(read("shares of gradients") == read("four"), "{name}: what ranks put together");
+    }
     let saved = fixture.path("four/checkpoint-000004");
     for (name, ranks) in [
         ("single", vec!["train.grad_accum=4".to_owned()]),
         ("dp2", ranks("dp", 2, 2)),
         ("zero1 of 2", ranks("zero1", 2, 2)),
         ("zero2 of 4", ranks("zero2", 4, 1)),
+        ("zero3 of 2", ranks("zero3", 2, 2)),
+        ("fsdp of 4", ranks("fsdp", 4, 1)),
     ] {
         let from = format!("train.resume_from_checkpoint={}", saved.display());
         assert!(run(&fixture, &config, name, &[&words(&ranks)[..], &[&*from]].concat(), END));
@@ -439,6 +449,7 @@ fn a_rank_holds_what_the_plan_says() {
             ("dp", strategies::Strategy::Ddp),
             ("zero1", strategies::Strategy::Zero1),
             ("zero2", strategies::Strategy::Zero2),
+            ("zero3", strategies::Strategy::Zero3),
         ] {
             let machine = Machine { device: Device::Cpu, ranks, memory: u64::MAX };
             let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
