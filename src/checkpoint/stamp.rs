@@ -22,6 +22,7 @@ pub const COMPARED: &[&str] = &[
     "train.initial_scale_power",
     "train.loss_scale_window",
     "train.hysteresis",
+    "train.grad_dtype",
     "train.min_loss_scale",
     "tuning.lora.lora_dropout",
     "train.batch_size",

@@ -97,6 +97,14 @@ choices! {
         Bfloat16 = "bfloat16" | "bf16",
     };
 
+    /// How gradients of what is trained are kept from pass to pass of a step. A pass adds them up in float32 in any case.
+    GradDtype {
+        /// In float32.
+        Float32 = "float32" | "fp32",
+        /// In bfloat16: half the memory; a step rounds a gradient once for each of its passes.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
     /// What is trained.
     Mode {
         /// Low-rank adapters on frozen weights.

@@ -24,7 +24,9 @@ pub use arguments::Arguments;
 pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Sharding, TargetModules, Truncation,
 };
-pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
+pub use choice::{
+    Dtype, EvalStrategy, Format, GradDtype, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume,
+};
 pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};

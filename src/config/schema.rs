@@ -2,9 +2,9 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
-    InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend,
-    Resume, SaveStrategy, Sharding, Strategy, TargetModules, Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format,
+    GradDtype, Init, InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization,
+    RankBackend, Resume, SaveStrategy, Sharding, Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::foreign::{Inline, Switch};
@@ -304,6 +304,9 @@ section! {
         /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
         /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
         fp16: bool = false;
+        /// How gradients are kept between the passes of a step and its update: `bfloat16` takes half the memory, which counts
+        /// where all weights are trained.
+        grad_dtype: GradDtype = GradDtype::Float32;
         /// The loss scale of `fp16`; 0 for one that moves.
         loss_scale: f64 = 0.0, range Range::at_least(0.0);
         /// The moving loss scale starts at 2 to this power.

@@ -7,7 +7,7 @@ use super::prepare::Prepared;
 use super::{shard, trained};
 use crate::config::arch::Arch;
 use crate::config::{
-    Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
+    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
 };
 use crate::data::{Dataset, Split};
 use crate::error::Result;
@@ -74,6 +74,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         full,
         none,
         narrow: config.train.bf16 || config.train.fp16,
+        narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,

@@ -19,6 +19,7 @@ mod load;
 pub mod lock;
 pub mod machine;
 pub mod metrics;
+mod narrow;
 mod norms;
 pub mod nvidia;
 pub mod optimizer;

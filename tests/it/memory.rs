@@ -145,6 +145,46 @@ fn a_step_that_does_not_fit_is_done_again_in_smaller_passes_and_the_losses_stay(
 }
 
 #[test]
+fn gradients_in_bfloat16_take_the_memory_that_is_predicted_and_train_the_same_curve() {
+    let large = Large::new();
+    let (layers, hidden, inner) = (24, 96, 256);
+    let mut config = model_config();
+    for (key, value) in [
+        ("hidden_size", hidden),
+        ("intermediate_size", inner),
+        ("num_hidden_layers", layers),
+        ("max_position_embeddings", 512),
+    ] {
+        config[key] = json!(value);
+    }
+    std::fs::write(large.path("model/config.json"), config.to_string()).unwrap();
+    let full = ["tuning.mode: full", "train.learning_rate: 0.001", "train.max_tokens_per_pass: 400"];
+    let wide = large.good("wide", &full, None);
+    let narrow = large.good("narrow", &[&full[..], &["train.grad_dtype: bfloat16"]].concat(), None);
+    // Two bytes a value less; four a value of the shared table and of a block, which have rooms.
+    let (table, block) = (260 * hidden, hidden * (2 * hidden + 2 * hidden / 2 + 3 * inner + 2));
+    let fewer = 2 * (table + layers * block + hidden) - 4 * (table + block);
+    let saved = wide.held() - narrow.held();
+    assert!(saved.abs_diff(fewer) < fewer / 10, "{saved} saved, {fewer} expected");
+    let predicted = |run: &Run| {
+        let line = run.text.lines().find(|line| line.contains("at most, predicted")).expect("a prediction");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|&word| word == "MiB").unwrap();
+        (words[at - 1].parse::<f64>().unwrap() * f64::from(1 << 20)) as u64
+    };
+    for run in [&wide, &narrow] {
+        let (predicted, held) = (predicted(run), run.held());
+        assert!(predicted.abs_diff(held) < held / 10, "{predicted} predicted, {held} held");
+    }
+    assert!((predicted(&wide) - predicted(&narrow)).abs_diff(fewer) < fewer / 10 + (200 << 10));
+    let (wide, narrow) = (wide.losses(), narrow.losses());
+    assert_ne!(wide, narrow, "gradients are rounded");
+    for (wide, narrow) in wide.iter().zip(&narrow) {
+        assert!((wide - narrow).abs() < 5e-3 * wide, "{wide} and {narrow}");
+    }
+}
+
+#[test]
 fn ranks_that_share_weights_go_to_the_end_of_a_pass_that_does_not_fit_and_do_the_step_again() {
     let large = Large::new();
     let ranks = ["train.strategy: zero3", "train.dp_ranks: 2", "train.grad_accum: 1"];
