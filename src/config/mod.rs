@@ -7,13 +7,16 @@ mod datasets;
 pub mod docs;
 mod families;
 mod hf_json;
+mod labels;
 mod later;
 mod option;
 pub mod resolve;
 mod rope;
 mod rope_json;
 pub mod schema;
+mod score;
 mod sizes;
+pub mod task;
 mod validate;
 mod value;
 mod yaml;
@@ -23,14 +26,15 @@ pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, Normalization, SaveStrategy, Strategy};
+pub use choice::{EvalMetric, Normalization, SaveStrategy, Strategy, Task};
 pub use datasets::DatasetSpec;
-pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
+pub use labels::{ClassWeights, Labels};
+pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, variable};
 pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
 pub use resolve::{load, load_ahead, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
-    TrainConfig, TuningConfig,
+    TopConfig, TrainConfig, TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
 pub use validate::{greater_is_better, is_hub_name};

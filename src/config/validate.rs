@@ -2,7 +2,7 @@
 use super::resolve::{Resolved, Setting, Source};
 use super::{
     Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, Strategy, TrainConfig, schema,
+    SaveStrategy, Strategy, Task, TrainConfig, schema, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -157,7 +157,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     )?;
     let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
     both(
-        metric != "loss" && !train.predict_with_generate,
+        metric != "loss" && !train.predict_with_generate && config.task() == Task::CausalLm,
         "train.metric_for_best_model",
         "train.predict_with_generate",
         "without answers a validation measures the loss alone; set train.predict_with_generate: true",
@@ -219,6 +219,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.adapter",
         "an adapter to go on from has started already; remove one of them",
     )?;
+    task::contradictions(resolved)?;
     quantization(resolved)
 }
 
@@ -315,10 +316,10 @@ fn of_another_mode(resolved: &Resolved) -> Result<()> {
 
 /// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
 pub fn greater_is_better(measure: &str) -> bool {
-    !matches!(measure, "loss" | "perplexity" | "byte_perplexity")
+    !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
-fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
+pub(super) fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
     let show = |key: &str| {
         let value =
             resolved.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.to_string());

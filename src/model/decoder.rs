@@ -167,15 +167,14 @@ impl Model {
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
-        let vocabulary = self.arch.vocab_size;
-        let targets = batch.targets.iter().filter(|&&target| target != IGNORE).map(|&target| i64::from(target));
-        match batch
-            .tokens
-            .iter()
-            .map(|&token| i64::from(token))
-            .chain(targets)
-            .find(|&id| id < 0 || id >= vocabulary as i64)
-        {
+        let (vocabulary, outputs) = (self.arch.vocab_size as i64, self.arch.outputs() as i64);
+        let targets = batch.targets.iter().filter(|&&target| target != IGNORE && !self.head.squared);
+        let outside = targets.map(|&target| i64::from(target)).find(|id| !(0..outputs).contains(id));
+        if let Some(label) = outside.filter(|_| self.arch.score.is_some()) {
+            return Err(Error::data(format!("label {label} is not one of the model's {outputs}")));
+        }
+        let tokens = batch.tokens.iter().map(|&token| i64::from(token)).find(|id| *id >= vocabulary);
+        match tokens.or(outside) {
             Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))
                 .hint("the tokenizer belongs to another model")),
             None => Ok(()),

@@ -29,6 +29,7 @@ pub mod report;
 pub mod run;
 mod samples;
 mod save;
+pub mod scores;
 mod session;
 mod settle;
 pub mod signals;

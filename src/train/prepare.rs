@@ -8,7 +8,7 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, output, settle, trained};
+use super::{adapter, budget, engine, output, scores, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::single::Single;
@@ -122,6 +122,8 @@ pub fn parts(
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;
     if let Some(dir) = &source {
         let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -134,7 +136,6 @@ pub fn parts(
     let tensors = trained::tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     let optimizer_bytes = trained::optimizer_bytes(&config, tensors)?;
-    hub::fetch_paths(&mut config.data, &downloads)?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());
         if config.model.init == Init::Pretrained {
@@ -348,6 +349,7 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     for setting in &mut settings {
         match setting.key.as_str() {
             "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            "data.labels" => setting.value = config.data.labels.to_json(),
             "train.batch_size" => setting.value = config.train.batch_size.to_json(),
             "train.grad_accum" => setting.value = config.train.grad_accum.to_json(),
             "train.gradient_checkpointing" => setting.value = config.train.gradient_checkpointing.to_json(),
@@ -448,6 +450,7 @@ impl Prepared {
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));
+        facts.extend(scores::facts(&self.dataset));
         if let Some(budget) = memory::budget() {
             let asked = if train.memory_budget.is_some() { "" } else { ", what the machine has free less a tenth" };
             facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
@@ -490,9 +493,14 @@ pub fn describe(prepared: &Prepared) -> String {
         Mode::Full => "every weight".to_owned(),
         Mode::Freeze => "some weights".to_owned(),
     };
+    let head = match &prepared.arch.score {
+        Some(head) if head.is_number() => " and a head for a number".to_owned(),
+        Some(head) => format!(" and a head for {} labels", head.labels.len()),
+        None => String::new(),
+    };
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
-    format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
+    format!("{name} · {family} · {what}{head} · {} values trained", grouped(prepared.trainable))
 }
 
 /// What the data came to: label and value.
@@ -532,6 +540,9 @@ pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
         if number > 0 {
             fact(label, grouped(number));
         }
+    }
+    for (label, text) in scores::facts(dataset) {
+        fact(&label, text);
     }
     for share in &report.mix {
         fact(

@@ -249,7 +249,7 @@ impl Session<'_> {
         let found = self.published(|session, _| session.validate())?;
         // Validation rows may be longer than any to train on: what was sized for them goes.
         self.model.release();
-        let Some((loss, label_tokens, scores)) = found else { return Ok(()) };
+        let Some(Validation { loss, label_tokens, mut scores, confusion }) = found else { return Ok(()) };
         let step = self.state.step;
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
@@ -260,6 +260,8 @@ impl Session<'_> {
             let [value] = value;
             judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
         };
+        // What these rows leave undefined JSON has no word for.
+        scores.retain(|_, score| score.is_finite());
         let line = EvalLine {
             step,
             epoch: self.state.epoch,
@@ -268,6 +270,7 @@ impl Session<'_> {
             eval_rows: rows,
             eval_seconds: began.elapsed().as_secs_f64(),
             eval_scores: scores,
+            eval_confusion: confusion,
         };
         self.done.evaluating += began.elapsed();
         self.write(&Line::Eval(line.clone()))?;
@@ -292,7 +295,11 @@ impl Session<'_> {
             _ => return Ok(()),
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
-        self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        let rows: Vec<usize> = (0..rows).collect();
+        if let Some(head) = self.prepared.arch.score.clone() {
+            return self.try_scores(&head, &rows);
+        }
+        self.loss_within(&rows)?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
         let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
         if scores.is_empty() {
@@ -304,19 +311,20 @@ impl Session<'_> {
         Measure::of(self.config()).value(0.0, &scores).map(drop)
     }
 
-    /// The mean loss of the validation split, its label tokens, and the scores of its answers; nothing when the run is
-    /// asked to stop.
-    fn validate(&mut self) -> Result<Option<(f64, u64, Scores)>> {
+    /// The validation split measured; nothing when the run is asked to stop.
+    fn validate(&mut self) -> Result<Option<Validation>> {
+        if let Some(head) = self.prepared.arch.score.clone() {
+            return self.validate_scores(&head);
+        }
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
-        let Some(predictor) = Predictor::new(&self.prepared)? else {
-            return Ok(Some((loss, label_tokens, Scores::new())));
-        };
+        let found = |scores| Some(Validation { loss, label_tokens, scores, confusion: Vec::new() });
+        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(found(Scores::new())) };
         // What the loss was walked in makes room for caches.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop)?;
         let mut gave_up = [u64::from(scores.is_none())];
         self.comm.all_reduce(&mut gave_up)?;
-        Ok(scores.filter(|_| gave_up == [0]).map(|scores| (loss, label_tokens, scores)))
+        Ok(scores.filter(|_| gave_up == [0]).and_then(found))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
@@ -359,6 +367,18 @@ impl Session<'_> {
             SaveStrategy::Epoch => self.prepared.batches.ends_epoch(step),
         }
     }
+}
+
+/// What a validation found.
+pub struct Validation {
+    /// The mean loss.
+    pub loss: f64,
+    /// Over so many label tokens.
+    pub label_tokens: u64,
+    /// Of the answers, or of a head of scores.
+    pub scores: Scores,
+    /// `[label][found]` of a classification.
+    pub confusion: Vec<Vec<u64>>,
 }
 
 /// What makes one checkpoint better than another.

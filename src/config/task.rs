@@ -1,0 +1,98 @@
+//! What goes with `task: classification` and `regression`, and what only one task reads.
+use super::resolve::Resolved;
+use super::validate::conflict;
+use super::{ClassWeights, DataConfig, EvalConfig, Format, Task};
+use crate::error::Result;
+
+/// The measures of a classification over all labels.
+pub const CLASS_MEASURES: [&str; 8] =
+    ["accuracy", "f1_macro", "f1_micro", "f1_weighted", "precision_macro", "recall_macro", "roc_auc", "roc_auc_ovr"];
+/// The measures of a classification of one label, each behind the name: `f1.spam`.
+pub const LABEL_MEASURES: [&str; 3] = ["precision", "recall", "f1"];
+/// The measures of a regression.
+pub const NUMBER_MEASURES: [&str; 4] = ["mse", "mae", "r2", "pearson"];
+
+/// Refuses keys that contradict the task.
+pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let (task, train, data) = (config.task(), &config.train, &config.data);
+    let both = |refuse: bool, first: &str, second: &str, why: &str| {
+        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+    };
+    let weighted = train.class_weights != ClassWeights::None;
+    both(
+        task != Task::Classification && weighted,
+        "train.class_weights",
+        "task",
+        "only task: classification has labels to weigh",
+    )?;
+    both(
+        task != Task::Classification && !data.labels.0.is_empty(),
+        "data.labels",
+        "task",
+        "only task: classification has labels",
+    )?;
+    if task == Task::CausalLm {
+        return Ok(());
+    }
+    let default = (DataConfig::default(), EvalConfig::default());
+    both(
+        data.format != Format::Auto,
+        "data.format",
+        "task",
+        "the rows of this task are {text, label} or {messages, label}; remove the key",
+    )?;
+    both(
+        data.datasets.iter().any(|source| source.format.is_some_and(|format| format != Format::Auto)),
+        "data.datasets",
+        "task",
+        "the rows of this task are {text, label} or {messages, label}; remove format",
+    )?;
+    both(
+        data.loss_on != default.0.loss_on,
+        "data.loss_on",
+        "task",
+        "the loss of this task is that of a row's last token; remove the key",
+    )?;
+    both(
+        train.predict_with_generate,
+        "train.predict_with_generate",
+        "task",
+        "a head for labels or numbers generates no text; every validation has this task's measures anyway",
+    )?;
+    let generated = [
+        (config.eval.metrics != default.1.metrics, "eval.metrics"),
+        (!config.eval.scorer.is_empty(), "eval.scorer"),
+        (config.eval.json_schema.is_some(), "eval.json_schema"),
+    ];
+    for (set, key) in generated {
+        both(set, key, "task", "it measures generated answers; this task's measures are always all of them")?;
+    }
+    both(
+        train.label_smoothing_factor > 0.0 && (weighted || task == Task::Regression),
+        "train.label_smoothing_factor",
+        if weighted { "train.class_weights" } else { "task" },
+        "smoothing is there for labels that count alike; keep one",
+    )?;
+    both(
+        train.z_loss > 0.0 && task == Task::Regression,
+        "train.z_loss",
+        "task",
+        "a number has no probabilities; remove it",
+    )?;
+    let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
+    let of_label = metric.split_once('.').is_some_and(|(measure, label)| {
+        let known = data.labels.0.is_empty() || data.labels.0.iter().any(|known| known == label);
+        LABEL_MEASURES.contains(&measure) && known
+    });
+    let (known, names) = match task {
+        Task::Classification => (of_label || CLASS_MEASURES.contains(&metric), &CLASS_MEASURES[..]),
+        Task::Regression | Task::CausalLm => (NUMBER_MEASURES.contains(&metric), &NUMBER_MEASURES[..]),
+    };
+    both(
+        metric != "loss" && !known,
+        "train.metric_for_best_model",
+        "task",
+        &format!("this task measures loss, {}; of one label f1.LABEL and its like", names.join(", ")),
+    )
+}
