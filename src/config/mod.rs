@@ -17,6 +17,7 @@ pub mod schema;
 mod score;
 mod sizes;
 pub mod task;
+mod unread;
 mod validate;
 mod value;
 mod yaml;
@@ -26,7 +27,7 @@ pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, Normalization, SaveStrategy, Strategy, Task};
+pub use choice::{EvalMetric, Normalization, RankBackend, SaveStrategy, Strategy, Task};
 pub use datasets::DatasetSpec;
 pub use labels::{ClassWeights, Labels};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, variable};
@@ -37,6 +38,7 @@ pub use schema::{
     TopConfig, TrainConfig, TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
+pub use unread::unread;
 pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

@@ -1,7 +1,7 @@
-//! What goes with `task: classification` and `regression`, and what only one task reads.
+//! What goes with `task: classification` and `regression`: their measures, and what contradicts them.
 use super::resolve::Resolved;
 use super::validate::conflict;
-use super::{ClassWeights, DataConfig, EvalConfig, Format, Task};
+use super::{ClassWeights, Format, Task};
 use crate::error::Result;
 
 /// The measures of a classification over all labels.
@@ -19,55 +19,16 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
         if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
     };
-    let weighted = train.class_weights != ClassWeights::None;
-    both(
-        task != Task::Classification && weighted,
-        "train.class_weights",
-        "task",
-        "only task: classification has labels to weigh",
-    )?;
-    both(
-        task != Task::Classification && !data.labels.0.is_empty(),
-        "data.labels",
-        "task",
-        "only task: classification has labels",
-    )?;
     if task == Task::CausalLm {
         return Ok(());
     }
-    let default = (DataConfig::default(), EvalConfig::default());
-    both(
-        data.format != Format::Auto,
-        "data.format",
-        "task",
-        "the rows of this task are {text, label} or {messages, label}; remove the key",
-    )?;
     both(
         data.datasets.iter().any(|source| source.format.is_some_and(|format| format != Format::Auto)),
         "data.datasets",
         "task",
         "the rows of this task are {text, label} or {messages, label}; remove format",
     )?;
-    both(
-        data.loss_on != default.0.loss_on,
-        "data.loss_on",
-        "task",
-        "the loss of this task is that of a row's last token; remove the key",
-    )?;
-    both(
-        train.predict_with_generate,
-        "train.predict_with_generate",
-        "task",
-        "a head for labels or numbers generates no text; every validation has this task's measures anyway",
-    )?;
-    let generated = [
-        (config.eval.metrics != default.1.metrics, "eval.metrics"),
-        (!config.eval.scorer.is_empty(), "eval.scorer"),
-        (config.eval.json_schema.is_some(), "eval.json_schema"),
-    ];
-    for (set, key) in generated {
-        both(set, key, "task", "it measures generated answers; this task's measures are always all of them")?;
-    }
+    let weighted = task == Task::Classification && train.class_weights != ClassWeights::None;
     both(
         train.label_smoothing_factor > 0.0 && (weighted || task == Task::Regression),
         "train.label_smoothing_factor",

@@ -142,7 +142,8 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     };
     let names = match config.task() {
         Task::Classification if data.labels.0.is_empty() => labels::found(config, progress)?,
-        _ => data.labels.0.clone(),
+        Task::Classification => data.labels.0.clone(),
+        Task::CausalLm | Task::Regression => Vec::new(),
     };
     let numbers = names.iter().cloned().zip(0..).collect();
     let threads = threads(config)?;
@@ -201,7 +202,10 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         }
     }
     let mut train = loader.mix(pool, &inputs.train, &mut report);
-    let classes = labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?;
+    let classes = match config.task() {
+        Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
     for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
         split.class_weights = labels::weights(&classes);
     }

@@ -87,6 +87,7 @@ impl Session<'_> {
             outputs[start * head.outputs()..][..found.len()].copy_from_slice(&found);
         }
         self.comm.all_reduce(&mut gave_up)?;
+        self.agree_on_passes()?;
         if gave_up != [0] {
             return Ok(None);
         }

@@ -297,9 +297,11 @@ impl Session<'_> {
         self.observer.event(&Event::Phase("trying an evaluation"));
         let rows: Vec<usize> = (0..rows).collect();
         if let Some(head) = self.prepared.arch.score.clone() {
-            return self.try_scores(&head, &rows);
+            self.try_scores(&head, &rows)?;
+            return self.agree_on_passes();
         }
         self.loss_within(&rows)?;
+        self.agree_on_passes()?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
         let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
         if scores.is_empty() {
@@ -346,6 +348,7 @@ impl Session<'_> {
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;
         self.comm.all_reduce(&mut counts)?;
+        self.agree_on_passes()?;
         let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
         let loss = if weight > 0.0 { sum / weight } else { 0.0 };
         Ok((gave_up == 0).then_some((loss, label_tokens)))

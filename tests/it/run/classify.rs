@@ -35,8 +35,10 @@ fn fixture() -> Fixture {
     fixture
 }
 
-const CLASSIFIES: [&str; 5] = [
+const CLASSIFIES: [&str; 6] = [
     "task: classification",
+    // As without the line, which the fixture has for runs that answer.
+    "gen.num_samples: 8",
     "train.class_weights: balanced",
     "train.batch_size: 8",
     "tuning.lora.lora_dropout: 0.0",
@@ -276,6 +278,7 @@ fn numbers_are_learned_measured_and_told() {
     write(&fixture.path("val.jsonl"), (48..60).map(row));
     let more = [
         "task: regression",
+        "gen.num_samples: 8",
         "train.batch_size: \"auto\"",
         "train.effective_batch: 8",
         "train.grad_accum: \"auto\"",
@@ -328,8 +331,9 @@ fn rows_and_settings_that_do_not_fit_are_refused_by_name() {
     refused(&["train.metric_for_best_model=mse"], 2, &["train.metric_for_best_model", "f1_macro"]);
     refused(&["train.metric_for_best_model=f1.none"], 2, &["no such measure", "f1.plenty"]);
     refused(&["data.format=text"], 2, &["data.format", "{text, label}"]);
-    refused(&["task=regression"], 2, &["train.class_weights"]);
-    refused(&["task=regression", "train.class_weights=none"], 3, &["the label is \"plenty\", expected a number"]);
-    refused(&["task=causal_lm"], 2, &["train.class_weights"]);
+    refused(&["task=regression"], 3, &["the label is \"plenty\", expected a number"]);
+    refused(&["task=regression", "train.class_weights=balanced"], 2, &["train.class_weights", "task: \"regression\""]);
+    refused(&["data.labels=[a, b]", "task=causal_lm"], 2, &["data.labels", "task: \"causal_lm\""]);
+    refused(&["gen.num_beams=4"], 2, &["gen.num_beams", "nothing is generated"]);
     refused(&["TASK=translation"], 2, &["task", "expected one of causal_lm, classification, regression"]);
 }
