@@ -78,7 +78,8 @@ def case(folder, out, labels, seed):
     found = scores(model, rows[:BATCH])
     loss = loss_of(found, rows[:BATCH])
     loss.backward()
-    tensors = {"scores": found.detach()} | {f"grad.{name}": value for name, value in gradients(model).items()}
+    of_tensors = {name.replace(".modules_to_save", ""): value for name, value in gradients(model).items()}
+    tensors = {"scores": found.detach()} | {f"grad.{name}": value for name, value in of_tensors.items()}
     save_tensors(tensors, f"{out}/forward.safetensors")
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)

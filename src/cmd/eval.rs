@@ -347,7 +347,9 @@ pub(super) fn difference_json(difference: &Difference) -> (String, Value) {
 
 /// The scores as a table.
 pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
-    let mut text = format!("{:16}", "");
+    let names = asked.iter().flat_map(|model| &model.scores).map(|score| score.name.chars().count() + 2);
+    let left = names.fold(16, usize::max);
+    let mut text = format!("{:left$}", "");
     let width = asked.iter().map(|model| model.name.chars().count() + 2).fold(14, usize::max);
     for model in asked {
         let _ = write!(text, "{:>width$}", model.name); // a String never fails
@@ -355,7 +357,7 @@ pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
     text += if differences.is_empty() { "\n" } else { "    difference (range)\n" };
     let Some(first) = asked.first() else { return text };
     for (index, score) in first.scores.iter().enumerate() {
-        let _ = write!(text, "{:16}", score.name);
+        let _ = write!(text, "{:left$}", score.name);
         for score in asked.iter().filter_map(|model| model.scores.get(index)) {
             let _ = write!(text, "{:>width$.4}", score.value);
         }

@@ -47,12 +47,12 @@ fn batch(golden: &Value, range: impl IntoIterator<Item = usize>) -> Batch {
         let row = &golden["rows"][row];
         let ids: Vec<u32> = serde_json::from_value(row["ids"].clone()).unwrap();
         let mut labels = vec![IGNORE; ids.len()];
-        labels.push(match golden["weights"].is_null() {
-            true => (row["label"].as_f64().unwrap() as f32).to_bits() as i32,
-            false => row["label"].as_i64().unwrap() as i32,
-        });
+        let numbers = golden["weights"].is_null();
+        let label = &row["label"];
+        let bits = || (label.as_f64().unwrap() as f32).to_bits() as i32;
+        labels.push(if numbers { bits() } else { label.as_i64().unwrap() as i32 });
         batch.push(&ids, &labels);
-        if let Some(class) = row["label"].as_u64() {
+        if let Some(class) = label.as_u64().filter(|_| !numbers) {
             batch.weigh_last(golden["weights"][class as usize].as_f64().unwrap() as f32);
         }
     }

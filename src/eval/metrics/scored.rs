@@ -200,11 +200,8 @@ impl Scored {
             let (mut with, mut without) = (0.0, 0.0);
             while at < order.len() && order[at].0 == level {
                 let row = order[at].1;
-                if self.class(row) == label {
-                    with += count(times, row)
-                } else {
-                    without += count(times, row)
-                }
+                let side = if self.class(row) == label { &mut with } else { &mut without };
+                *side += count(times, row);
                 at += 1;
             }
             area += with * (below + without / 2.0);

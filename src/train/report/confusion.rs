@@ -12,7 +12,7 @@ const LETTERS: usize = 16;
 const CELL: f64 = 64.0;
 /// Room for the labels beside and above.
 const LEFT: f64 = 150.0;
-const TOP: f64 = 56.0;
+const TOP: f64 = 78.0;
 
 /// A confusion matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,7 +50,9 @@ impl Confusion {
     /// and dark ground.
     fn svg(&self) -> String {
         let size = self.labels.len() as f64 * CELL;
-        let (width, height) = (LEFT + size + 10.0, TOP + size + 34.0);
+        // Names that are wider than their column stand aslant, and reach beyond the last one.
+        let aslant = self.labels.iter().any(|label| label.chars().count() > 8);
+        let (width, height) = (LEFT + size + if aslant { 90.0 } else { 10.0 }, TOP + size + 10.0);
         let mut svg = format!(
             "<svg viewBox=\"0 0 {width} {height}\" role=\"img\" font-family=\"sans-serif\" font-size=\"13\" aria-label=\"{}\">",
             escape(&self.title)
@@ -73,13 +75,8 @@ impl Confusion {
                 TOP + along + 4.0
             );
             let (x, y) = (LEFT + along, TOP - 8.0);
-            // Names that are wider than their column stand aslant.
-            let turn = if self.labels.iter().any(|label| label.chars().count() > 8) {
-                format!(" transform=\"rotate(-20 {x:.0} {y:.0})\"")
-            } else {
-                String::new()
-            };
-            let anchor = if turn.is_empty() { "middle" } else { "start" };
+            let turn = if aslant { format!(" transform=\"rotate(-20 {x:.0} {y:.0})\"") } else { String::new() };
+            let anchor = if aslant { "start" } else { "middle" };
             let _ = write!(
                 svg,
                 "<text x=\"{x:.0}\" y=\"{y:.0}\" text-anchor=\"{anchor}\" fill=\"#888\"{turn}>{short}</text>"

@@ -37,8 +37,7 @@ fn fixture() -> Fixture {
 
 const CLASSIFIES: [&str; 6] = [
     "task: classification",
-    // As without the line, which the fixture has for runs that answer.
-    "gen.num_samples: 8",
+    "gen.num_samples: UNSET",
     "train.class_weights: balanced",
     "train.batch_size: 8",
     "tuning.lora.lora_dropout: 0.0",
@@ -278,7 +277,7 @@ fn numbers_are_learned_measured_and_told() {
     write(&fixture.path("val.jsonl"), (48..60).map(row));
     let more = [
         "task: regression",
-        "gen.num_samples: 8",
+        "gen.num_samples: UNSET",
         "train.batch_size: \"auto\"",
         "train.effective_batch: 8",
         "train.grad_accum: \"auto\"",
