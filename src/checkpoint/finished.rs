@@ -2,8 +2,8 @@
 use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
+use super::origin::Origin;
 use super::peft::{self, Tensors};
-use super::{STAMP, read_json};
 use crate::config::Bias;
 use crate::config::arch::{Arch, SCORE, ScoreHead};
 use crate::error::{Error, Result};
@@ -93,34 +93,12 @@ pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
     let Some(&[outputs, _]) = weights.shape(&format!("{}{SCORE}", peft::PREFIX)) else {
         return Err(Error::checkpoint(format!("{}: no tensor {SCORE:?}, which task SEQ_CLS has", dir.display())));
     };
-    if let Some(stamp) = stamp_of(dir)? {
-        let labels = stamp["training"]["data.labels"].as_array();
-        let labels: Option<Vec<String>> =
-            labels.and_then(|labels| labels.iter().map(|label| label.as_str().map(str::to_owned)).collect());
-        if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
-            return Ok(Some(head));
-        }
+    let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
+    if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
+        return Ok(Some(head));
     }
     Ok(Some(match outputs {
         1 => ScoreHead::number(),
         _ => ScoreHead { labels: (0..outputs).map(|id| format!("LABEL_{id}")).collect() },
     }))
-}
-
-/// The hash of the base that the weights in `dir` belong to, of the stamp in the folder (a checkpoint) or beside it (a run's
-/// result), if there is one. Stamps of other versions have this much in common.
-///
-/// # Errors
-/// [`crate::Kind::Checkpoint`]: there is one, and it cannot be read.
-pub fn base_of(dir: &Path) -> Result<Option<String>> {
-    let Some(stamp) = stamp_of(dir)? else { return Ok(None) };
-    let base = stamp["base_model"].as_str().map(ToOwned::to_owned);
-    base.map(Some).ok_or_else(|| Error::checkpoint(format!("{}: its {STAMP} has no base_model", dir.display())))
-}
-
-/// The stamp in the folder (a checkpoint) or beside it (a run's result).
-fn stamp_of(dir: &Path) -> Result<Option<serde_json::Value>> {
-    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    let places = [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))];
-    places.into_iter().flatten().find(|path| path.is_file()).map(|path| read_json(&path)).transpose()
 }

@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config("--gguf: llama.cpp has no head of scores for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
     }
-    let Opened { parts, top, tokenizer, template, config, reads } = opened;
+    let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = String::new();
     if let Some(format) = format {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
@@ -128,6 +128,7 @@ pub fn run(args: &Args) -> Result<()> {
             tokenizer: &tokenizer,
             template: template.as_deref(),
             card: Some(&card),
+            coding: None,
         };
         folder::write(&target, &model, &form)?;
     }

@@ -25,6 +25,9 @@ pub mod merge;
 pub mod models;
 pub mod plan;
 pub mod process;
+mod scaling;
+pub mod setup_accelerate;
+pub mod stamps;
 pub mod terminal;
 pub mod train;
 
@@ -83,6 +86,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
     GpuInfo(gpu_info::Args),
+    /// Write a configuration of Accelerate for this machine
+    SetupAccelerate(setup_accelerate::Args),
     /// Show memory in use on each device, and with a configuration what its largest pass holds
     MemoryCheck(memory_check::Args),
 }
@@ -107,6 +112,7 @@ impl Command {
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::GpuInfo(args) => gpu_info::run(args),
+            Self::SetupAccelerate(args) => setup_accelerate::run(args),
             Self::MemoryCheck(args) => memory_check::run(args),
         }
     }

@@ -189,7 +189,25 @@ choices! {
         Dp = "dp",
         /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
         Ddp = "ddp",
-    } later ["zero1", "zero2", "zero3", "fsdp"];
+        /// As `ddp`, with a share of the optimizer's state on each rank.
+        Zero1 = "zero1",
+        /// As `zero1`, with a share of the gradients on each rank too.
+        Zero2 = "zero2",
+        /// As `zero2`, with a share of all weights on each rank too.
+        Zero3 = "zero3",
+        /// As `zero3`, with the ways of sharing that PyTorch's FSDP has.
+        Fsdp = "fsdp",
+    };
+
+    /// How the learning rate follows the rows of a step.
+    LrScaling {
+        /// It does not: `learning_rate` is what is used.
+        None = "none",
+        /// It grows as they do.
+        Linear = "linear",
+        /// It grows with their square root.
+        Sqrt = "sqrt",
+    };
 
     /// What carries the bytes between ranks in processes of their own.
     RankBackend {

@@ -6,6 +6,7 @@ mod choice;
 mod datasets;
 pub mod docs;
 mod families;
+pub mod foreign;
 mod hf_json;
 mod labels;
 mod later;
@@ -27,7 +28,7 @@ pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, Normalization, RankBackend, SaveStrategy, Strategy, Task};
+pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};
 pub use datasets::DatasetSpec;
 pub use labels::{ClassWeights, Labels};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, variable};

@@ -3,10 +3,11 @@
 use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
-    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
-    SaveStrategy, Strategy, TargetModules, Task, Truncation,
+    InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend,
+    Resume, SaveStrategy, Strategy, TargetModules, Task, Truncation,
 };
 use super::datasets::DatasetSpec;
+use super::foreign::{Inline, Switch};
 use super::labels::{ClassWeights, Labels};
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
@@ -39,7 +40,11 @@ pub static SECTIONS: [&Section; 11] =
     [&TOP, &MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
 
 /// Environment variables that stand for a key beside those that follow from its name.
-pub static VARIABLES: [(&str, &str); 1] = [("TUNESMITH_MEMORY_BUDGET", "train.memory_budget")];
+pub static VARIABLES: [(&str, &str); 3] = [
+    ("TUNESMITH_MEMORY_BUDGET", "train.memory_budget"),
+    ("DEEPSPEED_CONFIG", "train.deepspeed"),
+    ("ACCELERATE_CONFIG_FILE", "train.accelerate"),
+];
 
 impl Config {
     /// What the model learns.
@@ -224,6 +229,12 @@ section! {
         /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
         /// the highest rate. Of several that match, the first counts.
         learning_rates: Patterns<f64> = Patterns::default(), range Range::at_least(0.0);
+        /// Whether the learning rates grow with the rows of an optimizer step. Where they do and no warm-up is set, the rate rises in
+        /// the first twentieth of the steps; the table before step 1 shows both.
+        lr_scaling: LrScaling = LrScaling::None;
+        /// With `lr_scaling`: the rows of a step for which `learning_rate` is meant (`null`: those of one rank's step, so that the rate
+        /// grows with the number of ranks).
+        lr_scaling_batch: Option<usize> = None, range Range::within(1.0, 1e9);
         /// The optimizer; in brackets what `optim_args` may set.
         optim: Optim = Optim::AdamW;
         /// Arguments of the optimizer: a mapping, or a string `momentum=0.9,nesterov=true`.
@@ -338,6 +349,15 @@ section! {
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
         /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
         strategy: Strategy = Strategy::Auto;
+        /// A configuration of DeepSpeed: a JSON file, in which there may be comments, or a mapping (`docs/foreign-configs.md`). Also read
+        /// from `DEEPSPEED_CONFIG`.
+        deepspeed: Inline = Inline::default();
+        /// A configuration of Accelerate, as `accelerate config` writes it. Also read from `ACCELERATE_CONFIG_FILE`.
+        accelerate: Option<PathBuf> = None;
+        /// FSDP as Transformers asks for it: `true`, or words such as `full_shard auto_wrap`.
+        fsdp: Switch = Switch::default();
+        /// With `fsdp`: its settings as Transformers has them, a JSON file or a mapping.
+        fsdp_config: Inline = Inline::default();
         /// With `strategy: dp`: how many ranks.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
         /// What carries the bytes between ranks that are processes.

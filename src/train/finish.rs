@@ -10,7 +10,7 @@ use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_
 use super::run::Summary;
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{load, output, save};
+use super::{facts, load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
 use crate::config::resolve::Source;
@@ -228,7 +228,7 @@ impl Ending<'_> {
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: self.lines.clone(),
-            data: prepare::data_facts(&self.prepared.dataset),
+            data: facts::of_data(&self.prepared.dataset),
             lengths,
             samples,
             confusion: self.confusion(),

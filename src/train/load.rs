@@ -3,7 +3,7 @@ use std::time::Instant;
 
 use super::metrics::Metrics;
 use super::optimizer;
-use super::prepare::{self, Prepared};
+use super::prepare::{self, Parts, Prepared};
 use super::progress::{Event, Observer, Pace};
 use super::record;
 use super::run::Options;
@@ -30,6 +30,21 @@ use crate::model::{Model, Phases, quantize};
 pub fn model(prepared: &Prepared) -> Result<Model> {
     let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
     fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
+}
+
+/// Codes the base where that is kept and has not been done: of the ranks of a machine the first does it, and the others, whose
+/// turn comes after, find the copy.
+///
+/// # Errors
+/// The weights cannot be read.
+pub fn ahead(parts: &Parts, observer: &dyn Observer) -> Result<()> {
+    let Parts { arch, weights: Some(weights), config, stack, .. } = parts else { return Ok(()) };
+    let Some(cache) = cache(Some(weights), config)? else { return Ok(()) };
+    observer.event(&Event::Phase("coding the base"));
+    for note in quantize::keep(arch, weights, config, stack, cache)? {
+        observer.event(&Event::Notice(&note));
+    }
+    Ok(())
 }
 
 /// As [`model`], of its parts.

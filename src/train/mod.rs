@@ -1,11 +1,13 @@
 //! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
+mod agree;
 pub mod bench;
 pub mod budget;
 pub mod check;
 pub mod decode_bench;
-mod engine;
+pub mod engine;
+mod facts;
 pub mod feed;
 mod finish;
 mod fit;
@@ -23,12 +25,14 @@ mod prepare;
 pub mod probe;
 pub mod progress;
 pub mod ranks;
+pub mod ranks_bench;
 pub mod rate;
 mod record;
 pub mod report;
 pub mod run;
 mod samples;
 mod save;
+mod scaling;
 pub mod scores;
 mod session;
 mod settle;

@@ -7,7 +7,7 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, output, scores, settle, trained};
+use super::{adapter, budget, engine, load, machine, output, scaling, scores, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
@@ -26,7 +26,7 @@ use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::memory::OptimizerBytes;
 use crate::plan::rates::{Rate, rates};
-use crate::plan::{bytes, grouped, human_bytes};
+use crate::plan::{bytes, grouped, human_bytes, platform};
 
 /// A run that has been found possible.
 pub struct Prepared {
@@ -58,6 +58,10 @@ pub struct Prepared {
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// What the machine is used for, in a line.
+    pub platform: String,
+    /// How the learning rate was scaled, if it was.
+    pub scaled: Option<String>,
     /// How many of them are threads of this process.
     pub together: u64,
     /// The rows.
@@ -175,6 +179,8 @@ pub struct Found {
     dataset: Dataset,
     sampler: Sampler,
     ranks: (usize, String),
+    /// What the machine is used for, in a line.
+    platform: String,
 }
 
 /// Checks all that can be checked without loading weights and without the other ranks.
@@ -222,7 +228,14 @@ pub fn find(
     let dataset = data::load(&parts.config, &parts.model_dir, parts.arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&parts.config, seat.world.size);
     let ranks = (seat.world.size, seat.described.clone());
-    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks })
+    if seat.world.local_size > 1 && seat.world.local_rank == 0 {
+        load::ahead(&parts, observer)?;
+    }
+    let host = machine::host();
+    let threads = seat.threads(parts.config.train.num_threads).unwrap_or(host.cores);
+    let choices = platform::choose(&host, seat.layout(), platform::Engine::Cpu);
+    let platform = platform::summary(&host, &choices, threads);
+    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks, platform })
 }
 
 impl Found {
@@ -238,14 +251,14 @@ impl Found {
         comm: &dyn Collectives,
         observer: &dyn Observer,
     ) -> Result<Prepared> {
-        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks } = self;
+        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let Parts {
             model_dir,
             snapshot,
             arch,
             weights,
-            config,
+            mut config,
             adapter,
             stack,
             stack_hashes,
@@ -254,6 +267,9 @@ impl Found {
             optimizer,
             resume,
         } = parts;
+        let settings = effective(resolved, &config);
+        let warms = ["train.warmup_ratio", "train.warmup_steps"].map(|key| *resolved.source(key) != Source::Default);
+        let scaled = scaling::scale(&mut config.train, ranks.0, warms.contains(&true));
         let batches = batches(&config, &dataset, &sampler, ranks.0)?;
         let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
         // What is there already of this run, or goes before the first step, needs no further room.
@@ -263,7 +279,6 @@ impl Found {
         if lock.is_some() {
             check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
         }
-        let settings = effective(resolved, &config);
         let together = if comm.shares_memory() { ranks.0 as u64 } else { 1 };
         Ok(Prepared {
             model_dir,
@@ -280,6 +295,8 @@ impl Found {
             optimizer,
             lock,
             ranks,
+            platform,
+            scaled,
             together,
             dataset,
             sampler,
@@ -471,6 +488,7 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        facts.push(("platform".to_owned(), self.platform.clone()));
         facts.push(("kernels".to_owned(), engine::describe(&self.config)));
         if self.ranks.0 > 1 {
             facts.push(("ranks".to_owned(), self.ranks.1.clone()));
@@ -498,7 +516,8 @@ impl Prepared {
             facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
         }
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
-        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        let (rates, scaled) = (&rate_table(self), self.scaled.as_deref());
+        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates, scaled, resumed_at });
         if let Some(remark) = engine::remark(self) {
             observer.event(&Event::Notice(&remark));
         }
@@ -534,56 +553,6 @@ pub fn describe(prepared: &Prepared) -> String {
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
     format!("{name} · {family} · {what}{head} · {} values trained", grouped(prepared.trainable))
-}
-
-/// What the data came to: label and value.
-pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
-    let Dataset { train, validation, test, report, .. } = dataset;
-    let mut facts = Vec::new();
-    let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
-    let count = |number: usize| grouped(number as u64);
-    fact("training rows", count(train.len()));
-    for (label, split) in [("validation rows", validation), ("test rows", test)] {
-        if let Some(split) = split {
-            fact(label, count(split.len()));
-        }
-    }
-    let lengths = train.lengths();
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
-    fact("training tokens", count(train.tokens()));
-    fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
-    fact(
-        "tokens a row",
-        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
-    );
-    for (label, number) in [
-        ("rows read", report.train.rows),
-        ("rows cut", report.train.truncated),
-        ("rows left out as too long", report.train.too_long),
-        ("rows left out without labels", report.train.unlabeled),
-    ] {
-        fact(label, grouped(number));
-    }
-    for (label, number) in [
-        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
-        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
-        ("rows also in the evaluation rows", report.train.contaminated.rows),
-    ] {
-        if number > 0 {
-            fact(label, grouped(number));
-        }
-    }
-    for (label, text) in scores::facts(dataset) {
-        fact(&label, text);
-    }
-    for share in &report.mix {
-        fact(
-            &format!("rows from {}", share.source),
-            format!("{} of {}", grouped(share.used), grouped(share.available)),
-        );
-    }
-    facts
 }
 
 /// Where event files go.

@@ -38,6 +38,15 @@ impl Dtype {
         }
     }
 
+    /// PyTorch's word for it, as `config.json` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::BF16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
     /// Bytes of one number.
     pub const fn bytes(self) -> usize {
         match self {
@@ -209,6 +218,11 @@ impl Numbers<'_> {
         }
     }
 
+    /// What they take in a file.
+    pub const fn bytes(self) -> u64 {
+        self.dtype().1 * self.len() as u64
+    }
+
     const fn dtype(self) -> (&'static str, u64) {
         match self {
             Self::F32(_) | Self::Fetched(_, Dtype::F32) => ("F32", 4),
@@ -295,8 +309,8 @@ pub fn write_numbers_with(
     }
     let mut at = 0;
     for (name, shape, values) in &sorted {
-        let (dtype, bytes) = values.dtype();
-        let end = at + bytes * values.len() as u64;
+        let dtype = values.dtype().0;
+        let end = at + values.bytes();
         let tensor = TensorInfo { dtype: dtype.into(), shape: shape.clone(), data_offsets: (at, end) };
         let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
         if twice || shape.iter().product::<usize>() != values.len() {
