@@ -234,6 +234,12 @@ rank-test:
     shim/gloo/build
     cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi torchrun
 
+# holds every strategy's curve over fifty steps against that of one process (about ten minutes)
+[group('develop')]
+rank-curves:
+    shim/gloo/build
+    cargo test --locked --test it -- --ignored --nocapture over_fifty_steps
+
 # NCCL on the GPUs of this machine, against a plain oracle
 [group('develop')]
 gpu-test:

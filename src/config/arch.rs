@@ -308,6 +308,11 @@ impl Arch {
         }
     }
 
+    /// Whether the head multiplies by the embedding's matrix.
+    pub const fn ties_head(&self) -> bool {
+        self.tie_word_embeddings && self.score.is_none()
+    }
+
     /// What rows are padded with in Transformers, which looks for a row's last token that is another: the end of text where
     /// `config.json` names no padding.
     pub fn padding(&self) -> Option<u32> {

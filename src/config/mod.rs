@@ -25,7 +25,7 @@ mod yaml;
 
 pub use arguments::Arguments;
 pub use choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Sharding, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
 pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};

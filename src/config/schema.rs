@@ -4,7 +4,7 @@ use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
     InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend,
-    Resume, SaveStrategy, Strategy, TargetModules, Task, Truncation,
+    Resume, SaveStrategy, Sharding, Strategy, TargetModules, Task, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::foreign::{Inline, Switch};
@@ -358,12 +358,18 @@ section! {
         fsdp: Switch = Switch::default();
         /// With `fsdp`: its settings as Transformers has them, a JSON file or a mapping.
         fsdp_config: Inline = Inline::default();
-        /// With `strategy: dp`: how many ranks.
+        /// With `strategy: fsdp`: what ranks keep of the weights.
+        fsdp_sharding_strategy: Sharding = Sharding::FullShard;
+        /// How many ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` where
+        /// no launcher has started processes.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
         /// What carries the bytes between ranks that are processes.
         ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
+        /// Sum gradients over ranks after every pass and not once a step, as `zero2` does: float additions are then in its
+        /// order, so that `ddp` gives its bits for any `grad_accum`.
+        reduce_every_pass: bool = false;
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.
         ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
         /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
@@ -461,6 +467,9 @@ section! {
         run_name: Option<String> = None;
         /// Write `report.html` at the end.
         report: bool = true;
+        /// The optimizer step of which rank 0 tells what it did when: passes, and the summing of gradients over ranks
+        /// (`docs/distributed.md`).
+        timeline_step: Option<u64> = None, range Range::at_least(1.0);
     }
 }
 

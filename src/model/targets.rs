@@ -360,7 +360,7 @@ impl Targets {
         let shared =
             ["lm_head", "model.embed_tokens"].into_iter().find(|name| saved.iter().any(|module| module == name));
         match shared {
-            Some(name) if arch.tie_word_embeddings && arch.score.is_none() => Err(Error::config(format!(
+            Some(name) if arch.ties_head() => Err(Error::config(format!(
                 "{}.modules_to_save: not yet: {name} of a model that shares its embedding with its head",
                 self.section()
             ))

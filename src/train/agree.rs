@@ -11,6 +11,9 @@ use crate::error::{Error, Result};
 
 /// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
 const MEETING: &[&str] = &[
+    "train.strategy",
+    "train.fsdp_sharding_strategy",
+    "train.reduce_every_pass",
     "train.logging_steps",
     "train.replica_check_steps",
     "train.ddp_bucket_cap_mb",
@@ -51,8 +54,10 @@ impl Session<'_> {
         claims.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
         let meeting = self.prepared.settings.iter().filter(|setting| MEETING.contains(&&*setting.key));
         claims.extend(meeting.map(|setting| (setting.key.clone(), words(&setting.value))));
-        let start = format!("hash {:016x}", hash(bytes::of(self.model.params.values())));
-        claims.insert("starting values".into(), start);
+        if !self.sharing.shares_values() {
+            let start = format!("hash {:016x}", hash(bytes::of(self.model.params.values())));
+            claims.insert("starting values".into(), start);
+        }
         claims.insert("number of steps".into(), self.prepared.batches.total_steps.to_string());
         claims.insert("step to start from".into(), self.state.step.to_string());
         compare(&*self.comm, &claims)

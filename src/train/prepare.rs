@@ -495,8 +495,10 @@ impl Prepared {
         }
         let state = human_bytes(self.optimizer.state + self.optimizer.average);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
-        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        if self.optimizer.saving > 0 {
+        let shared = budget::way(&self.config, self.ranks.0).strategy.shards_optimizer();
+        let among = if shared { format!(", shared among {} ranks", self.ranks.0) } else { String::new() };
+        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", train.optim)));
+        if self.optimizer.saving > 0 && !shared {
             let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(self.optimizer.saving));
             facts.push(("checkpoint copy".to_owned(), text));
         }

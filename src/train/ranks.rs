@@ -71,7 +71,12 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
                 format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
-        (Strategy::Auto | Strategy::Ddp, Some(launch)) => {
+        (_, Some(launch)) if train.dp_ranks.is_some() => {
+            let Launch { launcher, world, .. } = launch;
+            let message = format!("train.dp_ranks makes ranks as threads, but {launcher} has started {}", world.size);
+            Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
+        }
+        (_, Some(launch)) => {
             let carrier = carrier(train.ddp_backend)?;
             let name = match carrier {
                 Carrier::Gloo => "gloo",
@@ -80,19 +85,21 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             };
             let meeting = Meeting::join(launch)?;
             let World { size, local_size, .. } = launch.world;
+            let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(
-                "ddp: {size} processes over {name}, {local_size} on this machine, started by {}, meeting at {}",
+                "{strategy}: {size} processes over {name}, {local_size} on this machine, started by {}, meeting at {}",
                 launch.launcher,
                 meeting.store.host()
             );
             Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting, carrier) }])
         }
-        (Strategy::Dp, None) => {
-            let size = train.dp_ranks.ok_or_else(|| {
-                Error::config("train.strategy: dp needs train.dp_ranks")
-                    .hint("set it to the number of ranks; each is a thread with its share of the cores")
-            })?;
-            let described = format!("dp: {size} ranks as threads of one process");
+        (Strategy::Dp, None) if train.dp_ranks.is_none() => {
+            Err(Error::config("train.strategy: dp needs train.dp_ranks")
+                .hint("set it to the number of ranks; each is a thread with its share of the cores"))
+        }
+        (strategy, None) if strategy != Strategy::Single && train.dp_ranks.is_some() => {
+            let size = train.dp_ranks.unwrap_or(1);
+            let described = format!("{}: {size} ranks as threads of one process", train.strategy);
             let seat = |rank: Threads| Seat {
                 world: rank.world(),
                 described: described.clone(),
@@ -101,12 +108,8 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             };
             Ok(threads::world(size, limits).into_iter().map(seat).collect())
         }
-        (strategy @ (Strategy::Zero1 | Strategy::Zero2 | Strategy::Zero3 | Strategy::Fsdp), _) => {
-            let message = format!("train.strategy: {strategy} is not yet part of this version");
-            Err(Error::config(message).hint("train.strategy: ddp trains the same with a whole copy on each rank"))
-        }
-        (Strategy::Ddp, None) => Ok(alone("ddp without a launcher: one process")),
         (Strategy::Auto | Strategy::Single, None) => Ok(alone("one process")),
+        (strategy, None) => Ok(alone(&format!("{strategy} without a launcher: one process"))),
     }
 }
 
@@ -201,6 +204,21 @@ pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Re
     }
     Err(Error::numeric(format!("after step {step} the trained values of {} are not those of the others", ranks(&odd)))
         .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
+}
+
+/// Lets a rank that has no room for something end all of them at the same place.
+///
+/// # Errors
+/// `failed`, or [`crate::Kind::Memory`] where it is another rank's; [`crate::Kind::Peer`].
+pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
+    let short = comm.collect(&[u64::from(failed.is_some())])?;
+    let others: Vec<usize> = (0..short.len()).filter(|&rank| short[rank] > 0).collect();
+    match failed {
+        Some(error) => Err(error),
+        None if others.is_empty() => Ok(()),
+        None => Err(Error::memory(format!("{} had no room for a validation", ranks(&others)))
+            .hint("that rank says more; all of them have ended at the same place")),
+    }
 }
 
 impl Session<'_> {

@@ -2,12 +2,13 @@
 use std::path::Path;
 
 use super::progress::Observer;
+use super::ranks;
 use super::session::{Session, Validation};
 use crate::checkpoint::finished::score_head;
 use crate::config::arch::{Arch, ScoreHead};
 use crate::config::{Config, Labels, Task};
 use crate::data::{self, Dataset};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::eval::metrics::scored::{self, Bootstrap, Scored};
 use crate::plan::grouped;
 
@@ -76,16 +77,24 @@ impl Session<'_> {
         let Some(count) = self.prepared.dataset.validation.as_ref().map(data::Split::len) else { return Ok(None) };
         let (at_once, world) = (self.prepared.config.train.eval_batch_size, self.comm.world());
         let mut outputs = vec![0.0f32; count * head.outputs()];
-        let mut gave_up = [0u64];
+        let (mut gave_up, mut failed) = ([0u64], None);
         for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
             if self.stop.requested().is_some() {
                 gave_up = [1];
                 break;
             }
             let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
-            let found = self.scores_within(&rows)?;
+            let found = match self.scores_within(&rows) {
+                Err(error) if error.kind() == Kind::Memory => {
+                    failed = Some(error);
+                    break;
+                }
+                found => found?,
+            };
             outputs[start * head.outputs()..][..found.len()].copy_from_slice(&found);
         }
+        self.model.stand_by()?;
+        ranks::all_have_room(&*self.comm, failed)?;
         self.comm.all_reduce(&mut gave_up)?;
         self.agree_on_passes()?;
         if gave_up != [0] {

@@ -141,6 +141,7 @@ fn contradictions_name_both_keys_and_their_sources() {
     for (text, first, second) in [
         ("train: {load_best_model_at_end: true}", "load_best_model_at_end", "eval_strategy"),
         ("train: {dp_ranks: 2}", "dp_ranks", "strategy"),
+        ("train: {strategy: zero3, fsdp_sharding_strategy: no_shard}", "fsdp_sharding_strategy", "strategy"),
         ("train: {early_stopping_patience: 2}", "early_stopping_patience", "eval_strategy"),
         ("train: {eval_strategy: epoch}\ndata: {train_path: x}", "eval_strategy", "val_path"),
         ("train: {eval_strategy: steps}\ndata: {split: 0.1}", "eval_strategy", "eval_steps"),

@@ -28,7 +28,7 @@ fn codes_scales_and_numbers_are_those_of_bitsandbytes_to_the_bit() {
                     assert_eq!(bits(scales), bits(golden.floats(&format!("{what}.absmax"))), "{what}");
                 }
                 Scales::Nested(nested) => {
-                    assert_eq!(nested.codes, golden.bytes(&format!("{what}.absmax")), "{what} scales");
+                    assert_eq!(&*nested.codes, golden.bytes(&format!("{what}.absmax")), "{what} scales");
                     assert_eq!(bits(&nested.absmax), bits(golden.floats(&format!("{what}.nested_absmax"))), "{what}");
                     assert_eq!(bits(&[nested.offset]), bits(golden.floats(&format!("{what}.offset"))), "{what} offset");
                     assert_eq!(bits(&nested.map[..]), bits(golden.floats("nested_quant_map")));
@@ -83,7 +83,7 @@ fn every_matrix_of_the_second_set_is_coded_and_widened_to_the_bit() {
             match coded.scales() {
                 Scales::Plain(scales) => assert_eq!(bits(scales), bits(golden.floats(&what("absmax"))), "{name}"),
                 Scales::Nested(nested) => {
-                    assert_eq!(nested.codes, golden.bytes(&what("absmax")), "{name}");
+                    assert_eq!(&*nested.codes, golden.bytes(&what("absmax")), "{name}");
                     assert_eq!(bits(&nested.absmax), bits(golden.floats(&what("nested_absmax"))), "{name}");
                     assert_eq!(bits(&[nested.offset]), bits(golden.floats(&what("offset"))), "{name}");
                     assert_eq!(bits(&nested.map[..]), bits(golden.floats("nested_quant_map")), "{name}");

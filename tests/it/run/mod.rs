@@ -13,4 +13,5 @@ mod ranks;
 mod recipes;
 mod refusals;
 mod resume;
+mod sharing;
 mod signals;
