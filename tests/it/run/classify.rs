@@ -198,15 +198,18 @@ fn a_classifier_resumes_to_the_bit_and_its_ranks_train_one_curve() {
     let cells: Vec<Vec<u64>> = serde_json::from_value(evaluations[0]["eval_confusion"].clone()).unwrap();
     assert_eq!(cells.iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), [8, 2, 2], "the split is stratified");
 
-    let words = ["train.strategy=dp", "train.dp_ranks=2", "train.grad_accum=1"];
-    let output = train(&config, &[&[to("ranks").as_str()], &words[..]].concat());
-    assert!(output.status.success(), "{}", said(&output));
-    let (steps, evaluations_of_ranks) = metrics(&fixture.path("ranks"));
-    for (one, other) in metrics(&fixture.path("whole")).0.iter().zip(&steps) {
-        let (one, other) = (one["loss"].as_f64().unwrap(), other["loss"].as_f64().unwrap());
-        assert!((one - other).abs() < 1e-5 * one.abs().max(1.0), "{one} {other}");
+    for strategy in ["dp", "zero3"] {
+        let strategy_word = format!("train.strategy={strategy}");
+        let words = [&to(strategy), &strategy_word, "train.dp_ranks=2", "train.grad_accum=1"];
+        let output = train(&config, &words);
+        assert!(output.status.success(), "{strategy}: {}", said(&output));
+        let (steps, of_ranks) = metrics(&fixture.path(strategy));
+        for (one, other) in metrics(&fixture.path("whole")).0.iter().zip(&steps) {
+            let (one, other) = (one["loss"].as_f64().unwrap(), other["loss"].as_f64().unwrap());
+            assert!((one - other).abs() < 1e-5 * one.abs().max(1.0), "{strategy}: {one} {other}");
+        }
+        assert_eq!(evaluations[1]["eval_confusion"], of_ranks[1]["eval_confusion"], "{strategy}");
     }
-    assert_eq!(evaluations[1]["eval_confusion"], evaluations_of_ranks[1]["eval_confusion"]);
 
     // Other labels, or weights, are another run.
     let refused = train(&config, &[&to("halves"), "--resume", "TRAIN_MAX_STEPS=8", "train.class_weights=none"]);
