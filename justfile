@@ -46,7 +46,7 @@ install *ARGS:
     start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
-# runs a small example, under a minute each: just example chat | instruction | tools | dapt | freeze | continue
+# runs a small example, under a minute each: just example chat | instruction | tools | dapt | classification | freeze | continue
 [group('start here')]
 [no-exit-message]
 @example NAME *ARGS: _build
@@ -255,6 +255,11 @@ check:
 [group('develop')]
 test *ARGS:
     cargo test --locked "$@"
+
+# holds the classification example against the same run in PyTorch, and what it wrote against Transformers and PEFT (scripts/golden/requirements.txt)
+[group('develop')]
+classify-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/classify_check.py --tunesmith "{{ tunesmith }}" "$@"
 
 # kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
 [group('develop')]

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
+use crate::checkpoint::finished::score_head;
 use crate::checkpoint::peft;
 use crate::config::arch::Arch;
 use crate::config::{Config, Flag, InitLora, Mode, Quantization, is_hub_name};
@@ -160,6 +161,9 @@ impl AskArgs {
                 .hint("take the run's adapter/ folder, which is plain LoRA"));
             }
             arch.grow(own.trained_tokens.clone());
+            if arch.score.is_none() {
+                arch.score = score_head(dir)?;
+            }
             if own.targets.feedforward.is_some() {
                 config.tuning.mode = Mode::Ia3;
                 config.tuning.ia3 = own.ia3_config(&arch)?;
@@ -370,7 +374,7 @@ impl Asker {
                 }
             }
             Row::Completion { prompt, .. } | Row::Text(prompt) => self.plain(&prompt),
-            Row::Tokens { .. } => Err(Error::data("the row is tokenized, expected text")),
+            Row::Tokens { .. } | Row::Labeled { .. } => Err(Error::data("the row is tokenized, expected text")),
         }
     }
 }

@@ -5,14 +5,15 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::args::ConfigArgs;
+use super::classify;
 use super::data::Bar;
 use super::download::Downloads;
 use super::terminal::{print, print_note, print_text};
 use crate::checkpoint::atomic;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
-use crate::config::Config;
 use crate::config::arch::Arch;
+use crate::config::{Config, Task};
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
@@ -29,39 +30,39 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    pub(super) config: ConfigArgs,
     /// Ask this checkpoint, adapter or model, and the base beside it, instead of the run's result
     #[arg(long, value_name = "DIR", conflicts_with_all = ["base", "compare"])]
-    checkpoint: Option<PathBuf>,
+    pub(super) checkpoint: Option<PathBuf>,
     /// Ask the base model alone
     #[arg(long, conflicts_with = "compare")]
-    base: bool,
+    pub(super) base: bool,
     /// Ask these two, the second against the first: folders, or the words `base` and `tuned`
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
-    compare: Vec<String>,
+    pub(super) compare: Vec<String>,
     /// Do not ask the base beside the tuned model
     #[arg(long, conflicts_with_all = ["base", "compare"])]
-    alone: bool,
+    pub(super) alone: bool,
     /// The rows: `val` or `test` (the default is the first that there is)
     #[arg(long, value_name = "val|test")]
-    split: Option<String>,
+    pub(super) split: Option<String>,
     /// Ask only so many rows, the first ones
     #[arg(long, value_name = "N")]
-    rows: Option<usize>,
+    pub(super) rows: Option<usize>,
     /// The folder for metrics.json, samples.jsonl and report.html (`eval` in the output folder of the run)
     #[arg(long, value_name = "DIR")]
-    output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
 }
 
 /// A model to ask.
-enum Which {
+pub(super) enum Which {
     Base,
     Tuned,
     Dir(PathBuf),
 }
 
 impl Which {
-    fn parse(word: &str) -> Self {
+    pub(super) fn parse(word: &str) -> Self {
         match word {
             "base" => Self::Base,
             "tuned" => Self::Tuned,
@@ -69,7 +70,7 @@ impl Which {
         }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::Base => "base".into(),
             Self::Tuned => "tuned".into(),
@@ -103,6 +104,9 @@ struct Told {
 /// Those of reading the configuration, the data and the models; [`crate::Kind::Config`]: no held-out rows.
 pub fn run(args: &Args) -> Result<()> {
     let mut config = args.config.load(&[])?.config;
+    if config.task() != Task::CausalLm {
+        return classify::eval(args, config);
+    }
     let downloads = Downloads::default();
     let base = hub::model_dir(&config.model, Part::Whole, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;
@@ -167,13 +171,14 @@ pub fn run(args: &Args) -> Result<()> {
     facts.push(("time".into(), human_seconds(seconds)));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
-    let page = Page { title: &title, asked: &asked, differences: &differences, rows: &rows, facts: &facts };
+    let page =
+        Page { title: &title, asked: &asked, differences: &differences, pictures: &[], rows: &rows, facts: &facts };
     atomic::replace_file(&RealDisk, &target.join("report.html"), &answers::render(&page))?;
     print(&(table(&asked, &differences) + &format!("report          {}\n", target.join("report.html").display())))
 }
 
 /// The held-out rows.
-fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(&'static str, &'a Split)> {
+pub(super) fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(&'static str, &'a Split)> {
     let (validation, test) = (("validation", dataset.validation.as_ref()), ("test", dataset.test.as_ref()));
     let candidates = match name {
         None => vec![validation, test],
@@ -191,7 +196,7 @@ fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(&'static str,
 }
 
 /// The folder of a model to ask.
-fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
+pub(super) fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
     let dir = match which {
         Which::Base => return Ok(base.to_owned()),
         Which::Tuned => {
@@ -300,7 +305,7 @@ impl Exam<'_> {
     }
 }
 
-fn score_json(score: &Score) -> (String, Value) {
+pub(super) fn score_json(score: &Score) -> (String, Value) {
     let (low, high) = score.interval.unzip();
     (score.name.clone(), json!({ "value": score.value, "low": low, "high": high }))
 }
@@ -319,14 +324,7 @@ fn write_metrics(
             (model.name.clone(), json!({ "path": model.origin, "scores": scores }))
         })
         .collect();
-    let differences: Map<String, Value> = differences
-        .iter()
-        .map(|difference| {
-            let (low, high) = difference.interval.unzip();
-            let by = difference.second - difference.first;
-            (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
-        })
-        .collect();
+    let differences: Map<String, Value> = differences.iter().map(difference_json).collect();
     let all = json!({
         "split": split,
         "rows": rows,
@@ -340,9 +338,18 @@ fn write_metrics(
     atomic::replace_file(&RealDisk, path, &format!("{all:#}\n"))
 }
 
+/// A difference of two models' scores.
+pub(super) fn difference_json(difference: &Difference) -> (String, Value) {
+    let (low, high) = difference.interval.unzip();
+    let by = difference.second - difference.first;
+    (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
+}
+
 /// The scores as a table.
-fn table(asked: &[Asked], differences: &[Difference]) -> String {
-    let mut text = format!("{:16}", "");
+pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
+    let names = asked.iter().flat_map(|model| &model.scores).map(|score| score.name.chars().count() + 2);
+    let left = names.fold(16, usize::max);
+    let mut text = format!("{:left$}", "");
     let width = asked.iter().map(|model| model.name.chars().count() + 2).fold(14, usize::max);
     for model in asked {
         let _ = write!(text, "{:>width$}", model.name); // a String never fails
@@ -350,7 +357,7 @@ fn table(asked: &[Asked], differences: &[Difference]) -> String {
     text += if differences.is_empty() { "\n" } else { "    difference (range)\n" };
     let Some(first) = asked.first() else { return text };
     for (index, score) in first.scores.iter().enumerate() {
-        let _ = write!(text, "{:16}", score.name);
+        let _ = write!(text, "{:left$}", score.name);
         for score in asked.iter().filter_map(|model| model.scores.get(index)) {
             let _ = write!(text, "{:>width$.4}", score.value);
         }

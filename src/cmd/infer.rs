@@ -11,6 +11,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::asking::{AskArgs, Asker};
+use super::classify;
 use super::terminal::{print, print_note};
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
@@ -131,6 +132,9 @@ fn single(args: &Args) -> Result<()> {
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
     let asker = args.ask.open()?;
+    if let Some(head) = &asker.model.arch.score {
+        return classify::infer(&asker, head, args.ask.system.as_deref(), &prompt, args.json);
+    }
     let tokens = asker.turn(args.ask.system.as_deref(), &prompt)?;
     let never = AtomicBool::new(false);
     let mut shower = Shower::new(&asker, !args.json, &never);
@@ -260,6 +264,9 @@ impl Watcher for Writer<'_> {
 
 fn batch(ask: &AskArgs, rows: &[Value], done: usize, out: &Path, input: &Path) -> Result<()> {
     let asker = ask.open()?;
+    if let Some(head) = &asker.model.arch.score {
+        return classify::infer_file(&asker, head, rows, out, input);
+    }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
     // All prompts first: a row that cannot be asked is refused before the first answer.
     let prompts = rows

@@ -6,6 +6,7 @@ pub mod args;
 mod asking;
 pub mod bench;
 pub mod chat;
+mod classify;
 pub mod config;
 pub mod data;
 pub mod devices;

@@ -79,6 +79,16 @@ fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
 }
 
 choices! {
+    /// What the model learns to say of a row.
+    Task {
+        /// The tokens that follow.
+        CausalLm = "causal_lm",
+        /// Which of some labels it has.
+        Classification = "classification",
+        /// A number.
+        Regression = "regression",
+    };
+
     /// Where the base model's weights come from.
     Init {
         /// From the model folder's safetensors.

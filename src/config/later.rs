@@ -49,7 +49,7 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ),
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
-    ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
+    ("tuning.lora.task_type", "the task says it: set task, and remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),
     (

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::encode::{EncodeOptions, Encoder, Outcome};
 use super::inputs::{Input, Inputs};
+use super::labels::{self, Class};
 use super::report::{Counts, Report, Share};
 use super::row::Form;
 use super::sampler::{Sampler, SamplerOptions};
@@ -16,7 +17,8 @@ use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
 use super::walk::Walker;
 use super::{clock, contamination, dedupe, mix};
-use crate::config::{Config, Contamination, Dedupe, Truncation};
+use crate::config::arch::Arch;
+use crate::config::{Config, Contamination, Dedupe, Task, Truncation};
 use crate::error::{Error, Result};
 
 /// Is told how far a long piece of work has come.
@@ -59,6 +61,8 @@ pub struct Dataset {
     pub tokenizer_fingerprint: String,
     /// The files that it was read from.
     pub inputs: Inputs,
+    /// The labels of a classification, in the order of their numbers; empty for other tasks.
+    pub classes: Vec<Class>,
 }
 
 impl Dataset {
@@ -133,10 +137,18 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         vocab_size,
         min_length: data.min_length,
         max_length: data.max_length,
+        task: config.task(),
+        padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
+    let names = match config.task() {
+        Task::Classification if data.labels.0.is_empty() => labels::found(config, progress)?,
+        Task::Classification => data.labels.0.clone(),
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
+    let numbers = names.iter().cloned().zip(0..).collect();
     let threads = threads(config)?;
     let loader = Loader {
-        encoder: Encoder { tokenizer, template, options },
+        encoder: Encoder { tokenizer, template, options, labels: numbers },
         config,
         walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
         cache_dir: data.cache_dir.clone().or_else(tokens::default_dir),
@@ -155,7 +167,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         Ok((Some(Split::of(vec![Arc::new(tokens)])), Some(counts)))
     };
     let (mut validation, validation_counts) = optional("validation", inputs.validation.as_ref())?;
-    let (test, test_counts) = optional("test", inputs.test.as_ref())?;
+    let (mut test, test_counts) = optional("test", inputs.test.as_ref())?;
     loader.refuse_unusable("train", &inputs.train, &report.train)?;
 
     match data.dedupe {
@@ -172,7 +184,10 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         if pool.len() < 2 {
             return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", pool.len())));
         }
-        validation = Some(pool.take_share(data.split, data_seed(config)));
+        validation = Some(match config.task() {
+            Task::Classification => pool.take_share_of_each(data.split, data_seed(config), names.len())?,
+            Task::CausalLm | Task::Regression => pool.take_share(data.split, data_seed(config)),
+        });
         if pool.is_empty() {
             return Err(Error::data(format!("data.split={} leaves no row to train on", data.split)));
         }
@@ -186,7 +201,14 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
                 .hint("check data.val_path and test_path, or set data.contamination: warn"));
         }
     }
-    let train = loader.mix(pool, &inputs.train, &mut report);
+    let mut train = loader.mix(pool, &inputs.train, &mut report);
+    let classes = match config.task() {
+        Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
+    for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
+        split.class_weights = labels::weights(&classes);
+    }
 
     let mut hasher = blake3::Hasher::new();
     train.hash_into(&mut hasher);
@@ -198,6 +220,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     report.from_cache = !loader.missed.get();
     report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
     report.warnings = loader.warnings.take();
+    report.warnings.extend(labels::warnings(&classes));
     let sets =
         [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];
     for (set, counts) in sets {
@@ -215,7 +238,18 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
             template.origin()
         ));
     }
-    Ok(Dataset { train, validation, test, tokenizer, template, report, fingerprint, tokenizer_fingerprint, inputs })
+    Ok(Dataset {
+        train,
+        validation,
+        test,
+        tokenizer,
+        template,
+        report,
+        fingerprint,
+        tokenizer_fingerprint,
+        inputs,
+        classes,
+    })
 }
 
 /// The forms that the first rows of each file show.
@@ -376,7 +410,7 @@ impl Loader<'_> {
         }
         let order = mix::order(&sizes, &counts, data_seed(self.config));
         let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
-        Split { rows, sets: pool.sets }
+        Split { rows, sets: pool.sets, class_weights: None }
     }
 
     /// What the tokens of a text depend on, besides the options.
@@ -399,6 +433,7 @@ impl Loader<'_> {
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());
+        hasher.update(format!("{:?}", self.encoder.labels).as_bytes());
         source::hash_files(&input.paths, &mut hasher)?;
         Ok(hasher.finalize())
     }

@@ -16,6 +16,8 @@ pub mod encode;
 mod inputs;
 mod isolate;
 mod jinja;
+pub mod labeled;
+pub mod labels;
 pub mod mask;
 mod messages;
 mod minhash;

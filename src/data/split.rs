@@ -23,6 +23,8 @@ pub struct RowId {
 pub struct Split {
     pub(super) sets: Vec<Arc<TokenSet>>,
     pub(super) rows: Vec<RowId>,
+    /// What rows count by the class that they are of; nothing where all count alike.
+    pub(super) class_weights: Option<Arc<[f32]>>,
 }
 
 impl Split {
@@ -44,7 +46,7 @@ impl Split {
     pub(super) fn of(sets: Vec<Arc<TokenSet>>) -> Self {
         let rows =
             sets.iter().zip(0..).flat_map(|(set, number)| set.usable().map(move |row| RowId { set: number, row }));
-        Self { rows: rows.collect(), sets }
+        Self { rows: rows.collect(), sets, class_weights: None }
     }
 
     /// How many examples.
@@ -101,10 +103,31 @@ impl Split {
     /// # Errors
     /// As [`Self::example`].
     pub fn prompt(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
-        let Example { input_ids, labels } = self.example(index)?;
+        let Example { input_ids, mut labels } = self.example(index)?;
+        // A label of the whole row is no answer.
+        labels.truncate(input_ids.len());
         let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
         let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
         Ok((input_ids[..start].to_vec(), input_ids[start..end].to_vec()))
+    }
+
+    /// The label that an example has as a whole: a class, or the bits of a number.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn target(&self, index: usize) -> Result<Option<i32>> {
+        let (set, row) = self.at(index);
+        set.target(row)
+    }
+
+    /// The label that an example has as a whole, and what its loss counts; nothing without such a label.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn labelled(&self, index: usize) -> Result<Option<(i32, f32)>> {
+        let batch = self.batch([index])?;
+        let end = batch.tokens.len().saturating_sub(1);
+        Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
     }
 
     /// The batch of the given examples, each a sequence of its own.
@@ -117,7 +140,9 @@ impl Split {
             let (set, row) = self.at(index);
             let (example, weight) = set.read(row)?;
             batch.push(&example.input_ids, &example.labels);
-            batch.weigh_last(weight);
+            let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
+            let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
+            batch.weigh_last(weight * of_class.unwrap_or(&1.0));
         }
         Ok(batch)
     }
@@ -144,9 +169,47 @@ impl Split {
         let count = ((self.len() as f64 * share).round() as usize).max(1).min(self.len());
         let mut order: Vec<u32> = (0..self.len() as u32).collect();
         shuffle(&mut order, seed, STREAM);
+        self.take(order[..count].iter().copied())
+    }
+
+    /// As [`Self::take_share`], the same share of each class (stratified). What does not come out even goes to the classes with the
+    /// largest remainders; the last row of a class stays.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn take_share_of_each(&mut self, share: f64, seed: u64, classes: usize) -> Result<Self> {
+        const STREAM: u64 = u64::MAX - 1;
+        let mut of_class: Vec<Vec<u32>> = vec![Vec::new(); classes];
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        shuffle(&mut order, seed, STREAM);
+        for index in order {
+            if let Some(rows) = self.target(index as usize)?.and_then(|class| of_class.get_mut(class as usize)) {
+                rows.push(index);
+            }
+        }
+        let count = ((self.len() as f64 * share).round() as usize).max(1);
+        let exact: Vec<f64> = of_class.iter().map(|rows| rows.len() as f64 * share).collect();
+        let most = |class: usize| of_class[class].len().saturating_sub(1);
+        let mut counts: Vec<usize> = (0..classes).map(|class| (exact[class] as usize).min(most(class))).collect();
+        let mut by_rest: Vec<usize> = (0..classes).collect();
+        by_rest.sort_by(|&one, &other| exact[other].fract().total_cmp(&exact[one].fract()).then(one.cmp(&other)));
+        let mut missing = count.saturating_sub(counts.iter().sum());
+        for class in by_rest {
+            if missing > 0 && counts[class] < most(class) {
+                counts[class] += 1;
+                missing -= 1;
+            }
+        }
+        let taken: Vec<u32> =
+            of_class.iter().zip(counts).flat_map(|(rows, count)| rows[..count].iter().copied()).collect();
+        Ok(self.take(taken))
+    }
+
+    /// Takes examples out; both parts keep their order.
+    fn take(&mut self, indices: impl IntoIterator<Item = u32>) -> Self {
         let mut goes = vec![false; self.len()];
-        order[..count].iter().for_each(|&index| goes[index as usize] = true);
-        let mut taken = Vec::with_capacity(count);
+        indices.into_iter().for_each(|index| goes[index as usize] = true);
+        let mut taken = Vec::new();
         let mut fates = goes.into_iter();
         self.rows.retain(|&row| {
             let goes = fates.next() == Some(true);
@@ -155,7 +218,7 @@ impl Split {
             }
             !goes
         });
-        Self { sets: self.sets.clone(), rows: taken }
+        Self { sets: self.sets.clone(), rows: taken, class_weights: None }
     }
 
     /// Hashes what the examples are: the sets' content, and which rows of them.

@@ -6,11 +6,11 @@ use super::machine::{Machine, peak_bytes};
 use super::metrics::{self, Line, StepLine};
 use super::prepare::{self, Prepared};
 use super::progress::Event;
-use super::report::{self, Outcome, Report, Sample, SettingRow, exact_matches};
+use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 use super::run::Summary;
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{load, output, save};
+use super::{facts, load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
 use crate::comm::meet::ranks;
@@ -39,7 +39,10 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
 
     let asking = Instant::now();
     let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
-    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?;
+    let questions = match &prepared.arch.score {
+        None => Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?,
+        Some(_) => Questions::none(&prepared.dataset, config),
+    };
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
@@ -207,13 +210,19 @@ impl Ending<'_> {
                     (true, []) => "the base with resize_token_embeddings to the new tokenizer",
                     (false, []) => "base",
                 };
+                let base = if self.prepared.arch.score.is_some() {
+                    format!("{base} as AutoModelForSequenceClassification with this folder's config")
+                } else {
+                    base.to_owned()
+                };
                 fact("use it", format!("PEFT: PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 fact("train on", format!("tuning.adapter={}", self.weights.display()));
             }
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                fact("use it", format!("Transformers: AutoModelForCausalLM.from_pretrained(\"{dir}\")"));
+                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                fact("use it", format!("Transformers: AutoModelFor{class}.from_pretrained(\"{dir}\")"));
             }
         }
         if config.logging.report {
@@ -263,14 +272,32 @@ impl Ending<'_> {
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: self.lines.clone(),
-            data: prepare::data_facts(&self.prepared.dataset),
+            data: facts::of_data(&self.prepared.dataset),
             lengths,
             samples,
+            confusion: self.confusion(),
             plan,
             settings: self.resolved.settings.iter().map(setting).collect(),
             machine: Machine::detect(),
             facts,
         }
+    }
+
+    /// The confusion of the weights that the run ends with.
+    fn confusion(&self) -> Option<Confusion> {
+        let best = best_of(&self.state).filter(|_| self.resolved.config.train.load_best_model_at_end);
+        let evaluations = self.lines.iter().filter_map(|line| match line {
+            Line::Eval(line) => Some(line),
+            Line::Step(_) => None,
+        });
+        let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
+        let labels = self.prepared.arch.score.as_ref()?.labels.clone();
+        let cells = line.eval_confusion.clone();
+        (cells.len() == labels.len() && !cells.is_empty()).then_some(Confusion {
+            title: format!("Validation rows after step {}", line.step),
+            labels,
+            cells,
+        })
     }
 
     fn cards(&self, summary: &Summary) -> Vec<(String, String, String)> {

@@ -37,6 +37,11 @@ impl<'a> Questions<'a> {
         Ok(Self { dataset, config, stop_ids, rows })
     }
 
+    /// No questions: of a model that gives no answers.
+    pub const fn none(dataset: &'a Dataset, config: &'a Config) -> Self {
+        Self { dataset, config, stop_ids: Vec::new(), rows: Vec::new() }
+    }
+
     /// Whether there is nothing to ask.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()

@@ -275,7 +275,7 @@ impl Session<'_> {
         let found = self.published(|session, _| session.validate())?;
         // Validation rows may be longer than any to train on: what was sized for them goes.
         self.model.release();
-        let Some((loss, label_tokens, scores)) = found else { return Ok(()) };
+        let Some(Validation { loss, label_tokens, mut scores, confusion }) = found else { return Ok(()) };
         let step = self.state.step;
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
@@ -286,6 +286,8 @@ impl Session<'_> {
             let [value] = value;
             judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
         };
+        // What these rows leave undefined JSON has no word for.
+        scores.retain(|_, score| score.is_finite());
         let line = EvalLine {
             step,
             epoch: self.state.epoch,
@@ -294,6 +296,7 @@ impl Session<'_> {
             eval_rows: rows,
             eval_seconds: began.elapsed().as_secs_f64(),
             eval_scores: scores,
+            eval_confusion: confusion,
         };
         self.done.evaluating += began.elapsed();
         self.write(&Line::Eval(line.clone()))?;
@@ -318,10 +321,15 @@ impl Session<'_> {
             _ => return Ok(()),
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
-        let tried = self.loss_within(&(0..rows).collect::<Vec<_>>());
+        let rows: Vec<usize> = (0..rows).collect();
+        let head = self.prepared.arch.score.clone();
+        let tried = match &head {
+            Some(head) => self.try_scores(head, &rows),
+            None => self.loss_within(&rows).map(drop),
+        };
         let failed = match tried {
             Err(error) if error.kind() == Kind::Memory => Some(error),
-            tried => tried.map(|_| None)?,
+            tried => tried.map(|()| None)?,
         };
         self.model.stand_by()?;
         ranks::all_have_room(&*self.comm, failed)?;
@@ -338,17 +346,18 @@ impl Session<'_> {
         Measure::of(self.config()).value(0.0, &scores).map(drop)
     }
 
-    /// The mean loss of the validation split, its label tokens, and the scores of its answers; nothing when the run is
-    /// asked to stop.
-    fn validate(&mut self) -> Result<Option<(f64, u64, Scores)>> {
+    /// The validation split measured; nothing when the run is asked to stop.
+    fn validate(&mut self) -> Result<Option<Validation>> {
+        if let Some(head) = self.prepared.arch.score.clone() {
+            return self.validate_scores(&head);
+        }
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
-        let Some(predictor) = Predictor::new(&self.prepared)? else {
-            return Ok(Some((loss, label_tokens, Scores::new())));
-        };
+        let found = |scores| Some(Validation { loss, label_tokens, scores, confusion: Vec::new() });
+        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(found(Scores::new())) };
         // What the loss was walked in makes room for caches.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop, &*self.comm)?;
-        Ok(scores.map(|scores| (loss, label_tokens, scores)))
+        Ok(scores.and_then(found))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
@@ -400,6 +409,18 @@ impl Session<'_> {
             SaveStrategy::Epoch => self.prepared.batches.ends_epoch(step),
         }
     }
+}
+
+/// What a validation found.
+pub struct Validation {
+    /// The mean loss.
+    pub loss: f64,
+    /// Over so many label tokens.
+    pub label_tokens: u64,
+    /// Of the answers, or of a head of scores.
+    pub scores: Scores,
+    /// `[label][found]` of a classification.
+    pub confusion: Vec<Vec<u64>>,
 }
 
 /// What makes one checkpoint better than another.

@@ -1,6 +1,7 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
 mod checkpoint;
+mod classify;
 mod comm;
 mod config;
 mod data;

@@ -10,6 +10,7 @@ pub mod porter;
 pub mod rouge;
 pub mod sari;
 pub mod schema;
+pub mod scored;
 pub mod scorer;
 pub mod text;
 
@@ -60,9 +61,26 @@ pub struct Difference {
     pub p_value: Option<f64>,
 }
 
+impl Difference {
+    /// From the scores of both, and the second less the first of each replicate.
+    fn of(name: String, (first, second): (f64, f64), mut replicates: Vec<f64>, confidence: f64) -> Self {
+        replicates.retain(|by| by.is_finite());
+        let share =
+            |is: fn(&f64) -> bool| replicates.iter().filter(|by| is(by)).count() as f64 / replicates.len() as f64;
+        let p_value = 2.0 * share(|by| *by <= 0.0).min(share(|by| *by >= 0.0));
+        Self {
+            name,
+            first,
+            second,
+            p_value: (!replicates.is_empty()).then_some(p_value.min(1.0)),
+            interval: interval(replicates, confidence),
+        }
+    }
+}
+
 /// Whether a lower score is a better one.
 pub fn lower_is_better(name: &str) -> bool {
-    matches!(name, "loss" | "perplexity" | "byte_perplexity")
+    matches!(name, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
 /// Which numbers are counted.
@@ -253,19 +271,9 @@ impl Metrics {
             for (index, name) in measure.names().into_iter().enumerate() {
                 let score = |sums: &[f64]| measure.scores(sums, false)[index];
                 let pairs = first.scores(score).into_iter().zip(second.scores(score));
-                let replicates: Vec<f64> =
-                    pairs.map(|(first, second)| second - first).filter(|by| by.is_finite()).collect();
-                let share = |is: fn(&f64) -> bool| {
-                    replicates.iter().filter(|by| is(by)).count() as f64 / replicates.len() as f64
-                };
-                let p_value = 2.0 * share(|by| *by <= 0.0).min(share(|by| *by >= 0.0));
-                differences.push(Difference {
-                    name,
-                    first: score(&first.all),
-                    second: score(&second.all),
-                    p_value: (!replicates.is_empty()).then_some(p_value.min(1.0)),
-                    interval: interval(replicates, self.confidence),
-                });
+                let replicates = pairs.map(|(first, second)| second - first).collect();
+                let both = (score(&first.all), score(&second.all));
+                differences.push(Difference::of(name, both, replicates, self.confidence));
             }
         }
         differences

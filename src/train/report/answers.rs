@@ -45,6 +45,8 @@ pub struct Page<'a> {
     pub asked: &'a [Asked],
     /// Second less first, where there are two.
     pub differences: &'a [Difference],
+    /// Pictures of them, as HTML.
+    pub pictures: &'a [String],
     /// The rows.
     pub rows: &'a [Answered],
     /// What else to know: label and text.
@@ -53,7 +55,7 @@ pub struct Page<'a> {
 
 /// The page.
 pub fn render(page: &Page<'_>) -> String {
-    let Page { title, asked, differences, rows, facts } = page;
+    let Page { title, asked, differences, pictures, rows, facts } = page;
     let title = escape(title);
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -66,6 +68,7 @@ pub fn render(page: &Page<'_>) -> String {
         count = rows.len(),
     );
     scores(&mut out, asked, differences);
+    out.extend(pictures.iter().map(String::as_str));
     out.push_str("<h2>Answers</h2>\n");
     for (index, row) in rows.iter().take(ROWS).enumerate() {
         if index == OPEN {
@@ -227,8 +230,14 @@ mod tests {
         };
         let row =
             Answered { prompt: "<script>".into(), reference: "a b".into(), answers: vec!["a c".into(), "a b".into()] };
-        let page =
-            render(&Page { title: "run", asked: &asked, differences: &[difference], rows: &vec![row; 25], facts: &[] });
+        let page = render(&Page {
+            title: "run",
+            asked: &asked,
+            differences: &[difference],
+            pictures: &[],
+            rows: &vec![row; 25],
+            facts: &[],
+        });
         if let Ok(path) = std::env::var("TUNESMITH_WRITE_EVALUATION") {
             std::fs::write(path, &page).unwrap();
         }
