@@ -117,6 +117,7 @@ pub(super) fn numbers(data: &Dataset) -> Value {
         "template": data.template.as_ref().map(data::ChatTemplate::origin),
         "from_cache": data.report.from_cache,
         "fingerprint": data.fingerprint,
+        "cut": { "texts": data.report.cut.0, "rows": data.report.cut.1 },
         "mix": data.report.mix,
         "warnings": data.report.warnings,
     })
@@ -155,6 +156,10 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     if data.report.templated {
         let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
         let _ = writeln!(text, "chat template: {template}");
+    }
+    let (cut, pieces) = data.report.cut;
+    if cut > 0 {
+        let _ = writeln!(text, "long texts: {cut} cut into {pieces} rows");
     }
     for share in &data.report.mix {
         let weight = share.weight.map_or(String::new(), |weight| format!(", weight {weight}"));

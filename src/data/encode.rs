@@ -68,9 +68,11 @@ impl Encoder {
     /// # Errors
     /// A conversation that the template refuses, plain text without EOS, an id beyond the vocabulary.
     pub fn encode(&self, row: Row) -> Result<Outcome> {
+        // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
+        let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
         let example = self.label(row)?;
         self.check_ids(&example)?;
-        Ok(self.cut(example))
+        Ok(self.cut(example, whole))
     }
 
     fn label(&self, row: Row) -> Result<Example> {
@@ -133,7 +135,7 @@ impl Encoder {
         }
     }
 
-    fn cut(&self, mut example: Example) -> Outcome {
+    fn cut(&self, mut example: Example, whole: bool) -> Outcome {
         let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
         if self.options.min_length.is_some_and(|minimum| length < minimum) {
             return Outcome::BelowMinimum;
@@ -141,10 +143,10 @@ impl Encoder {
         if self.options.max_length.is_some_and(|maximum| length > maximum) {
             return Outcome::AboveMaximum;
         }
-        let truncated = length > limit;
+        let truncated = length > limit && !whole;
         if truncated {
             let kept = match self.options.truncation {
-                Truncation::Right => 0..limit,
+                Truncation::Right | Truncation::Split => 0..limit,
                 Truncation::Left => length - limit..length,
                 Truncation::Drop => return Outcome::TooLong,
             };

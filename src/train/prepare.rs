@@ -533,6 +533,10 @@ pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
             fact(label, grouped(number));
         }
     }
+    let (cut, pieces) = report.cut;
+    if cut > 0 {
+        fact("long texts cut into rows", format!("{} into {}", count(cut), count(pieces)));
+    }
     for share in &report.mix {
         fact(
             &format!("rows from {}", share.source),

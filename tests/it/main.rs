@@ -4,6 +4,8 @@ mod checkpoint;
 mod comm;
 mod config;
 mod data;
+mod documents;
+mod eval;
 mod examples;
 mod export;
 mod generate;
