@@ -294,6 +294,7 @@ impl Session<'_> {
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
         self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        self.agree_on_passes()?;
         let mut scores = self.likelihood(1.0, 1)?;
         if let Some(predictor) = Predictor::new(&self.prepared, self.writes())? {
             let Some(found) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
@@ -361,6 +362,7 @@ impl Session<'_> {
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;
         self.comm.all_reduce(&mut counts)?;
+        self.agree_on_passes()?;
         let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
         let loss = if weight > 0.0 { sum / weight } else { 0.0 };
         Ok((gave_up == 0).then_some((loss, label_tokens)))
