@@ -94,7 +94,7 @@ fn repetitions_are_left_out_and_broken_documents_named() {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, bytes).unwrap();
     };
-    let long: String = (0..80).map(|number| format!("word{number} ")).collect();
+    let long: String = (0..80).map(|number| "word".to_owned() + &number.to_string() + " ").collect();
     write("a.txt", long.as_bytes());
     write("b/copy.md", long.as_bytes());
     write("b/near.txt", (long.clone() + "and one more").as_bytes());
@@ -188,6 +188,13 @@ impl<'a> Zip<'a> {
     }
 }
 
+#[track_caller]
+fn refused(outcome: tunesmith::Result<String>, what: &str) {
+    let error = outcome.expect_err(what);
+    assert_eq!(error.kind(), tunesmith::Kind::Data);
+    assert!(error.message().contains("x.docx") && error.message().contains(what), "{error}");
+}
+
 #[test]
 fn hostile_archives_are_refused_by_name_or_read_and_never_believed() {
     const DOCUMENT: &str = "word/document.xml";
@@ -201,12 +208,6 @@ fn hostile_archives_are_refused_by_name_or_read_and_never_believed() {
         |inner: &str| format!("<w:document><w:body><w:p><w:r><w:t>{inner}</w:t></w:r></w:p></w:body></w:document>");
     let zip = |inner: &str| Zip::deflated(DOCUMENT, std::iter::once(xml(inner).into_bytes()));
     assert_eq!(of(&zip("fine").bytes()).unwrap(), "fine");
-    #[track_caller]
-    fn refused(outcome: tunesmith::Result<String>, what: &str) {
-        let error = outcome.expect_err(what);
-        assert_eq!(error.kind(), tunesmith::Kind::Data);
-        assert!(error.message().contains("x.docx") && error.message().contains(what), "{error}");
-    }
     refused(of(b""), "broken zip archive");
     refused(of(b"\xd0\xcf\x11\xe0 an old .doc file"), "broken zip archive");
     refused(of(&Zip { name: "word/other.xml", ..zip("x") }.bytes()), "without word/document.xml");

@@ -138,7 +138,7 @@ fn held(output: &Output) -> f64 {
     let at = words.iter().position(|word| *word == "at").unwrap();
     let unit = match words[at - 1] {
         "KiB" => 1024.0,
-        "MiB" => 1048576.0,
+        "MiB" => 1_048_576.0,
         other => panic!("{other}"),
     };
     words[at - 2].parse::<f64>().unwrap() * unit

@@ -11,9 +11,9 @@ use quick_xml::escape::resolve_xml_entity;
 use quick_xml::events::{BytesStart, Event};
 use zip::{CompressionMethod, ZipArchive};
 
-use super::super::isolate::isolated;
 use super::MAX_BYTES;
 use super::page::{Line, Page, Table};
+use crate::data::isolate::isolated;
 use crate::error::{Error, Result};
 
 const DOCUMENT: &str = "word/document.xml";
@@ -95,7 +95,10 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
     }
     let text = String::from_utf8(bytes)
         .map_err(|error| broken(format!("invalid UTF-8 at byte {}", error.utf8_error().valid_up_to() + 1)))?;
-    Ok(Some(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text)))
+    Ok(Some(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_owned(),
+        None => text,
+    }))
 }
 
 /// Hands the events of an XML text on until it ends; an element without content as a start and an end.
