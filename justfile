@@ -66,13 +66,35 @@ install *ARGS:
 @dapt-train *ARGS: _build
     CONFIG=${CONFIG:-configs/dapt.yaml} "{{ tunesmith }}" train "$@"
 
-# fine-tunes with several ranks on this machine: just train-distributed CONFIG=configs/run_lora.yaml NPROC=2
+# fine-tunes with several ranks on this machine: just train-distributed CONFIG=… NPROC=2 (or NUM_GPUS=2, or ACCELERATE_CONFIG_FILE=…)
 [group('train')]
 [no-exit-message]
 @train-distributed *ARGS: _build
-    nproc=${NPROC:-auto}; left=$#; while [ "$left" -gt 0 ]; do \
-        case $1 in NPROC=*) nproc=${1#NPROC=} ;; NUM_GPUS=*) export "$1" ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
-    done; "{{ tunesmith }}" launch --nproc "$nproc" -- train "$@"
+    scripts/distributed "{{ tunesmith }}" "$@"
+
+# `train-distributed` with TensorBoard beside it, on TB_PORT, stopped afterwards
+[group('train')]
+[no-exit-message]
+@train-distributed-tb *ARGS: _build
+    scripts/tensorboard with scripts/distributed "{{ tunesmith }}" "$@"
+
+# the same as DeepSpeed's JSON says: just train-deepspeed CONFIG=… DEEPSPEED_CONFIG=deepspeed/zero2.json NPROC=2
+[group('train')]
+[no-exit-message]
+@train-deepspeed *ARGS: _build
+    DEEPSPEED_CONFIG=${DEEPSPEED_CONFIG:-deepspeed/zero2.json} scripts/distributed "{{ tunesmith }}" "$@"
+
+# `train-deepspeed` with TensorBoard beside it
+[group('train')]
+[no-exit-message]
+@train-deepspeed-tb *ARGS: _build
+    DEEPSPEED_CONFIG=${DEEPSPEED_CONFIG:-deepspeed/zero2.json} scripts/tensorboard with scripts/distributed "{{ tunesmith }}" "$@"
+
+# writes configs/accelerate/default.yaml for this machine; asks only in a terminal, and nothing with --yes
+[group('train')]
+[no-exit-message]
+@setup-accelerate *ARGS: _build
+    "{{ tunesmith }}" setup-accelerate "$@"
 
 # `train` with TensorBoard beside it, on TB_PORT, stopped afterwards
 [group('train')]
@@ -224,7 +246,13 @@ install *ARGS:
 [group('develop')]
 rank-test:
     shim/gloo/build
-    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi
+    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi torchrun
+
+# holds every strategy's curve over fifty steps against that of one process (about ten minutes)
+[group('develop')]
+rank-curves:
+    shim/gloo/build
+    cargo test --locked --test it -- --ignored --nocapture over_fifty_steps
 
 # NCCL on the GPUs of this machine, against a plain oracle
 [group('develop')]
@@ -246,6 +274,13 @@ test *ARGS:
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
+
+# steps of 1, 2 and 4 ranks on this machine, beside what the model of docs/scaling.md says (on a quiet machine)
+[group('develop')]
+[no-exit-message]
+@scaling-check *ARGS: _build
+    "{{ tunesmith }}" bench --shape small --mode full --seq 256 --batch 2 --steps 10 --ranks 1,2,4 "$@"
+    "{{ tunesmith }}" bench --shape small --mode lora --seq 256 --batch 2 --steps 10 --ranks 1,2,4 "$@"
 
 # training speed, memory and where the time goes: just bench --shape smollm2-135m
 [group('develop')]

@@ -105,6 +105,7 @@ impl Job {
             values,
             trained: trained.as_deref(),
             optimizer: state.iter().map(|(name, shape, state)| (name.clone(), shape.clone(), state)).collect(),
+            shared: None,
         };
         super::write(disk, &self.root, &snapshot, &self.keep)
     }

@@ -3,7 +3,6 @@ use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
 use super::peft::{self, Tensors};
-use super::{STAMP, read_json};
 use crate::config::Bias;
 use crate::config::arch::Arch;
 use crate::error::{Error, Result};
@@ -72,21 +71,4 @@ impl Finished {
         let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
         Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.trained_tokens })
     }
-}
-
-/// The hash of the base that the weights in `dir` belong to, of the stamp in the folder (a checkpoint) or beside it (a run's
-/// result), if there is one. Stamps of other versions have this much in common.
-///
-/// # Errors
-/// [`crate::Kind::Checkpoint`]: there is one, and it cannot be read.
-pub fn base_of(dir: &Path) -> Result<Option<String>> {
-    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    for path in [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))].into_iter().flatten() {
-        if path.is_file() {
-            let stamp: serde_json::Value = read_json(&path)?;
-            let base = stamp["base_model"].as_str().map(ToOwned::to_owned);
-            return base.map(Some).ok_or_else(|| Error::checkpoint(format!("{}: no base_model", path.display())));
-        }
-    }
-    Ok(None)
 }

@@ -77,9 +77,22 @@ pub fn stage(
     let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
     staging.write_json("config.json", &f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?)?;
     stage_companions(staging, source)?;
+    stage_weights(staging, WEIGHTS_FILE, tensors, rest)
+}
+
+/// Writes `tensors` and those that are fetched into one file.
+///
+/// # Errors
+/// [`crate::Kind::Io`]; those of fetching.
+pub fn stage_weights(
+    staging: &mut Staging<'_>,
+    file: &str,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    rest: &Rest<'_>,
+) -> Result<()> {
     let mut failed = None;
     let fetch = RefCell::new(&mut failed);
-    let written = staging.write(WEIGHTS_FILE, |writer| {
+    let written = staging.write(file, |writer| {
         let fetch = |name: &str| {
             (rest.fetch)(name).map_err(|error| {
                 let message = error.to_string();

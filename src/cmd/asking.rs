@@ -7,11 +7,12 @@ use super::args::ConfigArgs;
 use super::download::Downloads;
 use crate::checkpoint::peft;
 use crate::config::arch::Arch;
-use crate::config::{Config, Flag, InitLora, LoraConfig, Mode, Quantization, TargetModules, is_hub_name};
+use crate::config::{Config, Flag, InitLora, Mode, Quantization, is_hub_name};
 use crate::data::row::{Conversation, Row};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::eval::Settings;
+use crate::export::merge::idle;
 use crate::hub::{self, Part};
 use crate::model::targets::{Placement, Targets, placed};
 use crate::model::weights::WeightFiles;
@@ -190,14 +191,8 @@ impl AskArgs {
                 files.clone_from(dir);
             }
         } else {
-            // Nothing is trained: the smallest adapter there is, whose B is zero, stands for it.
-            let first = arch.linear_modules().into_iter().next().map(|module| module.name);
             config.tuning.mode = Mode::Lora;
-            config.tuning.lora = LoraConfig {
-                r: 1,
-                target_modules: TargetModules::List(first.into_iter().collect()),
-                ..LoraConfig::default()
-            };
+            config.tuning.lora = idle(&arch);
         }
         config.model.quantization =
             quantize::resolve(&config, Some(&weights))?.map_or(Quantization::None, quantize::How::setting);

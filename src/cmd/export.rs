@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
     let card = card(&opened, args.peft);
-    let Opened { parts, top, tokenizer, template, config, reads } = opened;
+    let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = String::new();
     if let Some(format) = format {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
@@ -128,6 +128,7 @@ pub fn run(args: &Args) -> Result<()> {
             tokenizer: &tokenizer,
             template: template.as_deref(),
             card: Some(&card),
+            coding: None,
         };
         folder::write(&target, &model, &form)?;
     }

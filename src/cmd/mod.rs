@@ -25,7 +25,10 @@ pub mod merge;
 pub mod models;
 pub mod plan;
 pub mod process;
+mod scaling;
+pub mod setup_accelerate;
 mod staged;
+pub mod stamps;
 pub mod terminal;
 pub mod train;
 
@@ -86,6 +89,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
     GpuInfo(gpu_info::Args),
+    /// Write a configuration of Accelerate for this machine
+    SetupAccelerate(setup_accelerate::Args),
     /// Show memory in use on each device, and with a configuration what its largest pass holds
     MemoryCheck(memory_check::Args),
 }
@@ -111,6 +116,7 @@ impl Command {
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::GpuInfo(args) => gpu_info::run(args),
+            Self::SetupAccelerate(args) => setup_accelerate::run(args),
             Self::MemoryCheck(args) => memory_check::run(args),
         }
     }

@@ -11,6 +11,7 @@ use super::args::ConfigArgs;
 use super::terminal::{Style, print, stdout_colour};
 use crate::comm::env;
 use crate::config::Flag;
+use crate::config::foreign::Expected;
 use crate::data;
 use crate::error::Result;
 use crate::plan::{self, grouped, human_bytes, human_seconds};
@@ -67,6 +68,22 @@ pub fn run(args: &Args) -> Result<()> {
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
     if first { print(&show_summary(&summary)) } else { Ok(()) }
+}
+
+/// What the files of DeepSpeed and Accelerate say that the words of a `train …` name; nothing where the words cannot be read, which
+/// the ranks will say.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: the configuration is refused.
+pub fn expected(words: &[String]) -> Result<Expected> {
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        args: Args,
+    }
+    let Ok(Words { args }) = <Words as clap::Parser>::try_parse_from(words) else { return Ok(Expected::default()) };
+    let (config, _) = claim_word(&args.config, args.resume.as_deref());
+    config.load_for_launch().map(|resolved| resolved.foreign.expected)
 }
 
 /// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
@@ -216,11 +233,12 @@ impl Observer for Console {
                 }
             }
             Event::Notice(text) => self.say(&format!("{text}\n")),
-            Event::Plan { facts, batches, rates, resumed_at } => {
+            Event::Plan { facts, batches, rates, scaled, resumed_at } => {
                 self.finish();
                 let mut text = self.heading("run") + &plan::table(facts);
                 text += &(self.heading("batches") + &batches.to_string());
                 text += &(self.heading("learning rate") + &plan::rates::show(rates));
+                text += &scaled.map(|scaled| format!("  {scaled}\n")).unwrap_or_default();
                 self.say(&text);
                 if self.terminal {
                     let bar = ProgressBar::new(batches.total_steps);

@@ -179,7 +179,38 @@ choices! {
         Dp = "dp",
         /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
         Ddp = "ddp",
-    } later ["zero1", "zero2", "zero3", "fsdp"];
+        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        Zero1 = "zero1",
+        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        Zero2 = "zero2",
+        /// As `zero2`, and each rank keeps a share of the weights alone; a segment's are brought together while it is at work.
+        Zero3 = "zero3",
+        /// As `zero3`, in the way of `fsdp_sharding_strategy`.
+        Fsdp = "fsdp",
+    };
+
+    /// What ranks keep of the weights with `strategy: fsdp`, as PyTorch's `ShardingStrategy`.
+    Sharding {
+        /// A share; a segment's are brought together for its forward and again for its backward.
+        FullShard = "full_shard",
+        /// A share outside of passes; what is brought together for forward stays until backward.
+        ShardGradOp = "shard_grad_op",
+        /// Everything, as `ddp`.
+        NoShard = "no_shard",
+        /// A share of the frozen weights within a machine: every machine has all of them, and what is brought together does
+        /// not leave it. What is trained is shared as with `zero2`.
+        HybridShard = "hybrid_shard",
+    };
+
+    /// How the learning rate follows the rows of a step.
+    LrScaling {
+        /// It does not: `learning_rate` is what is used.
+        None = "none",
+        /// It grows as they do.
+        Linear = "linear",
+        /// It grows with their square root.
+        Sqrt = "sqrt",
+    };
 
     /// What carries the bytes between ranks in processes of their own.
     RankBackend {

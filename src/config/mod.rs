@@ -6,6 +6,7 @@ mod choice;
 mod datasets;
 pub mod docs;
 mod families;
+pub mod foreign;
 mod hf_json;
 mod later;
 mod option;
@@ -21,10 +22,10 @@ mod yaml;
 
 pub use arguments::Arguments;
 pub use choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Sharding, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, Normalization, RankBackend, SaveStrategy, Strategy};
+pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Ahead, Flag, Resolved, Setting, Source};

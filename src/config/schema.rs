@@ -3,10 +3,11 @@
 use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
-    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
-    SaveStrategy, Strategy, TargetModules, Truncation,
+    InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend,
+    Resume, SaveStrategy, Sharding, Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
+use super::foreign::{Inline, Switch};
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
 use super::value::{ConfigValue, Patterns};
@@ -36,7 +37,11 @@ pub static SECTIONS: [&Section; 10] =
     [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
 
 /// Environment variables that stand for a key beside those that follow from its name.
-pub static VARIABLES: [(&str, &str); 1] = [("TUNESMITH_MEMORY_BUDGET", "train.memory_budget")];
+pub static VARIABLES: [(&str, &str); 3] = [
+    ("TUNESMITH_MEMORY_BUDGET", "train.memory_budget"),
+    ("DEEPSPEED_CONFIG", "train.deepspeed"),
+    ("ACCELERATE_CONFIG_FILE", "train.accelerate"),
+];
 
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
@@ -205,6 +210,12 @@ section! {
         /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
         /// the highest rate. Of several that match, the first counts.
         learning_rates: Patterns<f64> = Patterns::default(), range Range::at_least(0.0);
+        /// Whether the learning rates grow with the rows of an optimizer step. Where they do and no warm-up is set, the rate rises in
+        /// the first twentieth of the steps; the table before step 1 shows both.
+        lr_scaling: LrScaling = LrScaling::None;
+        /// With `lr_scaling`: the rows of a step for which `learning_rate` is meant (`null`: those of one rank's step, so that the rate
+        /// grows with the number of ranks).
+        lr_scaling_batch: Option<usize> = None, range Range::within(1.0, 1e9);
         /// The optimizer; in brackets what `optim_args` may set.
         optim: Optim = Optim::AdamW;
         /// Arguments of the optimizer: a mapping, or a string `momentum=0.9,nesterov=true`.
@@ -315,12 +326,27 @@ section! {
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
         /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
         strategy: Strategy = Strategy::Auto;
-        /// With `strategy: dp`: how many ranks.
+        /// A configuration of DeepSpeed: a JSON file, in which there may be comments, or a mapping (`docs/foreign-configs.md`). Also read
+        /// from `DEEPSPEED_CONFIG`.
+        deepspeed: Inline = Inline::default();
+        /// A configuration of Accelerate, as `accelerate config` writes it. Also read from `ACCELERATE_CONFIG_FILE`.
+        accelerate: Option<PathBuf> = None;
+        /// FSDP as Transformers asks for it: `true`, or words such as `full_shard auto_wrap`.
+        fsdp: Switch = Switch::default();
+        /// With `fsdp`: its settings as Transformers has them, a JSON file or a mapping.
+        fsdp_config: Inline = Inline::default();
+        /// With `strategy: fsdp`: what ranks keep of the weights.
+        fsdp_sharding_strategy: Sharding = Sharding::FullShard;
+        /// How many ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` where
+        /// no launcher has started processes.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
         /// What carries the bytes between ranks that are processes.
         ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
+        /// Sum gradients over ranks after every pass and not once a step, as `zero2` does: float additions are then in its
+        /// order, so that `ddp` gives its bits for any `grad_accum`.
+        reduce_every_pass: bool = false;
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.
         ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
         /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
@@ -415,6 +441,9 @@ section! {
         run_name: Option<String> = None;
         /// Write `report.html` at the end.
         report: bool = true;
+        /// The optimizer step of which rank 0 tells what it did when: passes, and the summing of gradients over ranks
+        /// (`docs/distributed.md`).
+        timeline_step: Option<u64> = None, range Range::at_least(1.0);
     }
 }
 

@@ -3,7 +3,7 @@ use super::resolve::Resolved;
 use super::unread;
 use super::{
     Auto, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
-    Strategy, TrainConfig,
+    Sharding, Strategy, TrainConfig,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -31,10 +31,22 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "this schedule has no warm-up; use constant_with_warmup",
     )?;
     both(
-        train.dp_ranks.is_some() && train.strategy != Strategy::Dp,
+        train.dp_ranks.is_some() && matches!(train.strategy, Strategy::Auto | Strategy::Single | Strategy::Ddp),
         "train.dp_ranks",
         "train.strategy",
-        "only strategy: dp has ranks of its own making; other ranks are started by a launcher",
+        "strategy: dp, zero1, zero2, zero3 and fsdp have ranks as threads; other ranks are started by a launcher",
+    )?;
+    both(
+        train.fsdp_sharding_strategy != Sharding::FullShard && train.strategy != Strategy::Fsdp,
+        "train.fsdp_sharding_strategy",
+        "train.strategy",
+        "only strategy: fsdp has ways to share weights",
+    )?;
+    both(
+        train.reduce_every_pass && train.strategy == Strategy::Zero1,
+        "train.reduce_every_pass",
+        "train.strategy",
+        "sums after every pass leave nothing to keep whole: that is strategy: zero2",
     )?;
     let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);

@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
+const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distributed.md, docs/foreign-configs.md";
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";

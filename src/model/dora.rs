@@ -34,7 +34,7 @@ pub struct Update<'a> {
 
 /// `||W_j||²` of each row.
 pub fn row_squares(weight: &Weight, values: &[f32], in_features: usize) -> Vec<f64> {
-    let (view, mut row) = (weight.view(values), vec![0.0f32; in_features]);
+    let (view, mut row) = (weight.view(values.into()), vec![0.0f32; in_features]);
     let store = view.store();
     let square = |at| {
         store.widen(at * in_features, &mut row);
@@ -75,6 +75,7 @@ pub fn row_norms(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::values::Values;
     use crate::ops::testing::numbers;
 
     #[test]
@@ -84,7 +85,7 @@ mod tests {
         let weight = Weight::frozen(w.clone(), &[out, inputs]).unwrap();
         let squares = row_squares(&weight, &[], inputs);
         let update = Update { a: &a, b: &b, rank, scale };
-        let norms = row_norms(&Pool::new(), weight.view(&[]).store(), &squares, update, inputs);
+        let norms = row_norms(&Pool::new(), weight.view(Values::default()).store(), &squares, update, inputs);
         for (row, norm) in norms.into_iter().enumerate() {
             let square: f64 = (0..inputs)
                 .map(|i| {

@@ -3,6 +3,7 @@
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
+use super::grads::Grads;
 use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
@@ -100,7 +101,7 @@ impl Head {
         x: &Act,
         targets: &[u32],
         scale: f32,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> (f64, Act) {
         if self.softcap.is_some() {
             return self.weighted(pass, x, targets, &vec![1.0; targets.len()], Terms::default(), scale, grads);
@@ -180,7 +181,7 @@ impl Head {
         weights: &[f32],
         terms: Terms,
         scale: f32,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> (f64, Act) {
         let hidden = x.features();
         let (h, rstd) = self.normed(pass, x);

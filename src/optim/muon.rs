@@ -61,6 +61,10 @@ impl Rule for Muon {
         if Self::takes(slot) { vec![StateSpec::like("momentum_buffer", slot)] } else { AdamW(self.rest).state(slot) }
     }
 
+    fn grain(&self, slot: &Slot) -> usize {
+        if Self::takes(slot) { slot.count() } else { 1 }
+    }
+
     fn update(&self, update: Update<'_>) {
         if !Self::takes(update.slot) {
             return AdamW(self.rest).update(update);

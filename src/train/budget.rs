@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::prepare::Prepared;
-use super::trained;
+use super::{shard, trained};
 use crate::config::arch::Arch;
-use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy};
+use crate::config::{
+    Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
+};
 use crate::data::Split;
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
@@ -156,7 +158,11 @@ fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
 
 /// The way in which a run of so many ranks shares its memory among them.
 pub fn way(config: &Config, ranks: usize) -> Way {
-    let named = Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str());
+    let named = match shard::sharding(&config.train) {
+        Some(Sharding::HybridShard) => Some(Strategy::Zero2),
+        None if config.train.strategy == crate::config::Strategy::Fsdp => Some(Strategy::Ddp),
+        _ => Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str()),
+    };
     // `auto` is `ddp` where a launcher has started several.
     Way::plain(if ranks < 2 { Strategy::Single } else { named.unwrap_or(Strategy::Ddp) })
 }
@@ -183,6 +189,13 @@ impl Peak {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Peak> {
+    let Prepared { config, arch, weights, ranks, together, .. } = prepared;
+    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(prepared)))?;
+    Ok(Peak { rank, together: *together })
+}
+
+/// The largest pass of a run that is prepared.
+pub fn largest(prepared: &Prepared) -> Pass {
     let (config, dataset) = (&prepared.config, &prepared.dataset);
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
@@ -194,9 +207,7 @@ pub fn peak(prepared: &Prepared) -> Result<Peak> {
     let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
     let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
-    let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
-    let rank = held(config, &prepared.arch, prepared.weights.as_ref(), (prepared.ranks.0, pass))?;
-    Ok(Peak { rank, together: prepared.together })
+    Pass { tokens, longest: train.max(1), labelled: tokens }
 }
 
 /// What one of so many ranks holds at most, part by part, with its tokenizer, in passes like this.

@@ -13,6 +13,7 @@ use super::session::{Done, Session};
 use super::{load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
+use crate::comm::meet::ranks;
 use crate::config::resolve::Source;
 use crate::config::{Mode, Resolved};
 use crate::error::{Error, Result};
@@ -25,25 +26,19 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
-    if !session.writes() {
-        return Ok(session.done.summary(outcome, began, Vec::new()));
+    session.publish()?;
+    if session.writes() || session.sharing.shares_values() {
+        best_again(&mut session)?;
     }
-    session.publish();
-    let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
-    if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
-        let name = best_name(&session.state).to_owned();
-        let text = if save::load_best(&mut session, step)? {
-            format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
-        } else {
-            format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
-        };
-        observer.event(&Event::Notice(&text));
+    if !session.writes() {
+        save::follow_final_weights(&session)?;
+        return beside(session, outcome, began);
     }
     let weights = save::final_weights(&mut session)?;
     observer.event(&Event::Saved(&weights));
 
     let asking = Instant::now();
-    let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
+    let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
     let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?;
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
@@ -51,11 +46,20 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     // What steps were walked in makes room for caches.
     model.release();
     let after = questions.answer(&model, stop)?;
+    model.stand_by()?;
     // Two models at once would need twice the memory: the trained one goes before the base comes back.
     drop((model, optimizer));
-    let before = match &after {
-        Some(_) if !questions.is_empty() => questions.answer(&load::model(&prepared)?, stop)?,
-        _ => after.clone(),
+    let asks_again = after.is_some() && !questions.is_empty();
+    if gatherer.is_some() {
+        comm.broadcast(&mut [u64::from(asks_again)], 0)?;
+    }
+    let before = if asks_again {
+        let base = load::model(&prepared, gatherer.as_ref())?;
+        let answers = questions.answer(&base, stop)?;
+        base.stand_by()?;
+        answers
+    } else {
+        after.clone()
     };
     let cut_off = before.is_none();
     let samples = questions.samples(before.unwrap_or_default(), after.unwrap_or_default())?;
@@ -80,6 +84,46 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
             )));
     }
     Ok(summary)
+}
+
+/// Goes back to the best weights, where that is asked for and they are others than the last. Ranks that have shares of them
+/// do so together.
+fn best_again(session: &mut Session<'_>) -> Result<()> {
+    let wanted = session.resolved.config.train.load_best_model_at_end;
+    let best = best_of(&session.state).filter(|&(_, step)| wanted && step != session.state.step);
+    let Some((loss, step)) = best else { return Ok(()) };
+    let name = best_name(&session.state).to_owned();
+    let found = save::load_best(session, step)?;
+    if session.sharing.shares_values() {
+        let all = session.comm.collect(&[u64::from(found)])?;
+        let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
+        if !others.is_empty() {
+            let dir = session.resolved.config.train.output_dir.display();
+            let message = format!("the best checkpoint, of step {step}, is not in {dir} for {}", ranks(&others));
+            return Err(Error::checkpoint(message).hint("every rank reads its share of it: give them one file system"));
+        }
+    }
+    session.observer.event(&Event::Notice(&if found {
+        format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
+    } else {
+        format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
+    }));
+    Ok(())
+}
+
+/// As [`finish`], of a rank that leaves nothing behind: it has a part of the weights with which the first one answers.
+fn beside(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+    let Session { model, optimizer, prepared, done, comm, gatherer, .. } = session;
+    if let Some(gatherer) = &gatherer {
+        model.stand_by()?;
+        drop((model, optimizer));
+        let mut asks_again = [0u64];
+        comm.broadcast(&mut asks_again, 0)?;
+        if asks_again != [0] {
+            load::model(&prepared, Some(gatherer))?.stand_by()?;
+        }
+    }
+    Ok(done.summary(outcome, began, Vec::new()))
 }
 
 impl Done {

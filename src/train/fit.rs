@@ -32,7 +32,8 @@ impl Session<'_> {
         loop {
             let batches = feed::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
             let max_grad_norm = self.prepared.config.train.max_grad_norm;
-            match attempt(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, max_grad_norm)? {
+            let ranks = (&*self.comm, &mut self.sharing);
+            match attempt(&mut self.model, &mut self.optimizer, ranks, &batches, rate, max_grad_norm)? {
                 Attempt::Done(stats) => return Ok(stats),
                 Attempt::TooLarge { micro_batch, error } => {
                     // Ranks that are threads share the budget: what lies idle here may be what another lacks.
@@ -119,6 +120,12 @@ impl Session<'_> {
                 "{found}, and is one row; it is done again, from here on with train.gradient_checkpointing: true"
             )));
             return Ok(());
+        }
+        if self.model.shards().is_some() && training {
+            // The other ranks make no passes now, so that nothing can be measured.
+            let help =
+                "shorter rows (model.max_seq_len), train.gradient_checkpointing: true, or a larger train.memory_budget";
+            return Err(error.context(found).hint(format!("what helps: {help}")));
         }
         if !training {
             return Err(error.context(found).hint(format!(

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::prepare::Prepared;
+use super::ranks::all_have_room;
 use super::signals::Stop;
+use crate::comm::Collectives;
 use crate::data::Split;
 use crate::error::{Kind, Result};
 use crate::eval::metrics::{Metrics, Row};
@@ -13,6 +15,8 @@ use crate::model::Model;
 
 /// Prompts that are read from disk at once, unless the configuration says otherwise.
 const CHUNK: usize = 256;
+/// With several ranks: after each chunk they agree whether to go on, and one that is asked to stop waits for that.
+const CHUNK_OF_RANKS: usize = 32;
 
 /// Scores by name, without the prefix `eval_`.
 pub type Scores = BTreeMap<String, f64>;
@@ -94,17 +98,19 @@ impl<'a> Predictor<'a> {
         Ok(questions)
     }
 
-    /// The scores of the first `rows` rows' answers: none if no row has a prompt. Nothing when the run is asked to stop.
+    /// The scores of the first `rows` rows' answers: none if no row has a prompt. Nothing when the run is asked to stop, on
+    /// any rank: that is agreed after each chunk of rows.
     ///
     /// # Errors
-    /// The engine, the disk or the tokenizer.
-    pub fn scores(&self, model: &Model, rows: usize, stop: &Stop) -> Result<Option<Scores>> {
+    /// The engine, the disk or the tokenizer; [`Kind::Memory`]: there is no room on some rank.
+    pub fn scores(&self, model: &Model, rows: usize, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
         let config = &self.prepared.config;
         let asked =
             Asked { tokenizer: &self.prepared.dataset.tokenizer, stop_strings: &config.generation.stop_strings };
         let rows = rows.min(self.validation.len());
         let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
-        let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { CHUNK };
+        let usual = if comm.world().size > 1 { CHUNK_OF_RANKS } else { CHUNK };
+        let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { usual };
         let metrics = || Metrics::new(&config.eval, config.train.seed).map(Metrics::without_intervals);
         let mut metrics = self.scores.then(metrics).transpose()?;
         let mut answered = 0;
@@ -114,11 +120,15 @@ impl<'a> Predictor<'a> {
             let mut judge = Judge { asked, stop, questions: &questions, metrics: metrics.as_mut() };
             let settings = Settings { first_text: answered, ..self.settings.clone() };
             answered += questions.len() as u64;
-            let answers = generate(model, &prompts, &settings, &mut judge).map_err(|error| match error.kind() {
-                Kind::Memory => error.context("answering validation rows"),
-                _ => error,
-            })?;
-            if answers.is_none() {
+            let (mut gave_up, failed) = match generate(model, &prompts, &settings, &mut judge) {
+                Ok(done) => ([u64::from(done.is_none())], None),
+                Err(error) if error.kind() == Kind::Memory => ([0], Some(error.context("answering validation rows"))),
+                Err(error) => return Err(error),
+            };
+            model.stand_by()?;
+            all_have_room(comm, failed)?;
+            comm.all_reduce(&mut gave_up)?;
+            if gave_up != [0] {
                 return Ok(None);
             }
         }
@@ -130,21 +140,21 @@ impl<'a> Predictor<'a> {
     ///
     /// # Errors
     /// As [`Predictor::scores`].
-    pub fn evaluate(&self, model: &Model, stop: &Stop) -> Result<Option<Scores>> {
-        self.scores(model, self.prepared.config.train.generation_rows.unwrap_or(usize::MAX), stop)
+    pub fn evaluate(&self, model: &Model, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
+        self.scores(model, self.prepared.config.train.generation_rows.unwrap_or(usize::MAX), stop, comm)
     }
 
     /// As an evaluation, on a row or two and a token or two: what would fail fails.
     ///
     /// # Errors
     /// As [`Predictor::scores`].
-    pub fn trial(mut self, model: &Model, stop: &Stop) -> Result<Option<Scores>> {
+    pub fn trial(mut self, model: &Model, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
         self.settings.max_new_tokens = self.settings.max_new_tokens.min(2);
         let dataset = &self.prepared.dataset;
         let usable =
             |&index: &usize| dataset.question(self.validation, index).map_or(true, |question| question.is_some());
         let asked = self.prepared.config.train.generation_rows.unwrap_or(usize::MAX);
         let first = (0..self.validation.len().min(asked)).find(usable);
-        first.map_or_else(|| Ok(Some(Scores::new())), |first| self.scores(model, first + 1, stop))
+        first.map_or_else(|| Ok(Some(Scores::new())), |first| self.scores(model, first + 1, stop, comm))
     }
 }

@@ -7,7 +7,7 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, output, settle, trained};
+use super::{adapter, budget, engine, load, machine, output, scaling, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
@@ -26,7 +26,7 @@ use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::memory::OptimizerBytes;
 use crate::plan::rates::{Rate, rates};
-use crate::plan::{bytes, grouped, human_bytes};
+use crate::plan::{bytes, grouped, human_bytes, platform};
 
 /// A run that has been found possible.
 pub struct Prepared {
@@ -58,6 +58,10 @@ pub struct Prepared {
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// What the machine is used for, in a line.
+    pub platform: String,
+    /// How the learning rate was scaled, if it was.
+    pub scaled: Option<String>,
     /// How many of them are threads of this process.
     pub together: u64,
     /// The rows.
@@ -174,6 +178,8 @@ pub struct Found {
     dataset: Dataset,
     sampler: Sampler,
     ranks: (usize, String),
+    /// What the machine is used for, in a line.
+    platform: String,
 }
 
 /// Checks all that can be checked without loading weights and without the other ranks.
@@ -221,7 +227,14 @@ pub fn find(
     let dataset = data::load(&parts.config, &parts.model_dir, parts.arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&parts.config, seat.world.size);
     let ranks = (seat.world.size, seat.described.clone());
-    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks })
+    if seat.world.local_size > 1 && seat.world.local_rank == 0 {
+        load::ahead(&parts, observer)?;
+    }
+    let host = machine::host();
+    let threads = seat.threads(parts.config.train.num_threads).unwrap_or(host.cores);
+    let choices = platform::choose(&host, seat.layout(), platform::Engine::Cpu);
+    let platform = platform::summary(&host, &choices, threads);
+    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks, platform })
 }
 
 impl Found {
@@ -237,14 +250,14 @@ impl Found {
         comm: &dyn Collectives,
         observer: &dyn Observer,
     ) -> Result<Prepared> {
-        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks } = self;
+        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let Parts {
             model_dir,
             snapshot,
             arch,
             weights,
-            config,
+            mut config,
             adapter,
             stack,
             stack_hashes,
@@ -253,6 +266,9 @@ impl Found {
             optimizer,
             resume,
         } = parts;
+        let settings = effective(resolved, &config);
+        let warms = ["train.warmup_ratio", "train.warmup_steps"].map(|key| *resolved.source(key) != Source::Default);
+        let scaled = scaling::scale(&mut config.train, ranks.0, warms.contains(&true));
         let batches = batches(&config, &dataset, &sampler, ranks.0)?;
         let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
         // What is there already of this run, or goes before the first step, needs no further room.
@@ -262,7 +278,6 @@ impl Found {
         if lock.is_some() {
             check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
         }
-        let settings = effective(resolved, &config);
         let together = if comm.shares_memory() { ranks.0 as u64 } else { 1 };
         Ok(Prepared {
             model_dir,
@@ -279,6 +294,8 @@ impl Found {
             optimizer,
             lock,
             ranks,
+            platform,
+            scaled,
             together,
             dataset,
             sampler,
@@ -469,14 +486,17 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        facts.push(("platform".to_owned(), self.platform.clone()));
         facts.push(("kernels".to_owned(), engine::describe(&self.config)));
         if self.ranks.0 > 1 {
             facts.push(("ranks".to_owned(), self.ranks.1.clone()));
         }
         let state = human_bytes(self.optimizer.state + self.optimizer.average);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
-        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        if self.optimizer.saving > 0 {
+        let shared = budget::way(&self.config, self.ranks.0).strategy.shards_optimizer();
+        let among = if shared { format!(", shared among {} ranks", self.ranks.0) } else { String::new() };
+        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", train.optim)));
+        if self.optimizer.saving > 0 && !shared {
             let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(self.optimizer.saving));
             facts.push(("checkpoint copy".to_owned(), text));
         }
@@ -495,7 +515,8 @@ impl Prepared {
             facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
         }
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
-        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        let (rates, scaled) = (&rate_table(self), self.scaled.as_deref());
+        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates, scaled, resumed_at });
         if let Some(remark) = engine::remark(self) {
             observer.event(&Event::Notice(&remark));
         }

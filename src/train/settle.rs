@@ -51,9 +51,11 @@ pub fn later(parts: &Parts, comm: &dyn Collectives) -> u64 {
     let shares = if budget::way(config, comm.world().size).strategy.shards_optimizer() { ranks } else { 1 };
     let state = (optimizer.state + optimizer.average).div_ceil(shares);
     let bucket = (config.train.ddp_bucket_cap_mb as u64) << 20;
+    // What is shared is put together as it is written.
+    let saving = if shares > 1 { 0 } else { optimizer.saving };
     let moving = if ranks > 1 { 2 * bucket.min(4 * trainable) } else { 0 };
     let together = if comm.shares_memory() { ranks } else { 1 };
-    together * (state + moving) + optimizer.saving
+    together * (state + moving) + saving
 }
 
 fn put(config: &mut Config, sampler: &mut Sampler, sizes: Sizes, world: usize) {

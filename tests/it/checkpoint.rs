@@ -89,6 +89,7 @@ impl Run {
             values: &self.values,
             trained: None,
             optimizer: self.optimizer.tensors(),
+            shared: None,
         }
     }
 

@@ -24,6 +24,7 @@ mod plan;
 mod precision;
 mod quantization;
 mod run;
+mod shard;
 mod targets;
 mod tidy;
 mod tuning;

@@ -145,6 +145,33 @@ fn a_step_that_does_not_fit_is_done_again_in_smaller_passes_and_the_losses_stay(
 }
 
 #[test]
+fn ranks_that_share_weights_go_to_the_end_of_a_pass_that_does_not_fit_and_do_the_step_again() {
+    let large = Large::new();
+    let ranks = ["train.strategy: zero3", "train.dp_ranks: 2", "train.grad_accum: 1"];
+    let held = |tokens: usize| {
+        let limit = format!("train.max_tokens_per_pass: {tokens}");
+        let words = [&ranks[..], &[&limit, "train.max_steps: 2"]].concat();
+        large.good(&format!("with-{tokens}"), &words, None).held()
+    };
+    let (wide, narrow) = (held(768), held(200));
+    assert!(wide > narrow + (4 << 20), "activations must show: {wide} and {narrow}");
+    let evaluated =
+        [&ranks[..], &["train.eval_strategy: steps", "train.eval_steps: 2", "train.eval_batch_size: 4"]].concat();
+    let free = large.good("free", &evaluated, None);
+    let tight = large.good("tight", &evaluated, Some(u64::midpoint(wide, narrow)));
+    assert!(
+        tight.text.contains("from here on in passes of at most") || tight.text.contains("it is done again"),
+        "{}",
+        tight.text
+    );
+    let (free, tight) = (free.losses(), tight.losses());
+    assert_eq!((free.len(), tight.len()), (6, 6));
+    for (free, tight) in free.iter().zip(&tight) {
+        assert!((free - tight).abs() < 2e-5, "{free} and {tight}");
+    }
+}
+
+#[test]
 fn a_shrink_is_resumed_and_the_resumed_run_is_the_same_to_the_bit() {
     let large = Large::new();
     let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 200));

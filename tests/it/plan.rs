@@ -204,3 +204,37 @@ fn a_longer_row_than_the_longest_does_not_fit() {
     };
     assert_eq!((fit(longest).as_deref(), fit(longest + 16).as_deref()), (Some("tight"), Some("no")), "{longest}");
 }
+
+#[test]
+fn many_ranks_are_predicted_and_a_few_measured() {
+    let model = root().join("tests/golden/a/llama/model/config.json");
+    let words =
+        ["plan", "--model", model.to_str().unwrap(), "--gpus", "8", "--vram", "80GiB", "--scaling", "TUNING_MODE=full"];
+    let refused = tunesmith(&words);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("how fast is a rank?"));
+    let report = |more: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&stdout(&[&words[..], &["--tflops", "100", "--json"], more].concat())).unwrap()
+    };
+    let estimates = |report: &serde_json::Value| report["scaling"]["estimates"].as_array().unwrap().clone();
+    let (fast, slow) = (estimates(&report(&[])), estimates(&report(&["--between", "1"])));
+    assert_eq!(fast.len(), 27);
+    let step = |one: &serde_json::Value| one["step"].as_f64().unwrap();
+    for (fast, slow) in fast.iter().zip(&slow) {
+        let beyond = fast["ranks"].as_u64().unwrap() > 8;
+        assert!(if beyond { step(slow) > step(fast) } else { step(slow) == step(fast) }, "{fast} {slow}");
+    }
+    let text = stdout(&[&words[..], &["--tflops", "100"]].concat());
+    assert!(text.contains("scaling, predicted") && text.contains("1,024"), "{text}");
+
+    let words =
+        ["bench", "--shape", model.to_str().unwrap(), "--mode", "full", "--seq", "16", "--batch", "1", "--steps", "2"];
+    let lines: serde_json::Value =
+        serde_json::from_str(&stdout(&[&words[..], &["--ranks", "1,2", "--json"]].concat())).unwrap();
+    for line in lines.as_array().unwrap() {
+        let positive = |key: &str| line[key].as_f64().is_some_and(|number| number > 0.0);
+        assert!(["alone", "predicted", "measured", "tokens_per_second"].into_iter().all(positive), "{line}");
+        assert!(line["ranks"] == 1 || line["predicted"].as_f64() > line["alone"].as_f64(), "{line}");
+    }
+    assert!(lines.as_array().unwrap().len() >= 2);
+}

@@ -184,7 +184,7 @@ impl Job<'_> {
     }
 
     /// `DoRA`'s squares of the base's rows in f64; norms and gains that a step keeps beside.
-    pub(super) fn dora_constants(&self) -> u64 {
+    pub(in crate::plan) fn dora_constants(&self) -> u64 {
         if !self.trained.adapters.values().any(|adapter| adapter.is_dora()) {
             return 0;
         }

@@ -1,7 +1,8 @@
 //! The same with several ranks: all measure, the worst counts, and what one has no room for all cut.
 use std::ops::Range;
 
-use tunesmith::comm::{Collectives, Limits, World};
+use tunesmith::comm::single::Single;
+use tunesmith::comm::{Among, Collectives, Limits, World};
 use tunesmith::config::Checkpointing;
 use tunesmith::data::{Sampler, SamplerOptions, Split};
 use tunesmith::error::Result;
@@ -51,6 +52,10 @@ impl Collectives for Peer {
 
     fn barrier(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn beside(&self, _: Among) -> Result<Box<dyn Collectives>> {
+        Ok(Box::new(Single))
     }
 }
 
