@@ -62,7 +62,7 @@ fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
     let truncated = ids.len() > limit;
     match asker.config.data.truncation {
         Truncation::Left => ids = ids.split_off(ids.len().saturating_sub(limit)),
-        Truncation::Right | Truncation::Drop => ids.truncate(limit),
+        Truncation::Right | Truncation::Drop | Truncation::Split => ids.truncate(limit),
     }
     Ok((ids, truncated))
 }
@@ -237,8 +237,9 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     for warning in &dataset.report.warnings {
         print_note(warning);
     }
-    let (split_name, split) = choose(args.split.as_deref(), &dataset)?;
-    let rows = args.rows.unwrap_or(usize::MAX).min(split.len());
+    let (part, split) = choose(args.split.as_deref(), &dataset)?;
+    let split_name = part.name();
+    let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
     let began = Instant::now();
     let mut results = Vec::new();
     for (which, dir) in which.iter().zip(&places) {
@@ -314,6 +315,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         asked: &asked,
         differences: &differences,
         pictures: &pictures,
+        count: rows,
         rows: &shown,
         facts: &facts,
     };

@@ -122,6 +122,7 @@ pub(super) fn numbers(data: &Dataset) -> Value {
         "template": data.template.as_ref().map(data::ChatTemplate::origin),
         "from_cache": data.report.from_cache,
         "fingerprint": data.fingerprint,
+        "cut": { "texts": data.report.cut.0, "rows": data.report.cut.1 },
         "mix": data.report.mix,
         "labels": data.classes,
         "warnings": data.report.warnings,
@@ -164,6 +165,10 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     }
     for (label, value) in scores::facts(data) {
         let _ = writeln!(text, "{label}: {value}");
+    }
+    let (cut, pieces) = data.report.cut;
+    if cut > 0 {
+        let _ = writeln!(text, "long texts: {cut} cut into {pieces} rows");
     }
     for share in &data.report.mix {
         let weight = share.weight.map_or(String::new(), |weight| format!(", weight {weight}"));

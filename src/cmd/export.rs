@@ -42,22 +42,22 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// With --hf: the dtype of the weights; `auto`: as the base has them
-    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
+    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto", requires = "hf", conflicts_with_all = ["gguf", "peft"])]
     dtype: String,
     /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
     /// The largest difference of a logit, in float32, with which a merged model is accepted
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    #[arg(long, value_name = "X", default_value_t = 1e-4, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
     /// Replace the output if it is there
     #[arg(long)]
     overwrite: bool,
     /// Show what a push of the folder to this repository of the hub would upload, and upload nothing
-    #[arg(long, value_name = "OWNER/NAME", requires = "dry_run")]
+    #[arg(long, value_name = "OWNER/NAME", requires = "dry_run", conflicts_with = "gguf")]
     push: Option<String>,
     /// With --push: needed, as uploads are not part of this version
-    #[arg(long)]
+    #[arg(long, requires = "push")]
     dry_run: bool,
 }
 
@@ -71,6 +71,11 @@ pub fn run(args: &Args) -> Result<()> {
             .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
     }
     let format = args.gguf.as_deref().map(Format::parse).transpose()?;
+    if args.adapter_only && !matches!(format, Some(Format::F16 | Format::F32)) {
+        let word = args.gguf.as_deref().unwrap_or_default();
+        return Err(Error::config(format!("--gguf {word} --adapter-only: an adapter is written in f16 or f32"))
+            .hint("say --gguf f16, or leave --adapter-only out"));
+    }
     let dtype = parse_dtype(&args.dtype)?;
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();

@@ -444,3 +444,32 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_that_is_holds_or_lies_in_what_is_read_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::create_dir_all(at("base/inner")).unwrap();
+        std::fs::create_dir_all(at("other")).unwrap();
+        std::os::unix::fs::symlink(at("base"), at("link")).unwrap();
+        let reads = [at("base"), at("adapter-of-the-hub")];
+        for output in ["base", "base/inner", "base/new/deeper", "link", "link/new", "other/../base", "."] {
+            let error = apart(&at(output), &reads).expect_err(output);
+            assert!(error.kind() == crate::Kind::Config && error.message().contains("is read from"), "{error}");
+        }
+        for output in ["base-merged", "other", "other/base", "new/deeper/still"] {
+            apart(&at(output), &reads).unwrap();
+        }
+        // Also where replacing is asked for.
+        assert!(claim(&at("base"), true, &reads).unwrap_err().message().contains("is read from"));
+        std::fs::write(at("other/file"), "mine").unwrap();
+        assert!(claim(&at("other"), false, &reads).unwrap_err().message().contains("is there already"));
+        assert!(claim(&at("other"), true, &reads).unwrap_err().message().contains("not a folder that tunesmith wrote"));
+        claim(&at("fresh/folder"), false, &reads).unwrap();
+        assert!(at("fresh").is_dir() && !at("fresh/folder").exists());
+    }
+}

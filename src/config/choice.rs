@@ -337,6 +337,8 @@ choices! {
         Left = "left",
         /// It is left out.
         Drop = "drop",
+        /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
+        Split = "split",
     };
 
     /// How large a mix of sources is in which each has its share.

@@ -1,7 +1,8 @@
 //! Keys that other toolkits have and a later version will read: refused by name, never accepted and ignored.
 
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
-const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
+const DAPT: &str = "for raw text set data.format: text and data.packing: true, and data.truncation: split; a block is model.max_seq_len tokens long \
+     (docs/guides/dapt.md)";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";

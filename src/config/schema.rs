@@ -530,3 +530,10 @@ section! {
         bootstrap_samples: usize = 1000, range Range::within(0.0, 100_000.0);
     }
 }
+
+impl EvalConfig {
+    /// Whether a measure looks at what an answer was asked by.
+    pub fn reads_sources(&self) -> bool {
+        self.metrics.contains(&EvalMetric::Sari) || !self.scorer.is_empty()
+    }
+}

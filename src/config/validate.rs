@@ -176,10 +176,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     )?;
     let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
     both(
-        metric != "loss" && !train.predict_with_generate && config.task() == Task::CausalLm,
+        !matches!(metric, "loss" | "perplexity" | "byte_perplexity")
+            && !train.predict_with_generate
+            && config.task() == Task::CausalLm,
         "train.metric_for_best_model",
         "train.predict_with_generate",
-        "without answers a validation measures the loss alone; set train.predict_with_generate: true",
+        "without answers a validation measures the loss and the perplexity alone; set train.predict_with_generate: true",
     )?;
     both(
         !metric.starts_with("scorer.") && train.greater_is_better == Some(!greater_is_better(metric)),

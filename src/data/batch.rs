@@ -18,6 +18,11 @@ impl Example {
     pub fn label_tokens(&self) -> usize {
         self.labels.iter().skip(1).filter(|&&label| label != IGNORE).count()
     }
+
+    /// These labels.
+    pub fn predicted(&self) -> Vec<u32> {
+        self.labels.iter().skip(1).filter_map(|&label| u32::try_from(label).ok()).collect()
+    }
 }
 
 /// A padding-free batch: sequences laid end to end; attention never crosses a boundary, positions restart at 0.

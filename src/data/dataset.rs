@@ -2,7 +2,7 @@
 //! repetitions, split, mixed, counted.
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::encode::{EncodeOptions, Encoder, Outcome};
 use super::inputs::{Input, Inputs};
@@ -16,7 +16,7 @@ use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
 use super::walk::Walker;
-use super::{clock, contamination, dedupe, mix};
+use super::{clock, contamination, dedupe, mix, process};
 use crate::config::arch::Arch;
 use crate::config::{Config, Contamination, Dedupe, Task, Truncation};
 use crate::error::{Error, Result};
@@ -63,6 +63,14 @@ pub struct Dataset {
     pub inputs: Inputs,
     /// The labels of a classification, in the order of their numbers; empty for other tasks.
     pub classes: Vec<Class>,
+    known: Known,
+}
+
+/// What evaluations need of the validation rows beside their tokens, found once.
+#[derive(Debug, Default)]
+struct Known {
+    label_bytes: OnceLock<u64>,
+    sources: OnceLock<Vec<String>>,
 }
 
 impl Dataset {
@@ -88,17 +96,50 @@ impl Dataset {
         kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
     }
 
+    /// An example as a question and its answer, where it has both: raw text has no question, whatever the tokenizer puts
+    /// before it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn question(&self, split: &Split, index: usize) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
+        let (prompt, answer) = split.prompt(index)?;
+        let asks = prompt.iter().any(|&id| !self.tokenizer.is_special(id)) && !answer.is_empty();
+        Ok(asks.then_some((prompt, answer)))
+    }
+
+    /// The bytes of the validation rows' labels as text ([`Split::label_bytes`]); 0 without such rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validation_bytes(&self) -> Result<u64> {
+        if let Some(&bytes) = self.known.label_bytes.get() {
+            return Ok(bytes);
+        }
+        let bytes = self.validation.as_ref().map_or(Ok(0), |split| split.label_bytes(&self.tokenizer))?;
+        Ok(*self.known.label_bytes.get_or_init(|| bytes))
+    }
+
+    /// What each validation row is asked by: [`process::sources`] of them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validation_sources(&self, config: &Config) -> Result<&[String]> {
+        if let Some(sources) = self.known.sources.get() {
+            return Ok(sources);
+        }
+        let sources = process::sources(self, config, process::Part::Validation)?;
+        Ok(self.known.sources.get_or_init(|| sources))
+    }
+
     /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
     pub fn stop_ids(&self) -> Result<Vec<u32>> {
         let mut ids = self.tokenizer.stop_ids().to_vec();
-        let special: Vec<u32> =
-            self.tokenizer.special_texts().iter().filter_map(|text| self.tokenizer.id(text)).collect();
         // A template ends all its turns alike: some rows show how.
         for index in 0..self.train.len().min(64) {
-            ids.extend(self.train.prompt(index)?.1.last().filter(|id| special.contains(id)));
+            ids.extend(self.train.prompt(index)?.1.last().filter(|id| self.tokenizer.is_special(**id)));
         }
         ids.sort_unstable();
         ids.dedup();
@@ -111,8 +152,11 @@ fn data_seed(config: &Config) -> u64 {
     config.train.data_seed.unwrap_or(config.train.seed)
 }
 
-/// The threads that read and tokenize.
-pub(super) fn threads(config: &Config) -> Result<rayon::ThreadPool> {
+/// The threads that read and tokenize: `data.num_proc`.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: they cannot be started.
+pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(config.data.num_proc.unwrap_or(0))
         .build()
@@ -201,6 +245,13 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
                 .hint("check data.val_path and test_path, or set data.contamination: warn"));
         }
     }
+    if data.truncation == Truncation::Split {
+        let most = config.model.max_seq_len;
+        report.cut = pool.cut(most);
+        for held_out in [&mut validation, &mut test].into_iter().flatten() {
+            held_out.cut(most);
+        }
+    }
     let mut train = loader.mix(pool, &inputs.train, &mut report);
     let classes = match config.task() {
         Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
@@ -249,6 +300,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         tokenizer_fingerprint,
         inputs,
         classes,
+        known: Known::default(),
     })
 }
 
@@ -410,7 +462,7 @@ impl Loader<'_> {
         }
         let order = mix::order(&sizes, &counts, data_seed(self.config));
         let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
-        Split { rows, sets: pool.sets, class_weights: None }
+        Split { rows, ..pool }
     }
 
     /// What the tokens of a text depend on, besides the options.

@@ -79,9 +79,11 @@ impl Encoder {
             Row::Labeled { label, .. } => Some(self.target(label)?),
             _ => None,
         };
+        // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
+        let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
         let example = self.label(row)?;
         self.check_ids(&example)?;
-        Ok(self.cut(example, target))
+        Ok(self.cut(example, whole, target))
     }
 
     /// What the last token of a row has to predict: the label's number, or the bits of a number.
@@ -169,7 +171,7 @@ impl Encoder {
         }
     }
 
-    fn cut(&self, mut example: Example, target: Option<i32>) -> Outcome {
+    fn cut(&self, mut example: Example, whole: bool, target: Option<i32>) -> Outcome {
         let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
         if self.options.min_length.is_some_and(|minimum| length < minimum) {
             return Outcome::BelowMinimum;
@@ -177,10 +179,10 @@ impl Encoder {
         if self.options.max_length.is_some_and(|maximum| length > maximum) {
             return Outcome::AboveMaximum;
         }
-        let truncated = length > limit;
+        let truncated = length > limit && !whole;
         if truncated {
             let kept = match self.options.truncation {
-                Truncation::Right => 0..limit,
+                Truncation::Right | Truncation::Split => 0..limit,
                 Truncation::Left => length - limit..length,
                 Truncation::Drop => return Outcome::TooLong,
             };

@@ -308,6 +308,40 @@ pub fn loss_weight(row: &Value) -> Result<f32> {
     })
 }
 
+/// What a row asks: the last turn of the user before the last answer, of an Alpaca row its `input` where it has one, of plain
+/// text in two parts the first. Measures that compare an answer with what was asked (SARI, a scorer of the user's) see it.
+///
+/// # Errors
+/// As [`Row::parse`].
+pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
+    let is_alpaca = row.as_object().is_some_and(|row| {
+        let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
+        form == Some(Form::Alpaca)
+    });
+    let input = row["input"].as_str().filter(|input| is_alpaca && !input.is_empty()).map(str::to_owned);
+    let row = Row::parse(row, forms)?;
+    Ok(match (input, row) {
+        (Some(input), _) => input,
+        (None, Row::Chat(conversation)) => {
+            let turns = &conversation.messages;
+            let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
+            let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user");
+            asked.map_or_else(String::new, |turn| said(&turn["content"]))
+        }
+        (None, Row::Completion { prompt, .. }) => prompt,
+        (None, Row::Text(_) | Row::Tokens { .. } | Row::Labeled { .. }) => String::new(),
+    })
+}
+
+/// The text of a message, which may come in parts.
+fn said(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
+        _ => String::new(),
+    }
+}
+
 /// What a value is, in words.
 pub(super) fn kind(value: &Value) -> &'static str {
     match value {
@@ -414,6 +448,20 @@ mod tests {
         for bad in [json!(-1), json!("much"), json!(1e300), json!([1])] {
             assert!(weight(bad.clone()).unwrap_err().to_string().contains("loss_weight"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_row_is_asked_by_the_last_turn_of_the_user_or_its_input() {
+        let source = |row: Value| source_of(row, &Form::ALL).unwrap();
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let turns =
+            [turn("system", "s"), turn("user", "1"), turn("assistant", "2"), turn("user", "3"), turn("assistant", "4")];
+        assert_eq!(source(json!({ "messages": turns })), "3");
+        assert_eq!(source(json!({"instruction": "Simplify.", "input": "It is so.", "output": "So."})), "It is so.");
+        assert_eq!(source(json!({"instruction": "Sort.", "input": "", "output": "a"})), "Sort.");
+        assert_eq!(source(json!({"input": "i", "output": "o"})), "i");
+        assert_eq!(source(json!({"prompt": "p", "completion": "c"})), "p");
+        assert_eq!(source(json!({"text": "t"})), "");
     }
 
     fn contents(row: Row) -> Vec<(String, String)> {

@@ -44,6 +44,10 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     for (label, text) in scores::facts(dataset) {
         fact(&label, text);
     }
+    let (cut, pieces) = report.cut;
+    if cut > 0 {
+        fact("long texts cut into rows", format!("{} into {}", count(cut), count(pieces)));
+    }
     for share in &report.mix {
         fact(
             &format!("rows from {}", share.source),

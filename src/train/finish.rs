@@ -197,6 +197,9 @@ impl Ending<'_> {
         if let Some((loss, step)) = best_of(&self.state) {
             fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
         }
+        if !self.done.evaluating.is_zero() {
+            fact("evaluations", self.evaluations());
+        }
         if !samples.is_empty() {
             let (before, after) = exact_matches(samples);
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
@@ -236,6 +239,12 @@ impl Ending<'_> {
         self.done.summary(self.outcome, self.began, facts)
     }
 
+    /// The time of the evaluations, and its share of the run.
+    fn evaluations(&self) -> String {
+        let (taken, whole) = (self.done.evaluating.as_secs_f64(), self.began.elapsed().as_secs_f64());
+        format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
+    }
+
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
@@ -247,7 +256,7 @@ impl Ending<'_> {
         let mut facts = vec![
             timing("before step 1", self.done.preparing),
             timing("steps", self.done.stepping),
-            timing("evaluations", self.done.evaluating),
+            ("evaluations".to_owned(), self.evaluations()),
             timing("checkpoints", self.done.saving),
             timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
             timing("sample answers", self.asking),

@@ -28,10 +28,7 @@ impl<'a> Questions<'a> {
             if rows.len() == config.generation.num_samples {
                 break;
             }
-            let (prompt, answer) = split.prompt(index)?;
-            if !prompt.is_empty() && !answer.is_empty() {
-                rows.push((prompt, answer));
-            }
+            rows.extend(dataset.question(split, index)?);
         }
         let stop_ids = [eos_ids, &dataset.stop_ids()?].concat();
         Ok(Self { dataset, config, stop_ids, rows })

@@ -17,6 +17,7 @@ use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy, greater_is_better};
 use crate::data::Split;
 use crate::error::{Error, Kind, Result};
+use crate::eval::metrics::Likelihood;
 use crate::model::Model;
 use crate::optim::{Ema, LossScaler, Optimizer};
 
@@ -280,8 +281,8 @@ impl Session<'_> {
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
             let measure = Measure::of(self.config());
-            // A scorer may draw, and machines may round otherwise: what the first rank found holds for all.
-            let mut value = [measure.value(loss, &scores)?];
+            // Only the first rank has scores; what it found holds for all.
+            let mut value = [if self.writes() { measure.value(loss, &scores)? } else { 0.0 }];
             self.comm.broadcast(&mut value, 0)?;
             let [value] = value;
             judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
@@ -334,16 +335,35 @@ impl Session<'_> {
         self.model.stand_by()?;
         ranks::all_have_room(&*self.comm, failed)?;
         self.agree_on_passes()?;
-        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
-        let scores = predictor.trial(&self.model, self.stop, &*self.comm)?;
-        let Some(scores) = scores else { return Ok(()) };
-        if scores.is_empty() {
-            self.observer.event(&Event::Notice(
-                "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
-                 evaluations measure the loss alone",
-            ));
+        let mut scores = self.likelihood(1.0, 1)?;
+        if let Some(predictor) = Predictor::new(&self.prepared, self.writes())? {
+            let Some(found) = predictor.trial(&self.model, self.stop, &*self.comm)? else { return Ok(()) };
+            if found.is_empty() {
+                self.observer.event(&Event::Notice(
+                    "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
+                     evaluations measure the loss alone",
+                ));
+            }
+            scores.extend(found);
         }
-        Measure::of(self.config()).value(0.0, &scores).map(drop)
+        // The first rank alone has scores.
+        if self.writes() { Measure::of(self.config()).value(0.0, &scores).map(drop) } else { Ok(()) }
+    }
+
+    /// What the loss says of the references by another name: the perplexity by token, and by byte of their text, which can
+    /// be compared between tokenizers.
+    fn likelihood(&self, loss: f64, label_tokens: u64) -> Result<Scores> {
+        if !self.writes() {
+            return Ok(Scores::new());
+        }
+        let bytes = self.prepared.dataset.validation_bytes()?;
+        let sums = Likelihood { nll: loss * label_tokens as f64, tokens: label_tokens, right: 0, bytes };
+        let scores = [("perplexity", sums.perplexity()), ("byte_perplexity", sums.byte_perplexity())];
+        Ok(scores
+            .into_iter()
+            .filter(|(_, score)| score.is_finite())
+            .map(|(name, score)| (name.to_owned(), score))
+            .collect())
     }
 
     /// The validation split measured; nothing when the run is asked to stop.
@@ -352,12 +372,13 @@ impl Session<'_> {
             return self.validate_scores(&head);
         }
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
+        let likelihood = self.likelihood(loss, label_tokens)?;
         let found = |scores| Some(Validation { loss, label_tokens, scores, confusion: Vec::new() });
-        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(found(Scores::new())) };
+        let Some(predictor) = Predictor::new(&self.prepared, self.writes())? else { return Ok(found(likelihood)) };
         // What the loss was walked in makes room for caches.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop, &*self.comm)?;
-        Ok(scores.and_then(found))
+        Ok(scores.and_then(|scores| found(likelihood.into_iter().chain(scores).collect())))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.

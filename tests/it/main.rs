@@ -5,6 +5,8 @@ mod classify;
 mod comm;
 mod config;
 mod data;
+mod documents;
+mod eval;
 mod examples;
 mod export;
 mod generate;

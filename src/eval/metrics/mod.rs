@@ -27,7 +27,8 @@ use std::time::Duration;
 /// One answered row.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
-    /// What the answer was asked of: the last turn of the user, or the prompt.
+    /// What the answer was asked by: the last turn of the user, or the prompt ([`crate::data::row::source_of`]); empty unless a
+    /// measure reads it.
     pub source: &'a str,
     /// What the model said.
     pub answer: &'a str,
@@ -231,11 +232,24 @@ impl Metrics {
     /// # Errors
     /// [`crate::Kind::Data`] of a scorer that fails.
     pub fn add(&mut self, row: &Row<'_>, likelihood: Option<&Likelihood>) -> Result<Vec<(String, f64)>> {
+        self.count(Some(row), likelihood)
+    }
+
+    /// Adds a row that was not answered, as there is no question in it: no other measure counts it.
+    ///
+    /// # Errors
+    /// None that [`Metrics::add`] has.
+    pub fn add_unanswered(&mut self, likelihood: &Likelihood) -> Result<Vec<(String, f64)>> {
+        self.count(None, Some(likelihood))
+    }
+
+    fn count(&mut self, row: Option<&Row<'_>>, likelihood: Option<&Likelihood>) -> Result<Vec<(String, f64)>> {
         let mut of_row = Vec::new();
         for (measure, sums) in &mut self.measures {
-            let counts = match (&mut *measure, likelihood) {
-                (Measure::Likelihood, Some(likelihood)) => likelihood.counts().to_vec(),
-                (measure, _) => measure.counts(row)?,
+            let counts = match (&mut *measure, row, likelihood) {
+                (Measure::Likelihood, _, Some(likelihood)) => likelihood.counts().to_vec(),
+                (measure, Some(row), _) => measure.counts(row)?,
+                (_, None, _) => continue,
             };
             of_row.extend(measure.names().into_iter().zip(measure.scores(&counts, true)));
             sums.get_or_insert_with(|| Sums::new(counts.len(), self.replicates, self.seed)).add(self.rows, &counts);
