@@ -19,6 +19,7 @@ pub mod background;
 pub mod disk;
 pub mod finished;
 pub mod folder;
+pub mod origin;
 pub mod peft;
 pub mod pissa;
 pub mod stamp;

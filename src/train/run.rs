@@ -6,7 +6,7 @@ use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
-use super::{auto, engine, finish, prepare, save};
+use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
@@ -55,6 +55,8 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
     let _budget = budget.map(Budget::new);
     let mut seats = ranks::seats(&resolved.config, options.launch.as_ref())?;
+    let (world, launcher) = (seats[0].world, options.launch.as_ref().map(|launch| launch.launcher));
+    let resolved = &resolved.in_world(world.size, world.local_size, launcher)?;
     let others = seats.split_off(1);
     let first = seats.remove(0);
     std::thread::scope(|scope| {
@@ -98,11 +100,7 @@ fn run_here(
     let found = seat.in_turn(|| prepare::find(resolved, options, stop, observer, &seat))?;
     // Only now: reading the data may take longer than an operation between ranks may.
     let comm = seat.connect()?;
-    let mut prepared = found.settle(resolved, options, &*comm, observer)?;
-    if let Some((strategy, why)) = auto::choose(&prepared, &*comm)? {
-        prepared.config.train.strategy = strategy;
-        observer.event(&Event::Notice(&why));
-    }
+    let prepared = found.settle(resolved, options, &*comm, observer)?;
     prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
     session.agree()?;

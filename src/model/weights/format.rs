@@ -38,6 +38,15 @@ impl Dtype {
         }
     }
 
+    /// PyTorch's word for it, as `config.json` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::BF16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
     /// Bytes of one number.
     pub const fn bytes(self) -> usize {
         match self {
@@ -211,6 +220,11 @@ impl Numbers<'_> {
         }
     }
 
+    /// What they take in a file.
+    pub fn bytes(self) -> u64 {
+        self.dtype().1 * self.len() as u64
+    }
+
     fn dtype(self) -> (&'static str, u64) {
         match self {
             Self::Elsewhere(_, name) => (name, item_bytes(name).unwrap_or(1)),
@@ -315,8 +329,8 @@ pub fn write_numbers_by(
     }
     let mut at = 0;
     for (name, shape, values) in &sorted {
-        let (dtype, bytes) = values.dtype();
-        let end = at + bytes * values.len() as u64;
+        let dtype = values.dtype().0;
+        let end = at + values.bytes();
         let tensor = TensorInfo { dtype: dtype.into(), shape: shape.clone(), data_offsets: (at, end) };
         let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
         if twice || shape.iter().product::<usize>() != values.len() {

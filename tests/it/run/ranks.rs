@@ -304,6 +304,11 @@ fn strategies_that_contradict_the_launcher_are_refused() {
     assert!(refused(&other).contains("`data` does not run as several ranks"));
     let gpus = tunesmith(&["launch", "--", "train", config.to_str().unwrap()]).env("NUM_GPUS", "99").output().unwrap();
     assert!(refused(&gpus).contains("env NUM_GPUS=99: "));
+    let accelerate = fixture.path("acc.yaml");
+    std::fs::write(&accelerate, "distributed_type: MULTI_CPU\nnum_processes: 2\n").unwrap();
+    let word = format!("train.accelerate={}", accelerate.display());
+    let alone = refused(&train(&config, &[&word]));
+    assert!(alone.contains("acc.yaml:2 num_processes: 2, but this is 1 rank"), "{alone}");
     let mut command = tunesmith(&["launch", "--nproc", "2", "--", "train", config.to_str().unwrap()]);
     let missing = command.env("TUNESMITH_GLOO", "/nowhere/lib.so").output().unwrap();
     let text = refused(&missing);
