@@ -9,6 +9,7 @@ use crate::config::{Checkpointing, ConfigValue as _};
 use crate::data::{Batch, Step};
 use crate::error::{Error, Kind, Result};
 use crate::memory;
+use crate::model::Model;
 use crate::plan::{grouped, human_bytes};
 
 /// Sequences in a batch.
@@ -77,25 +78,39 @@ impl Session<'_> {
     /// # Errors
     /// Those of the engine; [`Kind::Memory`]: a single row does not fit.
     pub(super) fn loss_within(&mut self, rows: &[usize]) -> Result<(f64, f64, u64)> {
+        let measure =
+            |model: &Model, batch: &Batch| Ok((model.loss(batch)?, batch.label_weight(), batch.label_tokens() as u64));
+        let found = self.passes_within(rows, &measure)?;
+        Ok(found.into_iter().fold((0.0, 0.0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1, sum.2 + it.2)))
+    }
+
+    /// What a head of scores gives for the validation rows, `[rows, outputs]`.
+    ///
+    /// # Errors
+    /// As [`Session::loss_within`].
+    pub(super) fn scores_within(&mut self, rows: &[usize]) -> Result<Vec<f32>> {
+        Ok(self.passes_within(rows, &|model, batch| model.logits(batch, &batch.ends()))?.concat())
+    }
+
+    /// What `measure` makes of passes over the validation rows, in their order.
+    fn passes_within<T>(&mut self, rows: &[usize], measure: &dyn Fn(&Model, &Batch) -> Result<T>) -> Result<Vec<T>> {
         loop {
-            let Some(validation) = &self.prepared.dataset.validation else { return Ok((0.0, 0.0, 0)) };
+            let Some(validation) = &self.prepared.dataset.validation else { return Ok(Vec::new()) };
             let batches = feed::batches(validation, &vec![vec![rows.to_vec()]], self.pass_limit())?;
-            let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0);
+            let mut found = Vec::with_capacity(batches.len());
             let mut failed = None;
             for batch in &batches {
-                match self.model.loss(batch) {
-                    Ok(loss) => sum += loss,
+                match measure(&self.model, batch) {
+                    Ok(measured) => found.push(measured),
                     Err(error) if error.kind() == Kind::Memory => {
                         failed = Some((batch, error));
                         break;
                     }
                     Err(error) => return Err(error),
                 }
-                weight += batch.label_weight();
-                label_tokens += batch.label_tokens() as u64;
             }
             match failed {
-                None => return Ok((sum, weight, label_tokens)),
+                None => return Ok(found),
                 Some((batch, error)) => self.give_way(batch, error, false)?,
             }
         }

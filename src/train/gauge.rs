@@ -240,7 +240,12 @@ impl<'a> Gauge<'a> {
                 for ends in batch.cu_seqlens.windows(2) {
                     let ids = &batch.tokens[ends[0]..ends[1]];
                     let ids = &ids[..ids.len().min(tokens - worst.tokens.len())];
-                    let labels: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+                    let mut labels: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+                    if self.model.arch.score.is_some() {
+                        // Only a row's last token has a label, whatever it is.
+                        labels.fill(IGNORE);
+                        labels.push(0);
+                    }
                     worst.push(ids, &labels);
                 }
             }

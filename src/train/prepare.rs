@@ -8,7 +8,7 @@ use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, auto, budget, claim, engine, machine, output, scaling, settle, trained};
+use super::{adapter, auto, budget, claim, engine, machine, output, scaling, scores, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
@@ -128,6 +128,8 @@ pub fn parts(
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;
     if let Some(dir) = &source {
         let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -141,7 +143,6 @@ pub fn parts(
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     trained::check_rates(&config, &tensors)?;
     let optimizer = budget::optimizer(&config, tensors, budget::threads(&config))?;
-    hub::fetch_paths(&mut config.data, &downloads)?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());
         if config.model.init == Init::Pretrained {
@@ -348,6 +349,7 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     for setting in &mut settings {
         match setting.key.as_str() {
             "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            "data.labels" => setting.value = config.data.labels.to_json(),
             "train.batch_size" => setting.value = config.train.batch_size.to_json(),
             "train.grad_accum" => setting.value = config.train.grad_accum.to_json(),
             "train.gradient_checkpointing" => setting.value = config.train.gradient_checkpointing.to_json(),
@@ -444,6 +446,7 @@ impl Prepared {
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));
+        facts.extend(scores::facts(&self.dataset));
         if let Some(budget) = memory::budget() {
             let asked = if train.memory_budget.is_some() { "" } else { ", what the machine has free less a tenth" };
             facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
@@ -487,56 +490,14 @@ pub fn describe(prepared: &Prepared) -> String {
         Mode::Full => "every weight".to_owned(),
         Mode::Freeze => "some weights".to_owned(),
     };
+    let head = match &prepared.arch.score {
+        Some(head) if head.is_number() => " and a head for a number".to_owned(),
+        Some(head) => format!(" and a head for {} labels", head.labels.len()),
+        None => String::new(),
+    };
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
-    format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
-}
-
-/// What the data came to: label and value.
-pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
-    let Dataset { train, validation, test, report, .. } = dataset;
-    let mut facts = Vec::new();
-    let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
-    let count = |number: usize| grouped(number as u64);
-    fact("training rows", count(train.len()));
-    for (label, split) in [("validation rows", validation), ("test rows", test)] {
-        if let Some(split) = split {
-            fact(label, count(split.len()));
-        }
-    }
-    let lengths = train.lengths();
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
-    fact("training tokens", count(train.tokens()));
-    fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
-    fact(
-        "tokens a row",
-        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
-    );
-    for (label, number) in [
-        ("rows read", report.train.rows),
-        ("rows cut", report.train.truncated),
-        ("rows left out as too long", report.train.too_long),
-        ("rows left out without labels", report.train.unlabeled),
-    ] {
-        fact(label, grouped(number));
-    }
-    for (label, number) in [
-        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
-        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
-        ("rows also in the evaluation rows", report.train.contaminated.rows),
-    ] {
-        if number > 0 {
-            fact(label, grouped(number));
-        }
-    }
-    for share in &report.mix {
-        fact(
-            &format!("rows from {}", share.source),
-            format!("{} of {}", grouped(share.used), grouped(share.available)),
-        );
-    }
-    facts
+    format!("{name} · {family} · {what}{head} · {} values trained", grouped(prepared.trainable))
 }
 
 /// Where event files go.
