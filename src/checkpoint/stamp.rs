@@ -17,6 +17,9 @@ use crate::model::targets::Placement;
 
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
+    "task",
+    "data.labels",
+    "train.class_weights",
     "model.max_seq_len",
     "train.loss_scale",
     "train.initial_scale_power",

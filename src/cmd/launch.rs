@@ -25,7 +25,7 @@ use crate::error::{Error, Kind, Result};
 /// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Ranks on this machine: a number, or `auto`: NUM_GPUS, else `num_processes` of Accelerate's file, else one
+    /// Ranks on this machine: a number, or `auto`: `NUM_GPUS`, else `num_processes` of Accelerate's file, else one
     #[arg(long, default_value = "auto")]
     nproc: String,
     /// Machines that take part; each runs this command (`num_machines` of Accelerate's file, else 1)

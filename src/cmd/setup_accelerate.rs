@@ -1,4 +1,5 @@
 //! `tunesmith setup-accelerate`: writes a configuration of Accelerate for this machine; asks only in a terminal.
+use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
@@ -56,13 +57,12 @@ pub fn run(args: &Args) -> Result<()> {
         if asks { ask(text, &fallback, fits) } else { Ok(fallback) }
     };
     let found = platform::ranks(&host, Engine::Cpu) as u64;
-    let processes = match args.num_processes {
-        Some(processes) => processes,
-        None => {
-            let count = |text: &str| text.parse().is_ok_and(|count: u64| (1..=4096).contains(&count));
-            let text = question("How many ranks on this machine?", found.to_string(), &count)?;
-            text.parse().unwrap_or(found)
-        }
+    let count = |text: &str| text.parse().is_ok_and(|count: u64| (1..=4096).contains(&count));
+    let processes = if let Some(processes) = args.num_processes {
+        processes
+    } else {
+        let text = question("How many ranks on this machine?", found.to_string(), &count)?;
+        text.parse().unwrap_or(found)
     };
     let strategy = match &args.strategy {
         Some(strategy) => strategy.clone(),
@@ -143,7 +143,7 @@ fn file(host: &Host, answers: &Answers) -> String {
         text += "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
     }
     if kind == "DEEPSPEED" {
-        text += &format!("deepspeed_config:\n  zero_stage: {}\n", strategy.trim_start_matches("zero"));
+        let _ = writeln!(text, "deepspeed_config:\n  zero_stage: {}", strategy.trim_start_matches("zero"));
     }
     text
 }

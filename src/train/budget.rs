@@ -9,7 +9,7 @@ use crate::config::arch::Arch;
 use crate::config::{
     Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
 };
-use crate::data::Split;
+use crate::data::{Dataset, Split};
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
 use crate::model::weights::WeightFiles;
@@ -190,14 +190,13 @@ impl Peak {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Peak> {
-    let Prepared { config, arch, weights, ranks, together, .. } = prepared;
-    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(prepared)))?;
+    let Prepared { config, arch, weights, dataset, ranks, together, .. } = prepared;
+    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(config, dataset)))?;
     Ok(Peak { rank, together: *together })
 }
 
-/// The largest pass of a run that is prepared.
-pub fn largest(prepared: &Prepared) -> Pass {
-    let (config, dataset) = (&prepared.config, &prepared.dataset);
+/// The largest pass of a run with these rows.
+pub fn largest(config: &Config, dataset: &Dataset) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
     let evaluates = config.train.eval_strategy != EvalStrategy::No;

@@ -78,7 +78,7 @@ pub fn run(request: &Request, worlds: &[usize]) -> Result<Vec<Line>> {
             let shared = pair.map(|link| Link { bandwidth: link.bandwidth * 2.0 / ranks.max(2) as f64, ..link });
             let predicted = shared.map_or(alone, |link| {
                 let fabric = Fabric { local: ranks as u64, inside: link, between: link, pattern: Pattern::Pairwise };
-                // The cores that carry bytes are those that compute: nothing hides.
+                // The cores that carry bytes are those that compute: nothing hides, though it goes on beside the backward pass.
                 let work = Work { compute: alone, backward: 0.0, ..work };
                 scaling::estimate(Strategy::Ddp, &work, &fabric, ranks as u64).communication + alone
             });

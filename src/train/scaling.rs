@@ -1,5 +1,7 @@
 //! The learning rate by the rows of a step: `train.lr_scaling`. More rows make a gradient with less noise, which bears a larger step;
 //! linear as Goyal et al. (2017) do it, with a warm-up, or by the square root, as the noise itself falls.
+use std::fmt::Write as _;
+
 use crate::config::{LrScaling, LrScheduler, TrainConfig};
 
 /// The share of steps in which a rate rises that was scaled up and has no warm-up of its own.
@@ -34,7 +36,8 @@ pub fn scale(train: &mut TrainConfig, ranks: usize, warms: bool) -> Option<Strin
     );
     if factor > 1.0 && !warms && rises {
         train.warmup_ratio = WARMUP;
-        text += &format!("; no warm-up is set, so it rises in {} % of the steps (train.warmup_ratio)", 100.0 * WARMUP);
+        let share = 100.0 * WARMUP;
+        let _ = write!(text, "; no warm-up is set, so it rises in {share} % of the steps (train.warmup_ratio)");
     }
     Some(text)
 }

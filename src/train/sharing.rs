@@ -231,7 +231,8 @@ impl Sharing {
                 Ok(thread) => thread,
                 Err(error) => return (Err(Error::io("start", "a thread for sums", &error)), Vec::new()),
             };
-            let clock = timeline.as_ref().map(|timeline| Clock { timeline, pass, began: timeline.now() });
+            let partition = &self.partition;
+            let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
             let hand = Hand { sender: sender.clone(), rooms, clock };
             let mut grads = match whole {
                 Some(values) => Grads::handed(values, Box::new(hand)),
@@ -345,11 +346,6 @@ impl Sharing {
             rest = later;
         }
     }
-
-    /// Gives back what is only needed within a step.
-    pub fn release(&mut self) {
-        self.exchange.release();
-    }
 }
 
 /// Who owns what of a model's trained values, which may be cut where `legal` says.
@@ -404,6 +400,7 @@ struct Hand<'g> {
 /// Since when a pass is on its way to the next segment's gradients.
 struct Clock<'g> {
     timeline: &'g Timeline,
+    partition: &'g Partition,
     pass: usize,
     began: Duration,
 }
@@ -417,8 +414,10 @@ impl<'g> Collector<'g> for Hand<'g> {
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
-        if let Some(Clock { timeline, pass, began }) = &self.clock {
-            timeline.computed(format!("pass {}, down to value {start}", pass + 1), *began);
+        if let Some(Clock { timeline, partition, pass, began }) = &self.clock {
+            let starts = |&segment: &usize| partition.segment(segment).end > start;
+            let segment = (0..partition.segments()).find(starts).unwrap_or_default();
+            timeline.computed(format!("pass {}, backward to segment {segment}", pass + 1), *began);
         }
         send(&self.sender, Handed::Gradients(start, gradients))?;
         if let Some(clock) = &mut self.clock {

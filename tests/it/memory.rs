@@ -244,11 +244,15 @@ fn a_row_that_does_not_fit_is_refused_with_what_helps() {
             "model.dtype: bfloat16 (saves about",
             "train.bf16: true (saves about",
             "tuning.lora.r: 2 (saves about",
-            ", enough alone)",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains("enough alone"), "{text}");
     }
+    // Where little is lacking, some of it is enough.
+    let output = large.train("little", &[], Some(one_row - (one_row - short) / 8));
+    assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+    assert!(said(&output).contains(", enough alone); "), "{}", said(&output));
     // Where it may, the run goes on with blocks that are run again, found before step 1 or when it is needed.
     let may = ["train.gradient_checkpointing: auto", "data.use_cache: false"];
     let run = large.good("may", &may, Some(budget));
@@ -295,14 +299,14 @@ fn rows_that_are_measured_make_steps_of_the_tokens_that_are_asked_for() {
         let number = |key: &str| run.setting(key).parse::<usize>().unwrap();
         number("batch_size") * number("grad_accum")
     };
-    // 96 rows of 67 tokens on average.
-    assert!(run.text.contains("a step is to have 22 rows a rank, about 1,4"), "{}", run.text);
-    assert_eq!(rows(&run), 22, "{}", run.text);
+    // 96 rows of 66.6 tokens on average: 22.5 would do, 24 can be cut in many ways.
+    assert!(run.text.contains("a step is to have 24 rows a rank, about 1,598 tokens"), "{}", run.text);
+    assert_eq!(rows(&run), 24, "{}", run.text);
     // However little memory there is, and whatever is fastest within it.
     let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 1));
     let tight = large.good("tight", &[&alone[..], &["data.use_cache: false"]].concat(), Some(budget));
     assert!(tight.text.contains("passes are cut to"), "{}", tight.text);
-    assert_eq!(rows(&tight), 22, "{}", tight.text);
+    assert_eq!(rows(&tight), 24, "{}", tight.text);
     for (one, other) in run.losses().iter().zip(tight.losses()) {
         assert!((one - other).abs() < 2e-5, "{one} and {other}");
     }
@@ -398,9 +402,8 @@ fn answers_that_do_not_fit_side_by_side_are_made_in_turns_and_are_the_same() {
         "train.eval_strategy: steps",
         "train.eval_steps: 1",
         "train.eval_batch_size: 1",
-        "train.generation_max_new_tokens: 200",
     ];
-    let answers = ["train.predict_with_generate: true"];
+    let answers = ["train.predict_with_generate: true", "train.generation_max_new_tokens: 200"];
     let silent = large.good("silent", &evaluates, None).held();
     let asks = [&evaluates[..], &answers].concat();
     let free = large.good("free", &asks, None);
@@ -410,18 +413,12 @@ fn answers_that_do_not_fit_side_by_side_are_made_in_turns_and_are_the_same() {
     assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
     let scores = |run: &Run| {
         let text = std::fs::read_to_string(run.dir.join("metrics.jsonl")).unwrap();
-        let line = text.lines().find(|line| line.contains("eval_rouge")).expect("scores").to_owned();
+        let line = text.lines().find(|line| line.contains("eval_scores")).expect("scores").to_owned();
         let mut line: Value = serde_json::from_str(&line).unwrap();
         line.as_object_mut().unwrap().retain(|key, _| key != "eval_seconds");
         line
     };
     assert_eq!(scores(&free), scores(&tight));
-    // One answer alone is too much: that is said, and where.
-    let output = large.train("none", &asks, Some(silent + (silent / 100)));
-    if !output.status.success() {
-        assert_eq!(output.status.code(), Some(9), "{}", said(&output));
-        assert!(said(&output).contains("answering validation rows: a text of "), "{}", said(&output));
-    }
 }
 
 /// A step's gradients with this kept in blocks.

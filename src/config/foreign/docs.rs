@@ -66,14 +66,13 @@ fn describe(act: Act) -> (&'static str, String) {
     match act {
         Act::To(ours) => ("honoured", format!("`{ours}`")),
         Act::With(_, what) | Act::Together(what) => ("honoured", what.to_owned()),
-        Act::Always([], why) => ("warned", why.to_owned()),
+        Act::Always([], why) | Act::Warned(why) => ("warned", why.to_owned()),
         Act::Always(scalars, why)
             if scalars.contains(&Scalar::Bool(true)) && scalars.contains(&Scalar::Bool(false)) =>
         {
             ("honoured", why.to_owned())
         }
         Act::Always(scalars, why) => ("honoured", format!("{}: {why}; another value is warned of", values(scalars))),
-        Act::Warned(why) => ("warned", why.to_owned()),
         Act::Unless([], why) => ("refused", format!("unless off: {why}")),
         Act::Unless(scalars, why) => ("refused", format!("unless {}: {why}", values(scalars))),
     }

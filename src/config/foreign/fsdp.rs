@@ -70,10 +70,6 @@ fn sharding(reader: &mut Reader, value: &Value) -> Result<()> {
 }
 
 fn put_sharding(reader: &mut Reader, value: &Value, ours: &str) -> Result<()> {
-    let known = super::super::schema::options().any(|def| def.path() == SHARDING);
-    if ours == "full_shard" && !known {
-        return reader.same(value, "fsdp shares all weights");
-    }
     reader.put(value, SHARDING, Node::Str(ours.to_owned()), "")
 }
 

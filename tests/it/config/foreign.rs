@@ -50,7 +50,7 @@ fn the_page_is_generated_from_the_tables() {
         "docs/foreign-configs.md is not what src/config/foreign says; regenerate it:\n  \
          cargo run --quiet -- config --foreign > docs/foreign-configs.md"
     );
-    assert!(!docs::markdown().contains("| |"), "a key without a word");
+    assert!(!docs::markdown().contains("|  |"), "a key without a word");
 }
 
 /// A configuration that names `ds.json`, and that file.

@@ -163,19 +163,21 @@ fn workers(parent: u32) -> Vec<i32> {
     found
 }
 
+/// Removes the two when it goes.
+struct Namespaces;
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in ["ts-one", "ts-two"] {
+            let _ = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
+
 /// Two machines as two network namespaces that a pair of virtual cards joins. `just rank-test`, as root.
 #[test]
 #[ignore = "needs torchrun and root"]
 fn torchrun_joins_two_network_namespaces() {
     assert!(gloo_is_there(), "this test is asked for by name");
-    struct Namespaces;
-    impl Drop for Namespaces {
-        fn drop(&mut self) {
-            for name in ["ts-one", "ts-two"] {
-                let _ = Command::new("ip").args(["netns", "del", name]).output();
-            }
-        }
-    }
     let ip = |words: &str| {
         let output = Command::new("ip").args(words.split(' ')).output().unwrap();
         assert!(output.status.success(), "ip {words}: {}", said(&output));

@@ -1,4 +1,5 @@
 //! The recipes for several ranks, through the wrapper and the justfile as they are, but for the build before the recipe and the binary it names.
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -70,12 +71,43 @@ fn train_deepspeed_and_accelerates_file_start_what_they_say() {
     assert!(said(&output).contains("num_processes: 2, but tunesmith launch has started 3 ranks"), "{}", said(&output));
 }
 
+/// Every file that ships starts a run that shares what it says, with the losses of copies.
+#[test]
+fn the_shipped_files_train() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let config = format!("CONFIG={}", fixture.config("run", &["train.max_steps: 3"]).display());
+    let losses = || {
+        let text = std::fs::read_to_string(fixture.path("out/metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.filter_map(|line| line["loss"].as_f64()).collect::<Vec<_>>()
+    };
+    done(&just(&[], &["train-distributed", &config, "NPROC=2"]));
+    let copies = losses();
+    for (variable, file, strategy) in [
+        ("DEEPSPEED_CONFIG", "deepspeed/zero1.json", "zero1"),
+        ("DEEPSPEED_CONFIG", "deepspeed/zero2.json", "zero2"),
+        ("DEEPSPEED_CONFIG", "deepspeed/zero3.json", "zero3"),
+        ("DEEPSPEED_CONFIG", "deepspeed/zero3_offload.json", "zero3"),
+        ("ACCELERATE_CONFIG_FILE", "configs/accelerate/multi_gpu_ddp.yaml", "ddp"),
+        ("ACCELERATE_CONFIG_FILE", "configs/accelerate/multi_gpu_fsdp.yaml", "fsdp"),
+    ] {
+        let named = format!("{variable}={file}");
+        let text =
+            done(&just(&[], &["train-distributed", &config, &named, "NPROC=2", "--overwrite", "TRAIN_BF16=false"]));
+        assert!(text.contains(&format!("{strategy}: 2 processes over gloo")), "{file}: {text}");
+        let apart = losses().iter().zip(&copies).map(|(one, other)| (one / other - 1.0).abs()).fold(0.0, f64::max);
+        assert!(apart < 1e-5, "{file}: {apart:e}");
+    }
+}
+
 #[test]
 fn tensorboard_stands_beside_and_goes_afterwards() {
     if !gloo_is_there() {
         return;
     }
-    use std::os::unix::fs::PermissionsExt as _;
     let fixture = Fixture::new();
     let config = format!("CONFIG={}", fixture.config("run", &["train.max_steps: 3"]).display());
     let board = fixture.path("tensorboard");
@@ -87,11 +119,10 @@ fn tensorboard_stands_beside_and_goes_afterwards() {
     std::fs::write(&board, script).unwrap();
     std::fs::set_permissions(&board, std::fs::Permissions::from_mode(0o755)).unwrap();
     let board = board.display().to_string();
-    for (recipe, port, words) in
-        [("train-distributed-tb", "6311", &[][..]), ("train-deepspeed-tb", "6312", &["train.strategy=ddp"][..])]
-    {
+    for (recipe, port, strategy) in [("train-distributed-tb", "6311", "ddp"), ("train-deepspeed-tb", "6312", "zero2")] {
         let env = [("TENSORBOARD", board.as_str()), ("TB_PORT", port)];
-        let text = done(&just(&env, &[&[recipe, &config, "NPROC=2", "--overwrite"], words].concat()));
+        let text = done(&just(&env, &[recipe, &config, "NPROC=2", "--overwrite"]));
+        assert!(text.contains(&format!("{strategy}: 2 processes over gloo")), "{text}");
         assert!(text.contains(&format!("TensorBoard: http://localhost:{port}")), "{text}");
         assert!(text.contains("2 of 2 ranks on this machine"), "{text}");
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
