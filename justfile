@@ -228,6 +228,18 @@ test *ARGS:
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
 
+# holds GGUF exports of twelve families against llama.cpp (needs PYTHON with cyllama, gguf, torch, transformers, peft; a few minutes)
+[group('develop')]
+[no-exit-message]
+@gguf-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/gguf_check.py --tunesmith "{{ tunesmith }}" "$@"
+
+# holds exported folders and adapters of all families against Transformers and PEFT (needs PYTHON with both; a few minutes)
+[group('develop')]
+[no-exit-message]
+@export-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
+
 # training speed, memory and where the time goes: just bench --shape smollm2-135m
 [group('develop')]
 [no-exit-message]

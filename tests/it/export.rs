@@ -254,5 +254,13 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
     assert!(said.contains("would upload to me/mine") && said.contains("adapter_model.safetensors"), "{said}");
     let card = fs::read_to_string(folder.join("README.md")).unwrap();
     assert!(card.contains("library_name: peft"), "{card}");
-    fails(&[&["export", "--peft", "--push", "me/mine", "--output", "x"], &parts[..]].concat(), 2, "--dry-run");
+    fails(
+        &[
+            &["export", "--peft", "--push", "mine", "--dry-run", "--overwrite", "--output", folder.to_str().unwrap()],
+            &parts[..],
+        ]
+        .concat(),
+        2,
+        "owner/name",
+    );
 }
