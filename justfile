@@ -212,6 +212,11 @@ rank-test:
     shim/gloo/build
     cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi
 
+# NCCL on the GPUs of this machine, against a plain oracle
+[group('develop')]
+gpu-test:
+    TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
+
 # formatting and lints
 [group('develop')]
 check:

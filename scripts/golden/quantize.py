@@ -4,14 +4,15 @@
     pip install -r scripts/golden/requirements.txt
     python3 scripts/golden/quantize.py --out tests/golden/b --a tests/golden/a
 
-`matrices.safetensors`: for each matrix W and format its codes, scales and numbers. `loftq.safetensors`: LoftQ by its definition, which
-PEFT computes on a GPU only. `llama_nf4`, `llama_nf4dq`: a/llama with 4-bit matrices as Transformers saves it, without and with double
+`matrices.safetensors`: for each matrix W and format its codes, scales and numbers. `loftq.safetensors`: what PEFT's
+`loftq_init` makes of matrices. `llama_nf4`, `llama_nf4dq`: a/llama with 4-bit matrices as Transformers saves it, without and with double
 quantization, and what is computed with it; the data, the adapter to start from and the recipe are those of a/llama.
 """
 import argparse
 import json
 import os
 import shutil
+from unittest import mock
 
 # Before torch is imported: no network, and the same instruction set on every machine.
 os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
@@ -82,22 +83,24 @@ def quantized_matrices():
 
 
 def loftq(weight, rank, rounds):
-    """PEFT's loftq_init for 4 bits."""
-    rest = weight.clone()
-    for turn in range(rounds):
-        codes, state = BF.quantize_4bit(rest, blocksize=64, quant_type="nf4", compress_statistics=False)
-        numbers = dequantize(codes, state)
-        u, s, v = torch.linalg.svd(weight - numbers, full_matrices=False)
-        root = torch.sqrt(torch.diag(s))
-        left, right = (u @ root)[:, :rank], (root @ v)[:rank]
-        if turn + 1 < rounds:
-            rest = weight - left @ right
-    return numbers, right, left
+    """PEFT's own loftq_init, which moves to a GPU: here it stays. bitsandbytes widens rows of other lengths than these wrongly on the CPU."""
+    from peft.utils import loftq_utils
+
+    def stays(to):
+        def call(tensor, *args, **given):
+            given = {name: value for name, value in given.items() if name != "device"}
+            return to(tensor, *("cpu" if arg == "cuda" else arg for arg in args), **given)
+
+        return call
+
+    with mock.patch.object(torch.Tensor, "to", stays(torch.Tensor.to)), mock.patch.object(bnb.nn.Params4bit, "to", stays(bnb.nn.Params4bit.to)):
+        numbers, right, left = loftq_utils.loftq_init(weight, 4, rank, rounds)
+    return numbers, right.contiguous(), left.contiguous()
 
 
 def loftq_cases():
     stored = {}
-    for seed, (name, (rows, cols, rank, rounds)) in enumerate({"once": (24, 48, 4, 1), "twice": (48, 20, 4, 2), "often": (32, 32, 6, 5)}.items()):
+    for seed, (name, (rows, cols, rank, rounds)) in enumerate({"once": (24, 64, 4, 1), "twice": (48, 64, 4, 2), "often": (32, 128, 6, 5)}.items()):
         weight = torch.from_numpy(np.random.default_rng(seed).standard_normal((rows, cols), dtype=np.float32)) * 0.05
         numbers, a, b = loftq(weight, rank, rounds)
         stored |= {f"{name}.w": weight, f"{name}.numbers": numbers, f"{name}.a": a, f"{name}.b": b, f"{name}.rounds": torch.tensor([rounds]).int()}

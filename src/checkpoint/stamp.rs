@@ -156,6 +156,7 @@ pub const FREE: &[&str] = &[
     "train.strategy",
     "train.dp_ranks",
     "train.ddp_bucket_cap_mb",
+    "train.ddp_backend",
     "train.ddp_timeout",
     "train.replica_check_steps",
     "data.num_proc",

@@ -1,5 +1,5 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
-use crate::config::{Bytes, Config, Dtype, Mode, Quantization};
+use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
 use crate::ops::simd::{self, Level};
@@ -47,7 +47,7 @@ pub struct Args {
     /// The most tokens walked at once, as `train.max_tokens_per_pass`
     #[arg(long)]
     max_tokens_per_pass: Option<usize>,
-    /// Let the probe choose how steps of --batch rows are cut, and hold the choice against every other way
+    /// Let the probe choose how steps of --batch rows are cut and what blocks keep, and hold the choice against every other way
     #[arg(long)]
     sweep: bool,
     /// The most that the process may hold, such as 2GiB (with --sweep)
@@ -123,6 +123,10 @@ pub fn run(args: &Args) -> Result<()> {
         return show_prediction(&bench::predict(&request)?, args.json);
     }
     if args.sweep {
+        let mut request = request;
+        if !args.gradient_checkpointing {
+            request.config.train.gradient_checkpointing = Checkpointing::Auto;
+        }
         let budget = args.memory_budget.as_deref().map(|text| {
             let refuse = || Error::config(format!("--memory-budget {text:?}, expected bytes, such as 2GiB"));
             Bytes::parse(text).ok_or_else(refuse)
@@ -189,10 +193,18 @@ fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::
 fn show_sweep(sweep: &Sweep) -> String {
     let found = &sweep.found;
     let mut lines = probe::lines(&found.passes, &found.reasons, &found.sizes);
-    lines.push("steps of the same rows, cut otherwise (the choice first):".to_owned());
+    lines.push(
+        "steps of the same rows, cut otherwise (the choice first; what comes to the same passes once):".to_owned(),
+    );
     for tried in &sweep.tried {
         let speed = tried.tokens_per_second.map_or("does not fit".to_owned(), |speed| format!("{speed:.1} tokens/s"));
         lines.push(format!("  {speed:>16}  {:>10}  {}", human_bytes(tried.bytes), tried.sizes));
+    }
+    if let Some((rival, [choice, other])) = sweep.rival().zip(sweep.duel) {
+        lines.push("the choice and the fastest of the others once more, in turns:".to_owned());
+        for (speed, sizes) in [(choice, &found.sizes), (other, &rival.sizes)] {
+            lines.push(format!("  {speed:>7.1} tokens/s  {sizes}"));
+        }
     }
     lines.push(format!("the choice has {:.1} % of the best way's speed", 100.0 * sweep.ratio()));
     lines.join("\n") + "\n"
@@ -225,6 +237,12 @@ fn show(request: &Request, outcome: &Outcome) {
         giga(outcome.fma_peak),
         100.0 * outcome.flops_share * outcome.fma_peak / outcome.gemm_peak,
         giga(outcome.gemm_peak)
+    );
+    println!(
+        "  {:>10.0} calls of the allocator a step, {:.1} ns to count each: {:.3} % of a step",
+        outcome.allocations,
+        1e9 * outcome.counting_seconds,
+        100.0 * outcome.allocations * outcome.counting_seconds / phases.step
     );
     println!("  {:>10.3} s a step", phases.step);
     for (name, seconds) in [

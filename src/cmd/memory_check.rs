@@ -9,13 +9,14 @@ use super::{find, terminal};
 use crate::data;
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
+use crate::plan::memory::PROGRAM;
 use crate::plan::{grouped, table};
-use crate::train::check::{self, Largest};
+use crate::train::check::{self, Held, Largest};
 use crate::train::machine::Machine;
 use crate::train::nvidia::{Nvidia, Process};
 use crate::train::progress::{Event, Observer};
 
-/// Show memory in use on each device, and with a configuration what its largest pass holds.
+/// Show memory in use on each device, and with a configuration what its largest step holds, predicted and measured.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
@@ -160,26 +161,39 @@ fn own_processes(proc: &Path) -> Vec<Process> {
     found
 }
 
-/// What the largest pass of a configuration was found to hold.
+/// A part of what a step holds: its name, and how much it is.
+type Part = (&'static str, fn(&Held) -> u64);
+
+/// What was predicted of a step on the largest pass, and what it was found to hold.
 fn measured(largest: &Largest) -> String {
-    let Largest { pass, loaded, optimizer, line, budget, .. } = largest;
-    let of = budget.map_or_else(String::new, |bytes| format!(", the budget is {}", human_bytes(bytes)));
-    let held = pass.bytes.map_or("more than the budget".to_owned(), human_bytes);
-    let mut rows = vec![
-        ("largest pass".to_owned(), format!("{} tokens, all with a label", grouped(pass.tokens as u64))),
-        ("measured at most".to_owned(), format!("{held}{of}")),
-        ("model, data, gradients".to_owned(), human_bytes(*loaded)),
-        ("optimizer, copy to save".to_owned(), human_bytes(*optimizer)),
+    let Largest { tokens, predicted, measured, line, budget } = largest;
+    let tokens = grouped(*tokens as u64);
+    let mut text = format!("one step of this configuration; its largest pass has {tokens} tokens, all with a label\n");
+    let _ = writeln!(text, "  {:24}  {:>10}  {:>10}", "", "predicted", "measured");
+    let parts: [Part; 5] = [
+        ("model, gradients, data", |held| held.loaded),
+        ("activations", |held| held.activations),
+        ("optimizer, copy to save", |held| held.optimizer),
+        ("for a moment", |held| held.moment),
+        ("at most", Held::total),
     ];
-    if let Some(bytes) = pass.bytes {
-        let activations = bytes.saturating_sub(loaded + optimizer);
-        rows.push(("activations".to_owned(), human_bytes(activations)));
+    for (name, part) in parts {
+        let found = measured.as_ref().map_or("-".to_owned(), |held| human_bytes(part(held)));
+        let _ = write!(text, "  {name:24}  {:>10}  {found:>10}", human_bytes(part(predicted)));
+        if let ("at most", Some(held)) = (name, measured) {
+            let off = 100.0 * (predicted.total() as f64 / held.total().max(1) as f64 - 1.0);
+            let _ = write!(text, "  ({off:+.1} %)");
+        }
+        text.push('\n');
     }
+    let mut rows = Vec::new();
     if let Some(line) = line {
         rows.push(("a token more".to_owned(), human_bytes(line.per_token as u64)));
     }
-    let mut text = format!("one pass of this configuration, forward and backward\n{}", table(&rows));
-    if !pass.fits() {
+    rows.push(("the program itself".to_owned(), format!("about {}, which no allocator counts", human_bytes(PROGRAM))));
+    rows.push(("memory budget".to_owned(), budget.map_or("no limit".to_owned(), human_bytes)));
+    text += &table(&rows);
+    if measured.is_none() {
         text.push_str("it does not fit: a run would cut it into smaller passes, or say what helps\n");
     }
     text

@@ -11,6 +11,7 @@ use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strat
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::train::budget;
 use crate::train::machine;
+use crate::train::probe::Asked;
 use crate::train::rate::Rate;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -117,7 +118,10 @@ fn report(args: &Args) -> Result<Report> {
     let chosen = plan.rows.get(at).or_else(|| plan.rows.first()).copied();
     let checkpointing = chosen.map(|row| policies(&predictor, &machine, &batch, row)).unwrap_or_default();
     let optimizers = optimizers(&config, &arch, &predictor)?;
-    let time = chosen.and_then(|row| time(args, &config, &predictor, &machine, &batch, row));
+    let time = match chosen {
+        Some(row) => time(args, &config, &predictor, &machine, &batch, row)?,
+        None => None,
+    };
     if machine.device == Device::Gpu {
         notes.push(format!(
             "a GPU's figures are a prediction: two bytes a number of activations, {} for context and kernels, and {} for NCCL \
@@ -311,6 +315,9 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
 }
 
 /// An estimate of the time, if any speed is known.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: the ranks do not divide `train.effective_batch`.
 fn time(
     args: &Args,
     config: &Config,
@@ -318,37 +325,42 @@ fn time(
     machine: &Machine,
     batch: &Batch,
     row: Row,
-) -> Option<Time> {
+) -> Result<Option<Time>> {
     let (speed, basis) = match (args.tflops, machine.device) {
         (Some(tflops), _) => (tflops * 1e12, format!("{tflops} TFLOP/s a rank, as given")),
         (None, Device::Cpu) => {
-            let rate = Rate::known(predictor.job.threads)?;
+            let Some(rate) = Rate::known(predictor.job.threads) else { return Ok(None) };
             let ours =
                 format!("{:.0} GFLOP/s, measured here by bench ({}, {})", rate.flops / 1e9, rate.shape, rate.mode);
             (rate.flops, ours)
         }
-        (None, Device::Gpu) => return None,
+        (None, Device::Gpu) => return Ok(None),
     };
     let (ranks, efficiency) = if row.way.strategy == Strategy::Single {
         (1.0, 1.0)
     } else {
         (machine.ranks as f64, row.way.strategy.efficiency())
     };
-    let rows = (config.train.batch_size.or(1) * config.train.grad_accum.or(1)) as f64;
+    // Where sizes are measured, a step is as large as it is asked to be, of rows as long as any.
+    let asked = Asked::of(config, predictor.job.arch, ranks as usize);
+    let rows = match asked.batch_size.given().zip(asked.grad_accum.given()) {
+        Some((batch, accum)) => batch * accum,
+        None => asked.rows_of_step(batch.length as f64, usize::MAX)?,
+    } as f64;
     let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
     let (flops_per_step, tokens_per_step) = (one.total() * rows * ranks, rows * batch.length as f64 * ranks);
     let seconds_per_step = flops_per_step / (speed * ranks * efficiency);
     let steps = u64::try_from(config.train.max_steps).ok().filter(|&steps| steps > 0);
     let shared =
         if ranks > 1.0 { format!(", {:.0} % of it on {ranks} ranks", 100.0 * efficiency) } else { String::new() };
-    Some(Time {
+    Ok(Some(Time {
         flops_per_step,
         tokens_per_step,
         seconds_per_step,
         tokens_per_second: tokens_per_step / seconds_per_step,
         basis: basis + &shared,
         seconds: steps.map(|steps| steps as f64 * seconds_per_step),
-    })
+    }))
 }
 
 /// Everything as text.

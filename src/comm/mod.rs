@@ -10,12 +10,14 @@
 //! ```
 //!
 //! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
-//! torchrun's own, [`c10d`], where there is one), [`gloo`] or [`threads`] carries the bytes.
+//! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
 pub mod bytes;
 pub mod c10d;
 pub mod env;
 pub mod gloo;
 pub mod meet;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 pub mod process;
 pub mod single;
 pub mod slurm;
@@ -92,6 +94,10 @@ pub trait Collectives: Send + Sync {
     fn limits(&self) -> Limits;
     /// What it is called.
     fn name(&self) -> &'static str;
+    /// Whether its ranks are threads of one process: what one of them holds counts against the memory of all.
+    fn shares_memory(&self) -> bool {
+        false
+    }
     /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part of every rank's, in the order of
     /// ranks: `receive` is `[size, parts[rank].len()]`. `parts` are the same on every rank, one behind the other.
     ///

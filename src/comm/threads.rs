@@ -132,6 +132,10 @@ impl Collectives for Threads {
         "threads"
     }
 
+    fn shares_memory(&self) -> bool {
+        true
+    }
+
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
         let gifts = self.meet("all_to_all", send.len(), send.to_vec())?;
         let own = parts[self.world.rank].clone();

@@ -181,6 +181,16 @@ choices! {
         Ddp = "ddp",
     } later ["zero1", "zero2", "zero3", "fsdp"];
 
+    /// What carries the bytes between ranks in processes of their own.
+    RankBackend {
+        /// `gloo` where the model is computed on the CPU, as in this version.
+        Auto = "auto",
+        /// Gloo over TCP, from and to main memory.
+        Gloo = "gloo",
+        /// NCCL, through a GPU of each rank's own.
+        Nccl = "nccl",
+    } later ["mpi", "ccl", "hccl", "xccl"];
+
     /// The optimizer.
     Optim {
         /// `AdamW`, as PyTorch does it.

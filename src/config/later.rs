@@ -9,7 +9,6 @@ const QUANT: &str =
 
 /// Full keys (or sections) and why they are refused.
 pub(super) const LATER: &[(&str, &str)] = &[
-    ("train.ddp_backend", "processes talk over Gloo, threads through memory; remove the key"),
     ("train.deepspeed", SHARD),
     ("train.fsdp", SHARD),
     ("train.fsdp_config", SHARD),

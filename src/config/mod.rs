@@ -14,6 +14,7 @@ mod rope;
 mod rope_json;
 pub mod schema;
 mod sizes;
+mod unread;
 mod validate;
 mod value;
 mod yaml;
@@ -23,7 +24,7 @@ pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, TargetModules, Truncation,
 };
 pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, Normalization, SaveStrategy, Strategy};
+pub use choice::{EvalMetric, Normalization, RankBackend, SaveStrategy, Strategy};
 pub use datasets::DatasetSpec;
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
 pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
@@ -33,6 +34,7 @@ pub use schema::{
     TrainConfig, TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
+pub use unread::unread;
 pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub(crate) use yaml::{parse_yaml, read_mapping};

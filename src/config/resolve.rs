@@ -6,6 +6,7 @@ use super::choice::Quantization;
 use super::later::{LATER, LATER_VARIABLES};
 use super::option::{OptionDef, env_name, nearest};
 use super::schema::{Config, SECTIONS, VARIABLES, options};
+use super::sizes::Auto;
 use super::validate;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 use super::yaml::{self, Document};
@@ -430,6 +431,12 @@ impl Resolver {
                 set_by(&mut settings, "model.quantization", config.model.quantization.to_json(), &source);
             }
             settings.push(Setting { key, value, source });
+        }
+        // Where rows are measured, how many of them make a step is not left to what was measured.
+        let open = |setting: &&mut Setting| setting.key == "train.grad_accum" && setting.source == Source::Default;
+        if let (Auto::Auto, Some(setting)) = (config.train.batch_size, settings.iter_mut().find(open)) {
+            config.train.grad_accum = Auto::Auto;
+            setting.value = config.train.grad_accum.to_json();
         }
         Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes })
     }

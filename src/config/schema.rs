@@ -3,8 +3,8 @@
 use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
-    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, Resume, SaveStrategy,
-    Strategy, TargetModules, Truncation,
+    InitLora, LossOn, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
+    SaveStrategy, Strategy, TargetModules, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
@@ -189,7 +189,7 @@ section! {
         /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
         batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size"], range Range::within(1.0, 1e6);
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
-        /// `effective_batch` or `target_tokens_per_device_step` asks for.
+        /// `effective_batch` or `target_tokens_per_device_step` asks for; with `batch_size: auto` that is the default.
         grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
         /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step, on all ranks together (`null`: by tokens).
         effective_batch: Option<usize> = None, range Range::within(1.0, 1e9);
@@ -317,10 +317,12 @@ section! {
         strategy: Strategy = Strategy::Auto;
         /// With `strategy: dp`: how many ranks.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
+        /// What carries the bytes between ranks that are processes.
+        ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
         /// Seconds that an operation between ranks may take before the run ends with exit code 7.
-        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e7), ..Range::ANY };
+        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
         /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
         /// exit code 8 (0: never).
         replica_check_steps: u64 = 100;

@@ -1,8 +1,9 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
-use super::resolve::{Resolved, Setting, Source};
+use super::resolve::Resolved;
+use super::unread;
 use super::{
-    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, Strategy, TrainConfig, schema,
+    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
+    Strategy, TrainConfig,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -211,7 +212,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.new_tokens",
         "PEFT's (IA)³ has no rows of tokens; use mode: lora, full or freeze",
     )?;
-    of_another_mode(resolved)?;
+    unread::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
     both(
         from_weights && tuning.adapter.is_some(),
@@ -263,62 +264,12 @@ fn quantization(resolved: &Resolved) -> Result<()> {
     )
 }
 
-/// The sections that one mode alone reads, and what to say where another is chosen.
-const OF_ONE_MODE: [(Mode, &str, &str); 3] = [
-    (Mode::Lora, "tuning.lora.", "it shapes an adapter, which this mode does not train; set mode: lora, or remove it"),
-    (Mode::Ia3, "tuning.ia3.", "it says what mode: ia3 trains; set that, or remove it"),
-    (Mode::Freeze, "tuning.freeze.", "it says what mode: freeze trains; set that, or remove it"),
-];
-
-/// Why `mode` does not read `key`, if it belongs to another mode.
-fn unread(key: &str, mode: Mode) -> Option<&'static str> {
-    let section = OF_ONE_MODE.iter().find(|(of, section, _)| *of != mode && key.starts_with(section));
-    section.map(|(.., why)| *why)
-}
-
-impl Setting {
-    /// Whether `mode` reads it: the shape of an adapter is nothing to full training.
-    pub fn is_read(&self, mode: Mode) -> bool {
-        unread(&self.key, mode).is_none()
-    }
-}
-
-/// Refuses settings that only another mode reads, where they are given as near to the user as the mode is: a file that
-/// is included may serve several modes, and a mode from the shell may override that of a file.
-fn of_another_mode(resolved: &Resolved) -> Result<()> {
-    let nearness = |source: &Source| match source {
-        Source::Default => 0,
-        Source::File { path, .. } if *path != resolved.path => 1,
-        Source::File { .. } => 2,
-        Source::Env(_) => 3,
-        Source::Word(_) => 4,
-        Source::Flag(_) => 5,
-    };
-    let (mode, chosen) = (resolved.config.tuning.mode, resolved.source("tuning.mode"));
-    let default = Config::default();
-    for def in schema::options().filter(|def| def.fixed.is_none() && (def.get)(&default) != (def.get)(&resolved.config))
-    {
-        let key = def.path();
-        let Some(why) = unread(&key, mode) else { continue };
-        let source = resolved.source(&key);
-        let other_file = match (source, chosen) {
-            (Source::File { path: here, .. }, Source::File { path: there, .. }) => here != there,
-            _ => false,
-        };
-        let (near, mode_near) = (nearness(source), nearness(chosen));
-        if near > mode_near || (near == mode_near && !other_file) {
-            return Err(conflict(resolved, &key, "tuning.mode", why));
-        }
-    }
-    Ok(())
-}
-
 /// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
 pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity")
 }
 
-fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
+pub(super) fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
     let show = |key: &str| {
         let value =
             resolved.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.to_string());

@@ -4,9 +4,11 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use minijinja::Value as JinjaValue;
+use minijinja::value::Kwargs;
 use serde_json::Value;
 
 use super::clock::strftime;
+use super::dumps::to_json;
 use super::isolate::isolated;
 use super::jinja::{MAX_SOURCE, Program};
 use super::row::Conversation;
@@ -45,6 +47,8 @@ pub struct Rendered {
 /// A conversation made ready for rendering any number of its first messages.
 pub(super) struct Turns {
     messages: Vec<JinjaValue>,
+    /// The same with the arguments of calls as JSON text; none where no call has any.
+    written: Option<Vec<JinjaValue>>,
     tools: JinjaValue,
     bytes: usize,
     /// Two characters that occur nowhere in the conversation.
@@ -60,8 +64,16 @@ impl Turns {
         let (Some(open), Some(close)) = (free.next(), free.next()) else {
             return Err(Error::data("the conversation uses all noncharacters U+FDD0 to U+FDEF"));
         };
+        let messages: Vec<JinjaValue> = conversation.messages.iter().map(message_value).collect();
+        let written = conversation.messages.iter().zip(&messages).map(|(message, seen)| match written(message)? {
+            Some(message) => Ok((message_value(&message), true)),
+            None => Ok((seen.clone(), false)),
+        });
+        let written: Vec<(JinjaValue, bool)> = written.collect::<Result<_>>()?;
+        let any = written.iter().any(|(_, other)| *other);
         Ok(Self {
-            messages: conversation.messages.iter().map(message_value).collect(),
+            messages,
+            written: any.then(|| written.into_iter().map(|(message, _)| message).collect()),
             tools: conversation.tools.as_ref().map_or(JinjaValue::from(()), jinja_value),
             bytes: size.bytes,
             marks: (open, close),
@@ -70,15 +82,37 @@ impl Turns {
 
     /// The same conversation with another message at `index`.
     pub(super) fn with_message(&self, index: usize, message: &Value) -> Self {
-        let mut messages = self.messages.clone();
-        messages[index] = message_value(message);
-        Self { messages, tools: self.tools.clone(), ..*self }
+        let with = |messages: &Vec<JinjaValue>, message: &Value| {
+            let mut messages = messages.clone();
+            messages[index] = message_value(message);
+            messages
+        };
+        let text = written(message).ok().flatten();
+        let written = self.written.as_ref().map(|messages| with(messages, text.as_ref().unwrap_or(message)));
+        Self { messages: with(&self.messages, message), written, tools: self.tools.clone(), ..*self }
     }
 
     /// How many messages.
     pub(super) const fn len(&self) -> usize {
         self.messages.len()
     }
+}
+
+/// The message with the arguments of its calls as JSON text, where it has any.
+fn written(message: &Value) -> Result<Option<Value>> {
+    let mut message = match message.get("tool_calls") {
+        Some(Value::Array(_)) => message.clone(),
+        _ => return Ok(None),
+    };
+    let mut any = false;
+    for call in message["tool_calls"].as_array_mut().into_iter().flatten() {
+        let function = if call["function"].is_object() { &mut call["function"] } else { call };
+        let Some(arguments) = function.get_mut("arguments").filter(|arguments| arguments.is_object()) else { continue };
+        let text = to_json(&jinja_value(arguments), None, &Kwargs::from_iter([] as [(&str, JinjaValue); 0]));
+        let text = text.map_err(|error| Error::data(format!("arguments of a tool call: {error}")))?;
+        (*arguments, any) = (text.to_string().into(), true);
+    }
+    Ok(any.then_some(message))
 }
 
 /// A message as templates see it. What an assistant thought goes by three names; as in Transformers, a message with
@@ -241,8 +275,19 @@ impl ChatTemplate {
 
     /// The same, with the marks left in.
     pub(super) fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
+        let rendered = self.render_messages(turns, &turns.messages[..count], add_generation_prompt);
+        // Most templates expect the arguments of a call as an object; some join them with text.
+        match (&rendered, &turns.written) {
+            (Err(_), Some(written)) => {
+                self.render_messages(turns, &written[..count], add_generation_prompt).or(rendered)
+            }
+            _ => rendered,
+        }
+    }
+
+    fn render_messages(&self, turns: &Turns, messages: &[JinjaValue], add_generation_prompt: bool) -> Result<String> {
         let own = [
-            ("messages", JinjaValue::from(turns.messages[..count].to_vec())),
+            ("messages", JinjaValue::from(messages.to_vec())),
             ("tools", turns.tools.clone()),
             ("documents", JinjaValue::from(())),
             ("add_generation_prompt", JinjaValue::from(add_generation_prompt)),

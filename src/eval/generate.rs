@@ -1,10 +1,12 @@
 //! Answers, token by token, with key/value caches: texts of any lengths side by side, a finished one making room for the
-//! next. An answer does not depend on its neighbours: alone or in company it is the same to the bit.
+//! next. An answer does not depend on its neighbours: alone or in company it is the same to the bit. So where the memory
+//! budget has no room for all, half of them wait, and are read again later.
 use super::beam::{Beams, EarlyStopping, Rules, Search};
 use super::sample::{Sampling, distribution, draw, penalise};
 use crate::config::{BeamStop, Config, GenerationConfig};
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::model::{Logits, Model, TextCache};
+use std::collections::VecDeque;
 
 /// [`Settings::pass_tokens`] where no configuration says it.
 const PASS_TOKENS: usize = 4096;
@@ -177,7 +179,8 @@ struct Work<'a> {
 /// ended everything.
 ///
 /// # Errors
-/// [`crate::Kind::Data`]: a token outside the vocabulary; the watcher's own.
+/// [`crate::Kind::Data`]: a token outside the vocabulary; [`crate::Kind::Memory`]: one text alone does not fit into the memory
+/// budget; the watcher's own.
 pub fn generate(
     model: &Model,
     prompts: &[Vec<u32>],
@@ -198,16 +201,25 @@ pub(super) fn generate_from(
     let mut answers: Vec<Option<Answer>> = vec![None; prompts.len()];
     let mut waiting = 0;
     let mut open: Vec<Work<'_>> = Vec::new();
+    // What memory had no room for.
+    let mut parked: VecDeque<Work<'_>> = VecDeque::new();
+    let (mut most, mut failed_alone) = (ROWS, false);
     let width = if let Strategy::Beams(beams) = settings.strategy { beams.count } else { 1 };
-    while waiting < prompts.len() || !open.is_empty() {
+    while waiting < prompts.len() || !open.is_empty() || !parked.is_empty() {
         // New texts where there is room: their prompts in one walk.
         let mut tokens = 0;
         let mut fresh: Vec<Work<'_>> = Vec::new();
-        while let Some(prompt) = prompts.get(waiting) {
-            let room = open.is_empty() && fresh.is_empty() || (open.len() + fresh.len() + 1) * width <= ROWS;
-            if !room || (!fresh.is_empty() && tokens + prompt.len() > settings.pass_tokens) {
+        while let Some(length) = parked.front().map(Work::unread).or_else(|| prompts.get(waiting).map(Vec::len)) {
+            let room = open.is_empty() && fresh.is_empty() || (open.len() + fresh.len() + 1) * width <= most;
+            if !room || (!fresh.is_empty() && tokens + length > settings.pass_tokens) {
                 break;
             }
+            if let Some(work) = parked.pop_front() {
+                tokens += length;
+                fresh.push(work);
+                continue;
+            }
+            let prompt = &prompts[waiting];
             // Without a token there is nothing to go on from.
             let end = if prompt.is_empty() { Some(End::Stop) } else { full(prompt, &[], settings) };
             if let Some(end) = end {
@@ -215,22 +227,39 @@ pub(super) fn generate_from(
                 watcher.answer(waiting, &answer)?;
                 answers[waiting] = Some(answer);
             } else {
-                tokens += prompt.len();
+                tokens += length;
                 let read = memory.as_deref().filter(|_| waiting == 0).cloned();
                 fresh.push(Work::new(waiting, prompt, read.unwrap_or_else(|| model.cache()), settings));
             }
             waiting += 1;
         }
+        let works = open.len() + fresh.len();
         for group in [&mut fresh, &mut open] {
-            let rows: usize = group.iter().map(|work| work.caches.len()).sum();
-            if rows == 0 {
+            if group.is_empty() {
                 continue;
             }
             let mut texts: Vec<(&mut TextCache, &[u32])> = group
                 .iter_mut()
                 .flat_map(|work| work.caches.iter_mut().zip(work.next.iter().map(Vec::as_slice)))
                 .collect();
-            let logits = model.extend(&mut texts)?;
+            let logits = match model.extend(&mut texts) {
+                Err(error) if error.kind() == Kind::Memory => {
+                    // What idle activations held may be enough for one.
+                    model.release();
+                    if works < 2 && std::mem::replace(&mut failed_alone, true) {
+                        let tokens = group[0].prompt.len() + group[0].tokens.len();
+                        return Err(error.context(format!("a text of {tokens} tokens that is being answered")).hint(
+                            "what helps: a smaller gen.max_new_tokens or gen.num_beams; or a larger train.memory_budget",
+                        ));
+                    }
+                    most = (works / 2 * width).max(width);
+                    group.iter_mut().for_each(Work::give_up);
+                    parked.extend(group.drain(..));
+                    continue;
+                }
+                logits => logits?,
+            };
+            failed_alone = false;
             let mut chooser = Chooser { settings, best: Vec::new(), logits: &logits };
             let mut row = 0;
             let mut still = Vec::with_capacity(group.len());
@@ -319,6 +348,16 @@ impl<'a> Work<'a> {
         };
         let (next, caches) = (vec![prompt[read.tokens().len()..].to_vec()], vec![read]);
         Self { text, prompt, caches, next, tokens: Vec::new(), search }
+    }
+
+    /// Tokens that its caches are to take next.
+    fn unread(&self) -> usize {
+        self.next.iter().map(Vec::len).sum()
+    }
+
+    /// Gives up what was read: it is all to be read again.
+    fn give_up(&mut self) {
+        self.next = self.caches.iter_mut().map(TextCache::give_up).collect();
     }
 
     /// Goes on by what the logits from row `first` on say.

@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
+const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str = "rows are packed up to model.max_seq_len, without overlap";
@@ -108,9 +109,9 @@ pub(super) const RULES: &[Rule] = rules! {
         Node::Str(word) if word == "auto" => work.changed(key, "", "say --resume when you go on"),
         node => work.put(key, "train.resume_from_checkpoint", node.clone(), ""),
     }),
-    "train.ddp_find_unused_parameters" => Needless(ONE_DEVICE),
-    "train.ddp_broadcast_buffers" => Needless(ONE_DEVICE),
-    "train.ddp_bucket_cap_mb" => Needless(ONE_DEVICE),
+    "train.ddp_find_unused_parameters" => Needless(REACHED),
+    "train.ddp_broadcast_buffers" => Needless("models have no buffers that training changes"),
+    "train.ddp_bucket_cap_mb" => To("train.ddp_bucket_cap_mb"),
     "train.deepspeed" => With(|work, key, node| work.comment(key, "train.deepspeed", node.clone(), ONE_DEVICE)),
     "train.dataloader_num_workers" => Needless(NO_LOADER),
     "train.dataloader_pin_memory" => Needless(NO_LOADER),
@@ -118,7 +119,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "train.generation_num_beams" => To("train.generation_num_beams"),
     "train.generation_max_new_tokens" => To("train.generation_max_new_tokens"),
     "train.eval_do_concat_batches" => Needless("validation keeps no logits"),
-    "train.eval_accumulation_steps" => Needless("validation keeps no logits"),
+    "train.eval_accumulation_steps" => To("train.eval_accumulation_steps"),
     "data.format" => With(|work, key, node| match node {
         Node::Str(word) if ["jsonl", "json", "csv"].contains(&word.as_str()) => work.needless(key, "told by the file's name"),
         Node::Str(word) if word == "chat" => work.needless(key, "told by the fields of the rows"),

@@ -163,16 +163,17 @@ impl Work {
         }
     }
 
-    /// What shapes an adapter goes where none is trained.
+    /// What nothing would read goes: the shape of an adapter where none is trained, how answers are drawn where none are.
     fn drop_unread(&mut self) {
-        if !matches!(self.written("tuning.mode"), Some(Node::Str(mode)) if mode == "full" || mode == "freeze") {
-            return;
-        }
-        let unread = |key: &str| key.starts_with("tuning.lora.");
-        self.lines.retain(|line| !unread(&line.key));
-        self.notes.retain(|note| note.outcome != Outcome::Default || !unread(&note.to));
-        for note in self.notes.iter_mut().filter(|note| unread(&note.to)) {
-            (note.outcome, note.why) = (Outcome::Needless, "no adapter is trained".to_owned());
+        let written = self.lines.iter().filter(|line| !line.comment).map(|line| (line.key.as_str(), &line.node));
+        let unread = config::unread(&written.collect::<Vec<_>>());
+        let unread: BTreeMap<String, &str> = unread.into_iter().map(|(key, why)| (key.to_owned(), why)).collect();
+        self.lines.retain(|line| !unread.contains_key(&line.key));
+        self.notes.retain(|note| note.outcome != Outcome::Default || !unread.contains_key(&note.to));
+        for note in &mut self.notes {
+            let Some(why) = unread.get(&note.to) else { continue };
+            let why = why.split_once("; ").map_or(*why, |(why, _)| why);
+            (note.outcome, note.why) = (Outcome::Needless, why.to_owned());
             note.to.clear();
         }
     }

@@ -8,7 +8,7 @@
 mod counting;
 pub mod limits;
 
-pub use counting::{highest, live, peak, reset_peak};
+pub use counting::{calls, cost, highest, live, peak, reset_peak};
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -125,6 +125,14 @@ mod tests {
         let pieces: Vec<Box<[u8; 1 << 10]>> = (0..200 << 10).map(|_| Box::new([1; 1 << 10])).collect();
         let held = live().saturating_sub(before);
         assert!((180 << 20..320 << 20).contains(&held), "{} pieces hold {held}", pieces.len());
+    }
+
+    #[test]
+    fn calls_are_counted_and_counting_costs_little() {
+        let before = calls();
+        let pieces: Vec<Box<u64>> = (0..100_000).map(|number| std::hint::black_box(Box::new(number))).collect();
+        assert!(calls() >= before + pieces.len() as u64 - 1024, "{} then {}", before, calls());
+        assert!(cost() < 1e-6, "{:e} s a call", cost());
     }
 
     #[test]

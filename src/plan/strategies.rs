@@ -4,7 +4,7 @@
 //! (`zero1`), of the gradients too (`zero2`), of all weights too (`zero3`; `fsdp` the same), which are then gathered segment
 //! by segment, the next one while the last is at work. What is offloaded lies in the host's memory instead.
 use super::human_bytes;
-use super::memory::{BUCKET, Base, Breakdown, Device, Job, NCCL, Pass, Predictor, Storage};
+use super::memory::{Base, Breakdown, Device, Job, NCCL, Pass, Predictor, Storage};
 use serde::Serialize;
 
 /// How ranks share a run.
@@ -58,6 +58,11 @@ impl Strategy {
     const fn shards_weights(self) -> bool {
         matches!(self, Self::Zero3 | Self::Fsdp)
     }
+
+    /// Whether each rank has a share of the optimizer's state.
+    pub const fn shards_optimizer(self) -> bool {
+        matches!(self, Self::Zero1 | Self::Zero2) || self.shards_weights()
+    }
 }
 
 /// A strategy, and what lies in the host's memory.
@@ -72,7 +77,8 @@ pub struct Way {
 }
 
 impl Way {
-    const fn plain(strategy: Strategy) -> Self {
+    /// Nothing lies in the host's memory.
+    pub const fn plain(strategy: Strategy) -> Self {
         Self { strategy, offload_optimizer: false, offload_weights: false }
     }
 
@@ -89,7 +95,7 @@ impl Way {
                 ways.push(plain);
             }
             // On the CPU the host's memory is the device's.
-            if machine.device == Device::Cpu || matches!(strategy, Strategy::Dp | Strategy::Ddp) {
+            if machine.device == Device::Cpu || strategy == Strategy::Dp {
                 continue;
             }
             if alone || strategy != Strategy::Single {
@@ -255,14 +261,15 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     let mut rank = predictor.predict(pass);
     let share = |bytes: u64| bytes.div_ceil(machine.ranks.max(1));
     let (gradients, strategy) = (rank.gradients, way.strategy);
-    let on_its_way = 2 * BUCKET.min(gradients);
+    let on_its_way = 2 * predictor.job.bucket.min(gradients);
     let segments = predictor.segments();
     match strategy {
         Strategy::Single => {}
-        Strategy::Dp => rank.collectives = gradients,
+        // On GPUs the first device sums; threads of a process do as processes do.
+        Strategy::Dp if machine.device == Device::Gpu => rank.collectives = gradients,
         _ => rank.collectives = on_its_way,
     }
-    if matches!(strategy, Strategy::Zero1 | Strategy::Zero2) || strategy.shards_weights() {
+    if strategy.shards_optimizer() {
         (rank.optimizer, rank.saving) = (share(rank.optimizer), share(rank.saving));
     }
     if strategy == Strategy::Zero2 || strategy.shards_weights() {
@@ -278,7 +285,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         rank.passing = share(optimizer.scratch.max(optimizer.publishing));
     }
     if way.offload_optimizer {
-        rank.collectives += 2 * BUCKET.min(rank.optimizer);
+        rank.collectives += 2 * predictor.job.bucket.min(rank.optimizer);
         rank.host += std::mem::take(&mut rank.optimizer);
     }
     if way.offload_weights {
@@ -428,6 +435,7 @@ mod tests {
     fn what_is_shared_shrinks_and_the_fastest_that_fits_is_taken() {
         let all = planned(1 << 40, true);
         let ways = ["ddp", "zero1", "zero2", "zero3", "zero3 + offload", "zero3 + offload all"];
+        assert!(total(&all, "ddp + offload") < total(&all, "ddp"));
         let totals = ways.map(|name| total(&all, name));
         assert!(totals.windows(2).all(|pair| pair[0] > pair[1] && pair[1] > 0), "{totals:?}");
         assert_eq!(total(&all, "fsdp"), total(&all, "zero3"));

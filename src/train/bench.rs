@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::{Batch, Example, IGNORE, Split};
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, quantize};
 use crate::ops::gemm::{Init, Matrix, Term, matmul};
@@ -71,6 +72,10 @@ pub struct Outcome {
     pub flops_per_token: f64,
     /// Operations per second, those of blocks that are run again included.
     pub flops_per_second: f64,
+    /// Calls of the allocator in a step.
+    pub allocations: f64,
+    /// Seconds that counting what it holds adds to a call.
+    pub counting_seconds: f64,
     /// Seconds per step by phase.
     pub phases: PhaseSeconds,
     /// Tokens and label tokens of the timed steps.
@@ -246,6 +251,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
     model.phases = crate::model::Phases::default();
     let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
     let mut spent = 0.0;
+    let calls = memory::calls();
     for index in 1..=request.steps {
         let batches = passes(request, &split, index)?;
         let start = Instant::now();
@@ -254,6 +260,7 @@ pub fn run(request: &Request) -> Result<Outcome> {
         (tokens, label_tokens, loss) = (tokens + stats.tokens, label_tokens + stats.label_tokens, stats.loss);
         done = done + flops(&costs, &batches);
     }
+    let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
     let peak_bytes = peak_bytes();
     let (fma_peak, gemm_peak) = (peak::flops(0.3).max(peak_before), gemm_peak());
     let per_step = |seconds: f64| seconds / request.steps as f64;
@@ -272,6 +279,8 @@ pub fn run(request: &Request) -> Result<Outcome> {
         gemm_peak,
         flops_per_token: done.useful / tokens as f64,
         flops_per_second: done.total() / spent,
+        allocations,
+        counting_seconds: memory::cost(),
         phases: PhaseSeconds {
             forward: per_step(forward),
             head: per_step(head),

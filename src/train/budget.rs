@@ -6,7 +6,7 @@ use std::path::Path;
 use super::prepare::Prepared;
 use super::trained;
 use crate::config::arch::Arch;
-use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, SaveStrategy};
+use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy};
 use crate::data::Split;
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
@@ -15,7 +15,10 @@ use crate::model::{freeze, quantize};
 use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{Slot, registry};
-use crate::plan::memory::{Adapter, Base, Breakdown, Device, Job, OptimizerBytes, Pass, Predictor, Storage, Trained};
+use crate::plan::memory::{
+    Adapter, Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
+};
+use crate::plan::strategies::{self, Machine, Strategy, Way};
 
 /// What a tokenizer holds for an entry of its vocabulary, in bytes: of a BPE of 30,743 entries 686 were measured.
 const TOKEN: u64 = 700;
@@ -28,7 +31,7 @@ const TOKEN: u64 = 700;
 pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trained::tensors(config, arch, &placements)?;
-    let threads = config.train.num_threads.unwrap_or_else(rayon::current_num_threads);
+    let threads = threads(config);
     let pissa = config.tuning.mode == Mode::Lora && config.tuning.lora.init_lora_weights.is_pissa();
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
     let (full, none) = match config.train.gradient_checkpointing {
@@ -73,7 +76,13 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,
         companions: 0,
+        bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
     })
+}
+
+/// The threads of a rank.
+pub fn threads(config: &Config) -> usize {
+    config.train.num_threads.unwrap_or_else(rayon::current_num_threads)
 }
 
 /// The names of the model's tensors that are trained in full.
@@ -138,17 +147,43 @@ pub const fn tokenizer(vocabulary: usize) -> u64 {
     vocabulary as u64 * TOKEN
 }
 
+/// How the matrices of a model's files are stored, or where there are none, what is drawn: float32.
+fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
+    let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
+    let narrow = weights.zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
+    if narrow { Storage::Bf16 } else { Storage::F32 }
+}
+
+/// The way in which a run of so many ranks shares its memory among them.
+pub fn way(config: &Config, ranks: usize) -> Way {
+    let named = Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str());
+    // `auto` is `ddp` where a launcher has started several.
+    Way::plain(if ranks < 2 { Strategy::Single } else { named.unwrap_or(Strategy::Ddp) })
+}
+
+/// The predicted memory of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Peak {
+    /// Of its fullest rank, part by part.
+    pub rank: Breakdown,
+    /// Ranks that are threads of one process.
+    pub together: u64,
+}
+
+impl Peak {
+    /// Of the process: of all ranks that are its threads. The program is there once, and one rank saves.
+    pub const fn process(&self) -> u64 {
+        let others = self.together - 1;
+        self.rank.total() + others * (self.rank.total() - PROGRAM - self.rank.saving)
+    }
+}
+
 /// The most memory of a run that is prepared: with the rows that it has.
 ///
 /// # Errors
 /// As [`job`].
-pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
-    let (config, arch, dataset) = (&prepared.config, &prepared.arch, &prepared.dataset);
-    let first = arch.tensors().into_iter().find(|spec| spec.shape.len() > 1);
-    let narrow = prepared.weights.as_ref().zip(first).is_some_and(|(files, spec)| files.is_bf16(&spec.name));
-    let stored = if narrow { Storage::Bf16 } else { Storage::F32 };
-    let mut job = job(config, arch, stored, prepared.weights.as_ref())?;
-    job.companions = tokenizer(arch.vocab_size);
+pub fn peak(prepared: &Prepared) -> Result<Peak> {
+    let (config, dataset) = (&prepared.config, &prepared.dataset);
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
     let evaluates = config.train.eval_strategy != EvalStrategy::No;
@@ -160,5 +195,66 @@ pub fn peak(prepared: &Prepared) -> Result<Breakdown> {
     let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
     let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
-    Ok(Predictor::new(job, Device::Cpu).predict(&pass))
+    let rank = held(config, &prepared.arch, prepared.weights.as_ref(), (prepared.ranks.0, pass))?;
+    Ok(Peak { rank, together: prepared.together })
+}
+
+/// What one of so many ranks holds at most, part by part, with its tokenizer, in passes like this.
+///
+/// # Errors
+/// As [`job`].
+pub fn held(
+    config: &Config,
+    arch: &Arch,
+    weights: Option<&WeightFiles>,
+    (ranks, pass): (usize, Pass),
+) -> Result<Breakdown> {
+    let mut job = job(config, arch, stored_in(weights, arch), weights)?;
+    job.companions = tokenizer(arch.vocab_size);
+    let machine = Machine { device: Device::Cpu, ranks: ranks as u64, memory: u64::MAX };
+    Ok(strategies::rank(&Predictor::new(job, Device::Cpu), &machine, way(config, ranks), &pass))
+}
+
+/// Single settings that would make a rank smaller, and by how much, the most helpful first. `weights` are the model's files,
+/// where it is not drawn.
+///
+/// # Errors
+/// As [`job`].
+pub fn savings(config: &Config, arch: &Arch, weights: Option<&WeightFiles>, pass: &Pass) -> Result<Vec<(String, u64)>> {
+    let need = |config: &Config| held(config, arch, weights, (1, *pass)).map(|held| held.total());
+    let now = need(config)?;
+    let mut others: Vec<(String, Config)> = Vec::new();
+    let mut other = |text: &str, change: &dyn Fn(&mut Config)| {
+        let mut other = config.clone();
+        change(&mut other);
+        others.push((text.to_owned(), other));
+    };
+    let (train, mode) = (&config.train, config.tuning.mode);
+    if config.model.dtype != Dtype::Bfloat16 {
+        other("model.dtype: bfloat16", &|config| config.model.dtype = Dtype::Bfloat16);
+    }
+    if matches!(mode, Mode::Full | Mode::Freeze) {
+        other("tuning.mode: lora", &|config| config.tuning.mode = Mode::Lora);
+    }
+    if matches!(config.model.quantization, Quantization::None | Quantization::Auto) && mode != Mode::Ia3 {
+        other("tuning.mode: qlora", &|config| {
+            (config.tuning.mode, config.model.quantization) = (Mode::Lora, Quantization::Nf4);
+        });
+    }
+    let half = config.tuning.lora.r / 2;
+    if mode == Mode::Lora && half > 0 {
+        other(&format!("tuning.lora.r: {half}"), &|config| config.tuning.lora.r = half);
+    }
+    if train.optim == Optim::AdamW {
+        other("train.optim: adamw_8bit", &|config| config.train.optim = Optim::AdamW8bit);
+    }
+    if !(train.bf16 || train.fp16) {
+        other("train.bf16: true", &|config| config.train.bf16 = true);
+    }
+    other("train.save_async: false", &|config| config.train.save_async = false);
+    // A change that this model or these files refuse helps nobody.
+    let saved = |(text, other): (String, Config)| Some((text, now.saturating_sub(need(&other).ok()?)));
+    let mut saved: Vec<(String, u64)> = others.into_iter().filter_map(saved).filter(|(_, bytes)| *bytes > 0).collect();
+    saved.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
+    Ok(saved)
 }

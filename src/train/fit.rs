@@ -1,5 +1,5 @@
 //! Steps and validations within the memory budget. What does not fit is done again with the same rows in smaller passes;
-//! that stays so for the rest of the run, and for what is resumed from it.
+//! that stays so for the rest of the run, and for what is resumed from it. What one rank has no room for, all cut alike.
 use super::feed;
 use super::gauge::Gauge;
 use super::progress::Event;
@@ -34,11 +34,33 @@ impl Session<'_> {
             let max_grad_norm = self.prepared.config.train.max_grad_norm;
             match attempt(&mut self.model, &mut self.optimizer, &*self.comm, &batches, rate, max_grad_norm)? {
                 Attempt::Done(stats) => return Ok(stats),
-                // Ranks that are threads share the budget: what lies idle here may be what another lacks.
-                Attempt::TooLarge { micro_batch: None, .. } => self.model.release(),
-                Attempt::TooLarge { micro_batch: Some(index), error } => self.give_way(&batches[index], error, true)?,
+                Attempt::TooLarge { micro_batch, error } => {
+                    // Ranks that are threads share the budget: what lies idle here may be what another lacks.
+                    self.model.release();
+                    if let Some(index) = micro_batch {
+                        self.give_way(&batches[index], error, true)?;
+                    }
+                    self.agree_on_passes()?;
+                }
             }
         }
+    }
+
+    /// Takes over what another rank had to cut.
+    ///
+    /// # Errors
+    /// [`Kind::Peer`]: a rank is gone.
+    pub(super) fn agree_on_passes(&mut self) -> Result<()> {
+        let full = u64::from(self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL);
+        let own = [self.state.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64), full];
+        let all = self.comm.collect(&own)?;
+        let (limits, fulls) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
+        let least = limits.copied().min().filter(|&most| most < u64::MAX);
+        self.state.max_tokens_per_pass = least.map(|most| most as usize);
+        if full == 0 && fulls.copied().max() == Some(1) {
+            self.keep_in_blocks(Checkpointing::FULL);
+        }
+        Ok(())
     }
 
     /// The sums of the validation rows' losses, weights and label tokens.
@@ -105,9 +127,10 @@ impl Session<'_> {
         }
         // The optimizer's state is held already: nothing comes later.
         let Self { model, prepared, .. } = self;
-        let mut gauge = Gauge::new(model, &prepared.dataset.train, &prepared.sampler, 0);
-        let config = &prepared.config;
-        Err(gauge.too_long(tokens, config.train.gradient_checkpointing, config)?.context(format!("step {step}")))
+        let mut gauge = Gauge::alone(model, (&prepared.dataset.train, &prepared.sampler), prepared.together);
+        let (config, weights) = (&prepared.config, prepared.weights.as_ref());
+        let error = gauge.too_long(tokens, config.train.gradient_checkpointing, (config, weights))?;
+        Err(error.context(format!("step {step}")))
     }
 
     /// From here on blocks keep this, also after a resume.

@@ -3,20 +3,26 @@
 //! dropout masks are counted, not drawn.
 use std::time::Instant;
 
-use crate::config::{Checkpointing, Config, Dtype, Mode};
+use super::budget;
+use crate::comm::Collectives;
+use crate::comm::single::Single;
+use crate::config::{Checkpointing, Config};
 use crate::data::batch::IGNORE;
 use crate::data::{Batch, Sampler, Split};
 use crate::error::{Error, Kind, Result};
 use crate::memory::{self, Budget};
 use crate::model::Model;
+use crate::model::weights::WeightFiles;
+use crate::plan::memory::Pass;
 use crate::plan::{grouped, human_bytes};
 
 /// Of the budget so much is left for what no pass shows: the update, evaluations, the files of a checkpoint.
 const MARGIN: u64 = 32;
 /// A pass of fewer tokens tells nothing: activations come in panels of 16.
 pub const LEAST: usize = 16;
-/// A pass that took longer than this is timed cold: a second one costs more than it tells.
-const LONG: f64 = 5.0;
+/// A pass is made again until so many seconds are spent on it, or so many times.
+const LONG: f64 = 3.0;
+const ROUNDS: u32 = 3;
 
 /// One measured pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -70,17 +76,20 @@ impl Line {
     }
 }
 
-/// Measures passes of the longest rows.
+/// Measures passes of the longest rows, on all ranks alike: what it tells is the worst of any rank, and the same on each.
 pub struct Gauge<'a> {
     model: &'a mut Model,
     split: &'a Split,
     sampler: &'a Sampler,
+    comm: &'a dyn Collectives,
+    /// Ranks of this process: their passes are held side by side.
+    together: u64,
     /// The rows, longest first, with their tokens.
     rows: Vec<(u32, u32)>,
     /// Bytes that the run takes later, beside any pass.
     later: u64,
-    /// What may be held, less `later` and the margin, while this one lives.
-    _scope: Budget,
+    /// What may be held, less `later` and the margin, while this one lives: on one rank of a process.
+    _scope: Option<Budget>,
     /// What may be held in all.
     whole: u64,
     /// Every pass so far.
@@ -88,14 +97,42 @@ pub struct Gauge<'a> {
 }
 
 impl<'a> Gauge<'a> {
-    /// For a model that is loaded. `later` are the bytes that the run takes beside it and its passes.
-    pub fn new(model: &'a mut Model, split: &'a Split, sampler: &'a Sampler, later: u64) -> Self {
+    /// For a model that is loaded, with the rows to train on in their order. `later` are the bytes that the run takes
+    /// beside it and its passes, in the whole process. Every rank of `comm` makes one, and the same calls to it.
+    ///
+    /// # Errors
+    /// [`Kind::Peer`]: a rank is gone.
+    pub fn new(
+        model: &'a mut Model,
+        rows: (&'a Split, &'a Sampler),
+        later: u64,
+        comm: &'a dyn Collectives,
+    ) -> Result<Self> {
+        let together = if comm.shares_memory() { comm.world().size as u64 } else { 1 };
+        let budgets = comm.collect(&[memory::budget().unwrap_or(u64::MAX)])?;
+        let whole = budgets.into_iter().min().unwrap_or(u64::MAX);
+        Ok(Self::made(model, rows, comm, (whole, later, together)))
+    }
+
+    /// For one rank alone, whatever the others do; it shares its process with so many ranks, itself included.
+    pub fn alone(model: &'a mut Model, rows: (&'a Split, &'a Sampler), together: u64) -> Self {
         let whole = memory::budget().unwrap_or(u64::MAX);
+        Self::made(model, rows, &Single, (whole, 0, together))
+    }
+
+    fn made(
+        model: &'a mut Model,
+        (split, sampler): (&'a Split, &'a Sampler),
+        comm: &'a dyn Collectives,
+        (whole, later, together): (u64, u64, u64),
+    ) -> Self {
         let tokens = |row: usize| sampler.row(row).iter().map(|&part| split.length(part)).sum::<usize>();
         let mut rows: Vec<(u32, u32)> = (0..sampler.rows()).map(|row| (row as u32, tokens(row) as u32)).collect();
         rows.sort_unstable_by_key(|&(row, tokens)| (std::cmp::Reverse(tokens), row));
-        let scope = Budget::new(whole.saturating_sub(whole / MARGIN).saturating_sub(later));
-        Self { model, split, sampler, rows, later, _scope: scope, whole, passes: Vec::new() }
+        // The budget is the process's: of ranks that share one, the first holds it.
+        let holds = !comm.shares_memory() || comm.world().is_first();
+        let scope = holds.then(|| Budget::new(whole.saturating_sub(whole / MARGIN).saturating_sub(later)));
+        Self { model, split, sampler, comm, together, rows, later, _scope: scope, whole, passes: Vec::new() }
     }
 
     /// Tokens of every row, longest first.
@@ -114,10 +151,11 @@ impl<'a> Gauge<'a> {
     }
 
     /// One forward and backward over `tokens` tokens of the longest rows, every one labelled: no pass of so many tokens
-    /// holds more. Twice where that takes little time, so that the time is one of a warm pass.
+    /// holds more. Again where that takes little time, so that the time is one of a warm pass. Of ranks that share a process
+    /// the first walks alone for the bytes, which are then counted for each of them, and all together for the time.
     ///
     /// # Errors
-    /// The data cannot be read; not that it does not fit.
+    /// The data cannot be read, or a rank is gone; not that it does not fit.
     pub fn pass(&mut self, tokens: usize, checkpointing: Checkpointing) -> Result<Measured> {
         let known = |pass: &&Measured| pass.tokens == tokens && pass.checkpointing == checkpointing;
         if let Some(known) = self.passes.iter().find(known) {
@@ -127,16 +165,51 @@ impl<'a> Gauge<'a> {
         self.model.release();
         self.model.set_checkpointing(checkpointing);
         self.model.params.zero_grads();
-        memory::reset_peak();
-        let mut seconds = self.timed(&batch)?;
-        if seconds.is_some_and(|seconds| seconds < LONG) {
-            seconds = self.timed(&batch)?;
+        let (most, apart) = (self.limit(), self.comm.shares_memory());
+        let within = |bytes: u64, later: u64| bytes.saturating_add(later) <= most;
+        let mut found = self.round(&batch, apart)?.filter(|&(bytes, _)| within(bytes, self.later));
+        // The fastest of some that are warm; where one takes long, two tell no more than one.
+        let (mut spent, mut fastest) = (0.0, f64::INFINITY);
+        for round in 0..ROUNDS {
+            let Some((bytes, seconds)) = found else { break };
+            // A rank of several threads alone tells nothing of the time.
+            fastest = if apart && round == 0 { f64::INFINITY } else { fastest.min(seconds) };
+            spent += seconds;
+            if spent >= LONG && fastest.is_finite() {
+                break;
+            }
+            let again = self.round(&batch, false)?;
+            found = again.map(|(more, seconds)| (if apart { bytes } else { bytes.max(more) }, seconds));
+            found = found.filter(|&(bytes, _)| within(bytes, self.later));
         }
-        let bytes = seconds.map(|_| memory::peak() + self.later);
+        let found = found.map(|(bytes, seconds)| (bytes, fastest.min(seconds)));
         self.model.release();
+        let (bytes, seconds) = found.unzip();
+        let bytes = bytes.map(|bytes| bytes + self.later);
         let measured = Measured { tokens, checkpointing, bytes, seconds: seconds.unwrap_or(0.0) };
         self.passes.push(measured);
         Ok(measured)
+    }
+
+    /// A pass on every rank at once, or on the first alone: the most bytes that a process holds while each of its ranks is
+    /// where a pass is fullest, and the longest time; nothing where it does not fit on some rank.
+    fn round(&mut self, batch: &Batch, first_alone: bool) -> Result<Option<(u64, f64)>> {
+        self.comm.barrier()?;
+        let first = self.comm.world().is_first();
+        let mut own = [0.0, 0.0];
+        if first || !first_alone {
+            let before = memory::live();
+            if first || !self.comm.shares_memory() {
+                memory::reset_peak();
+            }
+            own = self.timed(batch)?.map_or([f64::INFINITY; 2], |seconds| {
+                let grown = memory::peak().saturating_sub(before);
+                [(before + self.together * grown) as f64, seconds]
+            });
+        }
+        let all = self.comm.collect(&own)?;
+        let worst = |at: usize| all.chunks_exact(2).map(|rank| rank[at]).fold(0.0, f64::max);
+        Ok(worst(0).is_finite().then(|| (worst(0) as u64, worst(1))))
     }
 
     /// Seconds of one pass; nothing if it does not fit.
@@ -151,7 +224,10 @@ impl<'a> Gauge<'a> {
     }
 
     /// The longest rows, the last of them cut, to `tokens` tokens in all.
-    fn worst(&self, tokens: usize) -> Result<Batch> {
+    ///
+    /// # Errors
+    /// The data cannot be read.
+    pub fn worst(&self, tokens: usize) -> Result<Batch> {
         let mut worst = Batch { cu_seqlens: vec![0], ..Batch::default() };
         for &(row, _) in self.rows.iter().cycle() {
             let rest = tokens - worst.tokens.len();
@@ -173,8 +249,13 @@ impl<'a> Gauge<'a> {
     /// The error for a row of `tokens` tokens that does not fit even alone, with what would help, in numbers.
     ///
     /// # Errors
-    /// The data cannot be read.
-    pub fn too_long(&mut self, tokens: usize, checkpointing: Checkpointing, config: &Config) -> Result<Error> {
+    /// The data cannot be read, or a rank is gone.
+    pub fn too_long(
+        &mut self,
+        tokens: usize,
+        checkpointing: Checkpointing,
+        (config, weights): (&Config, Option<&WeightFiles>),
+    ) -> Result<Error> {
         let mut help = Vec::new();
         let full = self.pass(tokens, Checkpointing::FULL)?;
         if let Some(bytes) = full.bytes.filter(|_| checkpointing != Checkpointing::FULL) {
@@ -190,47 +271,34 @@ impl<'a> Gauge<'a> {
             length /= 2;
         }
         let line = Line::through(&fitting(&self.passes));
-        let mut needs = String::from("more than that");
+        let (mut needs, mut over) = (String::from("more than that"), u64::MAX);
         if let Some(line) = line {
             let bytes = (line.fixed + line.per_token * tokens as f64) as u64;
             needs = format!(
                 "about {}: {} fixed and {} a token",
                 human_bytes(bytes),
-                human_bytes(line.fixed as u64),
+                human_bytes(line.fixed.max(0.0) as u64),
                 human_bytes(line.per_token as u64)
             );
+            over = bytes.saturating_sub(self.limit());
             let longest = line.tokens_within(self.limit());
             if longest >= LEAST {
                 help.push(format!("model.max_seq_len: {longest}"));
             }
         }
-        help.extend(self.cheaper(config));
+        let pass = Pass { tokens: tokens as u64, longest: tokens as u64, labelled: tokens as u64 };
+        for (change, bytes) in budget::savings(config, &self.model.arch, weights, &pass)? {
+            // Each rank of a process saves it.
+            let bytes = bytes * self.together;
+            let enough = if bytes >= over { ", enough alone" } else { "" };
+            help.push(format!("{change} (saves about {}{enough})", human_bytes(bytes)));
+        }
         let budget = human_bytes(self.whole);
         Ok(Error::memory(format!(
             "a row of {} tokens does not fit into the memory budget of {budget}: it needs {needs}",
             grouped(tokens as u64)
         ))
         .hint(format!("what helps: {}; or a larger train.memory_budget", help.join("; "))))
-    }
-
-    /// What would make the fixed part smaller.
-    fn cheaper(&self, config: &Config) -> Vec<String> {
-        let mut help = Vec::new();
-        let trained = self.model.params.len() as u64;
-        // Values, gradients and the optimizer's state.
-        let held = 8 * trained + self.later;
-        if config.tuning.mode == Mode::Lora && config.tuning.lora.r > 1 {
-            let rank = config.tuning.lora.r / 2;
-            help.push(format!("tuning.lora.r: {rank} (saves about {})", human_bytes(held / 2)));
-        }
-        if config.tuning.mode == Mode::Full {
-            help.push(format!("tuning.mode: lora (saves most of {})", human_bytes(held)));
-        }
-        let base: u64 = super::trained::values(&self.model.arch);
-        if config.tuning.mode == Mode::Lora && config.model.dtype == Dtype::Float32 {
-            help.push(format!("model.dtype: bfloat16 (saves about {})", human_bytes(2 * base)));
-        }
-        help
     }
 }
 

@@ -10,7 +10,7 @@ use super::run::Options;
 use super::session::{Done, Session};
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
-use super::{output, save, trained};
+use super::{output, save};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
 use crate::comm::Collectives;
@@ -133,9 +133,7 @@ impl<'a> Session<'a> {
             }
         }
         let mut saver = Background::new(&RealDisk);
-        if comm.world().is_first()
-            && trained::copy_bytes(&prepared.config, prepared.trainable, prepared.optimizer_bytes).is_some()
-        {
+        if comm.world().is_first() && prepared.optimizer.saving > 0 {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
@@ -190,7 +188,7 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config.tuning.mode);
+        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config);
         atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
         if config.logging.tensorboard {
             let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use super::prepare::Prepared;
 use super::signals::Stop;
 use crate::data::Split;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::eval::metrics::{Metrics, Row};
 use crate::eval::{Answer, Asked, Go, Settings, Watcher, generate};
 use crate::model::Model;
@@ -108,7 +108,11 @@ impl<'a> Predictor<'a> {
             let mut judge = Judge { asked, stop, questions: &questions, metrics: &mut metrics };
             let settings = Settings { first_text: answered, ..self.settings.clone() };
             answered += questions.len() as u64;
-            if generate(model, &prompts, &settings, &mut judge)?.is_none() {
+            let answers = generate(model, &prompts, &settings, &mut judge).map_err(|error| match error.kind() {
+                Kind::Memory => error.context("answering validation rows"),
+                _ => error,
+            })?;
+            if answers.is_none() {
                 return Ok(None);
             }
         }

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use super::lock::DirLock;
-use super::probe::Asked;
 use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
@@ -11,10 +10,10 @@ use super::signals::Stop;
 use super::{adapter, budget, engine, output, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
-use crate::comm::single::Single;
+use crate::comm::Collectives;
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, ConfigValue as _, Init, Mode, Optim, Quantization, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, Resume, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
@@ -25,6 +24,7 @@ use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
 use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
+use crate::plan::memory::OptimizerBytes;
 use crate::plan::rates::{Rate, rates};
 use crate::plan::{bytes, grouped, human_bytes};
 
@@ -52,12 +52,14 @@ pub struct Prepared {
     pub placements: Vec<Placement>,
     /// How many values are trained.
     pub trainable: u64,
-    /// The bytes that the optimizer and the averages keep beside them.
-    pub optimizer_bytes: u64,
+    /// What the optimizer and the averages hold beside them.
+    pub optimizer: OptimizerBytes,
     /// Holds the output directory; only the first rank does.
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// How many of them are threads of this process.
+    pub together: u64,
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -94,8 +96,8 @@ pub struct Parts {
     pub placements: Vec<Placement>,
     /// How many values are trained.
     pub trainable: u64,
-    /// The bytes that the optimizer and the averages keep beside them.
-    pub optimizer_bytes: u64,
+    /// What the optimizer and the averages hold beside them.
+    pub optimizer: OptimizerBytes,
     /// The checkpoint to go on from.
     pub resume: Option<Checkpoint>,
 }
@@ -133,7 +135,8 @@ pub fn parts(
     let placements = targets::placed(&arch, &config.tuning)?;
     let tensors = trained::tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
-    let optimizer_bytes = trained::optimizer_bytes(&config, tensors)?;
+    trained::check_rates(&config, &tensors)?;
+    let optimizer = budget::optimizer(&config, tensors, budget::threads(&config))?;
     hub::fetch_paths(&mut config.data, &downloads)?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());
@@ -157,27 +160,33 @@ pub fn parts(
         stack_hashes,
         placements,
         trainable,
-        optimizer_bytes,
+        optimizer,
         resume,
     })
 }
 
-/// Checks all that can be checked without loading weights; where sizes are left to measurement, loads and measures.
+/// A run that has been found possible, but for sizes that may have to be measured.
+pub struct Found {
+    parts: Parts,
+    lock: Option<DirLock>,
+    /// The checkpoint to go on from is one of the output directory's own.
+    goes_on_here: bool,
+    dataset: Dataset,
+    sampler: Sampler,
+    ranks: (usize, String),
+}
+
+/// Checks all that can be checked without loading weights and without the other ranks.
 ///
 /// # Errors
-/// Whatever is wrong with the model folder, the data, the output directory, the disk or the checkpoint;
-/// [`crate::Kind::Memory`]: not even one row fits into the memory budget.
-pub fn prepare(
+/// Whatever is wrong with the model folder, the data, the output directory or the checkpoint.
+pub fn find(
     resolved: &Resolved,
     options: &Options,
     stop: &Stop,
     observer: &dyn Observer,
     seat: &Seat,
-) -> Result<Prepared> {
-    if seat.world.size > 1 && Asked::of(&resolved.config, seat.world.size).given().is_none() {
-        return Err(Error::config("sizes that are measured (`auto`) with several ranks are not yet part of this version")
-            .hint("`tunesmith memory-check` finds them with one process; set train.batch_size, grad_accum and gradient_checkpointing"));
-    }
+) -> Result<Found> {
     if options.overwrite && resolved.config.train.resume_from_checkpoint.is_some() {
         return Err(Error::config("--overwrite contradicts train.resume_from_checkpoint").hint("leave one of them out"));
     }
@@ -187,7 +196,7 @@ pub fn prepare(
         );
     }
     let mut claimed = None;
-    let mut parts = parts(resolved, observer, |config, model_dir| {
+    let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
         for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
             refuse_own_source(source, output_dir)?;
@@ -208,58 +217,77 @@ pub fn prepare(
         Ok(resume)
     })?;
     let (lock, goes_on_here) = claimed.ok_or_else(|| Error::config("the output directory was not looked at"))?;
-    let Parts { model_dir, config, .. } = &parts;
     observer.event(&Event::Phase("reading the data"));
-    let dataset = data::load(config, model_dir, parts.arch.vocab_size, observer)?;
-    let mut sampler = dataset.sampler(config, seat.world.size);
-    let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, &Single, observer)?;
-    let Parts {
-        model_dir,
-        snapshot,
-        arch,
-        weights,
-        config,
-        adapter,
-        stack,
-        stack_hashes,
-        placements,
-        trainable,
-        optimizer_bytes,
-        resume,
-    } = parts;
-    let batches = batches(&config, &dataset, &sampler, seat.world.size)?;
-    let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
-    // What is there already of this run, or goes before the first step, needs no further room.
-    let held = if goes_on_here || options.overwrite { output::bytes_of_runs(&config.train.output_dir) } else { 0 };
-    // Where averages are published, the trained values stand beside them in a checkpoint.
-    let averages = config.train.optim == Optim::ScheduleFreeAdamW;
-    let state = optimizer_bytes + if averages { 4 * trainable } else { 0 };
-    if lock.is_some() {
-        check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+    let dataset = data::load(&parts.config, &parts.model_dir, parts.arch.vocab_size, observer)?;
+    let sampler = dataset.sampler(&parts.config, seat.world.size);
+    let ranks = (seat.world.size, seat.described.clone());
+    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks })
+}
+
+impl Found {
+    /// Checks the rest; where sizes are left to measurement, loads and measures, with the other ranks.
+    ///
+    /// # Errors
+    /// Whatever is wrong with the schedule or the disk; [`crate::Kind::Memory`]: not even one row fits into the memory
+    /// budget; [`crate::Kind::Peer`]: a rank is gone.
+    pub fn settle(
+        self,
+        resolved: &Resolved,
+        options: &Options,
+        comm: &dyn Collectives,
+        observer: &dyn Observer,
+    ) -> Result<Prepared> {
+        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks } = self;
+        let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
+        let Parts {
+            model_dir,
+            snapshot,
+            arch,
+            weights,
+            config,
+            adapter,
+            stack,
+            stack_hashes,
+            placements,
+            trainable,
+            optimizer,
+            resume,
+        } = parts;
+        let batches = batches(&config, &dataset, &sampler, ranks.0)?;
+        let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
+        // What is there already of this run, or goes before the first step, needs no further room.
+        let held = if goes_on_here || options.overwrite { output::bytes_of_runs(&config.train.output_dir) } else { 0 };
+        // Where averages are published, the trained values stand beside them in a checkpoint.
+        let state = optimizer.state + optimizer.average + optimizer.publishing;
+        if lock.is_some() {
+            check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+        }
+        let settings = effective(resolved, &config);
+        let together = if comm.shares_memory() { ranks.0 as u64 } else { 1 };
+        Ok(Prepared {
+            model_dir,
+            snapshot,
+            arch,
+            weights,
+            loaded,
+            config,
+            adapter,
+            stack,
+            stack_hashes,
+            placements,
+            trainable,
+            optimizer,
+            lock,
+            ranks,
+            together,
+            dataset,
+            sampler,
+            batches,
+            schedule,
+            resume,
+            settings,
+        })
     }
-    let settings = effective(resolved, &config);
-    Ok(Prepared {
-        model_dir,
-        snapshot,
-        arch,
-        weights,
-        loaded,
-        config,
-        adapter,
-        stack,
-        stack_hashes,
-        placements,
-        trainable,
-        optimizer_bytes,
-        lock,
-        ranks: (seat.world.size, seat.described.clone()),
-        dataset,
-        sampler,
-        batches,
-        schedule,
-        resume,
-        settings,
-    })
 }
 
 /// How the base is coded, as the checkpoint and the configuration say together.
@@ -420,14 +448,19 @@ fn check_disk(
 }
 
 impl Prepared {
-    /// The most memory that the run should need, as text.
+    /// The most memory that the process should need, as text.
     fn predicted(&self) -> Option<String> {
         let peak = budget::peak(self).ok()?;
-        let activations = human_bytes(peak.kept + peak.work);
+        let rank = peak.rank;
+        let each = match peak.together {
+            1 => String::new(),
+            ranks => format!("{ranks} ranks in one process, of {} each: ", human_bytes(rank.total())),
+        };
         Some(format!(
-            "{} at most, predicted: {} of weights, {activations} of activations (`tunesmith plan` shows the parts)",
-            human_bytes(peak.total()),
-            human_bytes(peak.weights)
+            "{} at most, predicted: {each}{} of weights, {} of activations (`tunesmith plan` shows the parts)",
+            human_bytes(peak.process()),
+            human_bytes(rank.weights),
+            human_bytes(rank.kept + rank.work)
         ))
     }
 
@@ -440,11 +473,11 @@ impl Prepared {
         if self.ranks.0 > 1 {
             facts.push(("ranks".to_owned(), self.ranks.1.clone()));
         }
-        let state = human_bytes(self.optimizer_bytes);
+        let state = human_bytes(self.optimizer.state + self.optimizer.average);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        if let Some(bytes) = trained::copy_bytes(&self.config, self.trainable, self.optimizer_bytes) {
-            let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(bytes));
+        if self.optimizer.saving > 0 {
+            let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(self.optimizer.saving));
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));

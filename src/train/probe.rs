@@ -4,15 +4,18 @@
 //! Memory depends on the largest pass, speed on how full passes are. So the largest pass that the data can make is
 //! measured first ([`Gauge`]), as it is and, where it does not fit, shorter or with blocks that keep less; then shorter
 //! ones, for the bytes and the time of any length. Rows of a micro-batch follow by arithmetic: the fewest whose passes are
-//! as fast as any. The choice is kept on disk by a fingerprint of all that it depends on, and in the checkpoints.
+//! as fast as any. How many rows a step has is settled before, from the configuration and the data alone: what was measured
+//! decides how a step is cut, and never what it learns from. Every rank measures, and all go by the worst of them. The
+//! choice is kept on disk by a fingerprint of all that it depends on, and in the checkpoints.
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
 use super::gauge::{Gauge, LEAST, Line, Measured};
-use crate::comm::Collectives;
+use crate::config::arch::Arch;
 use crate::config::{Auto, Checkpointing, Config, ConfigValue as _, Node};
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::model::weights::WeightFiles;
 use crate::plan::{grouped, human_bytes};
 
 /// A speed counts as better from so much on: less is noise.
@@ -35,6 +38,9 @@ pub struct Asked {
     pub effective_batch: Option<usize>,
     /// `train.target_tokens_per_device_step`.
     pub target_tokens: usize,
+    /// What a step learns depends on how its rows are put into micro-batches: rows are grouped by length, or experts have a
+    /// loss of their own for each.
+    pub cuts_count: bool,
     /// Ranks.
     pub world: usize,
 }
@@ -53,9 +59,10 @@ pub struct Sizes {
 }
 
 impl Asked {
-    /// What a configuration asks, in a world of so many ranks.
-    pub const fn of(config: &Config, world: usize) -> Self {
+    /// What a configuration asks of a model, in a world of so many ranks.
+    pub fn of(config: &Config, arch: &Arch, world: usize) -> Self {
         let train = &config.train;
+        let balanced = arch.experts.as_ref().is_some_and(|experts| experts.balance.is_some());
         Self {
             batch_size: train.batch_size,
             grad_accum: train.grad_accum,
@@ -63,6 +70,7 @@ impl Asked {
             max_tokens_per_pass: train.max_tokens_per_pass,
             effective_batch: train.effective_batch,
             target_tokens: train.target_tokens_per_device_step,
+            cuts_count: train.group_by_length || balanced,
             world,
         }
     }
@@ -78,13 +86,17 @@ impl Asked {
         (self.checkpointing != Checkpointing::Auto).then_some(sizes)
     }
 
-    /// Rows of a step on one rank, of `count` rows of so many tokens on average; with `effective_batch` exactly so many.
+    /// Rows of a step on one rank, where there are `count` rows of so many tokens on average; with `effective_batch` exactly
+    /// so many. It depends on nothing that is measured.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: the ranks, or what is given of batch size and accumulation, do not divide `effective_batch`.
-    fn rows_of_step(&self, mean_tokens: f64, count: usize) -> Result<usize> {
+    pub fn rows_of_step(&self, mean_tokens: f64, count: usize) -> Result<usize> {
         let Some(rows) = self.effective_batch else {
-            return Ok(((self.target_tokens as f64 / mean_tokens.max(1.0)).round() as usize).clamp(1, count.max(1)));
+            let most = (count / self.world.max(1)).max(1);
+            let rows = ((self.target_tokens as f64 / mean_tokens.max(1.0)).round() as usize).clamp(1, most);
+            let open = self.batch_size == Auto::Auto && self.grad_accum == Auto::Auto;
+            return Ok(if open { divisible(rows, most) } else { rows });
         };
         let given = self.batch_size.or(1) * self.grad_accum.or(1);
         if !rows.is_multiple_of(self.world * given) {
@@ -99,22 +111,36 @@ impl Asked {
         Ok(rows / self.world)
     }
 
-    /// The numbers of rows that a micro-batch may have in steps of about, or with `effective_batch` exactly, `rows` rows.
-    fn candidates(&self, rows: usize) -> Vec<usize> {
+    /// The numbers of rows that a micro-batch may have in steps of `rows` rows, of `count` that there are, rising. Where both
+    /// it and the accumulation are open, each divides the step.
+    fn candidates(&self, rows: usize, count: usize) -> Vec<usize> {
         match (self.batch_size, self.grad_accum) {
             (Auto::Given(batch), _) => vec![batch],
-            (Auto::Auto, Auto::Given(accum)) if self.effective_batch.is_some() => vec![(rows / accum).max(1)],
-            (Auto::Auto, accum) => {
-                let most = (rows / accum.or(1)).max(1);
-                let doubled = std::iter::successors(Some(1usize), |rows| rows.checked_mul(2));
-                let mut rows_of: Vec<usize> = doubled.take_while(|&rows| rows < most).chain([most]).collect();
-                if self.effective_batch.is_some() {
-                    rows_of.retain(|&batch| rows.is_multiple_of(batch));
-                }
-                rows_of
+            (Auto::Auto, Auto::Given(accum)) => vec![rounded(rows, accum)],
+            (Auto::Auto, Auto::Auto) if self.cuts_count => vec![rows],
+            (Auto::Auto, Auto::Auto) => {
+                let low = (1..).take_while(|&one| one * one <= rows).filter(|&one| rows.is_multiple_of(one));
+                let mut all: Vec<usize> = low.flat_map(|one| [one, rows / one]).collect();
+                all.retain(|&one| one <= count.max(1));
+                all.sort_unstable();
+                all.dedup();
+                all
             }
         }
     }
+}
+
+/// `rows / parts`, rounded, at least 1.
+const fn rounded(rows: usize, parts: usize) -> usize {
+    let whole = (rows + parts / 2) / parts;
+    if whole == 0 { 1 } else { whole }
+}
+
+/// About `rows`, at most `most`, with four significant bits: so that a step can be cut evenly in several ways.
+const fn divisible(rows: usize, most: usize) -> usize {
+    let unit = 1 << rows.ilog2().saturating_sub(3);
+    let near = (rows + unit / 2) / unit * unit;
+    if near > most { most / unit * unit } else { near }
 }
 
 /// What was measured and chosen.
@@ -130,23 +156,31 @@ pub struct Found {
     pub bytes: u64,
 }
 
-/// Measures and chooses.
+/// Measures and chooses, on every rank the same. `model` is what was asked of it, and its files, where it is not drawn.
 ///
 /// # Errors
 /// [`crate::Kind::Memory`]: not even one row fits; [`crate::Kind::Config`]: `effective_batch` cannot be made up.
-pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, config: &Config) -> Result<Found> {
+pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, model: (&Config, Option<&WeightFiles>)) -> Result<Found> {
     let lengths = gauge.lengths();
     let longest = *lengths.first().ok_or_else(|| Error::data("there is no row to measure"))?;
     let mean = lengths.iter().sum::<usize>() as f64 / lengths.len() as f64;
     let rows_of_step = asked.rows_of_step(mean, lengths.len())?;
-    let candidates = asked.candidates(rows_of_step);
+    let candidates = asked.candidates(rows_of_step, lengths.len());
     let most_rows = candidates.last().copied().unwrap_or(1);
     // The largest pass that any micro-batch of so many rows can come to.
     let whole: usize = lengths.iter().cycle().take(most_rows).sum();
     let largest = asked.max_tokens_per_pass.map_or(whole, |limit| whole.min(limit.max(longest)));
 
     let mut reasons = Vec::new();
-    let (checkpointing, limit) = fitting(gauge, asked, config, (longest, largest), &mut reasons)?;
+    if asked.grad_accum == Auto::Auto || asked.batch_size == Auto::Auto {
+        let why = match asked.effective_batch {
+            Some(_) => "as train.effective_batch says".to_owned(),
+            None => format!("for train.target_tokens_per_device_step = {}", grouped(asked.target_tokens as u64)),
+        };
+        let tokens = grouped((rows_of_step as f64 * mean).round() as u64);
+        reasons.push(format!("a step is to have {rows_of_step} rows a rank, about {tokens} tokens, {why}"));
+    }
+    let (checkpointing, limit) = fitting(gauge, asked, model, (longest, largest), &mut reasons)?;
     let bytes = gauge.pass(limit, checkpointing)?.bytes.unwrap_or(0);
     // Shorter passes: the bytes and the time of any length.
     let mut shorter = limit / 2;
@@ -170,13 +204,16 @@ pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, config: &Config) -> Result<F
     let (batch_size, speed) =
         speeds.iter().copied().find(|&(_, speed)| speed * BETTER >= best).unwrap_or((most_rows, best));
     if candidates.len() > 1 {
+        let show = |&(rows, speed): &(usize, f64)| format!("{rows}: {}", grouped(speed.round() as u64));
+        let speeds: Vec<String> = speeds.iter().map(show).collect();
+        reasons.push(format!("rows of a micro-batch, and about how many tokens/s: {}", speeds.join(", ")));
         reasons.push(format!(
             "{batch_size} rows are the fewest whose passes are as fast as any: about {} tokens/s, {} at best",
             grouped(speed.round() as u64),
             grouped(best.round() as u64)
         ));
     }
-    let grad_accum = asked.grad_accum.or(((rows_of_step as f64 / batch_size as f64).round() as usize).max(1));
+    let grad_accum = asked.grad_accum.or(rounded(rows_of_step, batch_size));
     let sizes = Sizes { batch_size, grad_accum, checkpointing, max_tokens_per_pass: cut };
     Ok(Found { sizes, passes: gauge.passes.clone(), reasons, bytes })
 }
@@ -187,7 +224,7 @@ pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, config: &Config) -> Result<F
 fn fitting(
     gauge: &mut Gauge<'_>,
     asked: &Asked,
-    config: &Config,
+    model: (&Config, Option<&WeightFiles>),
     (longest, largest): (usize, usize),
     reasons: &mut Vec<String>,
 ) -> Result<(Checkpointing, usize)> {
@@ -218,7 +255,7 @@ fn fitting(
         ));
         return Ok((checkpointing, longest));
     }
-    Err(gauge.too_long(longest, first, config)?)
+    Err(gauge.too_long(longest, first, model)?)
 }
 
 /// Lets as many of the last blocks keep everything as fit, if that is any faster.
@@ -307,36 +344,6 @@ fn expected_speed(lengths: &[usize], rows: usize, limit: Option<usize>, passes: 
     tokens / spent.max(1e-9)
 }
 
-/// The least of a number over all ranks.
-///
-/// # Errors
-/// [`crate::Kind::Peer`]: a rank is gone.
-pub fn minimum(comm: &dyn Collectives, number: u64) -> Result<u64> {
-    Ok(comm.collect(&[number])?.into_iter().min().unwrap_or(number))
-}
-
-/// What all ranks can do, of what each can: the fewest rows, the shortest passes, the most recomputation.
-///
-/// # Errors
-/// As [`minimum`].
-pub fn agree(comm: &dyn Collectives, asked: &Asked, sizes: Sizes) -> Result<Sizes> {
-    let least = |number: usize| minimum(comm, number as u64).map(|number| number as usize);
-    let step = sizes.batch_size * sizes.grad_accum;
-    let batch_size = least(sizes.batch_size)?;
-    let step = least(step)?;
-    let grad_accum = asked.grad_accum.or(((step as f64 / batch_size as f64).round() as usize).max(1));
-    let max_tokens_per_pass =
-        Some(least(sizes.max_tokens_per_pass.unwrap_or(usize::MAX))?).filter(|&most| most < usize::MAX);
-    let checkpointing = match sizes.checkpointing {
-        Checkpointing::Auto => Checkpointing::Auto,
-        Checkpointing::Blocks { full, none } => {
-            let (full, none) = (usize::MAX - least(usize::MAX - full)?, least(none)?);
-            Checkpointing::Blocks { full, none }
-        }
-    };
-    Ok(Sizes { batch_size, grad_accum, checkpointing, max_tokens_per_pass })
-}
-
 /// A choice as it lies on disk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -370,6 +377,12 @@ impl Remembered {
         let Sizes { batch_size, grad_accum, checkpointing, max_tokens_per_pass } = found.sizes;
         let gradient_checkpointing = checkpointing.to_json();
         Self { batch_size, grad_accum, gradient_checkpointing, max_tokens_per_pass, bytes: found.bytes }
+    }
+
+    /// A number that others with the same choice have too; never 0.
+    pub fn hash(&self) -> u64 {
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        u64::from_le_bytes(blake3::hash(&text).as_bytes()[..8].try_into().expect("a hash has 32 bytes")).max(1)
     }
 
     /// The choice, where it still fits: `bytes` may be held now.
@@ -439,8 +452,6 @@ impl std::fmt::Display for Sizes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::{Limits, World};
-    use std::ops::Range;
 
     fn asked() -> Asked {
         Asked {
@@ -450,29 +461,55 @@ mod tests {
             max_tokens_per_pass: Some(768),
             effective_batch: None,
             target_tokens: 16384,
+            cuts_count: false,
             world: 1,
         }
     }
 
     #[test]
     fn a_step_holds_the_tokens_or_exactly_the_rows_that_were_asked_for() {
-        assert_eq!(asked().rows_of_step(200.0, 10_000).unwrap(), 82);
-        assert_eq!(asked().rows_of_step(200.0, 50).unwrap(), 50, "no more than there are");
+        assert_eq!(asked().rows_of_step(200.0, 10_000).unwrap(), 80, "82 would be 1 x 82, 2 x 41");
+        assert_eq!(asked().rows_of_step(200.0, 50).unwrap(), 48, "no more than there are");
+        assert_eq!(Asked { world: 4, ..asked() }.rows_of_step(200.0, 50).unwrap(), 12, "nor than there are for each");
         assert_eq!(asked().rows_of_step(1e9, 50).unwrap(), 1);
-        assert_eq!(asked().candidates(82), [1, 2, 4, 8, 16, 32, 64, 82]);
+        assert_eq!(asked().candidates(80, 10_000), [1, 2, 4, 5, 8, 10, 16, 20, 40, 80]);
+        let given = Asked { grad_accum: Auto::Given(3), ..asked() };
+        assert_eq!((given.rows_of_step(200.0, 10_000).unwrap(), given.candidates(82, 10_000)), (82, vec![27]));
         let rows = Asked { effective_batch: Some(24), world: 2, ..asked() };
         assert_eq!(rows.rows_of_step(1e9, 5).unwrap(), 12);
-        assert_eq!(rows.candidates(12), [1, 2, 4, 12]);
+        assert_eq!(rows.candidates(12, 5), [1, 2, 3, 4], "of 5 rows no more than 5 are put together");
         let batch = Asked { batch_size: Auto::Given(3), ..rows };
-        assert_eq!((batch.rows_of_step(1.0, 5).unwrap(), batch.candidates(12)), (12, vec![3]));
+        assert_eq!((batch.rows_of_step(1.0, 5).unwrap(), batch.candidates(12, 5)), (12, vec![3]));
         let accum = Asked { grad_accum: Auto::Given(4), ..rows };
-        assert_eq!((accum.rows_of_step(1.0, 5).unwrap(), accum.candidates(12)), (12, vec![3]));
+        assert_eq!((accum.rows_of_step(1.0, 5).unwrap(), accum.candidates(12, 5)), (12, vec![3]));
         let error = Asked { batch_size: Auto::Given(5), ..rows }.rows_of_step(1.0, 5).unwrap_err();
         assert!(
             error.message().contains("24 is not a multiple of 5 rows") && error.message().contains("2 ranks"),
             "{error}"
         );
         assert_eq!(error.hint_text(), Some("set train.effective_batch: 30"));
+    }
+
+    #[test]
+    fn whatever_was_measured_a_step_has_the_same_rows() {
+        for target_tokens in (1..20_000).step_by(37) {
+            for (asked, one) in [
+                (Asked { target_tokens, ..asked() }, false),
+                (Asked { target_tokens, cuts_count: true, ..asked() }, true),
+                (Asked { target_tokens, grad_accum: Auto::Given(7), ..asked() }, true),
+                (Asked { target_tokens, batch_size: Auto::Given(7), ..asked() }, true),
+            ] {
+                let rows = asked.rows_of_step(61.0, 300).unwrap();
+                let candidates = asked.candidates(rows, 300);
+                assert!(!one || candidates.len() == 1, "{asked:?}: {candidates:?}");
+                let (batch, accum) = (asked.batch_size, asked.grad_accum);
+                for size in candidates.iter().filter(|_| (batch, accum) == (Auto::Auto, Auto::Auto)) {
+                    assert_eq!(size * rounded(rows, *size), rows, "{asked:?}");
+                }
+                let wished = (target_tokens as f64 / 61.0).round().clamp(1.0, 300.0);
+                assert!((rows as f64 / wished - 1.0).abs() < 0.07, "{rows} for {wished}");
+            }
+        }
     }
 
     #[test]
@@ -491,56 +528,6 @@ mod tests {
         assert!((speed(4) - 800.0 / (0.7 + 0.3)).abs() < 1.0, "{}", speed(4));
         assert!(speed(1) < speed(2) && speed(2) < speed(3));
         assert!((seconds(&[(96.0, 0.196), (192.0, 0.292)], 768.0) - 0.868).abs() < 1e-9, "beyond what was measured");
-    }
-
-    /// A rank whose peers always say the same.
-    struct Among(Vec<u64>);
-
-    impl Collectives for Among {
-        fn world(&self) -> World {
-            World { size: self.0.len() + 1, ..World::ALONE }
-        }
-
-        fn limits(&self) -> Limits {
-            Limits::default()
-        }
-
-        fn name(&self) -> &'static str {
-            "among"
-        }
-
-        fn all_to_all_bytes(&self, _: &[u8], _: &[Range<usize>], _: &mut [u8]) -> Result<()> {
-            Ok(())
-        }
-
-        fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
-            for (part, said) in parts[1..].iter().zip(&self.0) {
-                data[part.clone()].copy_from_slice(&said.to_ne_bytes());
-            }
-            Ok(())
-        }
-
-        fn broadcast_bytes(&self, _: &mut [u8], _: usize) -> Result<()> {
-            Ok(())
-        }
-
-        fn barrier(&self) -> Result<()> {
-            Ok(())
-        }
-    }
-
-    #[test]
-    fn ranks_take_what_the_least_of_them_can() {
-        assert_eq!(minimum(&Among(vec![7, 9]), 8).unwrap(), 7);
-        assert_eq!(minimum(&Among(vec![9]), 8).unwrap(), 8);
-        let sizes = Sizes {
-            batch_size: 8,
-            grad_accum: 4,
-            checkpointing: Checkpointing::Blocks { full: 3, none: 1 },
-            max_tokens_per_pass: None,
-        };
-        let alone = agree(&crate::comm::single::Single, &asked(), sizes).unwrap();
-        assert_eq!(alone, sizes, "alone nothing changes");
     }
 
     #[test]

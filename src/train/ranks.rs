@@ -8,10 +8,12 @@ use crate::checkpoint::{Stamp, stamp};
 use crate::comm::env::Launch;
 use crate::comm::gloo::{self, Gloo};
 use crate::comm::meet::{Door, Meeting, ranks};
+#[cfg(feature = "cuda")]
+use crate::comm::nccl::{self, Nccl};
 use crate::comm::single::Single;
 use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
-use crate::config::{Config, Strategy};
+use crate::config::{Config, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
 
 /// A rank's place, before its connections with the others.
@@ -27,13 +29,35 @@ pub struct Seat {
 enum Link {
     Alone,
     Thread(Threads),
-    Process(Meeting),
+    Process(Meeting, Carrier),
+}
+
+/// What carries the bytes between processes.
+#[derive(Clone, Copy)]
+enum Carrier {
+    Gloo,
+    #[cfg(feature = "cuda")]
+    Nccl,
+}
+
+/// The engine that `train.ddp_backend` names, if it is here.
+fn carrier(backend: RankBackend) -> Result<Carrier> {
+    match backend {
+        RankBackend::Auto | RankBackend::Gloo => gloo::probe().map(|_| Carrier::Gloo),
+        #[cfg(feature = "cuda")]
+        RankBackend::Nccl => nccl::probe().map(|_| Carrier::Nccl),
+        #[cfg(not(feature = "cuda"))]
+        RankBackend::Nccl => {
+            Err(Error::config("train.ddp_backend: nccl, but this program was built without the feature cuda")
+                .hint("build it with the default features, or set train.ddp_backend: gloo"))
+        }
+    }
 }
 
 /// The seats of this process: one, or with `dp` one a thread.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the Gloo engine is
+/// [`crate::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the engine is
 /// missing; [`crate::Kind::Peer`]: the other ranks cannot be found.
 pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
     let train = &config.train;
@@ -49,15 +73,20 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
         (Strategy::Auto | Strategy::Ddp, Some(launch)) => {
-            gloo::probe()?;
+            let carrier = carrier(train.ddp_backend)?;
+            let name = match carrier {
+                Carrier::Gloo => "gloo",
+                #[cfg(feature = "cuda")]
+                Carrier::Nccl => "nccl",
+            };
             let meeting = Meeting::join(launch)?;
             let World { size, local_size, .. } = launch.world;
             let described = format!(
-                "ddp: {size} processes over gloo, {local_size} on this machine, started by {}, meeting at {}",
+                "ddp: {size} processes over {name}, {local_size} on this machine, started by {}, meeting at {}",
                 launch.launcher,
                 meeting.store.host()
             );
-            Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting) }])
+            Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting, carrier) }])
         }
         (Strategy::Dp, None) => {
             let size = train.dp_ranks.ok_or_else(|| {
@@ -94,7 +123,7 @@ impl Seat {
         let door: &dyn Door = match &self.link {
             Link::Alone => return act(),
             Link::Thread(rank) => rank,
-            Link::Process(meeting) => meeting,
+            Link::Process(meeting, _) => meeting,
         };
         if self.world.local_rank > 0 {
             door.wait()?;
@@ -113,7 +142,9 @@ impl Seat {
         Ok(match self.link {
             Link::Alone => Box::new(Single),
             Link::Thread(rank) => Box::new(rank),
-            Link::Process(meeting) => Box::new(Gloo::connect(meeting, self.limits)?),
+            Link::Process(meeting, Carrier::Gloo) => Box::new(Gloo::connect(meeting, self.limits)?),
+            #[cfg(feature = "cuda")]
+            Link::Process(meeting, Carrier::Nccl) => Box::new(Nccl::connect(meeting, self.limits)?),
         })
     }
 }

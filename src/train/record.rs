@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use std::path::Path;
 
-use crate::config::{Mode, Setting};
+use crate::config::{Config, Setting};
 
 /// The same as a Markdown table, for TensorBoard's text page.
 pub fn settings_table(settings: &[Setting]) -> String {
@@ -17,12 +17,12 @@ pub fn settings_table(settings: &[Setting]) -> String {
     text
 }
 
-/// The file's text, without what the mode does not read.
-pub fn resolved_yaml(path: &Path, settings: &[Setting], mode: Mode) -> String {
+/// The file's text, without what `config` does not read.
+pub fn resolved_yaml(path: &Path, settings: &[Setting], config: &Config) -> String {
     let mut text =
         format!("# The configuration of a run of {}, every key that counts with its source.\n", path.display());
     let mut open: Vec<&str> = Vec::new();
-    for setting in settings.iter().filter(|setting| setting.is_read(mode)) {
+    for setting in settings.iter().filter(|setting| setting.is_read(config)) {
         let parts: Vec<&str> = setting.key.split('.').collect();
         let (key, sections) = parts.split_last().expect("a split has at least one part");
         let shared = open.iter().zip(sections).take_while(|(have, want)| have == want).count();

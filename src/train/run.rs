@@ -95,10 +95,11 @@ fn run_here(
     seat: Seat,
 ) -> Result<Summary> {
     let began = Instant::now();
-    let prepared = seat.in_turn(|| prepare::prepare(resolved, options, stop, observer, &seat))?;
-    prepared.announce(observer);
-    // Only now: preparing may take longer than an operation between ranks may.
+    let found = seat.in_turn(|| prepare::find(resolved, options, stop, observer, &seat))?;
+    // Only now: reading the data may take longer than an operation between ranks may.
     let comm = seat.connect()?;
+    let prepared = found.settle(resolved, options, &*comm, observer)?;
+    prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
     session.agree()?;
     session.try_evaluation()?;

@@ -3,7 +3,7 @@ use super::report::Sample;
 use super::signals::Stop;
 use crate::config::Config;
 use crate::data::Dataset;
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::eval::{Asked, Settings};
 use crate::model::Model;
 
@@ -50,7 +50,12 @@ impl<'a> Questions<'a> {
         let prompts: Vec<Vec<u32>> = self.rows.iter().map(|(prompt, _)| prompt.clone()).collect();
         let asked = Asked { tokenizer: &self.dataset.tokenizer, stop_strings: &self.config.generation.stop_strings };
         let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
-        asked.answer(model, &prompts, &settings, &mut || stop.requested().is_none())
+        asked.answer(model, &prompts, &settings, &mut || stop.requested().is_none()).map_err(|error| {
+            match error.kind() {
+                Kind::Memory => error.context("answering held-out rows; the training is done and saved"),
+                _ => error,
+            }
+        })
     }
 
     /// Questions and answers side by side.

@@ -293,6 +293,7 @@ impl Session<'_> {
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
         self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        self.agree_on_passes()?;
         let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
         let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
         if scores.is_empty() {
@@ -338,6 +339,7 @@ impl Session<'_> {
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;
         self.comm.all_reduce(&mut counts)?;
+        self.agree_on_passes()?;
         let ([sum, weight], [label_tokens, gave_up]) = (sums, counts);
         let loss = if weight > 0.0 { sum / weight } else { 0.0 };
         Ok((gave_up == 0).then_some((loss, label_tokens)))

@@ -5,7 +5,7 @@ use super::machine::Machine;
 use super::prepare::Parts;
 use super::probe::{self, Asked, Remembered, Sizes};
 use super::progress::{Event, Observer};
-use super::{load, trained};
+use super::{budget, load};
 use crate::checkpoint::Checkpoint;
 use crate::comm::Collectives;
 use crate::config::{Auto, Checkpointing, Config};
@@ -29,32 +29,40 @@ pub fn sizes(
     comm: &dyn Collectives,
     observer: &dyn Observer,
 ) -> Result<Option<Model>> {
-    let asked = Asked::of(&parts.config, comm.world().size);
+    let asked = Asked::of(&parts.config, &parts.arch, comm.world().size);
     if asked.given().is_some() {
         return Ok(None);
     }
     if let Some(sizes) = parts.resume.as_ref().and_then(|saved| of_checkpoint(&asked, saved)) {
         observer.event(&Event::Notice(&format!("sizes as in the checkpoint: {sizes}")));
-        put(&mut parts.config, sampler, sizes);
+        put(&mut parts.config, sampler, sizes, asked.world);
         return Ok(None);
     }
     let (sizes, model) = found(parts, dataset, sampler, &asked, comm, observer)?;
-    put(&mut parts.config, sampler, sizes);
+    put(&mut parts.config, sampler, sizes, asked.world);
     Ok(model)
 }
 
-/// Bytes that the run takes when the model is loaded: the optimizer's state, and a copy to save from.
-pub fn later(parts: &Parts) -> u64 {
-    let copy = trained::copy_bytes(&parts.config, parts.trainable, parts.optimizer_bytes);
-    parts.optimizer_bytes + copy.unwrap_or(0)
+/// Bytes that the run takes in this process when the model is loaded: the optimizer's state, a copy to save from, what is
+/// on its way between ranks.
+pub fn later(parts: &Parts, comm: &dyn Collectives) -> u64 {
+    let Parts { config, optimizer, trainable, .. } = parts;
+    let ranks = comm.world().size as u64;
+    let shares = if budget::way(config, comm.world().size).strategy.shards_optimizer() { ranks } else { 1 };
+    let state = (optimizer.state + optimizer.average).div_ceil(shares);
+    let bucket = (config.train.ddp_bucket_cap_mb as u64) << 20;
+    let moving = if ranks > 1 { 2 * bucket.min(4 * trainable) } else { 0 };
+    let together = if comm.shares_memory() { ranks } else { 1 };
+    together * (state + moving) + optimizer.saving
 }
 
-fn put(config: &mut Config, sampler: &mut Sampler, sizes: Sizes) {
+fn put(config: &mut Config, sampler: &mut Sampler, sizes: Sizes, world: usize) {
     config.train.batch_size = Auto::Given(sizes.batch_size);
     config.train.grad_accum = Auto::Given(sizes.grad_accum);
     config.train.gradient_checkpointing = sizes.checkpointing;
     config.train.max_tokens_per_pass = sizes.max_tokens_per_pass;
-    sampler.resize(sizes.batch_size, sizes.grad_accum);
+    // A step has the micro-batches of all ranks.
+    sampler.resize(sizes.batch_size, sizes.grad_accum * world);
 }
 
 /// The sizes that a checkpoint's run had. Its stamp is held against the run's later; numbers that are given stay.
@@ -63,13 +71,22 @@ fn of_checkpoint(asked: &Asked, saved: &Checkpoint) -> Option<Sizes> {
         Auto::Given(number) => Some(number),
         Auto::Auto => usize::try_from(saved.stamp.training.get(key)?.as_u64()?).ok().filter(|&number| number > 0),
     };
+    let grad_accum = match asked.grad_accum {
+        Auto::Given(number) => number,
+        Auto::Auto => {
+            // Other ranks go on with the same rows a step, where they can share them evenly.
+            let before = number(Auto::Auto, "train.grad_accum")?;
+            let all = before.checked_mul(saved.stamp.world_size).filter(|&all| all > 0)?;
+            if all.is_multiple_of(asked.world) { all / asked.world } else { before }
+        }
+    };
     let checkpointing = match asked.checkpointing {
         Checkpointing::Auto => probe::read_checkpointing(saved.state.gradient_checkpointing.as_ref()?)?,
         given @ Checkpointing::Blocks { .. } => given,
     };
     Some(Sizes {
         batch_size: number(asked.batch_size, "train.batch_size")?,
-        grad_accum: number(asked.grad_accum, "train.grad_accum")?,
+        grad_accum,
         checkpointing,
         max_tokens_per_pass: saved.state.max_tokens_per_pass.into_iter().chain(asked.max_tokens_per_pass).min(),
     })
@@ -85,13 +102,14 @@ fn found(
     observer: &dyn Observer,
 ) -> Result<(Sizes, Option<Model>)> {
     let cache = dataset.cache_dir(&parts.config);
-    let path = cache.map(|cache| Remembered::path(&cache, &fingerprint(parts, dataset, asked)));
+    let path = cache.map(|cache| Remembered::path(&cache, &fingerprint(parts, dataset, asked, comm)));
     let budget = memory::budget().unwrap_or(u64::MAX);
-    let remembered = path.as_deref().and_then(Remembered::read).and_then(|kept| kept.sizes(budget));
-    // A rank that remembers and one that does not must not part ways.
-    let all_remember = probe::minimum(comm, u64::from(remembered.is_some()))? == 1;
-    if let (Some(sizes), true) = (remembered, all_remember) {
-        let sizes = probe::agree(comm, asked, sizes)?;
+    let remembered = path.as_deref().and_then(Remembered::read);
+    let sizes = remembered.as_ref().and_then(|kept| kept.sizes(budget));
+    // Ranks that do not all remember the same must not part ways.
+    let own = remembered.as_ref().filter(|_| sizes.is_some()).map_or(0, Remembered::hash);
+    let alike = comm.collect(&[own])?.into_iter().all(|hash| hash == own);
+    if let Some(sizes) = sizes.filter(|_| alike) {
         observer.event(&Event::Notice(&format!("sizes as an earlier probe of the same found them: {sizes}")));
         return Ok((sizes, None));
     }
@@ -99,14 +117,15 @@ fn found(
     let Parts { arch, weights, config, stack, adapter, .. } = parts;
     let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())?;
     observer.event(&Event::Phase("measuring passes"));
-    let mut gauge = Gauge::new(&mut model, &dataset.train, sampler, later(parts));
-    let mut found = probe::choose(&mut gauge, asked, config)?;
+    let mut gauge = Gauge::new(&mut model, (&dataset.train, sampler), later(parts, comm), comm)?;
+    let found = probe::choose(&mut gauge, asked, (config, weights.as_ref()))?;
     drop(gauge);
-    found.sizes = probe::agree(comm, asked, found.sizes)?;
+    // The budget is whole again before any rank goes on.
+    comm.barrier()?;
     for line in probe::lines(&found.passes, &found.reasons, &found.sizes) {
         observer.event(&Event::Notice(&line));
     }
-    if let Some(path) = path {
+    if let Some(path) = path.filter(|_| comm.world().local_rank == 0) {
         Remembered::of(&found).write(&path);
     }
     Ok((found.sizes, Some(model)))
@@ -114,8 +133,8 @@ fn found(
 
 /// Of all that bytes and times depend on. What the machine has free changes from minute to minute: an earlier choice is
 /// held against it when it is read, and here only what the machine has in all counts.
-fn fingerprint(parts: &Parts, dataset: &Dataset, asked: &Asked) -> blake3::Hash {
-    let Parts { config, arch, optimizer_bytes, .. } = parts;
+fn fingerprint(parts: &Parts, dataset: &Dataset, asked: &Asked, comm: &dyn Collectives) -> blake3::Hash {
+    let Parts { config, arch, optimizer, .. } = parts;
     let (model, train, data) = (&config.model, &config.train, &config.data);
     let machine = Machine::detect();
     let memory = train.memory_budget.map_or_else(|| limits::total().unwrap_or(0), |bytes| bytes.0);
@@ -123,7 +142,8 @@ fn fingerprint(parts: &Parts, dataset: &Dataset, asked: &Asked) -> blake3::Hash 
     let parts = [
         env!("CARGO_PKG_VERSION").to_owned(),
         format!("{arch:?} {:?} {:?} {:?}", config.tuning, model.dtype, model.init),
-        format!("{} {} {} {optimizer_bytes} {}", train.bf16, train.fp16, train.optim, later(parts)),
+        format!("{} {} {} {optimizer:?} {}", train.bf16, train.fp16, train.optim, later(parts, comm)),
+        format!("{} {} {}", train.strategy, comm.name(), comm.world().local_size),
         format!("{asked:?} {} {} {}", dataset.fingerprint, data.packing, model.max_seq_len),
         format!("{} {memory} {group} {} {:?}", machine.processor, rayon::current_num_threads(), simd::level()),
     ];

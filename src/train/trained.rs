@@ -3,12 +3,11 @@ use std::collections::BTreeSet;
 
 use super::prepare::Prepared;
 use crate::config::arch::Arch;
-use crate::config::{Config, Mode, Optim, SaveStrategy};
+use crate::config::{Config, Mode};
 use crate::error::{Error, Result};
 use crate::model::targets::{self, Placement, Targets};
 use crate::model::{freeze, quantize};
-use crate::optim::optimizer::state_bytes;
-use crate::optim::{Schedule, Slot, rates, registry};
+use crate::optim::{Schedule, rates};
 use crate::plan::grouped;
 
 /// How many values the whole model has.
@@ -47,29 +46,13 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
     }
 }
 
-/// The bytes that the optimizer and the averages keep beside the trained values. Refuses arguments of the optimizer, the
-/// schedule and the learning rates that fit nothing.
+/// Refuses arguments of the schedule and the learning rates that fit nothing.
 ///
 /// # Errors
 /// [`crate::Kind::Config`], naming the key.
-pub fn optimizer_bytes(config: &Config, tensors: Vec<(String, Vec<usize>)>) -> Result<u64> {
-    let rule = registry::rule(&config.train)?;
+pub fn check_rates(config: &Config, tensors: &[(String, Vec<usize>)]) -> Result<()> {
     Schedule::of(&config.train, 0, u64::MAX)?;
-    let scales = rates::scales(&config.train, config.tuning.lora.loraplus_lr_ratio, &tensors)?;
-    let slot = |((name, shape), lr_scale)| Slot { name, shape, decay: true, lr_scale };
-    let slots: Vec<Slot> = tensors.into_iter().zip(scales).map(slot).collect();
-    let values: u64 = slots.iter().map(|slot| size(&slot.shape)).sum();
-    let averages = if config.train.ema_decay.is_some() { 4 * values } else { 0 };
-    Ok(state_bytes(rule.as_ref(), &slots) + averages)
-}
-
-/// The bytes of the copy from which checkpoints are written while the steps go on; nothing where they are not.
-pub fn copy_bytes(config: &Config, trainable: u64, optimizer_bytes: u64) -> Option<u64> {
-    let train = &config.train;
-    let averages = train.optim == Optim::ScheduleFreeAdamW;
-    // The values, the optimizer's state, and the averages that are published beside the values.
-    let bytes = 4 * trainable + optimizer_bytes + if averages { 4 * trainable } else { 0 };
-    (train.save_async && train.save_strategy != SaveStrategy::No).then_some(bytes)
+    rates::scales(&config.train, config.tuning.lora.loraplus_lr_ratio, tensors).map(drop)
 }
 
 /// What is trained: how many values of how many tensors, and the share of the model; the tensors by name where

@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use tunesmith::comm::env::{Launch, Place};
 use tunesmith::comm::gloo::{self, Gloo};
 use tunesmith::comm::meet::Meeting;
+#[cfg(feature = "cuda")]
+use tunesmith::comm::nccl;
 use tunesmith::comm::single::Single;
 use tunesmith::comm::store::{Host, Token};
 use tunesmith::comm::{Collectives, Element, Limits, World, part, threads};
@@ -33,10 +35,40 @@ pub fn gloo_is_there() -> bool {
 enum Engine {
     Threads,
     Gloo,
+    #[cfg(feature = "cuda")]
+    Nccl,
 }
 
 fn engines() -> Vec<Engine> {
+    #[cfg(feature = "cuda")]
+    if over_nccl() {
+        return vec![Engine::Threads, Engine::Nccl];
+    }
     if gloo_is_there() { vec![Engine::Threads, Engine::Gloo] } else { vec![Engine::Threads] }
+}
+
+/// Whether this process is one that [`nccl_agrees_with_the_oracle_over_a_stand_in`] has started, or one on a machine with
+/// GPUs: `TUNESMITH_TEST_ENGINE=nccl cargo test --test it comm::`.
+#[cfg(feature = "cuda")]
+fn over_nccl() -> bool {
+    std::env::var("TUNESMITH_TEST_ENGINE").as_deref() == Ok("nccl")
+}
+
+/// A stand-in for NCCL and the driver, and what makes a process use it.
+#[cfg(feature = "cuda")]
+pub fn stand_in() -> [(&'static str, String); 2] {
+    static FOLDER: OnceLock<String> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = format!("{}/stand-in-{}", env!("CARGO_TARGET_TMPDIR"), std::process::id());
+        std::fs::create_dir_all(&folder).unwrap();
+        let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/fake/nccl.c");
+        let library = format!("{folder}/libcuda.so");
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-O1", "-o", &library, source, "-lpthread"]);
+        assert!(cc.status().expect("cc, which Rust links with").success());
+        folder
+    });
+    [("LD_LIBRARY_PATH", folder.clone()), (nccl::LIBRARY_VARIABLE, format!("{folder}/libcuda.so"))]
 }
 
 /// The ranks of a world, each able to move to a thread.
@@ -54,10 +86,17 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
             let world = World { rank, size, local_rank: rank, local_size: size };
             let place = Place::Held(host.address().to_string());
             let launch = Launch { launcher: "test", world, place, token: Some(token.clone()) };
-            std::thread::spawn(move || Gloo::connect(Meeting::join(&launch).unwrap(), limits).unwrap())
+            std::thread::spawn(move || -> Box<dyn Collectives> {
+                let meeting = Meeting::join(&launch).unwrap();
+                match engine {
+                    #[cfg(feature = "cuda")]
+                    Engine::Nccl => Box::new(nccl::Nccl::connect(meeting, limits).unwrap()),
+                    _ => Box::new(Gloo::connect(meeting, limits).unwrap()),
+                }
+            })
         })
         .collect();
-    ranks.into_iter().map(|rank| Box::new(rank.join().unwrap()) as Box<dyn Collectives>).collect()
+    ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
 }
 
 /// What `act` gives on every rank of a world.
@@ -241,6 +280,64 @@ fn gloo_names_who_is_gone_and_who_is_late() {
     let error = ranks[0].barrier().unwrap_err();
     assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
     assert!(error.message().starts_with("rank 0: barrier: rank 1 did not answer"), "{error}");
+}
+
+/// The tests above, with NCCL in the place of Gloo, where the driver and NCCL are stand-ins: the loader finds them only in a
+/// process that starts with their folder in its path.
+#[cfg(feature = "cuda")]
+#[test]
+fn nccl_agrees_with_the_oracle_over_a_stand_in() {
+    let tests = ["every_engine_agrees", "a_second_run_and_another", "nccl_alone", "nccl_names_who"];
+    let mut run = Command::new(std::env::current_exe().unwrap());
+    run.args(tests).arg("--include-ignored").env("TUNESMITH_TEST_ENGINE", "nccl").envs(stand_in());
+    let output = run.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("5 passed"), "{said}");
+}
+
+/// As on a machine with one GPU.
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a GPU with NCCL, or the stand-in"]
+fn nccl_alone() {
+    let token = Token::fresh().unwrap();
+    let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
+    let place = Place::Held(host.address().to_string());
+    let launch = Launch { launcher: "test", world: World::ALONE, place, token: Some(token) };
+    let comm = nccl::Nccl::connect(Meeting::join(&launch).unwrap(), Limits::default()).unwrap();
+    println!("NCCL {}", nccl::probe().unwrap());
+    for length in [0, 1, 1001, 16 << 20] {
+        let given: Vec<u8> = (0..length).map(|index| (index * 7 + 3) as u8).collect();
+        let (mut data, parts) = (given.clone(), std::slice::from_ref(&(0..length)).to_vec());
+        comm.all_gather_bytes(&mut data, &parts).unwrap();
+        assert!(data == given);
+        comm.broadcast_bytes(&mut data, 0).unwrap();
+        let mut received = vec![0; length];
+        comm.all_to_all_bytes(&given, &parts, &mut received).unwrap();
+        assert!(data == given && received == given);
+    }
+    comm.barrier().unwrap();
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs three GPUs with NCCL, or the stand-in"]
+fn nccl_names_who_is_gone_and_who_is_late() {
+    let limits = Limits { timeout: Duration::from_millis(1500), ..Limits::default() };
+    let mut ranks = world(Engine::Nccl, 3, limits);
+    drop(ranks.pop());
+    let errors = on_all(&ranks, |comm| comm.all_reduce(&mut [1.0f32; 4000]).unwrap_err());
+    for (rank, error) in errors.iter().enumerate() {
+        assert!(error.message().starts_with(&format!("rank {rank}: all_to_all: rank 2 ended")), "{error}");
+    }
+    let errors = on_all(&ranks, |comm| comm.barrier().unwrap_err());
+    assert!(errors.iter().all(|error| error.kind() == tunesmith::Kind::Peer), "nothing more is done");
+    let ranks = world(Engine::Nccl, 2, limits);
+    let began = Instant::now();
+    let error = ranks[0].barrier().unwrap_err();
+    assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
+    assert!(error.message().starts_with("rank 0: barrier: rank 1 did not answer"), "{error}");
+    assert!(error.message().contains("timed out after 1.5s"), "{error}");
 }
 
 #[test]

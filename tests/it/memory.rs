@@ -3,6 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
+mod ranks;
+
 use serde_json::{Value, json};
 use tunesmith::config::Checkpointing;
 use tunesmith::data::batch::Batch;
@@ -171,7 +173,11 @@ fn a_row_that_does_not_fit_is_refused_with_what_helps() {
             "a token",
             "what helps: train.gradient_checkpointing: true (then ",
             "model.max_seq_len: ",
+            "tuning.mode: qlora (saves about",
+            "model.dtype: bfloat16 (saves about",
+            "train.bf16: true (saves about",
             "tuning.lora.r: 2 (saves about",
+            ", enough alone)",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
@@ -211,6 +217,30 @@ fn chosen_sizes_are_the_same_run_as_the_numbers_given_by_hand() {
     let output = tunesmith(&["train", record.to_str().unwrap(), &into]).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     assert!(Run { text: String::new(), dir: large.path("record") }.weights() == first.weights());
+}
+
+#[test]
+fn rows_that_are_measured_make_steps_of_the_tokens_that_are_asked_for() {
+    let large = Large::new();
+    let alone = ["train.batch_size: auto", "train.grad_accum: UNSET", "train.target_tokens_per_device_step: 1500"];
+    let run = large.good("alone", &alone, None);
+    let rows = |run: &Run| {
+        let number = |key: &str| run.setting(key).parse::<usize>().unwrap();
+        number("batch_size") * number("grad_accum")
+    };
+    // 96 rows of 67 tokens on average.
+    assert!(run.text.contains("a step is to have 22 rows a rank, about 1,4"), "{}", run.text);
+    assert_eq!(rows(&run), 22, "{}", run.text);
+    // However little memory there is, and whatever is fastest within it.
+    let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 1));
+    let tight = large.good("tight", &[&alone[..], &["data.use_cache: false"]].concat(), Some(budget));
+    assert!(tight.text.contains("passes are cut to"), "{}", tight.text);
+    assert_eq!(rows(&tight), 22, "{}", tight.text);
+    for (one, other) in run.losses().iter().zip(tight.losses()) {
+        assert!((one - other).abs() < 2e-5, "{one} and {other}");
+    }
+    // The record says it in numbers.
+    assert!(!run.setting("grad_accum").contains("auto") && run.dir.join("config.resolved.yaml").is_file());
 }
 
 #[test]
@@ -255,6 +285,75 @@ fn chosen_sizes_stay_within_the_budget_in_the_whole_run() {
         assert!(run.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", run.held(), run.text);
         assert!(!run.text.contains("it is done again"), "{}", run.text);
         assert!(run.text.contains("passes are cut to"), "{}", run.text);
+    }
+}
+
+#[test]
+fn experts_are_cut_too() {
+    let large = Large::new();
+    let mut config: Value =
+        serde_json::from_str(&std::fs::read_to_string(large.path("model/config.json")).unwrap()).unwrap();
+    for (key, value) in [
+        ("architectures", json!(["MixtralForCausalLM"])),
+        ("model_type", json!("mixtral")),
+        ("num_local_experts", json!(4)),
+        ("num_experts_per_tok", json!(2)),
+        ("tie_word_embeddings", json!(false)),
+    ] {
+        config[key] = value;
+    }
+    std::fs::write(large.path("model/config.json"), config.to_string()).unwrap();
+    let (wide, narrow) = (held_with(&large, 768), held_with(&large, 200));
+    let budget = u64::midpoint(wide, narrow);
+    let (free, tight) = (large.good("free", &[], None), large.good("tight", &[], Some(budget)));
+    assert!(tight.text.contains("it is done again with the same rows"), "{}", tight.text);
+    assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
+    for (free, tight) in free.losses().iter().zip(tight.losses()) {
+        assert!((free - tight).abs() < 2e-5, "{free} and {tight}");
+    }
+}
+
+#[test]
+fn answers_that_do_not_fit_side_by_side_are_made_in_turns_and_are_the_same() {
+    let large = Large::new();
+    let rows: String = (0..16)
+        .map(|row| {
+            let ids: Vec<usize> = (0..120).map(|at| (row * 131 + at * 37) % 250).collect();
+            let labels: Vec<i64> = (0..120).map(|at| if at < 112 { -100 } else { ids[at] as i64 }).collect();
+            json!({ "input_ids": ids, "labels": labels }).to_string() + "\n"
+        })
+        .collect();
+    std::fs::write(large.path("val.jsonl"), rows).unwrap();
+    let evaluates = [
+        "train.max_steps: 1",
+        "train.max_tokens_per_pass: 1",
+        "model.max_seq_len: 128",
+        "train.eval_strategy: steps",
+        "train.eval_steps: 1",
+        "train.eval_batch_size: 1",
+        "train.generation_max_new_tokens: 200",
+    ];
+    let answers = ["train.predict_with_generate: true"];
+    let silent = large.good("silent", &evaluates, None).held();
+    let asks = [&evaluates[..], &answers].concat();
+    let free = large.good("free", &asks, None);
+    assert!(free.held() > silent + (4 << 20), "caches must show: {} and {silent}", free.held());
+    let budget = u64::midpoint(silent, free.held());
+    let tight = large.good("tight", &asks, Some(budget));
+    assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
+    let scores = |run: &Run| {
+        let text = std::fs::read_to_string(run.dir.join("metrics.jsonl")).unwrap();
+        let line = text.lines().find(|line| line.contains("eval_rouge")).expect("scores").to_owned();
+        let mut line: Value = serde_json::from_str(&line).unwrap();
+        line.as_object_mut().unwrap().retain(|key, _| key != "eval_seconds");
+        line
+    };
+    assert_eq!(scores(&free), scores(&tight));
+    // One answer alone is too much: that is said, and where.
+    let output = large.train("none", &asks, Some(silent + (silent / 100)));
+    if !output.status.success() {
+        assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+        assert!(said(&output).contains("answering validation rows: a text of "), "{}", said(&output));
     }
 }
 
@@ -314,8 +413,11 @@ fn gpu_info_and_memory_check_read_a_driver_and_do_without() {
     }
     let config = large.0.config("check", &["model.init: random", "model.max_seq_len: 512", "data.format: tokenized"]);
     let text = ask(&["memory-check", config.to_str().unwrap()], &nowhere);
-    for part in ["largest pass", "511 tokens", "measured at most", "optimizer, copy to save", "a token more"] {
+    for part in ["largest pass has 511 tokens", "predicted", "measured", "optimizer, copy to save", "a token more"] {
         assert!(text.contains(part), "{part}: {text}");
     }
+    let line = text.lines().find(|line| line.trim_start().starts_with("at most")).expect("a total");
+    let off: f64 = line.split(['(', ')']).nth(1).unwrap().trim_end_matches(" %").parse().unwrap();
+    assert!(off.abs() < 10.0, "{text}");
     assert!(!large.path("out").exists(), "nothing is written where the run would write");
 }

@@ -12,6 +12,7 @@ pub(super) use others::OTHERS;
 const ATTENTION: &str = "there is one attention here, exact and fused";
 const KERNEL: &str = "kernels are chosen by the processor";
 const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
+const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const TRACKER: &str =
     "Weights & Biases, MLflow and Comet are not yet part of this version; TensorBoard and report.html are written";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
@@ -228,10 +229,10 @@ pub(super) const RULES: &[Rule] = rules! {
     "fsdp_config" => Comment(ONE_DEVICE),
     "fsdp_version" => Comment(ONE_DEVICE),
     "ddp" => Comment(ONE_DEVICE),
-    "ddp_timeout" => Comment(ONE_DEVICE),
-    "ddp_bucket_cap_mb" => Comment(ONE_DEVICE),
-    "ddp_broadcast_buffers" => Comment(ONE_DEVICE),
-    "ddp_find_unused_parameters" => Comment(ONE_DEVICE),
+    "ddp_timeout" => To("train.ddp_timeout"),
+    "ddp_bucket_cap_mb" => To("train.ddp_bucket_cap_mb"),
+    "ddp_broadcast_buffers" => Needless("models have no buffers that training changes"),
+    "ddp_find_unused_parameters" => Needless(REACHED),
     "context_parallel_size" => Comment(ONE_DEVICE),
     "sequence_parallel_degree" => Comment(ONE_DEVICE),
     "tensor_parallel_size" => Comment(ONE_DEVICE),

@@ -10,6 +10,7 @@ use crate::error::{Error, Result};
 pub(super) use others::OTHERS;
 
 const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
+const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const KERNEL: &str = "there is one attention, and kernels are chosen by the processor";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const CACHE: &str = "tokens are cached by content: a changed set is another one";
@@ -191,7 +192,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "evaluation_strategy" => Together,
     "eval_steps" => Together,
     "eval_on_start" => To("train.eval_on_start"),
-    "eval_accumulation_steps" => Needless("validation keeps no logits"),
+    "eval_accumulation_steps" => To("train.eval_accumulation_steps"),
     "per_device_batch_size" => Lost("set train.batch_size"),
     "load_best_model_at_end" => Together,
     "metric_for_best_model" => To("train.metric_for_best_model"),
@@ -205,8 +206,8 @@ pub(super) const RULES: &[Rule] = rules! {
     "deepspeed" => Comment(ONE_DEVICE),
     "fsdp" => Comment(ONE_DEVICE),
     "fsdp_config" => Comment(ONE_DEVICE),
-    "ddp_timeout" => Comment(ONE_DEVICE),
-    "ddp_find_unused_parameters" => Comment(ONE_DEVICE),
+    "ddp_timeout" => To("train.ddp_timeout"),
+    "ddp_find_unused_parameters" => Needless(REACHED),
     "ray_run_name" => Lost(ONE_DEVICE),
     "ray_num_workers" => Lost(ONE_DEVICE),
     "dataloader_num_workers" => Needless(NO_LOADER),

@@ -4,6 +4,7 @@ use super::Model;
 use crate::config::arch::Rope;
 use crate::data::batch::Batch;
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::model::block::Block;
 use crate::model::pass::Layout;
 use crate::ops::attention::{self, KeyValues};
@@ -28,6 +29,12 @@ impl TextCache {
     /// Bytes of keys and values.
     pub fn bytes(&self) -> usize {
         self.blocks.iter().map(KeyValues::bytes).sum()
+    }
+
+    /// Gives up what it holds, and returns its tokens: what has to be read again.
+    pub fn give_up(&mut self) -> Vec<u32> {
+        self.blocks.iter_mut().for_each(KeyValues::clear);
+        std::mem::take(&mut self.tokens)
     }
 
     /// Goes back to the first `length` tokens; says whether it can: a sliding window may have given up what they need.
@@ -80,7 +87,9 @@ impl Model {
     /// A rule for long contexts may turn keys otherwise once a text is longer: such a text is then read again as a whole.
     ///
     /// # Errors
-    /// [`crate::Kind::Data`]: a token outside the vocabulary, or a text without a new one.
+    /// [`crate::Kind::Data`]: a token outside the vocabulary, or a text without a new one. [`crate::Kind::Memory`]: it does not
+    /// fit into the memory budget; the caches then know their texts' tokens, the new ones included, and nothing else: what is
+    /// left is [`TextCache::give_up`].
     pub fn extend(&self, texts: &mut [(&mut TextCache, &[u32])]) -> Result<Logits> {
         if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
             return Err(Error::data("a text without tokens cannot go on"));
@@ -100,7 +109,7 @@ impl Model {
             }
             growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
         }
-        Ok(par::together(|| self.go_on(&mut growth)))
+        memory::guarded(|| Ok(par::together(|| self.go_on(&mut growth))))
     }
 
     /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.

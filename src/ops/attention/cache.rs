@@ -44,6 +44,11 @@ impl KeyValues {
         Self { heads, window, first: 0, pages: VecDeque::new(), length: 0 }
     }
 
+    /// Gives up everything.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.heads, self.window);
+    }
+
     /// Its heads.
     pub const fn heads(&self) -> Heads {
         self.heads

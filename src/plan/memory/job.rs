@@ -131,6 +131,8 @@ pub struct Job<'a> {
     pub threads: usize,
     /// What the process holds beside all that: the tokenizer.
     pub companions: u64,
+    /// Bytes of gradients that are on their way between ranks at a time.
+    pub bucket: u64,
 }
 
 /// A pass: what is walked at once.

@@ -24,8 +24,6 @@ pub const PROGRAM: u64 = 16 << 20;
 pub const CUDA_CONTEXT: u64 = 600 << 20;
 /// What NCCL takes of a GPU for its channels. Assumed.
 pub const NCCL: u64 = 200 << 20;
-/// A piece of gradients that is on its way, as in PyTorch's DDP.
-pub const BUCKET: u64 = 25 << 20;
 /// Bytes a token of a batch: ids, targets, positions, spans.
 const TOKEN: u64 = 64;
 
@@ -298,6 +296,7 @@ pub(super) mod testing {
             dropout: false,
             threads: 2,
             companions: 0,
+            bucket: 25 << 20,
         }
     }
 }

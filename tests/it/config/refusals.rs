@@ -198,6 +198,37 @@ fn settings_of_another_mode_are_refused_where_they_are_meant_for_this_run() {
     assert!(error.contains("tuning.lora.r: 4 (argument) contradicts tuning.mode: \"full\" (argument)"), "{error}");
 }
 
+/// What a switch that is off leaves unread is refused, unless the switch is nearer to the user than the key.
+#[test]
+fn settings_that_nothing_reads_are_refused() {
+    let cases = [
+        ("train: {predict_with_generate: true}", "train.eval_strategy"),
+        ("train: {eval_on_start: true}", "train.eval_strategy"),
+        ("train: {eval_steps: 10}", "train.eval_strategy"),
+        ("train: {eval_strategy: epoch, generation_rows: 3}\ndata: {val_path: x}", "train.predict_with_generate"),
+        (
+            "train: {eval_strategy: epoch, eval_accumulation_steps: 3}\ndata: {val_path: x}",
+            "train.predict_with_generate",
+        ),
+        ("train: {early_stopping_threshold: 0.1}", "train.early_stopping_patience"),
+        ("gen: {temperature: 0.7}", "gen.do_sample"),
+        ("gen: {seed: 3}", "gen.do_sample"),
+        ("gen: {length_penalty: 2}", "gen.num_beams"),
+        ("eval: {json_schema: schema.json}", "eval.metrics"),
+        ("eval: {metrics: [bleu], rouge_stemmer: true}", "eval.metrics"),
+        ("eval: {scorer_timeout: 5}", "eval.scorer"),
+    ];
+    for (text, switch) in cases {
+        let error = Folder::new(&[("a.yaml", text)]).refusal(&[], &[]);
+        assert!(error.contains(&format!(" contradicts {switch}: ")), "{text}: {error}");
+    }
+    let folder = Folder::new(&[("a.yaml", "gen: {do_sample: true, temperature: 0.7}")]);
+    let greedy = folder.load(&["gen.do_sample=false"], &[]).unwrap();
+    assert!(!greedy.config.generation.do_sample);
+    let unread: Vec<_> = greedy.settings.iter().filter(|setting| !setting.is_read(&greedy.config)).collect();
+    assert!(unread.iter().any(|setting| setting.key == "gen.temperature"));
+}
+
 #[test]
 fn a_run_needs_a_model_and_rows() {
     let folder = Folder::new(&[("a.yaml", "train: {seed: 1}")]);

@@ -49,6 +49,28 @@ fn chats_render_as_in_transformers() {
     assert_eq!((compared, refused), (158, 26));
 }
 
+#[test]
+fn arguments_are_text_for_templates_that_join_them_with_text() {
+    let joins = "{% for m in messages %}{{ m.role + ':' }}{% for c in m.tool_calls %}{{ '<' + c.function.arguments + '>' }}\
+                 {% endfor %}{% if m.content %}{{ m.content }}{% endif %}{% endfor %}";
+    let objects =
+        "{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}{% endfor %}";
+    let never = "{{ raise_exception('no') }}";
+    let compile = |source| ChatTemplate::compile(source, "a template", &tokenizer("bpe_llama3")).unwrap();
+    for arguments in
+        [serde_json::json!("{\"city\": \"Zürich\", \"days\": 2}"), serde_json::json!({"city": "Zürich", "days": 2})]
+    {
+        let call = serde_json::json!({"type": "function", "function": {"name": "weather", "arguments": arguments}});
+        let row = serde_json::json!({"messages": [
+            {"role": "user", "content": "Weather?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]});
+        let conversation = conversation(&row);
+        let text = |source| compile(source).render(&conversation, false).map(|rendered| rendered.text);
+        assert_eq!(text(joins).unwrap(), "user:Weather?assistant:<{\"city\": \"Zürich\", \"days\": 2}>");
+        assert_eq!(text(objects).unwrap(), "Zürich");
+        assert!(text(never).unwrap_err().message().ends_with("no"));
+    }
+}
+
 /// Templates of a folder that `scripts/golden/chat_templates.py --all` has rendered: `TUNESMITH_CHATS=FOLDER cargo test --test it
 /// templates_of_a_folder -- --ignored`.
 #[test]

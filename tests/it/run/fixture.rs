@@ -30,7 +30,8 @@ impl Fixture {
         self.root.path().join(name)
     }
 
-    /// A LoRA run of a few seconds, writing to `out`; `extra` are lines of the form `section.key: value`.
+    /// A LoRA run of a few seconds, writing to `out`; `extra` are lines of the form `section.key: value`, of which the value
+    /// `UNSET` takes a key away.
     pub fn config(&self, name: &str, extra: &[&str]) -> PathBuf {
         let lines = [
             "model.name: MODEL",
@@ -61,8 +62,12 @@ impl Fixture {
                 .replace("VAL", self.path("val.jsonl").to_str().unwrap())
                 .replace("CACHE", self.path("cache").to_str().unwrap());
             let value = serde_json::from_str(&value).unwrap_or(Value::String(value));
-            let pointer = key.split('.').fold(&mut config, |node, part| &mut node[part]);
-            *pointer = value;
+            let (sections, last) = key.rsplit_once('.').unwrap();
+            let section = sections.split('.').fold(&mut config, |node, part| &mut node[part]);
+            section[last] = value;
+            if section[last] == "UNSET" {
+                section.as_object_mut().unwrap().remove(last);
+            }
         }
         // The adapter above is of no use to a mode without one.
         let adapted = matches!(config["tuning"]["mode"].as_str(), None | Some("lora" | "qlora"));

@@ -4,6 +4,7 @@ mod crash;
 mod ends;
 mod events;
 pub(super) mod fixture;
+mod machines;
 mod optim;
 mod ranks;
 mod refusals;

@@ -24,7 +24,7 @@ fn lines(out: &Path) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }
 
-fn wait_for_lines(out: &Path, count: usize) {
+pub(super) fn wait_for_lines(out: &Path, count: usize) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while lines(out).len() < count {
         assert!(Instant::now() < deadline, "no {count} lines in {}", out.display());
@@ -33,12 +33,12 @@ fn wait_for_lines(out: &Path, count: usize) {
 }
 
 /// `key` of each line that has it.
-fn curve(out: &Path, key: &str) -> Vec<f64> {
+pub(super) fn curve(out: &Path, key: &str) -> Vec<f64> {
     lines(out).iter().filter_map(|line| line[key].as_f64()).collect()
 }
 
 /// The largest relative difference of two curves.
-fn apart(first: &[f64], second: &[f64]) -> f64 {
+pub(super) fn apart(first: &[f64], second: &[f64]) -> f64 {
     assert_eq!(first.len(), second.len());
     assert!(!first.is_empty());
     first.iter().zip(second).map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f64::max)
@@ -105,6 +105,39 @@ fn ranks_as_threads_and_as_processes_train_the_curve_of_one_process() {
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(text.lines().all(|line| line.starts_with("[rank 0] ")), "{text}");
     assert!(text.contains("ddp: 2 processes over gloo"), "{text}");
+}
+
+/// Over a stand-in for NCCL and the GPUs: the same bits as over Gloo.
+#[cfg(feature = "cuda")]
+#[test]
+fn processes_over_nccl_train_the_same_bits() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 6"]);
+    let run = |name: &str, flags: &[&str], words: &[&str], more: &[(&str, String)]| {
+        let to = format!("train.output_dir={}", fixture.path(name).display());
+        let args = [flags, &["train", config.to_str().unwrap(), &to, "train.grad_accum=1"], words].concat();
+        tunesmith(&args).envs(more.iter().map(|(key, value)| (*key, value.as_str()))).output().unwrap()
+    };
+    let launch = ["launch", "--nproc", "2", "--timeout", "20", "--"];
+    let nccl = ["train.ddp_backend=nccl"];
+    let threads = run("dp", &[], &["train.strategy=dp", "train.dp_ranks=2"], &[]);
+    assert!(threads.status.success(), "{}", said(&threads));
+    let processes = run("nccl", &launch, &nccl, &crate::comm::stand_in());
+    assert!(processes.status.success(), "{}", said(&processes));
+    assert!(said(&processes).contains("ddp: 2 processes over nccl"), "{}", said(&processes));
+    assert_eq!(curve(&fixture.path("nccl"), "loss"), curve(&fixture.path("dp"), "loss"));
+    let weights = |name: &str| std::fs::read(fixture.path(name).join("adapter/adapter_model.safetensors")).unwrap();
+    assert!(weights("nccl") == weights("dp"), "the same sums in the same order");
+    // One GPU for two ranks, and none at all.
+    let shared = [crate::comm::stand_in().to_vec(), vec![("FAKE_GPUS", "1".to_owned())]].concat();
+    let shared = run("shared", &launch, &nccl, &shared);
+    assert_eq!(shared.status.code(), Some(2), "{}", said(&shared));
+    assert!(said(&shared).contains("local rank 1 has no GPU of its own: 1 here"), "{}", said(&shared));
+    if !Path::new("/dev/nvidiactl").exists() {
+        let none = run("none", &launch, &nccl, &[]);
+        assert_eq!(none.status.code(), Some(2), "{}", said(&none));
+        assert!(said(&none).contains("there is no NVIDIA driver"), "{}", said(&none));
+    }
 }
 
 #[test]

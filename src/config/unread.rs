@@ -1,0 +1,155 @@
+//! Keys that others decide about: what only one mode, or only a switch that is on, reads. Given where nothing reads it, a key
+//! is refused, never accepted and ignored.
+use super::resolve::{Resolved, Setting, Source};
+use super::validate::conflict;
+use super::{Config, EvalMetric, EvalStrategy, Mode, Node, schema};
+use crate::error::Result;
+
+/// What decides whether some keys are read.
+struct Switch {
+    /// The key that decides.
+    key: &'static str,
+    /// Whether they are read.
+    on: fn(&Config) -> bool,
+    /// They: keys, or a section with a dot at its end.
+    keys: &'static [&'static str],
+    /// What to do.
+    why: &'static str,
+}
+
+const SWITCHES: &[Switch] = &[
+    Switch {
+        key: "tuning.mode",
+        on: |config| config.tuning.mode == Mode::Lora,
+        keys: &["tuning.lora."],
+        why: "it shapes an adapter, which this mode does not train; set mode: lora, or remove it",
+    },
+    Switch {
+        key: "tuning.mode",
+        on: |config| config.tuning.mode == Mode::Ia3,
+        keys: &["tuning.ia3."],
+        why: "it says what mode: ia3 trains; set that, or remove it",
+    },
+    Switch {
+        key: "tuning.mode",
+        on: |config| config.tuning.mode == Mode::Freeze,
+        keys: &["tuning.freeze."],
+        why: "it says what mode: freeze trains; set that, or remove it",
+    },
+    Switch {
+        key: "train.eval_strategy",
+        on: |config| config.train.eval_strategy != EvalStrategy::No,
+        keys: &[
+            "train.eval_on_start",
+            "train.eval_steps",
+            "train.predict_with_generate",
+            "train.metric_for_best_model",
+            "train.greater_is_better",
+        ],
+        why: "without validations nothing reads it; set eval_strategy: steps or epoch, or remove it",
+    },
+    Switch {
+        key: "train.predict_with_generate",
+        on: |config| config.train.predict_with_generate,
+        keys: &[
+            "train.generation_max_new_tokens",
+            "train.generation_num_beams",
+            "train.generation_rows",
+            "train.eval_accumulation_steps",
+        ],
+        why: "it is about the answers of validations; set predict_with_generate: true, or remove it",
+    },
+    Switch {
+        key: "train.early_stopping_patience",
+        on: |config| config.train.early_stopping_patience > 0,
+        keys: &["train.early_stopping_threshold"],
+        why: "early stopping is off; set the patience in validations, or remove it",
+    },
+    Switch {
+        key: "gen.do_sample",
+        on: |config| config.generation.do_sample,
+        keys: &["gen.temperature", "gen.top_k", "gen.top_p", "gen.min_p", "gen.seed"],
+        why: "the most probable token is taken, nothing is drawn; set do_sample: true, or remove it",
+    },
+    Switch {
+        key: "gen.num_beams",
+        on: |config| {
+            config.generation.num_beams > 1 || config.train.generation_num_beams.is_some_and(|beams| beams > 1)
+        },
+        keys: &["gen.length_penalty", "gen.early_stopping"],
+        why: "there is no beam search; set num_beams above 1, or remove it",
+    },
+    Switch {
+        key: "eval.metrics",
+        on: |config| config.eval.metrics.contains(&EvalMetric::Json),
+        keys: &["eval.json_schema"],
+        why: "the measure json is not asked for; add it to the metrics, or remove the schema",
+    },
+    Switch {
+        key: "eval.metrics",
+        on: |config| config.eval.metrics.contains(&EvalMetric::Rouge),
+        keys: &["eval.rouge_stemmer"],
+        why: "the measure rouge is not asked for; add it to the metrics, or remove the key",
+    },
+    Switch {
+        key: "eval.scorer",
+        on: |config| !config.eval.scorer.is_empty(),
+        keys: &["eval.scorer_timeout"],
+        why: "there is no scorer; name its program, or remove the key",
+    },
+];
+
+/// The switch for which `config` does not read `key`.
+fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
+    let names = |switch: &&Switch| {
+        switch.keys.iter().any(|name| if name.ends_with('.') { key.starts_with(name) } else { key == *name })
+    };
+    SWITCHES.iter().filter(names).find(|switch| !(switch.on)(config))
+}
+
+impl Setting {
+    /// Whether `config` reads it: the shape of an adapter is nothing to full training.
+    pub fn is_read(&self, config: &Config) -> bool {
+        switch(&self.key, config).is_none()
+    }
+}
+
+/// Which of some settings would be refused beside each other, and why; values that no key may have are left to others.
+pub fn unread<'a>(settings: &[(&'a str, &Node)]) -> Vec<(&'a str, &'static str)> {
+    let mut config = Config::default();
+    for (key, node) in settings {
+        if let Some(def) = schema::options().find(|def| def.path() == *key) {
+            let _ = (def.set)(&mut config, node);
+        }
+    }
+    settings.iter().filter_map(|(key, _)| switch(key, &config).map(|switch| (*key, switch.why))).collect()
+}
+
+/// Refuses settings that nothing reads, where they are given as near to the user as what decides about them: a file that is
+/// included may serve several modes, and a switch from the shell may override that of a file.
+pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
+    let nearness = |source: &Source| match source {
+        Source::Default => 0,
+        Source::File { path, .. } if *path != resolved.path => 1,
+        Source::File { .. } => 2,
+        Source::Env(_) => 3,
+        Source::Word(_) => 4,
+        Source::Flag(_) => 5,
+    };
+    let default = Config::default();
+    for def in schema::options().filter(|def| def.fixed.is_none() && (def.get)(&default) != (def.get)(&resolved.config))
+    {
+        let key = def.path();
+        let Some(switch) = switch(&key, &resolved.config) else { continue };
+        let (source, chosen) = (resolved.source(&key), resolved.source(switch.key));
+        let other_file = match (source, chosen) {
+            (Source::File { path: here, .. }, Source::File { path: there, .. }) => here != there,
+            _ => false,
+        };
+        let (near, chosen_near) = (nearness(source), nearness(chosen));
+        if near > chosen_near || (near == chosen_near && !other_file) {
+            return Err(conflict(resolved, &key, switch.key, switch.why));
+        }
+    }
+    Ok(())
+}
