@@ -115,7 +115,8 @@ impl<'a> Uploader<'a> {
         let is_large = |item: &Item| item.size > 0 && mode(item).is_some_and(|mode| mode.upload_mode == "lfs");
         let large: Vec<&Item> = kept.iter().copied().filter(|item| is_large(item)).collect();
         if !large.is_empty() {
-            self.watch.begin(&format!("{} of {}", large.len(), self.repo), large.iter().map(|item| item.size).sum());
+            let bytes = large.iter().map(|item| item.size).sum();
+            self.watch.begin(&format!("large files to {} ({})", self.repo, large.len()), bytes);
             let sent = self.send_large(&large);
             self.watch.end();
             sent.map_err(fail("send the large files"))?;

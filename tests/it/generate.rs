@@ -98,7 +98,7 @@ const KINDS: [Case; 17] = [
     ("experts", "mixtral", |config| {
         config.tuning.lora.target_parameters = vec!["mlp.experts.gate_up_proj".into(), "mlp.experts.down_proj".into()];
     }),
-    ("a router of its own", "qwen3_moe", |config| config.tuning.lora.modules_to_save = vec!["mlp.gate".into()]),
+    ("a router of its own", "mixtral", |config| config.tuning.lora.modules_to_save = vec!["mlp.gate".into()]),
     ("in full", "olmo2", |config| config.tuning.mode = Mode::Full),
 ];
 

@@ -37,17 +37,15 @@ fn apart(left: &Path, right: &Path) -> f32 {
 #[test]
 fn what_a_run_leaves_merges_whatever_was_trained() {
     let fixture = Fixture::new();
-    let cases: [(&str, &[&str]); 11] = [
+    let cases: [(&str, &[&str]); 9] = [
         ("lora", &[]),
         ("dora", &["tuning.lora.use_dora: true", "tuning.lora.lora_dropout: 0.0"]),
         ("dora_rslora", &["tuning.lora.use_dora: true", "tuning.lora.use_rslora: true"]),
         ("biases", &["tuning.lora.bias: all"]),
         ("ia3", &["tuning.mode: ia3", "train.learning_rate: 0.05"]),
-        ("saved", &["tuning.lora.modules_to_save: [\"lm_head\"]"]),
         ("pissa", &["tuning.lora.init_lora_weights: pissa"]),
         ("patterns", &["tuning.lora.rank_pattern: {\"q_proj\": 2}", "tuning.lora.alpha_pattern: {\"down_proj\": 3}"]),
         ("tokens", &["tuning.new_tokens: [\"<one>\", \"<two>\"]"]),
-        ("tokens_saved", &["tuning.new_tokens: [\"<one>\"]", "tuning.lora.modules_to_save: [\"lm_head\"]"]),
         ("qlora", &["tuning.mode: qlora"]),
     ];
     for (name, extra) in cases {
@@ -103,6 +101,23 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
     let refused = tunesmith(&[&["merge"], &parts[..]].concat()).env_remove("CONFIG").output().unwrap();
     assert_eq!(refused.status.code(), Some(5), "the adapter below is missing: {}", said(&refused));
     equal("stacked", &merge(&[&parts[..], &["--below", &below]].concat()));
+}
+
+#[test]
+fn what_peft_wrote_merges_too() {
+    let root = tempfile::tempdir().unwrap();
+    let golden =
+        |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path).display().to_string();
+    for (variant, family) in
+        [("dora", "llama"), ("rslora", "llama"), ("modules_to_save", "llama"), ("patterns", "llama"), ("ia3", "qwen2")]
+    {
+        let (base, adapter) =
+            (golden(&format!("{family}/model")), golden(&format!("variants/{variant}/adapter_final")));
+        let merged = root.path().join(variant);
+        let target = merged.display().to_string();
+        equal(variant, &merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]));
+        assert!(apart(&merged, Path::new(&base)) > 1e-3, "{variant}: training shows");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The product with one token: each number of the matrix is used once, so that it is as fast as memory is read.
 //!
-//! [`super::matmul`] would use one lane of sixteen. Here sixteen rows of the matrix are turned into columns in registers
-//! and lie in the lanes; the sum of each row is that of [`super::matmul`] to the bit, the same multiply-adds in the same
+//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are turned into columns in registers
+//! and lie in the lanes; the sum of each row is that of `matmul` to the bit, the same multiply-adds in the same
 //! order. It is what a token's step of generation consists of.
 use super::coded;
 use super::matmul::{DEPTH, Init, Term};
@@ -209,7 +209,7 @@ pub(super) fn fits(out: &Act, terms: &[Term<'_>]) -> bool {
     out.tokens() == 1 && terms.iter().all(|term| term.matrix.col == 1)
 }
 
-/// As [`super::matmul`], whose checks have been made, where it [`fits`].
+/// As `matmul`, whose checks have been made, where it `fits`.
 pub(super) fn multiply(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
     let rows = out.features();
     let parts = terms
