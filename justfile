@@ -16,7 +16,7 @@ export TB_PORT := env("TB_PORT", "6006")
 # the folder whose runs TensorBoard shows
 export TB_LOGDIR := env("TB_LOGDIR", "runs")
 
-# the file that `process` writes
+# the file that `process` and `dapt-docx` write
 export OUT := env("OUT", "processed.jsonl")
 
 # the repository that `download-model` fetches
@@ -46,7 +46,7 @@ install *ARGS:
     start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
-# runs a small example, under a minute each: just example chat | instruction | tools | dapt | freeze | continue
+# runs a small example, under a minute each: just example chat | instruction | tools | dapt | classification | freeze | continue
 [group('start here')]
 [no-exit-message]
 @example NAME *ARGS: _build
@@ -60,13 +60,41 @@ install *ARGS:
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
 
-# fine-tunes with several ranks on this machine: just train-distributed CONFIG=configs/run_lora.yaml NPROC=2
+# goes on with pretraining on raw text: `train` with configs/dapt.yaml, unless CONFIG=… names another
+[group('train')]
+[no-exit-message]
+@dapt-train *ARGS: _build
+    CONFIG=${CONFIG:-configs/dapt.yaml} "{{ tunesmith }}" train "$@"
+
+# fine-tunes with several ranks on this machine: just train-distributed CONFIG=… NPROC=2 (or NUM_GPUS=2, or ACCELERATE_CONFIG_FILE=…)
 [group('train')]
 [no-exit-message]
 @train-distributed *ARGS: _build
-    nproc=${NPROC:-auto}; left=$#; while [ "$left" -gt 0 ]; do \
-        case $1 in NPROC=*) nproc=${1#NPROC=} ;; NUM_GPUS=*) export "$1" ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
-    done; "{{ tunesmith }}" launch --nproc "$nproc" -- train "$@"
+    scripts/distributed "{{ tunesmith }}" "$@"
+
+# `train-distributed` with TensorBoard beside it, on TB_PORT, stopped afterwards
+[group('train')]
+[no-exit-message]
+@train-distributed-tb *ARGS: _build
+    scripts/tensorboard with scripts/distributed "{{ tunesmith }}" "$@"
+
+# the same as DeepSpeed's JSON says: just train-deepspeed CONFIG=… DEEPSPEED_CONFIG=deepspeed/zero2.json NPROC=2
+[group('train')]
+[no-exit-message]
+@train-deepspeed *ARGS: _build
+    DEEPSPEED_CONFIG=${DEEPSPEED_CONFIG:-deepspeed/zero2.json} scripts/distributed "{{ tunesmith }}" "$@"
+
+# `train-deepspeed` with TensorBoard beside it
+[group('train')]
+[no-exit-message]
+@train-deepspeed-tb *ARGS: _build
+    DEEPSPEED_CONFIG=${DEEPSPEED_CONFIG:-deepspeed/zero2.json} scripts/tensorboard with scripts/distributed "{{ tunesmith }}" "$@"
+
+# writes configs/accelerate/default.yaml for this machine; asks only in a terminal, and nothing with --yes
+[group('train')]
+[no-exit-message]
+@setup-accelerate *ARGS: _build
+    "{{ tunesmith }}" setup-accelerate "$@"
 
 # `train` with TensorBoard beside it, on TB_PORT, stopped afterwards
 [group('train')]
@@ -98,6 +126,14 @@ install *ARGS:
     left=$#; while [ "$left" -gt 0 ]; do \
         case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
     done; "{{ tunesmith }}" process --out "$OUT" "$@"
+
+# turns documents (DOCX, HTML, Markdown, text) into rows: just dapt-docx papers/ OUT=data/papers.jsonl [model.name=…]
+[group('data')]
+[no-exit-message]
+@dapt-docx *ARGS: _build
+    left=$#; while [ "$left" -gt 0 ]; do \
+        case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
+    done; "{{ tunesmith }}" ingest --out "$OUT" "$@"
 
 # fetches a model of the hub: just download-model MODEL=owner/name [--revision R] [--dir DIR]; --dataset for rows
 [group('data')]
@@ -210,7 +246,13 @@ install *ARGS:
 [group('develop')]
 rank-test:
     shim/gloo/build
-    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi
+    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi torchrun
+
+# holds every strategy's curve over fifty steps against that of one process (about ten minutes)
+[group('develop')]
+rank-curves:
+    shim/gloo/build
+    cargo test --locked --test it -- --ignored --nocapture over_fifty_steps
 
 # NCCL on the GPUs of this machine, against a plain oracle
 [group('develop')]
@@ -228,6 +270,11 @@ check:
 test *ARGS:
     cargo test --locked "$@"
 
+# holds the classification example against the same run in PyTorch, and what it wrote against Transformers and PEFT (scripts/golden/requirements.txt)
+[group('develop')]
+classify-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/classify_check.py --tunesmith "{{ tunesmith }}" "$@"
+
 # kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
 [group('develop')]
 crash-test *ARGS:
@@ -244,6 +291,13 @@ crash-test *ARGS:
 [no-exit-message]
 @export-check *ARGS: _build
     "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
+
+# steps of 1, 2 and 4 ranks on this machine, beside what the model of docs/scaling.md says (on a quiet machine)
+[group('develop')]
+[no-exit-message]
+@scaling-check *ARGS: _build
+    "{{ tunesmith }}" bench --shape small --mode full --seq 256 --batch 2 --steps 10 --ranks 1,2,4 "$@"
+    "{{ tunesmith }}" bench --shape small --mode lora --seq 256 --batch 2 --steps 10 --ranks 1,2,4 "$@"
 
 # training speed, memory and where the time goes: just bench --shape smollm2-135m
 [group('develop')]

@@ -115,6 +115,13 @@ impl Error {
         self
     }
 
+    /// Puts a semicolon and `more` after the message.
+    #[must_use]
+    pub fn with_more(mut self, more: &str) -> Self {
+        self.message = format!("{}; {more}", self.message);
+        self
+    }
+
     /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read.
     #[must_use]
     pub const fn with_kind(mut self, kind: Kind) -> Self {

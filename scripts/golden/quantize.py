@@ -4,9 +4,11 @@
     pip install -r scripts/golden/requirements.txt
     python3 scripts/golden/quantize.py --out tests/golden/b --a tests/golden/a
 
-`matrices.safetensors`: for each matrix W and format its codes, scales and numbers. `loftq.safetensors`: what PEFT's
+`matrices.safetensors`: for each matrix W and format its codes, scales and numbers; `nf4_matrices.safetensors`: NF4 of more matrices, among them
+numbers at the borders of codes, of 1e-39, and float16. `loftq.safetensors`: what PEFT's
 `loftq_init` makes of matrices. `llama_nf4`, `llama_nf4dq`: a/llama with 4-bit matrices as Transformers saves it, without and with double
-quantization, and what is computed with it; the data, the adapter to start from and the recipe are those of a/llama.
+quantization, and what is computed with it; the data, the adapter to start from and the recipe are those of a/llama. `llama_fp4`, `llama_int8`: the
+checkpoints alone, and what the widened weights compute.
 """
 import argparse
 import json
@@ -82,6 +84,42 @@ def quantized_matrices():
     return stored
 
 
+def nf4_matrices():
+    rng = np.random.default_rng(4242)
+
+    def normal(*shape):
+        return torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
+
+    weights = {
+        "sq64x64": normal(64, 64) * 0.05, "rect48x80": normal(48, 80) * 0.02, "odd33x50": normal(33, 50), "small7x13": normal(7, 13),
+        "row1x64": normal(1, 64), "nested128x160": normal(128, 160) * 0.03, "nested_odd101x199": normal(101, 199) * 0.03,
+    }
+    special = normal(4, 64)
+    special[1], special[2], special[3, 5] = 0, 0.25, 1e4
+    weights["special_zero_const_outlier"] = special
+    code = BF.quantize_4bit(torch.ones(1, 64), blocksize=64, quant_type="nf4")[1].code
+    middles, ties = (code[1:] + code[:-1]) / 2, torch.zeros(2, 64)
+    ties[0, :15], ties[0, 15], ties[0, 16:31], ties[0, 31:47] = middles, 1.0, -middles, code
+    ties[1, :15], ties[1, 15:30] = (torch.nextafter(middles, torch.tensor(end)) for end in (2.0, -2.0))
+    ties[1, 63] = -1.0
+    weights["ties_absmax1"] = ties
+    weights["tiny_denormal"] = normal(2, 64) * 1e-39
+    weights["bf16_72x64"], weights["f16_64x72"] = (normal(72, 64) * 0.05).bfloat16(), (normal(64, 72) * 0.05).half()
+    stored = {"nf4_code": code}
+    for name, weight in weights.items():
+        stored[f"{name}.w"] = weight
+        for label, double in (("nf4", False), ("nf4dq", True)):
+            codes, state = BF.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=double)
+            parts = dict(packed=codes.reshape(-1), absmax=state.absmax, dequant=dequantize(codes, state).reshape(weight.shape))
+            if double:
+                nested = state.state2
+                absmax = nested.code[state.absmax.long()] * nested.absmax.repeat_interleave(256)[: state.absmax.numel()] + state.offset
+                parts |= dict(nested_absmax=nested.absmax, offset=state.offset.reshape(1), absmax_dequant=absmax)
+                stored["nested_quant_map"] = nested.code
+            stored |= {f"{name}.{label}.{part}": value for part, value in parts.items()}
+    return stored
+
+
 def loftq(weight, rank, rounds):
     """PEFT's own loftq_init, which moves to a GPU: here it stays. bitsandbytes widens rows of other lengths than these wrongly on the CPU."""
     from peft.utils import loftq_utils
@@ -107,16 +145,14 @@ def loftq_cases():
     return stored
 
 
-def llama(label, double, a, out):
-    """The checkpoint and what QLoRA computes with it."""
-    folder, source = f"{out}/llama_{label}", f"{a}/llama"
+def widened_llama(how, folder, source):
+    """Saves the checkpoint; returns the model with the numbers that its codes mean. Computed on these: bitsandbytes' own products for the CPU
+    round otherwise on every kind of processor."""
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
-    how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=torch.float32)
     loaded = dict(device_map={"": "cpu"}, dtype=torch.float32, attn_implementation="eager")
     coded = transformers.AutoModelForCausalLM.from_pretrained(f"{source}/model", quantization_config=how, **loaded)
     coded.save_pretrained(f"{folder}/model")
-    # Computed on the widened weights: bitsandbytes' own products for the CPU round otherwise on every kind of processor.
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{source}/model", **loaded)
     widened = dict(model.named_modules())
     for name, module in coded.named_modules():
@@ -124,6 +160,30 @@ def llama(label, double, a, out):
             weight = dequantize(module.weight.data, module.weight.quant_state)
             assert weight.shape == widened[name].weight.shape
             widened[name].weight.data.copy_(weight)
+        elif isinstance(module, bnb.nn.Linear8bitLt):
+            state = module.weight.SCB if module.weight.SCB is not None else module.state.SCB
+            widened[name].weight.data.copy_(BF.int8_vectorwise_dequant(module.weight.data, state))
+    return model
+
+
+def checkpoint(label, how, a, out):
+    """The checkpoint and what its numbers compute, without training."""
+    folder, source = f"{out}/llama_{label}", f"{a}/llama"
+    model = widened_llama(how, folder, source)
+    given = load_file(f"{source}/forward.safetensors")
+    batch = tuple(given[name].long() for name in ("input_ids", "attention_mask", "labels"))
+    row, position = (torch.tensor(values) for values in zip(*STORED))
+    with torch.no_grad():
+        logits, losses, loss = forward(model, *batch)
+    stored = dict(logits_base=logits[row, position], nll_base=losses, loss_base=loss.reshape(1), sel_row=given["sel_row"], sel_pos=given["sel_pos"])
+    save_tensors(stored, f"{folder}/forward.safetensors")
+
+
+def llama(label, double, a, out):
+    """The checkpoint and what QLoRA computes with it."""
+    folder, source = f"{out}/llama_{label}", f"{a}/llama"
+    how = transformers.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=double, bnb_4bit_compute_dtype=torch.float32)
+    model = widened_llama(how, folder, source)
     given = load_file(f"{source}/forward.safetensors")
     batch = tuple(given[name].long() for name in ("input_ids", "attention_mask", "labels"))
     row, position = (torch.tensor(values) for values in zip(*STORED))
@@ -160,7 +220,11 @@ def main():
     torch.set_num_threads(1)
     os.makedirs(args.out, exist_ok=True)
     save_tensors(quantized_matrices(), f"{args.out}/matrices.safetensors")
+    save_tensors(nf4_matrices(), f"{args.out}/nf4_matrices.safetensors")
     save_tensors(loftq_cases(), f"{args.out}/loftq.safetensors")
+    fp4 = dict(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.float32)
+    for label, how in (("fp4", fp4), ("int8", dict(load_in_8bit=True))):
+        checkpoint(label, transformers.BitsAndBytesConfig(**how), args.a, args.out)
     for label, double in (("nf4", False), ("nf4dq", True)):
         llama(label, double, args.a, args.out)
 

@@ -2,10 +2,10 @@
 use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
+use super::origin::Origin;
 use super::peft::{self, Tensors};
-use super::{STAMP, read_json};
 use crate::config::Bias;
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, SCORE, ScoreHead};
 use crate::error::{Error, Result};
 use crate::model::stack::Frozen;
 use crate::model::targets::Placement;
@@ -34,6 +34,7 @@ impl Finished {
             (!targets.modules_to_save.is_empty(), "modules_to_save"),
             (!targets.target_parameters.is_empty(), "adapters on experts"),
             (!self.config.trained_tokens.is_empty(), "new tokens"),
+            (self.config.scores, "a head of scores"),
         ];
         more.into_iter().find_map(|(has, what)| has.then_some(what))
     }
@@ -74,19 +75,30 @@ impl Finished {
     }
 }
 
-/// The hash of the base that the weights in `dir` belong to, of the stamp in the folder (a checkpoint) or beside it (a run's
-/// result), if there is one. Stamps of other versions have this much in common.
+/// The head of scores of the adapter in `dir`, if it has one: its labels as the `config.json` beside it has them, or the stamp of
+/// its run; `LABEL_0` and so on, as Transformers does it, where nothing names them.
 ///
 /// # Errors
-/// [`crate::Kind::Checkpoint`]: there is one, and it cannot be read.
-pub fn base_of(dir: &Path) -> Result<Option<String>> {
-    let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    for path in [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))].into_iter().flatten() {
-        if path.is_file() {
-            let stamp: serde_json::Value = read_json(&path)?;
-            let base = stamp["base_model"].as_str().map(ToOwned::to_owned);
-            return base.map(Some).ok_or_else(|| Error::checkpoint(format!("{}: no base_model", path.display())));
-        }
+/// [`crate::Kind::Checkpoint`]: its settings or its weights cannot be read; [`crate::Kind::Model`]: its `config.json`.
+pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
+    if !AdapterConfig::from_dir(dir)?.scores {
+        return Ok(None);
     }
-    Ok(None)
+    if dir.join("config.json").is_file()
+        && let Some(head) = Arch::from_dir(dir)?.score
+    {
+        return Ok(Some(head));
+    }
+    let weights = peft::open_weights(dir)?;
+    let Some(&[outputs, _]) = weights.shape(&format!("{}{SCORE}", peft::PREFIX)) else {
+        return Err(Error::checkpoint(format!("{}: no tensor {SCORE:?}, which task SEQ_CLS has", dir.display())));
+    };
+    let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
+    if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
+        return Ok(Some(head));
+    }
+    Ok(Some(match outputs {
+        1 => ScoreHead::number(),
+        _ => ScoreHead { labels: (0..outputs).map(|id| format!("LABEL_{id}")).collect() },
+    }))
 }

@@ -19,6 +19,7 @@ pub mod background;
 pub mod disk;
 pub mod finished;
 pub mod folder;
+pub mod origin;
 pub mod peft;
 pub mod pissa;
 pub mod stamp;
@@ -26,6 +27,8 @@ pub mod state;
 pub mod store;
 
 use std::fs;
+use std::io::{self, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -41,13 +44,13 @@ pub use store::{newest_complete, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{Numbers, WeightFiles, write_numbers_to, write_safetensors_to};
-use crate::optim::{Optimizer, State};
+use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to};
+use crate::optim::{self, Ema, Optimizer, State, StateTensor};
 use disk::{Disk, RealDisk};
 
 const OPTIMIZER: &str = "optimizer.safetensors";
 /// After the name of a tensor: the values that training goes on from, where averages are published.
-const TRAINED: &str = ".trained";
+pub const TRAINED: &str = ".trained";
 /// The trained tensors, where they are a part of a model.
 const PART: &str = "trained.safetensors";
 const STATE: &str = "state.json";
@@ -84,6 +87,66 @@ pub struct Snapshot<'a> {
     pub trained: Option<&'a [f32]>,
     /// The optimizer's state.
     pub optimizer: StateTensors<'a>,
+    /// What several ranks hold together; `trained` and `optimizer` are then left empty.
+    pub shared: Option<Shared<'a>>,
+}
+
+/// The optimizer's file where each rank holds a share of what is in it.
+#[derive(Clone, Copy)]
+pub struct Shared<'a> {
+    /// Its tensors: all are [`Numbers::Elsewhere`].
+    pub tensors: &'a [(String, Vec<usize>, Numbers<'static>)],
+    /// Writes the numbers of the tensor of that name; all ranks do so at the same time, in the same order.
+    pub write: &'a dyn Fn(&str, &mut dyn Write) -> io::Result<()>,
+    /// The values to publish, where each rank holds a share of these too and they are no adapter's; [`Snapshot::values`] are
+    /// then of no account.
+    pub values: Option<&'a folder::Rest<'a>>,
+}
+
+impl std::fmt::Debug for Shared<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("tensors", &self.tensors).finish_non_exhaustive()
+    }
+}
+
+impl Shared<'_> {
+    /// Writes the file: the rank that saves to the disk, the others to nowhere.
+    ///
+    /// # Errors
+    /// The writer's and those of [`Shared::write`].
+    pub fn write_to(&self, writer: &mut dyn Write) -> io::Result<()> {
+        write_numbers_by(writer, self.tensors, &|name, _, writer| (self.write)(name, writer), &[])
+    }
+
+    fn bytes(&self) -> usize {
+        let count = |shape: &[usize]| shape.iter().product::<usize>();
+        let bytes = |(_, shape, numbers): &(String, Vec<usize>, Numbers<'_>)| match numbers {
+            Numbers::Elsewhere(_, "U8") => count(shape),
+            _ => 4 * count(shape),
+        };
+        self.tensors.iter().map(bytes).sum()
+    }
+}
+
+/// The tensors of the optimizer's file: its state, and the values that training goes on from where they are not published.
+pub fn elsewhere(
+    optimizer: &Optimizer,
+    specs: &[ParamSpec],
+    apart: bool,
+) -> Vec<(String, Vec<usize>, Numbers<'static>)> {
+    let state = optimizer.state().into_iter().map(|StateTensor { name, spec, .. }| {
+        let dtype = match spec.dtype {
+            optim::optimizer::Dtype::F32 => "F32",
+            optim::optimizer::Dtype::U8 => "U8",
+        };
+        let count = spec.count();
+        (name, spec.shape, Numbers::Elsewhere(count, dtype))
+    });
+    let trained = specs.iter().filter(|_| apart).map(|spec| {
+        let numbers = Numbers::Elsewhere(spec.range().len(), "F32");
+        (format!("{}{TRAINED}", spec.name), spec.shape.clone(), numbers)
+    });
+    state.chain(trained).collect()
 }
 
 /// Which checkpoints stay beside one that has been written.
@@ -129,7 +192,9 @@ impl Snapshot<'_> {
             State::F32(values) => 4 * values.len(),
             State::U8(values) => values.len(),
         });
-        (4 * (self.values.len() + trained) + state.sum::<usize>() + headers) as u64 + companions
+        let shared = self.shared.map_or(0, |shared| shared.bytes());
+        let values: usize = self.specs.iter().map(|spec| spec.range().len()).sum();
+        (4 * (values + trained) + state.sum::<usize>() + shared + headers) as u64 + companions
     }
 
     /// The optimizer's file: its state, and the values that training goes on from where they are not published.
@@ -180,19 +245,21 @@ pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep)
 /// [`Kind::Io`].
 pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Duration)> {
     let dir = store::checkpoint_dir(root, snapshot.state.step);
-    let tensors = named(snapshot.specs, snapshot.values);
+    let elsewhere = snapshot.shared.and_then(|shared| shared.values);
+    let tensors = if elsewhere.is_some() { Vec::new() } else { named(snapshot.specs, snapshot.values) };
+    let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
+    let nothing = folder::Rest { tensors: &[], fetch: &nothing };
+    let rest = elsewhere.unwrap_or(&nothing);
     let hashing = atomic::publish(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
-            Weights::Model(source) => {
-                let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
-                folder::stage(staging, source, &tensors, &folder::Rest { tensors: &[], fetch: &nothing })?;
-            }
-            Weights::Part => {
-                staging.write(PART, |writer| write_safetensors_to(writer, &tensors, &[("format", "pt")]))?;
-            }
+            Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
+            Weights::Part => folder::stage_weights(staging, PART, &tensors, rest)?,
         }
-        staging.write(OPTIMIZER, |writer| write_numbers_to(writer, &snapshot.state_tensors(), &[]))?;
+        staging.write(OPTIMIZER, |writer| match &snapshot.shared {
+            Some(shared) => shared.write_to(writer),
+            None => write_numbers_to(writer, &snapshot.state_tensors(), &[]),
+        })?;
         staging.write_json(STATE, snapshot.state)?;
         staging.write_json(STAMP, snapshot.stamp)
     })?;
@@ -277,8 +344,8 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
 }
 
 impl Checkpoint {
-    /// Fills the values and the optimizer of a run with the same `specs`, bit by bit what was saved. `averages` are
-    /// those that the run keeps beside the values, if it does.
+    /// Fills the values and the optimizer of a run with the same `specs`, bit by bit what was saved; of an optimizer that
+    /// has a share of the state, that share. `averages` are those that the run keeps beside the values, if it does.
     ///
     /// # Errors
     /// [`Kind::Checkpoint`] where names or shapes differ, with both sides.
@@ -287,26 +354,42 @@ impl Checkpoint {
         specs: &[ParamSpec],
         values: &mut [f32],
         optimizer: &mut Optimizer,
-        averages: Option<&mut [f32]>,
+        averages: Option<&mut Ema>,
+    ) -> Result<()> {
+        let everything = [0..values.len()];
+        self.restore_kept(specs, (values, &everything), optimizer, averages)
+    }
+
+    /// As [`Checkpoint::restore`], of values of which the flat ranges `kept` are kept, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+        optimizer: &mut Optimizer,
+        averages: Option<&mut Ema>,
     ) -> Result<()> {
         let path = self.dir.join(OPTIMIZER);
         let apart = averages.is_some() || optimizer.averages();
         let trained = if apart { prefixed(specs, "", TRAINED) } else { Vec::new() };
-        let state = optimizer.tensors().into_iter().map(|(name, shape, _)| (name, shape));
+        let state = optimizer.state().into_iter().map(|tensor| (tensor.name, tensor.spec.shape));
         let expected: Vec<_> = state.chain(trained.iter().cloned()).collect();
         check(&self.optimizer, &path, &expected)?;
         if apart {
             if let Some(averages) = averages {
-                self.restore_values(specs, averages)?;
+                let owned = averages.owned().to_vec();
+                self.restore_kept_values(specs, (&mut averages.values, &owned))?;
             }
-            read_all(&self.optimizer, &trained, specs, values)?;
+            read_ranges(&self.optimizer, &trained, specs, kept, values)?;
         } else {
-            self.restore_values(specs, values)?;
+            self.restore_kept_values(specs, (values, kept))?;
         }
-        for (name, _, state) in optimizer.tensors_mut() {
+        for (name, range, state) in optimizer.tensors_mut() {
             match state {
-                State::F32(values) => self.optimizer.read_into(&name, values),
-                State::U8(values) => self.optimizer.read_bytes_into(&name, values),
+                State::F32(values) => self.optimizer.read_part_into(&name, range.start, values),
+                State::U8(values) => self.optimizer.read_part_of_bytes_into(&name, range.start, values),
             }
             .map_err(|error| error.with_kind(Kind::Checkpoint))?;
         }
@@ -328,9 +411,22 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::restore`].
     pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
+        let everything = [0..values.len()];
+        self.restore_kept_values(specs, (values, &everything))
+    }
+
+    /// As [`Checkpoint::restore_values`], of values of which the flat ranges `kept` are kept, end to end.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::restore`].
+    pub fn restore_kept_values(
+        &self,
+        specs: &[ParamSpec],
+        (values, kept): (&mut [f32], &[Range<usize>]),
+    ) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
         check(&self.weights, &self.weights_path, &names)?;
-        read_all(&self.weights, &names, specs, values)
+        read_ranges(&self.weights, &names, specs, kept, values)
     }
 }
 
@@ -344,10 +440,27 @@ fn check(files: &WeightFiles, path: &Path, expected: &[(String, Vec<usize>)]) ->
     peft::same_tensors(path, found, expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())))
 }
 
-fn read_all(files: &WeightFiles, names: &[(String, Vec<usize>)], specs: &[ParamSpec], out: &mut [f32]) -> Result<()> {
-    names.iter().zip(specs).try_for_each(|((name, _), spec)| {
-        files.read_into(name, &mut out[spec.range()]).map_err(|error| error.with_kind(Kind::Checkpoint))
-    })
+/// Reads flat ranges of tensors, stored under `names`, end to end.
+fn read_ranges(
+    files: &WeightFiles,
+    names: &[(String, Vec<usize>)],
+    specs: &[ParamSpec],
+    ranges: &[Range<usize>],
+    out: &mut [f32],
+) -> Result<()> {
+    let mut rest = out;
+    for range in ranges {
+        for ((name, _), spec) in names.iter().zip(specs) {
+            let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
+            if low < high {
+                let (now, later) = rest.split_at_mut(high - low);
+                let read = files.read_part_into(name, low - spec.offset, now);
+                read.map_err(|error| error.with_kind(Kind::Checkpoint))?;
+                rest = later;
+            }
+        }
+    }
+    Ok(())
 }
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {

@@ -17,11 +17,15 @@ use crate::model::targets::Placement;
 
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
+    "task",
+    "data.labels",
+    "train.class_weights",
     "model.max_seq_len",
     "train.loss_scale",
     "train.initial_scale_power",
     "train.loss_scale_window",
     "train.hysteresis",
+    "train.grad_dtype",
     "train.min_loss_scale",
     "tuning.lora.lora_dropout",
     "train.batch_size",
@@ -58,6 +62,9 @@ pub const COVERED: &[&str] = &[
     "model.dtype",
     "train.bf16",
     "train.fp16",
+    // In `train.learning_rate` and the warm-up, which are compared as they are used.
+    "train.lr_scaling",
+    "train.lr_scaling_batch",
     "tuning.backend",
     "model.name",
     "model.revision",
@@ -154,8 +161,14 @@ pub const FREE: &[&str] = &[
     "train.max_nonfinite_steps",
     "train.num_threads",
     "train.strategy",
+    "train.deepspeed",
+    "train.accelerate",
+    "train.fsdp",
+    "train.fsdp_config",
     "train.dp_ranks",
+    "train.fsdp_sharding_strategy",
     "train.ddp_bucket_cap_mb",
+    "train.reduce_every_pass",
     "train.ddp_backend",
     "train.ddp_timeout",
     "train.replica_check_steps",
@@ -166,6 +179,7 @@ pub const FREE: &[&str] = &[
     "logging.logging_dir",
     "logging.run_name",
     "logging.report",
+    "logging.timeline_step",
     "gen.max_new_tokens",
     "gen.num_samples",
     "gen.do_sample",
@@ -346,7 +360,10 @@ impl Stamp {
     }
 
     /// All fields in one level, as they read back from a file.
-    fn fields(&self) -> Result<BTreeMap<String, Value>> {
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: a field that JSON does not have.
+    pub fn fields(&self) -> Result<BTreeMap<String, Value>> {
         let bad = |error: serde_json::Error| Error::checkpoint(format!("the stamp cannot be written: {error}"));
         let text = serde_json::to_string(self).map_err(bad)?;
         let mut fields: BTreeMap<String, Value> = serde_json::from_str(&text).map_err(bad)?;
@@ -361,7 +378,7 @@ impl Stamp {
 const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
 /// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
-fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
+pub(super) fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
     if placements.is_empty() && saved.is_empty() {
         return "none".into();
     }

@@ -33,6 +33,16 @@ impl ConfigArgs {
         config::load(&path, &words, &environment()?, flags)
     }
 
+    /// As [`ConfigArgs::load_silently`], where the number of ranks is still to be found; the ranks look whether all is there.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_for_launch(&self) -> Result<Resolved> {
+        let (path, words) = self.split()?;
+        let env: Vec<_> = environment()?.into_iter().filter(|(name, _)| name != "NUM_GPUS").collect();
+        config::load_partial(&path, &words, &env, &[])
+    }
+
     /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.
     ///
     /// # Errors

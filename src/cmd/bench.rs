@@ -9,6 +9,7 @@ use crate::train::bench::{self, Outcome, Request};
 use crate::train::decode_bench;
 use crate::train::machine::Machine;
 use crate::train::probe;
+use crate::train::ranks_bench::{self, Engine, Line};
 use crate::train::rate::Rate;
 use crate::train::sweep::{self, Sweep};
 use std::path::PathBuf;
@@ -65,9 +66,38 @@ pub struct Args {
     /// Only say how much memory the steps should need, part by part, without running them
     #[arg(long)]
     predict: bool,
+    /// Train with so many ranks on this machine instead, such as 1,2,4, beside what the model of `plan --scaling` predicts
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["predict", "sweep", "model"], value_parser = clap::value_parser!(u64).range(1..=256))]
+    ranks: Vec<u64>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// Ranks, predicted and measured.
+fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
+    if json {
+        let text = serde_json::to_string_pretty(lines).map_err(|error| Error::config(error.to_string()))?;
+        return super::terminal::print(&(text + "\n"));
+    }
+    let row = |line: &Line| {
+        let engine = match line.engine {
+            Engine::Threads => "threads",
+            Engine::Gloo => "gloo",
+        };
+        let link = line.link.map_or_else(String::new, |link| {
+            format!("; {:.2} GB/s, {:.0} us", link.bandwidth / 1e9, link.latency * 1e6)
+        });
+        let off = 100.0 * (line.predicted / line.measured - 1.0);
+        (
+            format!("{} {engine}", line.ranks),
+            format!(
+                "{:.3} s a step, {:.0} tokens/s; predicted {:.3} s ({off:+.1} %); {:.3} s without talking; {} threads a rank{link}",
+                line.measured, line.tokens_per_second, line.predicted, line.alone, line.threads
+            ),
+        )
+    };
+    super::terminal::print(&table(&lines.iter().map(row).collect::<Vec<_>>()))
 }
 
 /// Runs the command.
@@ -119,6 +149,10 @@ pub fn run(args: &Args) -> Result<()> {
         steps: args.steps.unwrap_or(3) as usize,
         rows,
     };
+    if !args.ranks.is_empty() {
+        let worlds: Vec<usize> = args.ranks.iter().map(|&ranks| ranks as usize).collect();
+        return show_ranks(&ranks_bench::run(&request, &worlds)?, args.json);
+    }
     if args.predict {
         return show_prediction(&bench::predict(&request)?, args.json);
     }

@@ -1,12 +1,14 @@
 //! `tunesmith config`: each effective value and its source; the schema and the documentation of all keys.
 use super::args::ConfigArgs;
 use super::terminal::{self, Style};
+use crate::config::foreign::{self, Fate, Foreign, Told};
 use crate::config::{Resolved, Setting, Source, docs};
 use crate::error::Result;
 use std::fmt::Write;
 
 /// Show each effective setting and where it comes from.
 #[derive(Debug, clap::Args)]
+#[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
     #[command(flatten)]
     config: ConfigArgs,
@@ -19,6 +21,9 @@ pub struct Args {
     /// Print the reference of all keys, as Markdown
     #[arg(long, conflicts_with = "words")]
     docs: bool,
+    /// Print what becomes of each key of DeepSpeed's, Accelerate's and FSDP's configurations, as Markdown
+    #[arg(long, conflicts_with_all = ["words", "docs", "schema"])]
+    foreign: bool,
 }
 
 /// Runs the subcommand.
@@ -31,6 +36,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.docs {
         return terminal::print(&docs::markdown());
+    }
+    if args.foreign {
+        return terminal::print(&foreign::docs::markdown());
     }
     let resolved = args.config.load_partial()?;
     terminal::print(&if args.json { json(&resolved) } else { table(&resolved, terminal::stdout_colour()) })?;
@@ -71,6 +79,29 @@ fn table(resolved: &Resolved, colour: bool) -> String {
             format!("{key}  {}  {}", Style::Bold.paint(&shown, colour), Style::Green.paint(&source, colour))
         };
         let _ = writeln!(out, "{line}");
+    }
+    out + &told(&resolved.foreign, colour)
+}
+
+/// What became of each key of the foreign files, if there are any.
+fn told(foreign: &Foreign, colour: bool) -> String {
+    let name = |told: &Told| told.source.to_string();
+    let width =
+        |text: &dyn Fn(&Told) -> String| foreign.told.iter().map(|told| text(told).chars().count()).max().unwrap_or(0);
+    let (names, values) = (width(&name), width(&|told| told.value.clone()).min(30));
+    let fates = width(&|told| told.fate.name().to_owned());
+    let mut out = String::new();
+    for one in &foreign.told {
+        if out.is_empty() {
+            out.push('\n');
+        }
+        let (fate, value) = (format!("{:fates$}", one.fate.name()), &one.value);
+        let fate = match one.fate {
+            Fate::Taken | Fate::Auto => Style::Green.paint(&fate, colour),
+            Fate::Same => Style::Dim.paint(&fate, colour),
+            Fate::Warned | Fate::Overridden => Style::Bold.paint(&fate, colour),
+        };
+        let _ = writeln!(out, "{:names$}  {value:values$}  {fate}  {}", name(one), one.text);
     }
     out
 }

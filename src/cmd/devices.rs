@@ -12,6 +12,10 @@ pub struct Asked<'a> {
     pub num_gpus: Option<String>,
     /// The variable `CUDA_VISIBLE_DEVICES`, also where it is empty.
     pub visible: Option<String>,
+    /// What a file of Accelerate's says: ranks in all, machines, and where.
+    pub file: Option<(usize, usize, String)>,
+    /// Processors of this machine.
+    pub cores: usize,
 }
 
 /// The GPUs of this machine that NVIDIA's driver knows.
@@ -19,11 +23,14 @@ pub fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
-/// The number of ranks on this machine, and what to tell the user of devices; `found` GPUs are there.
+/// The most ranks a core that `NUM_GPUS` gets where there is no GPU: more was meant for another machine.
+const RANKS_A_CORE: usize = 2;
+
+/// The number of ranks on this machine, and what to tell the user of devices; `found` GPUs are there. This version computes on the
+/// CPU: ranks that are asked for as GPUs are ranks on the CPU, and it says so.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: more GPUs are asked for than there are, GPUs at all (this version computes on the CPU), or
-/// what is no number.
+/// [`crate::Kind::Config`]: more GPUs are asked for than there are, single ones at all, or what is no number.
 pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
     const LATER: &str = "training on GPUs is not yet part of this version; --nproc N starts N ranks on the CPU";
     let visible = match asked.visible.as_deref() {
@@ -39,30 +46,47 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
         (_, visible) if visible == found => format!("{found} GPUs here are not used by this version"),
         _ => format!("{visible} of {found} GPUs here are visible, and not used by this version"),
     };
-    if let Some(text) = &asked.num_gpus {
-        let number: usize =
-            text.parse().map_err(|_| Error::config(format!("env NUM_GPUS={text}: expected a number")))?;
-        if number > 1 {
-            let message = if number > visible {
-                format!("env NUM_GPUS={number}: {here}")
-            } else {
-                format!("env NUM_GPUS={number}: not supported")
-            };
-            return Err(Error::config(message).hint(LATER));
-        }
-    }
     if let Some(id) = asked.gpu_ids.iter().find(|&&id| id >= visible).or(asked.gpu_ids.first()) {
         let message =
             if *id >= visible { format!("--gpu-ids {id}: {here}") } else { format!("--gpu-ids {id}: not supported") };
         return Err(Error::config(message).hint(LATER));
     }
-    match asked.nproc {
-        "auto" => Ok((1, format!("{here}: one rank on all cores, --nproc N divides them"))),
+    let explicit = match asked.nproc {
+        "auto" => None,
         text => match text.parse() {
-            Ok(number @ 1..=4096) => Ok((number, here)),
-            _ => Err(Error::config(format!("--nproc {text}: expected a number up to 4096, or auto"))),
+            Ok(number @ 1..=4096) => Some(number),
+            _ => return Err(Error::config(format!("--nproc {text}: expected a number up to 4096, or auto"))),
         },
+    };
+    let plural = |count: usize| if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") };
+    if let Some(text) = &asked.num_gpus {
+        let number: usize = text
+            .parse()
+            .ok()
+            .filter(|number| (1..=4096).contains(number))
+            .ok_or_else(|| Error::config(format!("env NUM_GPUS={text}: expected a number up to 4096")))?;
+        if explicit.is_some_and(|explicit| explicit != number) {
+            return Err(Error::config(format!("env NUM_GPUS={number} contradicts --nproc {}", asked.nproc)));
+        }
+        let most = if found > 0 { visible } else { RANKS_A_CORE * asked.cores };
+        if number > most {
+            let cores = if found > 0 { String::new() } else { format!(", and {} cores", asked.cores) };
+            return Err(Error::config(format!("env NUM_GPUS={number}: {here}{cores}")).hint(LATER));
+        }
+        return Ok((number, format!("NUM_GPUS={number}: {} on the CPU; {here}", plural(number))));
     }
+    if let Some(explicit) = explicit {
+        return Ok((explicit, here));
+    }
+    if let Some((processes, machines, source)) = &asked.file {
+        if !processes.is_multiple_of(*machines) {
+            let message = format!("{source}: {processes} processes on {machines} machines, as many on each");
+            return Err(Error::config(message).hint("num_processes counts those of all machines"));
+        }
+        let number = processes / machines;
+        return Ok((number, format!("{source}: {} on the CPU; {here}", plural(number))));
+    }
+    Ok((1, format!("{here}: one rank on all cores, --nproc N divides them")))
 }
 
 #[cfg(test)]
@@ -76,6 +100,8 @@ mod tests {
             gpu_ids,
             num_gpus: num_gpus.map(str::to_owned),
             visible: visible.map(str::to_owned),
+            file: None,
+            cores: 2,
         };
         let number = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().0;
         assert_eq!(number(&asked("auto", &[], None, None), 0), 1);
@@ -85,9 +111,22 @@ mod tests {
         assert!(said(&asked("2", &[], None, Some("0,1,7,2")), 4).starts_with("2 of 4 GPUs"));
         assert!(said(&asked("2", &[], None, Some("GPU-5a,GPU-6b")), 2).starts_with("2 GPUs"));
         let refused = |asked: &Asked<'_>, found| ranks(asked, found).unwrap_err().message().to_owned();
-        assert_eq!(refused(&asked("auto", &[], Some("2"), None), 0), "env NUM_GPUS=2: there is no GPU here");
+        let refusal = refused(&asked("auto", &[], Some("9"), None), 0);
+        assert_eq!(refusal, "env NUM_GPUS=9: there is no GPU here, and 2 cores");
         assert!(refused(&asked("auto", &[], Some("2"), Some("0")), 4).contains("1 of 4 GPUs here are visible"));
-        assert_eq!(refused(&asked("auto", &[], Some("2"), None), 4), "env NUM_GPUS=2: not supported");
+        assert!(refused(&asked("auto", &[], Some("0"), None), 4).contains("expected a number"));
+        assert_eq!(refused(&asked("3", &[], Some("2"), None), 0), "env NUM_GPUS=2 contradicts --nproc 3");
+        assert_eq!(number(&asked("auto", &[], Some("2"), None), 0), 2);
+        assert_eq!(number(&asked("auto", &[], Some("4"), None), 4), 4);
+        let text = said(&asked("auto", &[], Some("2"), None), 0);
+        assert_eq!(text, "NUM_GPUS=2: 2 ranks on the CPU; there is no GPU here");
+        let file = |nproc, processes, machines| Asked {
+            file: Some((processes, machines, "acc.yaml:3 num_processes".to_owned())),
+            ..asked(nproc, &[], None, None)
+        };
+        assert_eq!((number(&file("auto", 6, 2), 0), number(&file("2", 6, 2), 0)), (3, 2));
+        assert!(said(&file("auto", 2, 1), 0).starts_with("acc.yaml:3 num_processes: 2 ranks on the CPU"));
+        assert!(refused(&file("auto", 5, 2), 0).contains("5 processes on 2 machines"));
         assert_eq!(
             refused(&asked("auto", &[0, 3], None, None), 2),
             "--gpu-ids 3: 2 GPUs here are not used by this version"

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::export::card::Card;
 use crate::export::folder::{self, Form};
 use crate::export::gguf::{self, Format, Vocabulary};
+use crate::export::merge::Parts;
 use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::train::metrics::{self, Line};
@@ -43,13 +44,13 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// With --hf: the dtype of the weights; `auto`: as the base has them
-    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
+    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto", requires = "hf", conflicts_with_all = ["gguf", "peft"])]
     dtype: String,
     /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
     /// The largest difference of a logit, in float32, with which a merged model is accepted
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    #[arg(long, value_name = "X", default_value_t = 1e-4, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
     /// Replace the output if it is there
     #[arg(long)]
@@ -75,6 +76,11 @@ pub fn run(args: &Args) -> Result<()> {
             .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
     }
     let format = args.gguf.as_deref().map(Format::parse).transpose()?;
+    if args.adapter_only && !matches!(format, Some(Format::F16 | Format::F32)) {
+        let word = args.gguf.as_deref().unwrap_or_default();
+        return Err(Error::config(format!("--gguf {word} --adapter-only: an adapter is written in f16 or f32"))
+            .hint("say --gguf f16, or leave --adapter-only out"));
+    }
     let dtype = parse_dtype(&args.dtype)?;
     let downloads = Downloads::default();
     let hub = args.push.as_ref().filter(|_| !args.dry_run).map(|_| Hub::from_env(&downloads)).transpose()?;
@@ -85,7 +91,11 @@ pub fn run(args: &Args) -> Result<()> {
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
     let card = card(&opened, args.peft);
-    let Opened { parts, top, tokenizer, template, config, reads } = opened;
+    if format.is_some() && opened.parts.arch.score.is_some() {
+        return Err(Error::config("--gguf: llama.cpp has no head of scores for these models")
+            .hint("export for Transformers (--hf), or the adapter (--peft)"));
+    }
+    let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = String::new();
     if let Some(format) = format {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
@@ -120,7 +130,7 @@ pub fn run(args: &Args) -> Result<()> {
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(no_adapter)?;
-        write_peft(&target, &top, &tokenizer, template.as_deref(), &card)?;
+        write_peft(&target, &parts, &top, &tokenizer, (template.as_deref(), &card))?;
     } else {
         let model = match top {
             Some(top) => {
@@ -136,6 +146,7 @@ pub fn run(args: &Args) -> Result<()> {
             tokenizer: &tokenizer,
             template: template.as_deref(),
             card: Some(&card),
+            coding: None,
         };
         folder::write(&target, &model, &form)?;
     }
@@ -162,12 +173,25 @@ fn claim_file(path: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-fn write_peft(target: &Path, top: &Finished, tokenizer: &Path, template: Option<&str>, card: &str) -> Result<()> {
+fn write_peft(
+    target: &Path,
+    parts: &Parts,
+    top: &Finished,
+    tokenizer: &Path,
+    (template, card): (Option<&str>, &str),
+) -> Result<()> {
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+    let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
+    let source = companions::Source { dir: tokenizer, grown: None, template, scored };
+    // The labels stand in the model's `config.json`.
+    let described = companions::Source { dir: &parts.base, ..source };
     atomic::publish(&RealDisk, target, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
-        companions::stage_companions(staging, companions::Source { dir: tokenizer, grown: None, template })?;
+        companions::stage_companions(staging, source)?;
+        if scored.is_some() {
+            companions::stage_config(staging, described)?;
+        }
         staging.write("README.md", |writer| writer.write_all(card.as_bytes()))
     })?;
     Ok(())
@@ -211,10 +235,13 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
 fn card(opened: &Opened, adapter: bool) -> String {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
-    let class = if adapter { "PeftModel" } else { "AutoModelForCausalLM" };
+    let scored = opened.parts.arch.score.is_some();
+    let class = if scored { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };
     let usage = if adapter {
+        let how = if scored { ", config=AutoConfig.from_pretrained(\"PATH\")" } else { "" };
+        let config = if scored { "AutoConfig, " } else { "" };
         format!(
-            "from transformers import AutoModelForCausalLM\nfrom peft import {class}\n\nbase = AutoModelForCausalLM.from_pretrained(\"{base}\")\nmodel = {class}.from_pretrained(base, \"PATH\")"
+            "from transformers import {config}{class}\nfrom peft import PeftModel\n\nbase = {class}.from_pretrained(\"{base}\"{how})\nmodel = PeftModel.from_pretrained(base, \"PATH\")"
         )
     } else {
         format!(

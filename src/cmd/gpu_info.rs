@@ -6,9 +6,10 @@ use super::{find, terminal};
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
 use crate::ops::{peak, simd};
+use crate::plan::platform::{self, Engine, Layout};
 use crate::plan::table;
 use crate::train::bench;
-use crate::train::machine::Machine;
+use crate::train::machine::{self, Machine};
 use crate::train::nvidia::{LINKS, Nvidia};
 
 /// Show GPUs, driver and links, and the processor's cores, memory and measured rates.
@@ -24,7 +25,19 @@ pub struct Args {
 /// # Errors
 /// [`crate::Kind::Io`] when standard output cannot be written.
 pub fn run(args: &Args) -> Result<()> {
-    terminal::print(&format!("{}{}", gpus(), processor(!args.no_measure)))
+    terminal::print(&format!("{}{}{}", gpus(), processor(!args.no_measure), used()))
+}
+
+/// What a run here uses where nobody says otherwise.
+fn used() -> String {
+    let host = machine::host();
+    let ranks = platform::ranks(&host, Engine::Cpu);
+    let layout = Layout { ranks, local: ranks, in_process: false };
+    let choices = platform::choose(&host, layout, Engine::Cpu);
+    let row = |choice: platform::Choice| {
+        (choice.what.to_owned(), format!("{} ({}; {} says otherwise)", choice.value, choice.why, choice.key))
+    };
+    format!("a run here, where nothing else is said\n{}", table(&choices.into_iter().map(row).collect::<Vec<_>>()))
 }
 
 /// What `nvidia-smi` tells, or one line that says why there is nothing.

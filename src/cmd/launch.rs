@@ -25,15 +25,15 @@ use crate::error::{Error, Kind, Result};
 /// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Ranks on this machine: a number, or `auto`
+    /// Ranks on this machine: a number, or `auto`: `NUM_GPUS`, else `num_processes` of Accelerate's file, else one
     #[arg(long, default_value = "auto")]
     nproc: String,
-    /// Machines that take part; each runs this command
-    #[arg(long, default_value_t = 1)]
-    nnodes: usize,
-    /// This machine's number, from 0
-    #[arg(long, default_value_t = 0)]
-    node_rank: usize,
+    /// Machines that take part; each runs this command (`num_machines` of Accelerate's file, else 1)
+    #[arg(long)]
+    nnodes: Option<usize>,
+    /// This machine's number, from 0 (`machine_rank` of Accelerate's file, else 0)
+    #[arg(long)]
+    node_rank: Option<usize>,
     /// The first machine's name or address
     #[arg(long)]
     master_addr: Option<String>,
@@ -107,18 +107,27 @@ impl Job {
                 .hint("tunesmith launch --nproc N -- train CONFIG"));
         }
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let file = super::train::expected(&args.command)?;
+        let nnodes = args.nnodes.or(file.machines.as_ref().map(|(count, _)| *count)).unwrap_or(1).max(1);
+        let node_rank = args.node_rank.or(file.machine_rank.as_ref().map(|(rank, _)| *rank)).unwrap_or(0);
+        let master_addr = args.master_addr.clone().or(file.main_address.map(|(address, _)| address));
+        let master_port = args.master_port.or(file.main_port.map(|(port, _)| port));
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let listed = file.gpu_ids.map(|(ids, _)| ids).unwrap_or_default();
         let asked = Asked {
             nproc: &args.nproc,
-            gpu_ids: &args.gpu_ids,
+            gpu_ids: if args.gpu_ids.is_empty() { &listed } else { &args.gpu_ids },
             num_gpus: variable("NUM_GPUS"),
             visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
+            file: file.processes.map(|(count, source)| (count, nnodes, source.to_string())),
+            cores,
         };
         let (nproc, note) = devices::ranks(&asked, devices::gpus())?;
-        if args.node_rank >= args.nnodes {
-            let message = format!("launch: --node-rank {} of --nnodes {}", args.node_rank, args.nnodes);
+        if node_rank >= nnodes {
+            let message = format!("launch: --node-rank {node_rank} of --nnodes {nnodes}");
             return Err(Error::config(message).hint("machines are numbered from 0"));
         }
-        let master = match (args.nnodes, &args.master_addr, args.master_port) {
+        let master = match (nnodes, &master_addr, master_port) {
             (0 | 1, None, None) => None,
             (0 | 1, address, port) => Some((address.clone().unwrap_or_else(|| "127.0.0.1".into()), port.unwrap_or(0))),
             (_, Some(address), Some(port)) => Some((address.clone(), port)),
@@ -127,18 +136,17 @@ impl Job {
                     .hint("those of the machine with --node-rank 0, the same everywhere"));
             }
         };
-        if args.nnodes > 1 && args.max_restarts > 0 {
+        if nnodes > 1 && args.max_restarts > 0 {
             return Err(Error::config("launch: --max-restarts works on one machine")
                 .hint("on several, torchrun restarts: torchrun --no-python --max-restarts … tunesmith train …"));
         }
-        if args.nnodes > 1 && variable(TOKEN).is_none() {
+        if nnodes > 1 && variable(TOKEN).is_none() {
             return Err(Error::config(format!("launch: env {TOKEN} is not set: any process could pass for a rank"))
                 .hint(MAKE_TOKEN));
         }
         let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
-        let (nnodes, node_rank, timeout) = (args.nnodes.max(1), args.node_rank, args.timeout);
+        let timeout = args.timeout;
         let job = Self { program, command: args.command.clone(), nproc, nnodes, node_rank, master, timeout };
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         terminal::print_text(&format!(
             "launch: {nproc} of {} ranks on this machine, {} of its {cores} cores each; {note}\n",
             job.size(),

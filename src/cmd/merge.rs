@@ -5,18 +5,23 @@ use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
+use super::stamps::{self, Texts};
 use super::terminal::{self, print_note};
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::finished::Finished;
+use crate::checkpoint::finished::{Finished, score_head};
+use crate::checkpoint::origin;
 use crate::checkpoint::{atomic, peft};
-use crate::config::{Config, Mode, ModelConfig, Quantization};
+use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::export::blend::{self, Method, Recipe};
-use crate::export::folder::{self, Form};
-use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, tokens_of};
+use crate::export::folder::{self, Form, Written};
+use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, tokens_of, widened};
+use crate::export::requantize::Coding;
 use crate::hub::{self, Part};
+use crate::model::quantize::{Held, How};
 use crate::model::weights::Dtype;
+use crate::ops::quant::Format;
 use crate::plan::human_bytes;
 use crate::train::output;
 
@@ -33,6 +38,10 @@ pub struct Args {
     /// The dtype of the new weights; `auto`: as the base has them
     #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
     dtype: String,
+    /// Write the matrices of linear layers in 4 or 8 bits, as bitsandbytes stores them, and say what that loses;
+    /// `model.double_quant` and `model.quantization_skip_modules` as in the configuration or in training
+    #[arg(long, value_name = "nf4|fp4|int8", conflicts_with = "adapter_only")]
+    requantize: Option<String>,
     /// The most GB of a file of weights
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     shard_size: f64,
@@ -72,6 +81,10 @@ pub struct PartsArgs {
     /// The seed of dare's choice
     #[arg(long, value_name = "SEED", default_value_t = 42)]
     pub seed: u64,
+    /// Accept that this field of the adapter's backend.json differs; `quantization`: the base as it is stored, whatever it was
+    /// held in while the adapter was trained. May be given more than once
+    #[arg(long, value_name = "FIELD")]
+    pub allow: Vec<String>,
 }
 
 /// What [`PartsArgs`] came to.
@@ -86,6 +99,8 @@ pub struct Opened {
     pub template: Option<String>,
     /// The configuration, if one was given.
     pub config: Option<Config>,
+    /// In what form the adapter's run held the matrices of its base.
+    pub held: Option<Held>,
     /// The folders that all this is read from, to the end.
     pub reads: Vec<PathBuf>,
 }
@@ -110,6 +125,7 @@ impl PartsArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
     pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
+        origin::check_allowed(&self.allow)?;
         let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
         let config = if with_config { Some(words.load_partial()?.config) } else { None };
         let trained = config
@@ -151,33 +167,12 @@ impl PartsArgs {
             _ => Vec::new(),
         };
         let mut reads = [&adapters[..], below].concat();
-        let parts = Parts::open(&base, below, tokens)?;
-        let coded = config.as_ref().map_or(Quantization::Auto, |config| config.model.quantization);
-        if !matches!(coded, Quantization::Auto | Quantization::None) && !parts.is_coded() && !adapters.is_empty() {
-            print_note(&format!(
-                "trained on the base in {coded}, and put on the base as it is stored: what the coding lost is back, and answers \
-                 may differ a little from those in training"
-            ));
-        }
-        let mut opened = Vec::new();
-        for dir in &adapters {
-            if !parts.check_stamp(dir)? {
-                print_note(&format!(
-                    "no backend.json in or beside {}: whether it was trained on this base cannot be checked",
-                    dir.display()
-                ));
-            }
-            opened.push(Finished::open(dir, &parts.arch)?);
+        let mut parts = Parts::open(&base, below, tokens)?;
+        if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
+            parts.arch.score = score_head(one)?;
         }
         let tokenizer =
             adapters.first().filter(|dir| dir.join("tokenizer.json").is_file()).unwrap_or(&parts.base).clone();
-        let blends = !self.weights.is_empty() || self.combine != "cat";
-        if opened.len() < 2 && blends {
-            return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
-                .hint("give each with --adapter, or leave them out"));
-        }
-        let top = if opened.len() > 1 { Some(self.blend(&opened)?) } else { opened.pop() };
-        reads.extend([parts.base.clone(), tokenizer.clone()]);
         let template = match &config {
             Some(config) if config.data.template_path.is_some() || config.data.chat_template.is_some() => {
                 let (path, built_in) = (config.data.template_path.as_deref(), config.data.chat_template);
@@ -186,7 +181,25 @@ impl PartsArgs {
             }
             _ => None,
         };
-        Ok(Opened { parts, top, tokenizer, template, config, reads })
+        let texts = Texts::of(&tokenizer, template.as_deref())?;
+        let (held, mut opened) = stamps::check(&parts, &adapters, config.as_ref(), &texts, &self.allow)?;
+        if let Some(held) = &held
+            && parts.hold(held)? > 0
+        {
+            print_note(&format!(
+                "the base's matrices are taken in {}, as they were held in training: their codes are widened, then the adapter \
+                 is put on them (--allow quantization takes the base as it is stored)",
+                Held::describe(Some(held))
+            ));
+        }
+        let blends = !self.weights.is_empty() || self.combine != "cat";
+        if opened.len() < 2 && blends {
+            return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
+                .hint("give each with --adapter, or leave them out"));
+        }
+        let top = if opened.len() > 1 { Some(self.blend(&opened)?) } else { opened.pop() };
+        reads.extend([parts.base.clone(), tokenizer.clone()]);
+        Ok(Opened { parts, top, tokenizer, template, config, held, reads })
     }
 
     fn adapters(&self, config: Option<&Config>) -> Result<Vec<PathBuf>> {
@@ -237,7 +250,9 @@ impl PartsArgs {
 /// Everything that reading and writing can fail with; [`crate::Kind::Numeric`]: the merged model's logits are not the adapter's.
 pub fn run(args: &Args) -> Result<()> {
     let dtype = parse_dtype(&args.dtype)?;
-    let Opened { parts, top, tokenizer, template, config, reads } = args.parts.open(&args.config, false)?;
+    let opened = args.parts.open(&args.config, false)?;
+    let coding = args.requantize.as_deref().map(|word| coding(word, &opened)).transpose()?;
+    let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let output = output_dir(args.output.as_deref(), config.as_ref(), "merged")?;
     claim(&output, args.overwrite, &reads)?;
     let top = top.ok_or_else(|| {
@@ -255,27 +270,67 @@ pub fn run(args: &Args) -> Result<()> {
             top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
         atomic::publish(&RealDisk, &output, |staging| {
             peft::stage(staging, &top.config, &tensors)?;
-            let source =
-                crate::checkpoint::folder::Source { dir: &tokenizer, grown: None, template: template.as_deref() };
+            let source = crate::checkpoint::folder::Source {
+                dir: &tokenizer,
+                grown: None,
+                template: template.as_deref(),
+                scored: None,
+            };
             crate::checkpoint::folder::stage_companions(staging, source)
         })?;
         return terminal::print(&format!("adapter  {}\n", output.display()));
     }
     let (mut text, merged) = check_merge(parts, top, args.max_difference)?;
-    let form = Form { dtype, shard_bytes, tokenizer: &tokenizer, template: template.as_deref(), card: None };
-    let bytes = folder::write(&output, &merged.model, &form)?;
+    let form = Form {
+        dtype,
+        shard_bytes,
+        tokenizer: &tokenizer,
+        template: template.as_deref(),
+        card: None,
+        coding: coding.as_ref(),
+    };
+    let Written { bytes, loss } = folder::write(&output, &merged.model, &form)?;
+    if let Some(coding) = &coding {
+        let _ = writeln!(
+            text,
+            "requantized     {}, {} matrices: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
+            coding.describe(),
+            loss.matrices,
+            loss.largest,
+            loss.mean(),
+            loss.scale
+        );
+    }
     let mut plain = plain_model(&output)?;
     // So that the sample rows are the same ones.
     plain.arch.new_tokens.clone_from(&merged.model.arch.new_tokens);
-    let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.vocab_size);
-    if dtype == Some(Dtype::F32) {
+    let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
+    if dtype == Some(Dtype::F32) && coding.is_none() {
         refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
     let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
+    let class = if merged.model.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
     let _ =
-        writeln!(text, "use it          Transformers: AutoModelForCausalLM.from_pretrained(\"{}\")", output.display());
+        writeln!(text, "use it          Transformers: AutoModelFor{class}.from_pretrained(\"{}\")", output.display());
     terminal::print(&text)
+}
+
+/// How `--requantize` asks for matrices to be coded: the scales, and what is left out, as in the configuration, else as in
+/// training.
+fn coding(word: &str, opened: &Opened) -> Result<Coding> {
+    let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == word);
+    let Some(format) = format else {
+        return Err(Error::config(format!("--requantize {word}: expected nf4, fp4 or int8")));
+    };
+    let default = ModelConfig::default();
+    let (double, skip) = match (&opened.config, &opened.held) {
+        (Some(config), _) => (config.model.double_quant, config.model.quantization_skip_modules.clone()),
+        (None, Some(held)) if held.how.format != Format::Int8 => (held.how.double, held.skip.clone()),
+        (None, Some(held)) => (default.double_quant, held.skip.clone()),
+        (None, None) => (default.double_quant, opened.parts.dense_modules()?),
+    };
+    Coding::new(&opened.parts.arch, Held { how: How { format, double }, skip })
 }
 
 /// A merge that was found to be right.
@@ -292,8 +347,8 @@ pub struct Checked {
 /// # Errors
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
 pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, Checked)> {
-    let vocabulary = parts.arch.vocab_size;
-    let logits = sample_logits(&parts.adapted(&top, &ModelConfig::default())?)?;
+    let vocabulary = parts.arch.outputs();
+    let logits = sample_logits(&parts.adapted(&top, &widened())?)?;
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
     refuse(&comparison, limit)?;
@@ -332,7 +387,7 @@ pub fn parse_dtype(word: &str) -> Result<Option<Dtype>> {
         "bfloat16" | "bf16" => Ok(Some(Dtype::BF16)),
         "float16" | "fp16" | "f16" => Ok(Some(Dtype::F16)),
         other => Err(Error::config(format!("--dtype {other}: expected auto, float32, bfloat16 or float16"))
-            .hint("not yet: quantized weights; tunesmith export --gguf writes q8_0 and q4_0")),
+            .hint("--requantize nf4, fp4 or int8 writes codes; tunesmith export --gguf writes q8_0 and q4_0")),
     }
 }
 
@@ -390,5 +445,34 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     match output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         Some(parent) => std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_that_is_holds_or_lies_in_what_is_read_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::create_dir_all(at("base/inner")).unwrap();
+        std::fs::create_dir_all(at("other")).unwrap();
+        std::os::unix::fs::symlink(at("base"), at("link")).unwrap();
+        let reads = [at("base"), at("adapter-of-the-hub")];
+        for output in ["base", "base/inner", "base/new/deeper", "link", "link/new", "other/../base", "."] {
+            let error = apart(&at(output), &reads).expect_err(output);
+            assert!(error.kind() == crate::Kind::Config && error.message().contains("is read from"), "{error}");
+        }
+        for output in ["base-merged", "other", "other/base", "new/deeper/still"] {
+            apart(&at(output), &reads).unwrap();
+        }
+        // Also where replacing is asked for.
+        assert!(claim(&at("base"), true, &reads).unwrap_err().message().contains("is read from"));
+        std::fs::write(at("other/file"), "mine").unwrap();
+        assert!(claim(&at("other"), false, &reads).unwrap_err().message().contains("is there already"));
+        assert!(claim(&at("other"), true, &reads).unwrap_err().message().contains("not a folder that tunesmith wrote"));
+        claim(&at("fresh/folder"), false, &reads).unwrap();
+        assert!(at("fresh").is_dir() && !at("fresh/folder").exists());
     }
 }

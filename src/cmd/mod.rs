@@ -6,6 +6,7 @@ pub mod args;
 mod asking;
 pub mod bench;
 pub mod chat;
+mod classify;
 pub mod config;
 pub mod data;
 pub mod devices;
@@ -18,12 +19,17 @@ mod find;
 pub mod gpu_info;
 pub mod import;
 pub mod infer;
+pub mod ingest;
 pub mod launch;
 pub mod memory_check;
 pub mod merge;
 pub mod models;
 pub mod plan;
 pub mod process;
+mod scaling;
+pub mod setup_accelerate;
+mod staged;
+pub mod stamps;
 pub mod terminal;
 pub mod train;
 
@@ -68,6 +74,8 @@ enum Command {
     Merge(merge::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
+    /// Turn documents into rows: text, Markdown, HTML and DOCX files
+    Ingest(ingest::Args),
     /// Write the rows that a run would train on, in one form, with a report
     Process(process::Args),
     /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
@@ -82,6 +90,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Show GPUs, driver and links, and the processor's cores, memory and measured rates
     GpuInfo(gpu_info::Args),
+    /// Write a configuration of Accelerate for this machine
+    SetupAccelerate(setup_accelerate::Args),
     /// Show memory in use on each device, and with a configuration what its largest pass holds
     MemoryCheck(memory_check::Args),
 }
@@ -101,11 +111,13 @@ impl Command {
             Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Plan(args) => plan::run(args),
+            Self::Ingest(args) => ingest::run(args),
             Self::Infer(args) => infer::run(args),
             Self::Chat(args) => chat::run(args),
             Self::Bench(args) => bench::run(args),
             Self::Doctor(args) => doctor::run(args),
             Self::GpuInfo(args) => gpu_info::run(args),
+            Self::SetupAccelerate(args) => setup_accelerate::run(args),
             Self::MemoryCheck(args) => memory_check::run(args),
         }
     }

@@ -1,8 +1,8 @@
 //! `tunesmith plan`: what a run would need on each rank, by strategy, before anything is downloaded or bought.
 use super::args::ConfigArgs;
-use super::terminal;
-use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved};
+use super::{scaling, terminal};
+use crate::config::arch::{Arch, ScoreHead, TensorSpec};
+use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved, Task};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Quiet};
 use crate::plan::flops::Costs;
@@ -41,6 +41,8 @@ pub struct Args {
     /// The speed of a rank in TFLOP/s (default on the CPU: what `tunesmith bench` measured here last)
     #[arg(long)]
     tflops: Option<f64>,
+    #[command(flatten)]
+    scaling: scaling::ScalingArgs,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -59,6 +61,8 @@ struct Report {
     /// Bytes by optimizer.
     optimizers: Vec<(String, u64)>,
     time: Option<Time>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scaling: Option<scaling::Report>,
     notes: Vec<String>,
 }
 
@@ -93,9 +97,17 @@ pub fn run(args: &Args) -> Result<()> {
 fn report(args: &Args) -> Result<Report> {
     let (resolved, asked) = args.config.load_ahead(args.model.is_some(), AHEAD)?;
     let mut config = resolved.config.clone();
-    let (arch, stored, name) = model(args, &mut config, &resolved)?;
+    let (mut arch, stored, name) = model(args, &mut config, &resolved)?;
     let machine = machine(args)?;
     let mut notes = notes(&asked);
+    if config.task() != Task::CausalLm && arch.score.is_none() {
+        let mut labels = config.data.labels.0.clone();
+        if config.task() == Task::Classification && labels.is_empty() {
+            labels = ["0", "1"].map(String::from).to_vec();
+            notes.push("data.labels is not set: planned with two labels; each more is a row of the head".to_owned());
+        }
+        arch.score = Some(ScoreHead { labels });
+    }
     if config.train.batch_size == Auto::Auto {
         notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
     }
@@ -136,8 +148,17 @@ fn report(args: &Args) -> Result<Report> {
             Device::Gpu => "no time: give --tflops, the speed that training reaches on one GPU".to_owned(),
         });
     }
+    let scaling = match speed(args, &predictor, &machine) {
+        _ if !args.scaling.scaling => None,
+        Some((speed, _)) => Some(scaling::report(&args.scaling, &config, &predictor, &batch, (machine.device, speed))?),
+        None => {
+            return Err(Error::config("--scaling: how fast is a rank?").hint(
+                "give --tflops, the speed that training reaches on one, or on the CPU run `tunesmith bench` once",
+            ));
+        }
+    };
     let facts = facts(&name, &config, &arch, &predictor, &batch, &machine);
-    Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, notes })
+    Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, scaling, notes })
 }
 
 /// What the configuration asks for that training does not have yet.
@@ -314,6 +335,20 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
     Ok(states)
 }
 
+/// Operations a second of a rank, and how that is known.
+fn speed(args: &Args, predictor: &Predictor<'_>, machine: &Machine) -> Option<(f64, String)> {
+    match (args.tflops, machine.device) {
+        (Some(tflops), _) => Some((tflops * 1e12, format!("{tflops} TFLOP/s a rank, as given"))),
+        (None, Device::Cpu) => {
+            let rate = Rate::known(predictor.job.threads)?;
+            let ours =
+                format!("{:.0} GFLOP/s, measured here by bench ({}, {})", rate.flops / 1e9, rate.shape, rate.mode);
+            Some((rate.flops, ours))
+        }
+        (None, Device::Gpu) => None,
+    }
+}
+
 /// An estimate of the time, if any speed is known.
 ///
 /// # Errors
@@ -326,16 +361,7 @@ fn time(
     batch: &Batch,
     row: Row,
 ) -> Result<Option<Time>> {
-    let (speed, basis) = match (args.tflops, machine.device) {
-        (Some(tflops), _) => (tflops * 1e12, format!("{tflops} TFLOP/s a rank, as given")),
-        (None, Device::Cpu) => {
-            let Some(rate) = Rate::known(predictor.job.threads) else { return Ok(None) };
-            let ours =
-                format!("{:.0} GFLOP/s, measured here by bench ({}, {})", rate.flops / 1e9, rate.shape, rate.mode);
-            (rate.flops, ours)
-        }
-        (None, Device::Gpu) => return Ok(None),
-    };
+    let Some((speed, basis)) = speed(args, predictor, machine) else { return Ok(None) };
     let (ranks, efficiency) = if row.way.strategy == Strategy::Single {
         (1.0, 1.0)
     } else {
@@ -365,7 +391,7 @@ fn time(
 
 /// Everything as text.
 fn show(report: &Report) -> String {
-    let Report { facts, machine, plan, checkpointing, optimizers, time, notes, .. } = report;
+    let Report { facts, machine, plan, checkpointing, optimizers, time, scaling, notes, .. } = report;
     let mut out = plan::table(facts);
     let largest = plan.rows.iter().map(|row| row.total).max().unwrap_or(0);
     let (unit, name) = if largest >= 2 << 30 { (f64::from(1 << 30), "GiB") } else { (f64::from(1 << 20), "MiB") };
@@ -421,6 +447,7 @@ fn show(report: &Report) -> String {
             let _ = writeln!(out, "      {} for train.max_steps", human_seconds(seconds));
         }
     }
+    out += &scaling.as_ref().map(scaling::show).unwrap_or_default();
     for note in notes {
         let _ = writeln!(out, "note: {note}");
     }
@@ -428,7 +455,7 @@ fn show(report: &Report) -> String {
 }
 
 /// Lines of cells, the first left-aligned, the others right-aligned.
-fn columns(lines: &[Vec<String>]) -> String {
+pub(super) fn columns(lines: &[Vec<String>]) -> String {
     let width =
         |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
     let mut out = String::new();

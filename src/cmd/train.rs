@@ -11,6 +11,7 @@ use super::args::ConfigArgs;
 use super::terminal::{Style, print, stdout_colour};
 use crate::comm::env;
 use crate::config::Flag;
+use crate::config::foreign::Expected;
 use crate::data;
 use crate::error::Result;
 use crate::plan::{self, grouped, human_bytes, human_seconds};
@@ -67,6 +68,22 @@ pub fn run(args: &Args) -> Result<()> {
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
     if first { print(&show_summary(&summary)) } else { Ok(()) }
+}
+
+/// What the files of DeepSpeed and Accelerate say that the words of a `train …` name; nothing where the words cannot be read, which
+/// the ranks will say.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: the configuration is refused.
+pub fn expected(words: &[String]) -> Result<Expected> {
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        args: Args,
+    }
+    let Ok(Words { args }) = <Words as clap::Parser>::try_parse_from(words) else { return Ok(Expected::default()) };
+    let (config, _) = claim_word(&args.config, args.resume.as_deref());
+    config.load_for_launch().map(|resolved| resolved.foreign.expected)
 }
 
 /// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
@@ -168,7 +185,10 @@ impl Console {
         let loss = line.eval_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
         let best = if best { "  (best so far)" } else { "" };
         let seconds = human_seconds(line.eval_seconds);
-        let scores: Vec<String> = line.eval_scores.iter().map(|(name, score)| format!(", {name} {score:.4}")).collect();
+        // Those of single labels are in metrics.jsonl.
+        let told = |name: &str| line.eval_confusion.is_empty() || !name.contains('.');
+        let scores = line.eval_scores.iter().filter(|(name, _)| told(name));
+        let scores: Vec<String> = scores.map(|(name, score)| format!(", {name} {score:.4}")).collect();
         let scores = scores.concat();
         self.say(&format!(
             "evaluation after step {}: loss {loss}{scores} over {} rows in {seconds}{best}\n",
@@ -216,11 +236,12 @@ impl Observer for Console {
                 }
             }
             Event::Notice(text) => self.say(&format!("{text}\n")),
-            Event::Plan { facts, batches, rates, resumed_at } => {
+            Event::Plan { facts, batches, rates, scaled, resumed_at } => {
                 self.finish();
                 let mut text = self.heading("run") + &plan::table(facts);
                 text += &(self.heading("batches") + &batches.to_string());
                 text += &(self.heading("learning rate") + &plan::rates::show(rates));
+                text += &scaled.map(|scaled| format!("  {scaled}\n")).unwrap_or_default();
                 self.say(&text);
                 if self.terminal {
                     let bar = ProgressBar::new(batches.total_steps);

@@ -6,11 +6,12 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::meet::Meeting;
-use super::{Collectives, Limits, World};
+use super::{Among, Collectives, Limits, World};
 use crate::error::{Error, Result};
 
 /// The shared object's name.
@@ -66,9 +67,11 @@ pub struct Gloo {
     functions: Functions,
     ranks: Mutex<Ranks>,
     meeting: Meeting,
+    /// Of all ranks, or of those of this machine.
+    world: World,
     limits: Limits,
     /// An operation has failed: peers may be gone, and closing would wait for them.
-    failed: std::sync::atomic::AtomicBool,
+    failed: Arc<AtomicBool>,
 }
 
 /// Where the shared object is looked for: `TUNESMITH_GLOO`, or beside the program, or in `gloo/` there or up to two
@@ -147,6 +150,7 @@ impl Functions {
 /// What the store's callbacks need.
 struct Caller<'a> {
     meeting: &'a Meeting,
+    group: &'a str,
     limit: Duration,
 }
 
@@ -156,14 +160,14 @@ extern "C" fn set_value(user: *mut c_void, name: *const c_char, value: *const u8
         let value = if length == 0 { &[] } else { std::slice::from_raw_parts(value, length) };
         (&*user.cast::<Caller<'_>>(), CStr::from_ptr(name), value)
     };
-    let name = format!("gloo/{}", name.to_string_lossy());
+    let name = format!("{}/{}", caller.group, name.to_string_lossy());
     c_int::from(caller.meeting.store.set(&name, value).is_err())
 }
 
 extern "C" fn get_value(user: *mut c_void, name: *const c_char, take: Take, into: *mut c_void) -> c_int {
     // SAFETY: as in `set_value`.
     let (caller, name) = unsafe { (&*user.cast::<Caller<'_>>(), CStr::from_ptr(name)) };
-    let name = format!("gloo/{}", name.to_string_lossy());
+    let name = format!("{}/{}", caller.group, name.to_string_lossy());
     match caller.meeting.store.wait(&name, Some(caller.limit)) {
         Ok(value) => {
             take(into, value.as_ptr(), value.len());
@@ -190,11 +194,22 @@ impl Gloo {
     /// # Errors
     /// [`crate::Kind::Config`]: the shared object is missing or does not fit; [`crate::Kind::Peer`]: a rank does not come.
     pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
+        let world = meeting.world;
+        Self::connect_as(meeting, world, "gloo", (limits, Arc::default()))
+    }
+
+    /// As a rank of `world`, which meets in the store under the name `group`; `failed` is that of all its worlds.
+    fn connect_as(
+        meeting: Meeting,
+        world: World,
+        group: &str,
+        (limits, failed): (Limits, Arc<AtomicBool>),
+    ) -> Result<Self> {
         let functions = Functions::load(&library()?)?;
-        let World { rank, size, .. } = meeting.world;
+        let World { rank, size, .. } = world;
         let here = CString::new(meeting.store.here().to_string()).expect("an address has no NUL");
         let timeout = i64::try_from(limits.timeout.as_millis()).unwrap_or(i64::MAX);
-        let caller = Caller { meeting: &meeting, limit: limits.timeout };
+        let caller = Caller { meeting: &meeting, group, limit: limits.timeout };
         let user = std::ptr::from_ref(&caller).cast_mut().cast();
         let mut ranks = std::ptr::null_mut();
         let connected = call(|error, room| {
@@ -216,10 +231,10 @@ impl Gloo {
         });
         connected.map_err(|why| {
             let cause = meeting.roll_call("connect");
+            let rank = meeting.world.rank;
             Error::peer(format!("rank {rank}: connect: {cause} ({why})"))
         })?;
-        let failed = std::sync::atomic::AtomicBool::new(false);
-        Ok(Self { functions, ranks: Mutex::new(Ranks(ranks)), meeting, limits, failed })
+        Ok(Self { functions, ranks: Mutex::new(Ranks(ranks)), meeting, world, limits, failed })
     }
 
     fn run(&self, operation: &str, act: impl FnOnce(*mut c_void, *mut c_char, usize) -> c_int) -> Result<()> {
@@ -248,7 +263,7 @@ fn lengths(parts: &[Range<usize>]) -> Vec<i64> {
 
 impl Collectives for Gloo {
     fn world(&self) -> World {
-        self.meeting.world
+        self.world
     }
 
     fn limits(&self) -> Limits {
@@ -260,7 +275,7 @@ impl Collectives for Gloo {
     }
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
-        let World { rank, size, .. } = self.meeting.world;
+        let World { rank, size, .. } = self.world;
         let own = parts[rank].len();
         assert!(parts.len() == size && receive.len() == own * size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), send.len(), "parts cover what is sent");
@@ -282,7 +297,7 @@ impl Collectives for Gloo {
     }
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
-        assert_eq!(parts.len(), self.meeting.world.size, "a part for each rank");
+        assert_eq!(parts.len(), self.world.size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), data.len(), "parts cover the data");
         let lengths = lengths(parts);
         self.run("all_gather", |ranks, error, room| {
@@ -292,7 +307,7 @@ impl Collectives for Gloo {
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
-        assert!(root < self.meeting.world.size, "the root is one of the ranks");
+        assert!(root < self.world.size, "the root is one of the ranks");
         self.run("broadcast", |ranks, error, room| {
             // SAFETY: the buffer lives through the call.
             unsafe { (self.functions.broadcast)(ranks, data.as_mut_ptr(), data.len(), root as c_int, error, room) }
@@ -304,6 +319,16 @@ impl Collectives for Gloo {
             // SAFETY: Gloo's ranks live as long as `self`.
             unsafe { (self.functions.barrier)(ranks, error, room) }
         })
+    }
+
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
+        let World { rank, local_rank, .. } = self.meeting.world;
+        let group = match who {
+            Among::All => "gloo beside".to_owned(),
+            Among::Machine => format!("gloo of rank {}", rank - local_rank.min(rank)),
+        };
+        let world = self.meeting.world.among(who);
+        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, (self.limits, Arc::clone(&self.failed)))?))
     }
 }
 

@@ -9,15 +9,20 @@
 //! all_reduce     = reduce_scatter + all_gather        (small ones: all_gather + sum)
 //! ```
 //!
+//! Which rank owns which part of what is trained says [`partition`]; sums and gathers over such parts are in [`exchange`].
+//!
 //! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
 //! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
 pub mod bytes;
 pub mod c10d;
 pub mod env;
+pub mod exchange;
 pub mod gloo;
+pub mod line;
 pub mod meet;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+pub mod partition;
 pub mod process;
 pub mod single;
 pub mod slurm;
@@ -29,6 +34,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 pub use bytes::Element;
+pub use partition::Partition;
 
 /// The place of this rank among all that train together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +53,14 @@ impl World {
     /// A rank that is alone.
     pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
 
+    /// Its place among those.
+    pub const fn among(self, who: Among) -> Self {
+        match who {
+            Among::All => self,
+            Among::Machine => Self { rank: self.local_rank, size: self.local_size, ..self },
+        }
+    }
+
     /// Whether this rank writes what a run leaves behind.
     pub const fn is_first(self) -> bool {
         self.rank == 0
@@ -62,6 +76,15 @@ impl World {
 pub fn part(length: usize, size: usize, rank: usize) -> Range<usize> {
     let end = |rank: usize| (length as u128 * rank as u128 / size.max(1) as u128) as usize;
     end(rank)..end(rank + 1)
+}
+
+/// The ranks of a world beside another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Among {
+    /// All.
+    All,
+    /// Those of a machine.
+    Machine,
 }
 
 /// How an engine works.
@@ -119,6 +142,12 @@ pub trait Collectives: Send + Sync {
     /// # Errors
     /// As the trait says.
     fn barrier(&self) -> Result<()>;
+    /// A world beside this one, of the same ranks or of those of a machine alone, numbered as they are there: its operations
+    /// do not meet those of this one. Every rank calls it, once at most for each kind.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>>;
 }
 
 /// Up to so many bytes, every rank sums everything: one message less.

@@ -1,7 +1,7 @@
 //! The engine of one rank: every sum is already complete.
 use std::ops::Range;
 
-use super::{Collectives, Limits, World};
+use super::{Among, Collectives, Limits, World};
 use crate::error::Result;
 
 /// A world of one rank.
@@ -36,5 +36,9 @@ impl Collectives for Single {
 
     fn barrier(&self) -> Result<()> {
         Ok(())
+    }
+
+    fn beside(&self, _: Among) -> Result<Box<dyn Collectives>> {
+        Ok(Box::new(Self))
     }
 }

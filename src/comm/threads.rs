@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::meet::Door;
-use super::{Collectives, Limits, World};
+use super::{Among, Collectives, Limits, World};
 use crate::error::{Error, Result};
 
 /// What a rank lays down.
@@ -41,14 +41,34 @@ pub struct Threads {
     world: World,
     limits: Limits,
     table: Arc<Table>,
+    /// Where all ranks, and those of its machine, meet beside it; none for a rank of such a world.
+    beside: Option<[Arc<Table>; 2]>,
 }
 
 /// All ranks of a world of `size` threads.
 pub fn world(size: usize, limits: Limits) -> Vec<Threads> {
-    let state = State { gifts: vec![None; size], taken: 0, gone: vec![false; size], open: false };
-    let table = Arc::new(Table { state: Mutex::new(state), changed: Condvar::new() });
-    let rank = |rank| World { rank, size, local_rank: rank, local_size: size };
-    (0..size).map(|number| Threads { world: rank(number), limits, table: Arc::clone(&table) }).collect()
+    machines(&[size], limits)
+}
+
+/// As [`world`], as if the ranks were on several machines, so many on each.
+pub fn machines(sizes: &[usize], limits: Limits) -> Vec<Threads> {
+    let table = |size: usize| {
+        let state = State { gifts: vec![None; size], taken: 0, gone: vec![false; size], open: false };
+        Arc::new(Table { state: Mutex::new(state), changed: Condvar::new() })
+    };
+    let size = sizes.iter().sum();
+    let (all, again) = (table(size), table(size));
+    let places = sizes.iter().flat_map(|&local_size| {
+        let machine = table(local_size);
+        (0..local_size).map(move |local_rank| (local_rank, local_size, Arc::clone(&machine)))
+    });
+    let rank = |(rank, (local_rank, local_size, machine))| Threads {
+        world: World { rank, size, local_rank, local_size },
+        limits,
+        table: Arc::clone(&all),
+        beside: Some([Arc::clone(&again), machine]),
+    };
+    places.enumerate().map(rank).collect()
 }
 
 impl Threads {
@@ -163,6 +183,14 @@ impl Collectives for Threads {
     fn barrier(&self) -> Result<()> {
         self.meet("barrier", 0, Vec::new()).map(drop)
     }
+
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
+        let Some(tables) = &self.beside else {
+            return Err(self.error("beside", "this world is beside another already"));
+        };
+        let table = Arc::clone(&tables[who as usize]);
+        Ok(Box::new(Self { world: self.world.among(who), limits: self.limits, table, beside: None }))
+    }
 }
 
 impl Door for Threads {
@@ -188,6 +216,10 @@ impl Drop for Threads {
     fn drop(&mut self) {
         self.state().gone[self.world.rank] = true;
         self.table.changed.notify_all();
+        for (table, rank) in self.beside.iter().flatten().zip([self.world.rank, self.world.local_rank]) {
+            table.state.lock().unwrap_or_else(PoisonError::into_inner).gone[rank] = true;
+            table.changed.notify_all();
+        }
     }
 }
 

@@ -79,6 +79,16 @@ fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
 }
 
 choices! {
+    /// What the model learns to say of a row.
+    Task {
+        /// The tokens that follow.
+        CausalLm = "causal_lm",
+        /// Which of some labels it has.
+        Classification = "classification",
+        /// A number.
+        Regression = "regression",
+    };
+
     /// Where the base model's weights come from.
     Init {
         /// From the model folder's safetensors.
@@ -94,6 +104,14 @@ choices! {
         /// All in float32.
         Float32 = "float32" | "fp32",
         /// Matrices in bfloat16, rounded where the checkpoint is more precise.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
+    /// How gradients of what is trained are kept from pass to pass of a step. A pass adds them up in float32 in any case.
+    GradDtype {
+        /// In float32.
+        Float32 = "float32" | "fp32",
+        /// In bfloat16: half the memory; a step rounds a gradient once for each of its passes.
         Bfloat16 = "bfloat16" | "bf16",
     };
 
@@ -179,7 +197,38 @@ choices! {
         Dp = "dp",
         /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
         Ddp = "ddp",
-    } later ["zero1", "zero2", "zero3", "fsdp"];
+        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        Zero1 = "zero1",
+        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        Zero2 = "zero2",
+        /// As `zero2`, and each rank keeps a share of the weights alone; a segment's are brought together while it is at work.
+        Zero3 = "zero3",
+        /// As `zero3`, in the way of `fsdp_sharding_strategy`.
+        Fsdp = "fsdp",
+    };
+
+    /// What ranks keep of the weights with `strategy: fsdp`, as PyTorch's `ShardingStrategy`.
+    Sharding {
+        /// A share; a segment's are brought together for its forward and again for its backward.
+        FullShard = "full_shard",
+        /// A share outside of passes; what is brought together for forward stays until backward.
+        ShardGradOp = "shard_grad_op",
+        /// Everything, as `ddp`.
+        NoShard = "no_shard",
+        /// A share of the frozen weights within a machine: every machine has all of them, and what is brought together does
+        /// not leave it. What is trained is shared as with `zero2`.
+        HybridShard = "hybrid_shard",
+    };
+
+    /// How the learning rate follows the rows of a step.
+    LrScaling {
+        /// It does not: `learning_rate` is what is used.
+        None = "none",
+        /// It grows as they do.
+        Linear = "linear",
+        /// It grows with their square root.
+        Sqrt = "sqrt",
+    };
 
     /// What carries the bytes between ranks in processes of their own.
     RankBackend {
@@ -288,6 +337,8 @@ choices! {
         Left = "left",
         /// It is left out.
         Drop = "drop",
+        /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
+        Split = "split",
     };
 
     /// How large a mix of sources is in which each has its share.

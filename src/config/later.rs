@@ -1,17 +1,14 @@
 //! Keys that other toolkits have and a later version will read: refused by name, never accepted and ignored.
 
-const SHARD: &str = "sharded training is not yet part of this version; train.strategy has what there is";
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
-const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
+const DAPT: &str = "for raw text set data.format: text and data.packing: true, and data.truncation: split; a block is model.max_seq_len tokens long \
+     (docs/guides/dapt.md)";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
 
 /// Full keys (or sections) and why they are refused.
 pub(super) const LATER: &[(&str, &str)] = &[
-    ("train.deepspeed", SHARD),
-    ("train.fsdp", SHARD),
-    ("train.fsdp_config", SHARD),
     ("train.local_rank", "the launcher says which rank a process is; remove the key"),
     ("train.dataloader_num_workers", LOADER),
     ("train.dataloader_pin_memory", LOADER),
@@ -53,15 +50,15 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ),
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
-    ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
+    ("tuning.lora.task_type", "the task says it: set task, and remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),
     (
         "distributed",
         "such a section is not yet part of this version; set train.strategy, `tunesmith launch` starts the ranks (docs/distributed.md)",
     ),
-    ("deepspeed", SHARD),
-    ("accelerate", SHARD),
+    ("deepspeed", "set train.deepspeed: FILE, or DEEPSPEED_CONFIG=FILE (docs/foreign-configs.md)"),
+    ("accelerate", "set train.accelerate: FILE, or ACCELERATE_CONFIG_FILE=FILE (docs/foreign-configs.md)"),
     ("infer", "settings of answers are in gen; flags of `tunesmith infer` set them too"),
     ("dapt", DAPT),
     ("mode", DAPT),
@@ -71,11 +68,8 @@ pub(super) const LATER: &[(&str, &str)] = &[
 ];
 
 /// Variables of the shell that other toolkits read, the value that asks for nothing, and why others are refused.
-pub(super) const LATER_VARIABLES: &[(&str, &str, &str)] = &[
-    (
-        "NUM_GPUS",
-        "1",
-        "training on GPUs is not yet part of this version; `tunesmith launch --nproc N -- train CONFIG` starts N ranks on the CPU",
-    ),
-    ("DEEPSPEED_CONFIG", "", "DeepSpeed configurations are not yet part of this version; unset the variable"),
-];
+pub(super) const LATER_VARIABLES: &[(&str, &str, &str)] = &[(
+    "NUM_GPUS",
+    "1",
+    "one process has one rank: `tunesmith launch -- train CONFIG` with NUM_GPUS=N starts N (scripts/just train-distributed)",
+)];

@@ -3,8 +3,9 @@
 //! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
 //! Every value is checked where it stands, even one that a later source replaces.
 use super::choice::Quantization;
+use super::foreign::Foreign;
 use super::later::{LATER, LATER_VARIABLES};
-use super::option::{OptionDef, env_name, nearest};
+use super::option::{OptionDef, env_name, nearest, variable};
 use super::schema::{Config, SECTIONS, VARIABLES, options};
 use super::sizes::Auto;
 use super::validate;
@@ -31,6 +32,8 @@ pub struct Resolved {
     pub path: PathBuf,
     /// What a user should know, a sentence each.
     pub notes: Vec<String>,
+    /// What files of DeepSpeed, Accelerate and FSDP have said.
+    pub foreign: Foreign,
 }
 
 impl Resolved {
@@ -73,6 +76,13 @@ pub enum Source {
         /// Counted from 1.
         column: usize,
     },
+    /// A key of a file of DeepSpeed or Accelerate, or of FSDP's.
+    Foreign {
+        /// File and line.
+        place: String,
+        /// The key.
+        key: String,
+    },
     /// This environment variable.
     Env(String),
     /// This `KEY=VALUE` word.
@@ -86,6 +96,7 @@ impl fmt::Display for Source {
         match self {
             Self::Default => f.write_str("default"),
             Self::File { path, line, .. } => write!(f, "{}:{line}", path.display()),
+            Self::Foreign { place, key } => write!(f, "{place} {key}"),
             Self::Env(name) => write!(f, "env {name}"),
             Self::Word(_) => f.write_str("argument"),
             Self::Flag(name) => write!(f, "flag {name}"),
@@ -188,6 +199,7 @@ fn gather(
         let def = find(flag.key).ok_or_else(|| unknown(&source, flag.key))?;
         resolver.text(def, flag.key, &flag.value, source)?;
     }
+    resolver.take_foreign()?;
     let asked = std::mem::take(&mut resolver.asked);
     let resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
     validate::contradictions(&resolved)?;
@@ -203,6 +215,7 @@ pub fn load_text(path: &Path, text: &str) -> Result<Resolved> {
     let mut resolver = Resolver::default();
     let document = Document::parse(path, text.as_bytes().to_vec())?;
     resolver.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())?;
+    resolver.take_foreign()?;
     let resolved = resolver.finish(path)?;
     validate::contradictions(&resolved)?;
     Ok(resolved)
@@ -233,17 +246,18 @@ pub fn unquoted(key: &str, node: Node) -> Node {
 }
 
 /// A value on its way, with where it was found.
-struct Found {
-    node: Node,
-    source: Source,
+pub(super) struct Found {
+    pub node: Node,
+    pub source: Source,
 }
 
 #[derive(Default)]
-struct Resolver {
+pub(super) struct Resolver {
     /// By canonical key.
-    found: BTreeMap<String, Found>,
+    pub found: BTreeMap<String, Found>,
     files: usize,
-    notes: Vec<String>,
+    pub notes: Vec<String>,
+    pub foreign: Foreign,
     /// Words that are refused and looked for all the same, and those found.
     ahead: &'static [Ahead],
     asked: BTreeMap<String, String>,
@@ -362,7 +376,8 @@ impl Resolver {
                 Err(Error::config(format!("{}: not supported", source.place())).hint(*reason))
             };
         }
-        match find_env(&env_name(key)) {
+        let name = env_name(key);
+        match find_env(&name).or_else(|| find_env(&variable(&name))) {
             Some((def, spelled)) => self.text(def, &spelled, value, source),
             None if is_secret(key) => Err(unknown(&Source::Word(format!("{key}=***")), &dotted(key))),
             None => Err(unknown(&source, &dotted(key))),
@@ -386,7 +401,7 @@ impl Resolver {
     }
 
     /// Checks a value and puts it over an earlier one. Mappings of two files are merged, key by key.
-    fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
+    pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
         if let Node::Map(entries) = &node {
             let mut names = HashSet::new();
             if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
@@ -438,7 +453,8 @@ impl Resolver {
             config.train.grad_accum = Auto::Auto;
             setting.value = config.train.grad_accum.to_json();
         }
-        Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes })
+        self.foreign.show_auto(&settings);
+        Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes, foreign: self.foreign })
     }
 }
 
@@ -473,7 +489,7 @@ fn source_in(document: &Document, steps: &[usize]) -> Source {
     Source::File { path: document.path().to_owned(), line: position.line, column: position.column }
 }
 
-fn find(spelled: &str) -> Option<&'static OptionDef> {
+pub(super) fn find(spelled: &str) -> Option<&'static OptionDef> {
     options().find(|def| def.spellings().any(|spelling| spelling == spelled))
 }
 
@@ -486,7 +502,7 @@ fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
 fn variables(def: &'static OptionDef) -> impl Iterator<Item = (String, String)> {
     let further =
         VARIABLES.iter().filter(|(_, key)| def.path() == *key).map(|(name, key)| ((*name).into(), (*key).into()));
-    def.spellings().map(|spelled| (env_name(&spelled), spelled)).chain(further)
+    def.spellings().map(|spelled| (variable(&spelled), spelled)).chain(further)
 }
 
 fn is_section(path: &str) -> bool {
@@ -558,7 +574,8 @@ fn suggestion(key: &str) -> Option<String> {
 /// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
 /// begins as ours do.
 fn check_foreign(name: &str, known: &HashSet<String>) -> Result<Option<String>> {
-    let ours = SECTIONS.iter().any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
+    let mut named = SECTIONS.iter().filter(|section| !section.name.is_empty());
+    let ours = named.any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
     if !ours {
         return Ok(None);
     }

@@ -2,7 +2,7 @@
 //! is refused, never accepted and ignored.
 use super::resolve::{Resolved, Setting, Source};
 use super::validate::conflict;
-use super::{Config, EvalMetric, EvalStrategy, Mode, Node, schema};
+use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, Task, schema};
 use crate::error::Result;
 
 /// What decides whether some keys are read.
@@ -37,6 +37,28 @@ const SWITCHES: &[Switch] = &[
         why: "it says what mode: freeze trains; set that, or remove it",
     },
     Switch {
+        key: "task",
+        on: |config| config.task() == Task::Classification,
+        keys: &["train.class_weights", "data.labels"],
+        why: "only task: classification has labels; set that, or remove it",
+    },
+    Switch {
+        key: "task",
+        on: |config| config.task() == Task::CausalLm,
+        keys: &[
+            "gen.",
+            "eval.metrics",
+            "eval.normalization",
+            "eval.rouge_stemmer",
+            "eval.json_schema",
+            "eval.scorer",
+            "train.predict_with_generate",
+            "data.format",
+            "data.loss_on",
+        ],
+        why: "the rows of this task are {text, label}, and nothing is generated: all its measures are always made; remove it",
+    },
+    Switch {
         key: "train.eval_strategy",
         on: |config| config.train.eval_strategy != EvalStrategy::No,
         keys: &[
@@ -58,6 +80,12 @@ const SWITCHES: &[Switch] = &[
             "train.eval_accumulation_steps",
         ],
         why: "it is about the answers of validations; set predict_with_generate: true, or remove it",
+    },
+    Switch {
+        key: "train.lr_scaling",
+        on: |config| config.train.lr_scaling != LrScaling::None,
+        keys: &["train.lr_scaling_batch"],
+        why: "the rate is not scaled; set lr_scaling: linear or sqrt, or remove it",
     },
     Switch {
         key: "train.early_stopping_patience",
@@ -131,7 +159,7 @@ pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
     let nearness = |source: &Source| match source {
         Source::Default => 0,
         Source::File { path, .. } if *path != resolved.path => 1,
-        Source::File { .. } => 2,
+        Source::File { .. } | Source::Foreign { .. } => 2,
         Source::Env(_) => 3,
         Source::Word(_) => 4,
         Source::Flag(_) => 5,

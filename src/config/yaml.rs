@@ -33,18 +33,16 @@ pub(super) struct Position {
 impl Document {
     /// Reads a file. Errors: it cannot be read, is too large, is no UTF-8, no YAML or no mapping.
     pub fn read(path: &Path) -> Result<Self> {
-        let cannot = |source: &std::io::Error| Error::config(format!("cannot read {}: {source}", path.display()));
-        let file = std::fs::File::open(path).map_err(|source| match nearest_file(path) {
-            Some(near) => cannot(&source).hint(format!("did you mean {}?", near.display())),
-            None => cannot(&source),
-        })?;
-        let mut bytes = Vec::new();
-        file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|source| cannot(&source))?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(Error::config(format!("{}: larger than {MAX_BYTES} bytes", path.display()))
-                .hint("is this a configuration file?"));
+        Self::parse(path, read_bytes(path)?)
+    }
+
+    /// Reads JSON, in which there may be comments. Errors as of [`Document::read`].
+    pub fn read_json(path: &Path) -> Result<Self> {
+        let bytes = read_bytes(path)?;
+        match std::str::from_utf8(&bytes) {
+            Ok(text) => Self::parse(path, super::foreign::without_comments(text).into_bytes()),
+            Err(_) => Self::parse(path, bytes),
         }
-        Self::parse(path, bytes)
     }
 
     pub(super) fn parse(path: &Path, bytes: Vec<u8>) -> Result<Self> {
@@ -79,6 +77,22 @@ impl Document {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// A file's bytes, if it is no larger than a configuration may be.
+fn read_bytes(path: &Path) -> Result<Vec<u8>> {
+    let cannot = |source: &std::io::Error| Error::config(format!("cannot read {}: {source}", path.display()));
+    let file = std::fs::File::open(path).map_err(|source| match nearest_file(path) {
+        Some(near) => cannot(&source).hint(format!("did you mean {}?", near.display())),
+        None => cannot(&source),
+    })?;
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|source| cannot(&source))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(Error::config(format!("{}: larger than {MAX_BYTES} bytes", path.display()))
+            .hint("is this a configuration file?"));
+    }
+    Ok(bytes)
 }
 
 /// Reads one value that was given on the command line or in the environment; what is no YAML is a string.

@@ -7,12 +7,13 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::merge::Merged;
+use super::requantize::{Coding, Loss};
 use crate::checkpoint::atomic::{self, Staging};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{FILES, folder, preflight};
 use crate::config::arch::TensorSpec;
 use crate::error::{Error, Result};
-use crate::model::weights::{Dtype, Numbers, write_numbers_with};
+use crate::model::weights::{Dtype, Numbers, Parts, write_numbers_with};
 
 /// How the folder is written.
 #[derive(Debug, Clone, Copy)]
@@ -27,32 +28,56 @@ pub struct Form<'a> {
     pub template: Option<&'a str>,
     /// `README.md`.
     pub card: Option<&'a str>,
+    /// Which matrices are written in codes, and how; those of no linear layer keep their dtype.
+    pub coding: Option<&'a Coding>,
 }
 
-/// A tensor and the dtype that it is written in.
+/// A tensor and the dtype that it is written in, or that its numbers had before they were coded.
 type Planned = (TensorSpec, Dtype);
+
+/// What a folder has come to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Written {
+    /// The bytes of its tensors.
+    pub bytes: u64,
+    /// What coding has changed; zero where nothing is coded.
+    pub loss: Loss,
+}
 
 impl Form<'_> {
     fn plan(&self, merged: &Merged) -> Vec<Planned> {
-        let stored = |spec: &TensorSpec| merged.weights.dtype(&spec.name).unwrap_or(Dtype::F32);
-        let dtype = |spec: &TensorSpec| self.dtype.unwrap_or_else(|| stored(spec));
-        merged.arch.tensors().into_iter().map(|spec| (dtype(&spec), spec)).map(|(dtype, spec)| (spec, dtype)).collect()
+        let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(name));
+        // Of matrices that the base has in codes, what they were before is not known: as its embedding.
+        let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
+        let of = |spec: &TensorSpec| match self.coded(&spec.name) {
+            Some(_) => dtype(&spec.name).unwrap_or(plain),
+            None => dtype(&spec.name).unwrap_or(Dtype::F32),
+        };
+        merged.arch.tensors().into_iter().map(|spec| (of(&spec), spec)).map(|(dtype, spec)| (spec, dtype)).collect()
+    }
+
+    fn coded(&self, name: &str) -> Option<&Coding> {
+        self.coding.filter(|coding| coding.has(name))
+    }
+
+    /// Bytes of a tensor in its file; about so many where it is coded.
+    fn bytes(&self, (spec, dtype): &Planned) -> u64 {
+        self.coded(&spec.name).map_or((spec.len() * dtype.bytes()) as u64, |coding| coding.bytes(spec))
     }
 }
 
-/// Writes the folder `target`; returns the bytes of its tensors.
+/// Writes the folder `target`.
 ///
 /// # Errors
-/// [`crate::Kind::Io`]: the disk; those of [`Merged::values`].
-pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<u64> {
+/// [`crate::Kind::Io`]: the disk; those of [`Merged::values`]; [`crate::Kind::Model`]: a number that cannot be coded.
+pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
     let plan = form.plan(merged);
-    let bytes = |planned: &Planned| (planned.0.len() * planned.1.bytes()) as u64;
-    let total = plan.iter().map(bytes).sum();
+    let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>();
     preflight(target, total + folder::companion_bytes(form.tokenizer) + (1 << 20), FILES + total / form.shard_bytes)?;
     let mut shards: Vec<Vec<Planned>> = vec![Vec::new()];
     let mut filled = 0;
     for planned in plan {
-        let size = bytes(&planned);
+        let size = form.bytes(&planned);
         if filled > 0 && filled + size > form.shard_bytes {
             shards.push(Vec::new());
             filled = 0;
@@ -62,11 +87,12 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<u64> {
             shard.push(planned);
         }
     }
+    let mut written = Written { bytes: 0, loss: Loss::default() };
     atomic::publish(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_companions(
             staging,
-            folder::Source { dir: form.tokenizer, grown: None, template: form.template },
+            folder::Source { dir: form.tokenizer, grown: None, template: form.template, scored: None },
         )?;
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
@@ -78,24 +104,37 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<u64> {
                 1 => folder::WEIGHTS_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
             };
-            write_shard(staging, &name, merged, shard)?;
-            map.extend(shard.iter().map(|(spec, _)| (spec.name.clone(), name.clone())));
+            let tensors = write_shard(staging, &name, merged, (shard, form), &mut written)?;
+            map.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
         }
         if count > 1 {
-            let index = json!({ "metadata": { "total_size": total }, "weight_map": map });
+            let index = json!({ "metadata": { "total_size": written.bytes }, "weight_map": map });
             staging.write_json("model.safetensors.index.json", &index)?;
         }
         Ok(())
     })?;
-    Ok(total)
+    Ok(written)
 }
 
-fn write_shard(staging: &mut Staging<'_>, name: &str, merged: &Merged, shard: &[Planned]) -> Result<()> {
+/// Writes a file of tensors; returns their names. Its coded matrices are held meanwhile, all else is made one at a time.
+fn write_shard(
+    staging: &mut Staging<'_>,
+    name: &str,
+    merged: &Merged,
+    (shard, form): (&[Planned], &Form<'_>),
+    written: &mut Written,
+) -> Result<Vec<String>> {
     let specs: BTreeMap<&str, &TensorSpec> = shard.iter().map(|(spec, _)| (spec.name.as_str(), spec)).collect();
-    let numbers: Vec<_> = shard
-        .iter()
-        .map(|(spec, dtype)| (spec.name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), *dtype)))
-        .collect();
+    let (mut coded, mut numbers) = (Vec::new(), Vec::new());
+    for (spec, dtype) in shard {
+        match form.coded(&spec.name) {
+            Some(coding) => coded.push((spec, *dtype, coding.code(merged, spec, &mut written.loss)?)),
+            None => numbers.push((spec.name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), *dtype))),
+        }
+    }
+    let parts: Vec<_> =
+        coded.iter().map(|(spec, dtype, matrix)| Coding::parts(spec, matrix, *dtype)).collect::<Result<_>>()?;
+    numbers.extend(parts.iter().flat_map(Parts::tensors));
     let failed = RefCell::new(None);
     let fetch = |name: &str| {
         let values = specs.get(name).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
@@ -105,11 +144,13 @@ fn write_shard(staging: &mut Staging<'_>, name: &str, merged: &Merged, shard: &[
             io::Error::other(message)
         })
     };
-    let written = staging.write(name, |writer| write_numbers_with(writer, &numbers, &fetch, &[("format", "pt")]));
+    let done = staging.write(name, |writer| write_numbers_with(writer, &numbers, &fetch, &[("format", "pt")]));
     match failed.take() {
-        Some(error) => Err(error),
-        None => written,
+        Some(error) => return Err(error),
+        None => done?,
     }
+    written.bytes += numbers.iter().map(|(_, _, numbers)| numbers.bytes()).sum::<u64>();
+    Ok(numbers.into_iter().map(|(name, ..)| name).collect())
 }
 
 /// The base's `config.json` with the dtype and the vocabulary of what is written.
@@ -120,19 +161,18 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
     if let Some(map) = config.as_object_mut() {
         if let Some(dtype) = form.dtype {
-            let name = match dtype {
-                Dtype::F32 => "float32",
-                Dtype::BF16 => "bfloat16",
-                Dtype::F16 => "float16",
-            };
             let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-            map.insert(key.into(), name.into());
+            map.insert(key.into(), dtype.name().into());
         }
         // The base's codes are not what is written.
         map.remove("quantization_config");
+        if let Some(coding) = form.coding {
+            map.insert("quantization_config".into(), coding.config_json());
+        }
         if !merged.arch.new_tokens.is_empty() {
             map.insert("vocab_size".into(), merged.arch.vocab_size.into());
         }
     }
+    folder::describe_scores(&mut config, Some(&merged.arch))?;
     Ok(config)
 }

@@ -1,15 +1,18 @@
 //! A base model with finished adapters merged into it: its tensors one at a time, and how far its logits are from those of
 //! the adapter at work.
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::checkpoint::AdapterConfig;
-use crate::checkpoint::finished::{Finished, base_of};
+use crate::checkpoint::finished::Finished;
+use crate::checkpoint::origin::Origin;
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Config, LoraConfig, Mode, ModelConfig, Quantization};
+use crate::config::{Config, LoraConfig, Mode, ModelConfig, Quantization, TargetModules};
 use crate::data::batch::Batch;
-use crate::error::{Error, Result};
-use crate::model::stack::Stack;
+use crate::error::Result;
+use crate::model::quantize::{self, Held};
+use crate::model::stack::{Coded, Layer, Stack};
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, Source};
 use crate::ops::dropout::key;
@@ -39,7 +42,7 @@ impl Parts {
         let weights = WeightFiles::open(base, &arch.tensors())?;
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
         for dir in below {
-            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?);
+            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?.into());
             below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
         }
         arch.grow(tokens);
@@ -51,18 +54,58 @@ impl Parts {
     /// # Errors
     /// [`crate::Kind::Checkpoint`] with both sides: it was trained on another base.
     pub fn check_stamp(&self, dir: &Path) -> Result<bool> {
-        let Some(trained) = base_of(dir)? else { return Ok(false) };
+        let Some(origin) = Origin::of(dir)? else { return Ok(false) };
+        origin.compare(dir, &[("base_model", self.fingerprint()?)], &[]).map(|_| true)
+    }
+
+    /// A hash of the base and of the adapters below, as stamps have it.
+    ///
+    /// # Errors
+    /// The files.
+    pub fn fingerprint(&self) -> Result<String> {
         let base = self.weights.fingerprint()?;
-        let now = self.below_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}"));
-        if trained == now {
-            return Ok(true);
+        Ok(self.below_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}")))
+    }
+
+    /// Of a base that is stored in 4 or 8 bits the modules that are not.
+    ///
+    /// # Errors
+    /// The shape has no linear layers.
+    pub fn dense_modules(&self) -> Result<Vec<String>> {
+        if !self.is_coded() {
+            return Ok(Vec::new());
         }
-        let base = self.base.display();
-        Err(Error::checkpoint(format!(
-            "{} was trained on another base:\n    base_model: {trained} in its backend.json, {now} in {base}",
-            dir.display()
-        ))
-        .hint("name the base that it was trained on; of adapters on top of others, those below too, in their order"))
+        let all = quantize::matrices(&self.arch, &[])?;
+        let dense = all.iter().filter(|name| self.weights.format_of(name).is_none());
+        Ok(dense.map(|name| name.trim_end_matches(".weight").to_owned()).collect())
+    }
+
+    /// What the base's matrices are stored in, where a run that says `dtype` in its stamp had rounded them to bfloat16.
+    pub fn narrower(&self, dtype: Option<&str>) -> Option<String> {
+        dtype.filter(|dtype| dtype.starts_with("base bfloat16"))?;
+        let stored = |spec: &TensorSpec| spec.shape.len() > 1 && self.weights.is_bf16(&spec.name);
+        let narrow = self.arch.tensors().iter().any(stored);
+        (!narrow).then(|| "base float32".to_owned())
+    }
+
+    /// From here on the base is what a run held of it: its matrices have the numbers that their codes mean. Returns how many
+    /// that changes: of a checkpoint that is stored so already only those that adapters below have touched.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the list of modules that are left out fits nothing.
+    pub fn hold(&mut self, held: &Held) -> Result<usize> {
+        let names = quantize::matrices(&self.arch, &held.skip)?;
+        let stored = self.is_coded();
+        let widths: BTreeMap<String, usize> = self
+            .arch
+            .tensors()
+            .into_iter()
+            .filter(|spec| names.contains(&spec.name) && (!stored || self.below.changes(&spec.name)))
+            .filter_map(|TensorSpec { name, shape }| Some((name, *shape.last()?)))
+            .collect();
+        let count = widths.len();
+        self.below.0.push(Layer::Coded(Coded { how: held.how, widths }));
+        Ok(count)
     }
 
     /// With the adapter on top, if there is one, merged in as well.
@@ -72,7 +115,7 @@ impl Parts {
     pub fn merged(self, top: Option<Finished>) -> Result<Merged> {
         let frozen = top.map(|top| top.frozen(&self.arch)).transpose()?;
         let Self { base, arch, weights, mut below, .. } = self;
-        below.0.extend(frozen);
+        below.0.extend(frozen.map(Layer::from));
         Ok(Merged { base, arch, weights, stack: below })
     }
 
@@ -86,7 +129,8 @@ impl Parts {
     /// # Errors
     /// The weights.
     pub fn bare(&self, model: &ModelConfig) -> Result<Model> {
-        let config = Config { model: model.clone(), ..frozen_config() };
+        let mut config = Config { model: model.clone(), ..Config::default() };
+        config.tuning.lora = idle(&self.arch);
         Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)
     }
 
@@ -149,15 +193,26 @@ impl Merged {
     /// # Errors
     /// As [`Merged::values`].
     pub fn model(&self) -> Result<Model> {
-        let mut config = frozen_config();
-        config.model.quantization = Quantization::None;
-        Model::load_on(&self.arch, Some(&self.weights), &config, &self.stack)
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.stack)
     }
 }
 
-/// A configuration that a model is loaded with to run it: the one tensor that is held as trained is the smallest.
+/// The smallest adapter there is, whose B is zero: it stands for none, since something has to be trained, and on codes
+/// nothing else can be.
+pub fn idle(arch: &Arch) -> LoraConfig {
+    let first = arch.linear_modules().into_iter().next().map(|module| module.name);
+    LoraConfig { r: 1, target_modules: TargetModules::List(first.into_iter().collect()), ..LoraConfig::default() }
+}
+
+/// The settings of a base whose matrices are widened where they are coded.
+pub fn widened() -> ModelConfig {
+    ModelConfig { quantization: Quantization::None, ..ModelConfig::default() }
+}
+
+/// A configuration that a model is loaded with to run it: the one tensor that is held as trained is the smallest. Coded
+/// matrices are widened.
 fn frozen_config() -> Config {
-    let mut config = Config::default();
+    let mut config = Config { model: widened(), ..Config::default() };
     config.tuning.mode = Mode::Freeze;
     config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
     config

@@ -5,3 +5,4 @@ pub mod card;
 pub mod folder;
 pub mod gguf;
 pub mod merge;
+pub mod requantize;

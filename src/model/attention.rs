@@ -1,7 +1,9 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
+use super::weight::Weight;
 use crate::ops::attention::{self, Heads, Scores};
 use crate::ops::panel::Act;
 
@@ -61,6 +63,16 @@ impl<T> Saved<T> {
 }
 
 impl Attention {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let qkv = match &mut self.qkv {
+            Qkv::Apart(linears) => &mut linears[..],
+            Qkv::Fused(linear) => std::slice::from_mut(&mut **linear),
+        };
+        let norms = self.qk_norm.iter_mut().flatten().map(|(norm, _)| &mut norm.weight);
+        qkv.iter_mut().chain([&mut self.o]).flat_map(Linear::weights_mut).chain(norms).collect()
+    }
+
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let qkv = match &self.qkv {
@@ -132,7 +144,7 @@ impl Attention {
         saved: Saved,
         d_mixed: Act,
         (all, rows): (&Rows, &Rows),
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> ([Act; 3], [Option<Low>; 3]) {
         let Saved { q, k, v, raw, mixed, lse, low } = saved;
         let (mut dq, mut dk, dv) =
@@ -159,7 +171,7 @@ impl Attention {
         ([dq, dk, dv], low): ([Act; 3], [Option<Low>; 3]),
         rows: &Rows,
         want_dh: bool,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> Option<Act> {
         let [q_low, k_low, v_low] = &low;
         match &self.qkv {

@@ -3,11 +3,13 @@
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`. Families differ
 //! in where the norms are (see `NormPlacement`) and in how a branch joins the stream.
 use super::attention::{self, Attention};
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe, Routing};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
+use super::weight::Weight;
 use crate::ops::panel::Act;
 
 /// How a branch joins the residual stream.
@@ -56,7 +58,7 @@ impl Join {
     }
 
     /// The gradient of `last`'s output, where it isn't `dy` itself, that of the joined stream.
-    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut [f32]) -> Option<Act> {
+    fn backward(&self, pass: &Pass<'_>, raw: Raw, dy: &Act, grads: &mut Grads<'_>) -> Option<Act> {
         let mut d_last = (!matches!(self, Self::Plain)).then(|| dy.like())?;
         match (self, raw) {
             (Self::Normed(norm), Some((raw, rstd))) => {
@@ -160,6 +162,21 @@ impl<T> Saved<T> {
 }
 
 impl Block {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let joins = [&mut self.attention_join, &mut self.mlp_join];
+        let joins = joins.into_iter().filter_map(|join| match join {
+            Join::Normed(norm) => Some(norm),
+            Join::Plain | Join::Scaled(_) => None,
+        });
+        let norms = self.attention_norm.iter_mut().chain(&mut self.mlp_norm).chain(joins).map(|norm| &mut norm.weight);
+        let feed = match &mut self.feed {
+            Feed::Dense(mlp) => mlp.weights_mut().collect(),
+            Feed::Sparse(moe) => moe.weights_mut(),
+        };
+        self.attention.weights_mut().into_iter().chain(norms).chain(feed).collect()
+    }
+
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
         let norm = |norm: &Option<Norm>| norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
@@ -233,7 +250,7 @@ impl Block {
         dy: Act,
         (all, rows): (&Rows, &Rows),
         want_dx: bool,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> Option<Act> {
         let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
         // MLP.

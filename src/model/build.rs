@@ -15,11 +15,12 @@ use super::norm::Norm;
 use super::params::Params;
 use super::quantize::{How, Quantizer};
 use super::quantized_cache::Cache;
+use super::shards::Shards;
 use super::stack::Stack;
 use super::targets::{Placement, Side, Targets, is_vocabulary, placed, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
-use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm};
+use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, SCORE, ScoreHead};
 use crate::config::{Config, Dtype, InitLora, Mode};
 use crate::error::{Error, Result};
 use crate::ops::attention::{Heads, Scores};
@@ -54,6 +55,8 @@ struct Builder<'a> {
     placements: BTreeMap<String, (u64, Placement)>,
     quantizer: Quantizer<'a>,
     params: Params,
+    /// Takes each segment as soon as it is there, so that no rank ever holds the whole model.
+    shards: Option<Shards>,
 }
 
 impl Source<'_> {
@@ -68,7 +71,8 @@ impl Source<'_> {
     }
 
     fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
-        let Some(files) = self.weights else {
+        // A head of scores is drawn where the model is that of a language model.
+        let Some(files) = self.weights.filter(|files| name != SCORE || files.shape(name).is_some()) else {
             return Ok(init::base(self.config.train.seed, name, count, self.arch));
         };
         let mut values = vec![0.0; count];
@@ -102,6 +106,7 @@ pub(super) fn model(
     config: &Config,
     stack: &Stack,
     cache: Option<Cache<'_>>,
+    shards: Option<Shards>,
 ) -> Result<Model> {
     let tensors = arch.tensors();
     let (mut trained, mut renamed, mut placements) = (BTreeSet::new(), BTreeMap::new(), Vec::new());
@@ -126,6 +131,7 @@ pub(super) fn model(
         placements: placements.into_iter().enumerate().map(|(i, p)| (p.module.clone(), (i as u64, p))).collect(),
         quantizer: Quantizer::new(arch, weights, config, cache)?,
         params: Params::default(),
+        shards,
     };
     let mut model = builder.build()?;
     model.notes = builder.quantizer.into_notes();
@@ -139,15 +145,35 @@ impl Builder<'_> {
         let adapters = self.placements.values().flat_map(|(_, placement)| placement.tensors());
         let adapters = adapters.map(|(_, shape)| shape.iter().product::<usize>());
         let floats = trained.sum::<usize>() + adapters.sum::<usize>();
-        self.params.reserve(floats);
+        if self.shards.is_none() {
+            self.params.reserve(floats);
+        }
         let arch = self.arch;
-        let embedding = self.weight("model.embed_tokens.weight")?;
+        self.params.begin_segment();
+        let mut embedding = self.weight("model.embed_tokens.weight")?;
+        self.share(vec![&mut embedding]);
         let mut linears =
             arch.linear_modules().into_iter().map(|spec| (spec.name.clone(), spec)).collect::<BTreeMap<_, _>>();
-        let blocks =
-            (0..arch.num_hidden_layers).map(|layer| self.block(layer, &mut linears)).collect::<Result<Vec<_>>>()?;
+        let mut blocks = Vec::with_capacity(arch.num_hidden_layers);
+        for layer in 0..arch.num_hidden_layers {
+            self.params.begin_segment();
+            let mut block = self.block(layer, &mut linears)?;
+            self.share(block.weights_mut());
+            blocks.push(block);
+        }
+        self.params.begin_segment();
         let norm = self.norm("model.norm.weight")?;
-        let head = if arch.tie_word_embeddings { embedding.clone() } else { self.weight("lm_head.weight")? };
+        let head = if arch.ties_head() {
+            if let Some(shards) = &mut self.shards {
+                shards.push_trained(0, &mut self.params);
+            }
+            embedding.clone()
+        } else {
+            let mut head = self.weight(arch.head_tensor())?;
+            self.share(vec![&mut head]);
+            head
+        };
+        self.params.shrink();
         if self.config.tuning.mode == Mode::Lora && self.config.tuning.lora.init_lora_weights.is_pissa() {
             self.params.keep_start();
         }
@@ -159,13 +185,24 @@ impl Builder<'_> {
             Head {
                 norm,
                 weight: head,
-                vocabulary: arch.vocab_size,
-                scale: arch.logit_scale as f32,
-                softcap: arch.logit_softcap.map(|cap| cap as f32),
+                vocabulary: arch.outputs(),
+                squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
+                // What a family does to logits over the vocabulary it does not do to scores.
+                scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
+                softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
                 pool: Pool::new(),
             },
             self.config,
+            self.shards.take(),
         ))
+    }
+
+    /// A segment is complete: its weights are shared among ranks, if this model's are.
+    fn share(&mut self, weights: Vec<&mut Weight>) {
+        if let Some(shards) = &mut self.shards {
+            shards.push(weights);
+            shards.push_trained(shards.count() - 1, &mut self.params);
+        }
     }
 
     fn weight(&mut self, name: &str) -> Result<Weight> {
@@ -306,7 +343,7 @@ impl Builder<'_> {
         let magnitudes = placement.dora.then(|| {
             let squares = dora::row_squares(weight, self.params.values(), placement.in_features);
             let update = Update { a: &a, b: &b, rank, scale };
-            let view = weight.view(self.params.values());
+            let view = weight.view(self.params.values().into());
             let norms = dora::row_norms(&Pool::new(), view.store(), &squares, update, placement.in_features);
             (squares, norms)
         });

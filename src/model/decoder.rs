@@ -2,18 +2,20 @@
 //! evaluation, forward for the next token.
 use super::block::{Block, Feed, Saved};
 use super::build;
+use super::grads::Grads;
 use super::head::Head;
 use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
 use super::quantized_cache::Cache;
+use super::shards::{Held, Kind, Shards};
 use super::stack::Stack;
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::arch::Arch;
 use crate::config::{Checkpointing, Config, Policy};
 use crate::data::batch::{Batch, IGNORE};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind as ErrorKind, Result};
 use crate::memory;
 use crate::ops::dropout::key;
 use crate::ops::loss::Terms;
@@ -57,6 +59,9 @@ pub struct Model {
     noise: Option<f64>,
     /// The lowest block that trains anything: backward stops there.
     lowest: usize,
+    /// The frozen weights, where ranks share them: segment 0 is the embedding, which is the head too where the model ties
+    /// them, then come the blocks, then the head.
+    shards: Option<Shards>,
 }
 
 /// Time by phase.
@@ -99,7 +104,23 @@ impl Model {
         stack: &Stack,
         cache: Option<Cache<'_>>,
     ) -> Result<Self> {
-        build::model(arch, weights, config, stack, cache)
+        build::model(arch, weights, config, stack, cache, None)
+    }
+
+    /// As [`Model::load_with`], of whose frozen weights this rank keeps its share alone: at most one segment is whole while
+    /// it is read.
+    ///
+    /// # Errors
+    /// As [`Model::load_with`].
+    pub fn load_shared(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        stack: &Stack,
+        cache: Option<Cache<'_>>,
+        shards: Shards,
+    ) -> Result<Self> {
+        build::model(arch, weights, config, stack, cache, Some(shards))
     }
 
     pub(super) fn new(
@@ -109,15 +130,23 @@ impl Model {
         blocks: Vec<Block>,
         head: Head,
         config: &Config,
+        mut shards: Option<Shards>,
     ) -> Self {
         let lowest = blocks.iter().position(Block::trains).unwrap_or(blocks.len());
+        let lowest = if embedding.trains() { 0 } else { lowest };
+        if let Some(shards) = &mut shards {
+            let (first, last) = (0, Self::segment_of_head(&arch));
+            let backward: Vec<usize> = (lowest..blocks.len()).rev().map(|block| block + 1).collect();
+            shards.set_route([first].into_iter().chain(1..=blocks.len()).chain([last]).collect(), &backward);
+        }
         Self {
             arch,
             params,
             phases: Phases::default(),
             loss_scale: 1.0,
             notes: Vec::new(),
-            lowest: if embedding.trains() { 0 } else { lowest },
+            lowest,
+            shards,
             embedding,
             blocks,
             head,
@@ -133,6 +162,64 @@ impl Model {
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
             noise: config.train.neftune_noise_alpha.filter(|&alpha| alpha > 0.0),
         }
+    }
+
+    /// Where the head's matrix is shared.
+    const fn segment_of_head(arch: &Arch) -> usize {
+        if arch.ties_head() { 0 } else { arch.num_hidden_layers + 1 }
+    }
+
+    /// The frozen weights, where ranks share them.
+    pub const fn shards(&self) -> Option<&Shards> {
+        self.shards.as_ref()
+    }
+
+    /// Goes along with the passes that other ranks make, where weights are shared, until none has one to make. Whatever
+    /// makes passes of which ranks may have different numbers ends with this, on every rank.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`]: a rank is gone.
+    pub fn stand_by(&self) -> Result<()> {
+        self.shards.as_ref().map_or(Ok(()), |shards| shards.stand_by(self.params.values()))
+    }
+
+    /// A pass of a rank that has nothing to train on while others have.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Peer`]: a rank is gone.
+    pub fn idle(&self) -> Result<()> {
+        self.begin(Kind::Train)?;
+        self.end(Ok(()))
+    }
+
+    fn begin(&self, kind: Kind) -> Result<()> {
+        self.shards.as_ref().map_or(Ok(()), |shards| shards.begin(kind))
+    }
+
+    /// Does something at a segment, whose weights are brought together for it. `values` are the trained values here.
+    fn at<T>(&self, segment: usize, values: &[f32], pass: &Pass<'_>, act: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
+        let Some(shards) = &self.shards else { return Ok(act(pass)) };
+        shards.reach(segment, values)?;
+        let held = shards.held(segment);
+        let values = held.as_ref().map_or(pass.values, Held::values);
+        Ok(act(&Pass { values, ..*pass }))
+    }
+
+    /// After a pass, also one that failed: the other ranks are still at theirs.
+    fn end<T>(&self, walked: Result<T>) -> Result<T> {
+        match &self.shards {
+            Some(shards) if !walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Peer) => {
+                shards.end(self.params.values())?;
+                walked
+            }
+            _ => walked,
+        }
+    }
+
+    /// A pass without backward.
+    fn forward<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.begin(Kind::Forward)?;
+        self.end(memory::guarded(work))
     }
 
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
@@ -159,6 +246,9 @@ impl Model {
     pub fn release(&self) {
         self.pool.release();
         self.head.pool.release();
+        if let Some(shards) = &self.shards {
+            shards.release();
+        }
         for block in &self.blocks {
             if let Feed::Sparse(moe) = &block.feed {
                 moe.pool.release();
@@ -167,15 +257,14 @@ impl Model {
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
-        let vocabulary = self.arch.vocab_size;
-        let targets = batch.targets.iter().filter(|&&target| target != IGNORE).map(|&target| i64::from(target));
-        match batch
-            .tokens
-            .iter()
-            .map(|&token| i64::from(token))
-            .chain(targets)
-            .find(|&id| id < 0 || id >= vocabulary as i64)
-        {
+        let (vocabulary, outputs) = (self.arch.vocab_size as i64, self.arch.outputs() as i64);
+        let targets = batch.targets.iter().filter(|&&target| target != IGNORE && !self.head.squared);
+        let outside = targets.map(|&target| i64::from(target)).find(|id| !(0..outputs).contains(id));
+        if let Some(label) = outside.filter(|_| self.arch.score.is_some()) {
+            return Err(Error::data(format!("label {label} is not one of the model's {outputs}")));
+        }
+        let tokens = batch.tokens.iter().map(|&token| i64::from(token)).find(|id| *id >= vocabulary);
+        match tokens.or(outside) {
             Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))
                 .hint("the tokenizer belongs to another model")),
             None => Ok(()),
@@ -183,6 +272,7 @@ impl Model {
     }
 
     fn embed(&self, pass: &Pass<'_>, tokens: &[u32]) -> Act {
+        self.embedding.refresh(pass.values);
         let scale = self.arch.embedding_scale as f32;
         embedding::forward(pass.pool, self.embedding.view(pass.values).store(), self.arch.hidden_size, tokens, scale)
     }
@@ -197,28 +287,57 @@ impl Model {
     /// [`crate::Kind::Data`]: a token outside the vocabulary. [`crate::Kind::Memory`]: the activations do not fit into the
     /// memory budget; a part of the gradients has then been added.
     pub fn forward_backward(&mut self, batch: &Batch, scale: f32, share: f32, step: u64) -> Result<f64> {
-        self.check(batch)?;
-        let mut params = std::mem::take(&mut self.params);
-        let walked = memory::guarded(|| Ok(self.walk(&mut params, batch, (scale, share), step)));
-        self.params = params;
+        let mut grads = self.params.take_grads();
+        let walked = self.forward_backward_into(batch, (scale, share), step, &mut Grads::whole(&mut grads));
+        self.params.put_grads(grads);
         walked
     }
 
-    fn walk(&mut self, params: &mut Params, batch: &Batch, (scale, share): (f32, f32), step: u64) -> f64 {
+    /// As [`Model::forward_backward`], with the gradients added to `grads`, which are told when those of a segment are final.
+    ///
+    /// # Errors
+    /// As [`Model::forward_backward`], and those of whoever takes the gradients.
+    pub fn forward_backward_into(
+        &mut self,
+        batch: &Batch,
+        scales: (f32, f32),
+        step: u64,
+        grads: &mut Grads<'_>,
+    ) -> Result<f64> {
+        self.check(batch)?;
+        self.begin(Kind::Train)?;
+        let params = std::mem::take(&mut self.params);
+        let walked = memory::guarded(|| self.walk(&params, batch, scales, step, grads));
+        self.params = params;
+        self.end(walked)
+    }
+
+    fn walk(
+        &mut self,
+        params: &Params,
+        batch: &Batch,
+        (scale, share): (f32, f32),
+        step: u64,
+        grads: &mut Grads<'_>,
+    ) -> Result<f64> {
         let (rows, targets) = labelled(batch);
         if rows.is_empty() {
-            return 0.0;
+            return Ok(0.0);
         }
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed();
-        let (values, grads) = params.split();
-        self.refresh(values);
+        let values = params.values();
         self.pool.reserve(batch.tokens.len());
         let first_row = batch.first_row;
         let drops = Drops { rate: self.dropout, seed: self.seed, step, first_row, picked: &rows };
         let (mut uneven, slopes): (Vec<Vec<(f64, f64)>>, Vec<f32>);
         uneven = Vec::new();
-        let mut pass = Pass { values, pool: &self.pool, balance: None, dropout: (self.dropout > 0.0).then_some(drops) };
+        let mut pass = Pass {
+            values: values.into(),
+            pool: &self.pool,
+            balance: None,
+            dropout: (self.dropout > 0.0).then_some(drops),
+        };
         let layout = Layout::new(&self.pool, &batch.cu_seqlens, &rows, &self.arch.ropes);
         let last = self.blocks.len() - 1;
         // The loss for uneven use of experts looks at every token, in the last block too.
@@ -226,7 +345,7 @@ impl Model {
         let rows_of = |index| if index == last && balance.is_none() { &layout.last } else { &layout.all };
 
         // Forward: a block's input is kept where backward comes by, and what it computed unless that is done again.
-        let mut x = self.embed(&pass, &batch.tokens);
+        let mut x = self.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
         if let Some(alpha) = self.noise {
             let outside = if self.arch.embedding_scaled_outside { self.arch.embedding_scale } else { 1.0 };
             noise::add(&mut x, &batch.cu_seqlens, alpha * outside, key(self.seed, step, NOISE), first_row);
@@ -236,7 +355,9 @@ impl Model {
             let policy = self.checkpointing.of(index, self.blocks.len());
             // What is kept in 16 bits is rounded: what follows from it is then better computed again than rounded too.
             let whole = policy == Policy::None && (self.narrow.is_none() || index == last);
-            let (y, saved) = block.forward_keeping(&pass, &x, &layout.all, rows_of(index), whole);
+            let (y, saved) = self.at(index + 1, values, &pass, |pass| {
+                block.forward_keeping(pass, &x, &layout.all, rows_of(index), whole)
+            })?;
             if let (Some(routing), true) = (saved.routing(), balance.is_some()) {
                 uneven.push(routing.use_of_experts().collect());
             }
@@ -251,13 +372,21 @@ impl Model {
         self.phases.forward += lap();
 
         // Head and loss, both directions.
+        let (embedding, head) = (params.segment(0), params.segment(self.blocks.len() + 1));
+        grads.open(head.clone());
+        // A head that shares the embedding's table adds to its gradients.
+        if self.head.weight.place().is_some_and(|place| place.end <= embedding.end) {
+            grads.open(embedding.clone());
+        }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
-        let (mut total, mut dy) = if self.terms.is_plain() && batch.weights.is_empty() {
-            self.head.forward_backward(&pass, &x, &targets, scale, grads)
-        } else {
+        let (mut total, mut dy) = self.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
+            self.head.weight.refresh(pass.values);
+            if self.terms.is_plain() && batch.weights.is_empty() {
+                return self.head.forward_backward(pass, &x, &targets, scale, grads);
+            }
             let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
-            self.head.weighted(&pass, &x, &targets, &weights, self.terms, scale, grads)
-        };
+            self.head.weighted(pass, &x, &targets, &weights, self.terms, scale, grads)
+        })?;
         drop(x);
         if let Some(coefficient) = balance {
             dy = dy.scatter(&rows, batch.tokens.len());
@@ -269,30 +398,38 @@ impl Model {
             pass.balance = Some(&slopes);
         }
         dy = self.rounded(dy);
+        grads.close(&head)?;
         self.phases.head += lap();
 
         // Backward.
         let trains_embedding = self.embedding.trains();
         for (index, block) in self.blocks.iter().enumerate().rev() {
             let Some((x, saved)) = kept.pop().flatten() else { break };
+            let segment = params.segment(index + 1);
+            grads.open(segment.clone());
             let x = x.restore();
-            let saved = match saved {
-                Some(saved) => saved.map(&Kept::restore),
-                None => block.forward(&pass, &x, &layout.all, rows_of(index)).1,
-            };
             let want_dx = index > self.lowest || trains_embedding;
             let parts = (&layout.all, rows_of(index));
             // None only at the lowest block, where nothing below is trained.
-            let dx = block.backward(&pass, &x, saved, dy, parts, want_dx, grads);
+            let dx = self.at(index + 1, values, &pass, |pass| {
+                let saved = match saved {
+                    Some(saved) => saved.map(&Kept::restore),
+                    None => block.forward(pass, &x, &layout.all, rows_of(index)).1,
+                };
+                block.backward(pass, &x, saved, dy, parts, want_dx, grads)
+            })?;
             dy = dx.map_or_else(|| self.pool.act(0, 0), |dx| self.rounded(dx));
+            grads.close(&segment)?;
         }
         if trains_embedding {
             let scale = self.arch.embedding_scale as f32;
+            grads.open(embedding.clone());
             self.embedding.add_embedding_gradient(&dy, &batch.tokens, scale, self.arch.pad_token_id, grads);
+            grads.close(&embedding)?;
         }
         drop((dy, layout));
         self.phases.backward += lap();
-        total
+        Ok(total)
     }
 
     /// A gradient between blocks as it is kept: in float16 where activations are.
@@ -303,26 +440,32 @@ impl Model {
         }
     }
 
-    /// The last block's output on the tokens `rows` (rising).
-    fn hidden(&self, pass: &Pass<'_>, batch: &Batch, rows: &[usize]) -> Act {
-        self.pool.reserve(batch.tokens.len());
-        let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
-        let last = self.blocks.len() - 1;
-        let start = self.embed(pass, &batch.tokens);
-        self.blocks.iter().enumerate().fold(start, |x, (index, block)| {
-            block.forward(pass, &x, &layout.all, if index == last { &layout.last } else { &layout.all }).0
+    /// A pass without backward: what the head has to say of the last block's output on the tokens `rows` (rising).
+    fn ask<T>(&self, batch: &Batch, rows: &[usize], head: impl FnOnce(&Pass<'_>, &Act) -> T) -> Result<T> {
+        self.forward(|| {
+            let (pass, values) = (self.evaluation(), self.params.values());
+            self.pool.reserve(batch.tokens.len());
+            let layout = Layout::new(&self.pool, &batch.cu_seqlens, rows, &self.arch.ropes);
+            let last = self.blocks.len() - 1;
+            let mut x = self.at(0, values, &pass, |pass| self.embed(pass, &batch.tokens))?;
+            for (index, block) in self.blocks.iter().enumerate() {
+                let rows = if index == last { &layout.last } else { &layout.all };
+                x = self.at(index + 1, values, &pass, |pass| block.forward(pass, &x, &layout.all, rows).0)?;
+            }
+            self.conclude(&pass, |pass| head(pass, &x))
         })
     }
 
-    /// Brings tables of which some rows are trained up to date.
-    fn refresh(&self, values: &[f32]) {
-        self.embedding.refresh(values);
-        self.head.weight.refresh(values);
+    /// The head's turn in a pass without backward.
+    fn conclude<T>(&self, pass: &Pass<'_>, head: impl FnOnce(&Pass<'_>) -> T) -> Result<T> {
+        self.at(Self::segment_of_head(&self.arch), self.params.values(), pass, |pass| {
+            self.head.weight.refresh(pass.values);
+            head(pass)
+        })
     }
 
     fn evaluation(&self) -> Pass<'_> {
-        self.refresh(self.params.values());
-        Pass { values: self.params.values(), pool: &self.pool, balance: None, dropout: None }
+        Pass { values: self.params.values().into(), pool: &self.pool, balance: None, dropout: None }
     }
 
     /// The loss of each label token of the batch, in order, without dropout.
@@ -335,10 +478,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        memory::guarded(|| {
-            let pass = self.evaluation();
-            Ok(self.head.losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
-        })
+        self.ask(batch, &rows, |pass, x| self.head.losses(pass, x, &targets))
     }
 
     /// As [`Model::token_losses`], with whether each token is the most probable.
@@ -351,8 +491,7 @@ impl Model {
         if rows.is_empty() {
             return Ok(Vec::new());
         }
-        let pass = self.evaluation();
-        Ok(self.head.scored_losses(&pass, &self.hidden(&pass, batch, &rows), &targets))
+        self.ask(batch, &rows, |pass, x| self.head.scored_losses(pass, x, &targets))
     }
 
     /// The sum of the label tokens' losses, each counted with its weight, without dropout.
@@ -373,10 +512,7 @@ impl Model {
     /// As [`Model::forward_backward`].
     pub fn logits(&self, batch: &Batch, rows: &[usize]) -> Result<Vec<f32>> {
         self.check(batch)?;
-        memory::guarded(|| {
-            let pass = self.evaluation();
-            Ok(self.head.logits(&pass, &self.hidden(&pass, batch, rows)))
-        })
+        self.ask(batch, rows, |pass, x| self.head.logits(pass, x))
     }
 }
 

@@ -75,7 +75,7 @@ pub struct Update<'a> {
 
 /// `||W_j||²` of each row.
 pub fn row_squares(weight: &Weight, values: &[f32], in_features: usize) -> Vec<f64> {
-    let (view, mut row) = (weight.view(values), vec![0.0f32; in_features]);
+    let (view, mut row) = (weight.view(values.into()), vec![0.0f32; in_features]);
     let store = view.store();
     let square = |at| {
         store.widen(at * in_features, &mut row);
@@ -116,6 +116,7 @@ pub fn row_norms(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::values::Values;
     use crate::ops::testing::numbers;
 
     #[test]
@@ -126,7 +127,9 @@ mod tests {
         let squares = row_squares(&weight, &[], inputs);
         let update = Update { a: &a, b: &b, rank, scale };
         let magnitude = Magnitude::new(0..out, squares);
-        let found = |update, tokens| magnitude.norms(&Pool::new(), weight.view(&[]).store(), update, inputs, tokens);
+        let found = |update, tokens| {
+            magnitude.norms(&Pool::new(), weight.view(Values::default()).store(), update, inputs, tokens)
+        };
         let norms = found(update, 1);
         let other = numbers(4, out * rank);
         let moved = Update { b: &other, ..update };

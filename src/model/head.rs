@@ -1,8 +1,10 @@
 //! The last segment: final norm, LM head and loss, on the rows that carry a label only, chunk by chunk. A chunk's
-//! gradient is made in the forward pass, so that logits of more than one chunk never exist.
+//! gradient is made in the forward pass, so that logits of more than one chunk never exist. A head of scores is the same with
+//! labels in the place of the vocabulary, or with one number and its squared error.
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
+use super::grads::Grads;
 use super::norm::Norm;
 use super::pass::Pass;
 use super::weight::Weight;
@@ -22,6 +24,8 @@ pub struct Head {
     pub weight: Weight,
     /// Rows of the weight.
     pub vocabulary: usize,
+    /// The loss is the squared error of one number; targets are the bits of numbers.
+    pub squared: bool,
     /// What logits are multiplied by.
     pub scale: f32,
     /// Then they go through `cap * tanh(logit / cap)`.
@@ -84,6 +88,11 @@ impl Head {
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
             let mut logits = self.project(weight.store(), &h.gather(part));
+            if self.squared {
+                let errors = loss::squared(&mut logits, targets, &vec![0.0; targets.len()]);
+                losses.extend(errors.into_iter().map(|error| (error, false)));
+                continue;
+            }
             // What is left of the logits are `exp(logit - max)`: 1 for the most probable.
             let nll = loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll);
             let right = |(token, &target): (usize, &u32)| logits.at(token, target as usize) == 1.0;
@@ -100,9 +109,9 @@ impl Head {
         x: &Act,
         targets: &[u32],
         scale: f32,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> (f64, Act) {
-        if self.softcap.is_some() {
+        if self.softcap.is_some() || self.squared {
             return self.weighted(pass, x, targets, &vec![1.0; targets.len()], Terms::default(), scale, grads);
         }
         let hidden = x.features();
@@ -180,7 +189,7 @@ impl Head {
         weights: &[f32],
         terms: Terms,
         scale: f32,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> (f64, Act) {
         let hidden = x.features();
         let (h, rstd) = self.normed(pass, x);
@@ -197,7 +206,11 @@ impl Head {
             // The cap's slope is found from the capped logits, which the gradient overwrites.
             let capped = self.softcap.map(|cap| (logits.columns(0..self.vocabulary), cap));
             let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
-            let losses = loss::gradient(&mut logits, targets, &scales, terms);
+            let losses = if self.squared {
+                loss::squared(&mut logits, targets, &scales)
+            } else {
+                loss::gradient(&mut logits, targets, &scales, terms)
+            };
             if let Some((capped, cap)) = &capped {
                 softcap::backward(capped, *cap, &mut logits);
             }

@@ -10,8 +10,10 @@
 //! With (IA)³ (Liu et al., 2022) a factor l is trained for each output, `y = l ⊙ (W x + b)`, or for each input,
 //! `y = W (l ⊙ x) + b`.
 use super::dora::{Magnitude, Update};
+use super::grads::Grads;
 use super::pass::Pass;
 use super::targets::Side;
+use super::values::Values;
 use super::weight::Weight;
 use crate::ops::gain;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
@@ -118,6 +120,11 @@ fn scale(x: &mut Act, factor: f32) {
 }
 
 impl Linear {
+    /// What it computes with, beside adapters.
+    pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
+        std::iter::once(&mut self.weight).chain(&mut self.bias)
+    }
+
     /// Whether anything in it is trained.
     pub fn trains(&self) -> bool {
         self.lora.is_some()
@@ -129,7 +136,7 @@ impl Linear {
     /// `[tokens, out_features]`, plus `residual` of that shape if given.
     pub fn forward(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Low>) {
         if let Some(Factors { range, side }) = &self.factors {
-            let factors = &pass.values[range.clone()];
+            let factors = pass.values.at(range);
             if *side == Side::Input {
                 return (self.plain(pass, &gain::times(x, factors), residual), None);
             }
@@ -152,7 +159,7 @@ impl Linear {
         };
         let mut low = x.pool().blank(x.tokens(), lora.rank);
         let dropped = pass.dropout.map(|drops| drops.of(lora.module, x.tokens()).apply(x));
-        let a = Matrix::rows(&pass.values[lora.a.clone()], self.in_features);
+        let a = Matrix::rows(pass.values.at(&lora.a), self.in_features);
         let x_low = dropped.as_ref().unwrap_or(x);
         matmul(&mut low, Init::Zero, &[Term { matrix: a, x: x_low }]);
         scale(&mut low, lora.scale);
@@ -169,7 +176,7 @@ impl Linear {
                 fill(&mut y, init);
             }
             let norm = magnitude.norms(x.pool(), weight.store(), lora.update(pass), self.in_features, x.tokens());
-            let magnitudes = &pass.values[magnitude.range.clone()];
+            let magnitudes = pass.values.at(&magnitude.range);
             let gain: Vec<f32> = magnitudes.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
             gain::add(&mut y, &v, &gain);
             direction = Some(Direction { v, norm, gain });
@@ -207,10 +214,10 @@ impl Linear {
         kept: Option<&Low>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let Some(Factors { range, side }) = &self.factors else { return };
-        let factors = &pass.values[range.clone()];
+        let factors = pass.values.at(range);
         let ones = vec![1.0; factors.len()];
         if *side == Side::Output {
             if let Some(Low::Output(v)) = kept {
@@ -237,7 +244,7 @@ impl Linear {
         input: &Input<'_>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         self.backward_base(input, dy, grads);
         let Some((dx, add)) = dx else { return };
@@ -247,7 +254,7 @@ impl Linear {
     }
 
     /// Adds the gradients of the base's weight and bias, where they are trained.
-    fn backward_base(&self, input: &Input<'_>, dy: &Act, grads: &mut [f32]) {
+    fn backward_base(&self, input: &Input<'_>, dy: &Act, grads: &mut Grads<'_>) {
         if let Some(range) = self.weight.trained() {
             outer(Target::Rows(&mut grads[range.clone()]), dy, input.transposed());
         }
@@ -265,7 +272,7 @@ impl Linear {
         kept: Option<&Low>,
         dy: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         if self.factors.is_some() {
             return self.backward_factors(pass, input, kept, dy, dx, grads);
@@ -299,7 +306,7 @@ impl Linear {
         let weight = self.weight.view(pass.values);
         let base = Term { matrix: Matrix::transposed(weight.store(), self.in_features), x: dy };
         let init = if add { Init::Out } else { Init::Zero };
-        let a = Term { matrix: Matrix::transposed(&pass.values[lora.a.clone()], self.in_features), x: &d_low };
+        let a = Term { matrix: Matrix::transposed(pass.values.at(&lora.a), self.in_features), x: &d_low };
         let Some(drops) = pass.dropout else {
             return matmul(dx, init, &[Term { x: dv.as_ref().unwrap_or(dy), ..base }, a]);
         };
@@ -321,14 +328,14 @@ impl Lora {
     }
 
     /// B's values from its first on, and how far its rows and columns lie apart.
-    fn b<'a>(&self, values: &'a [f32]) -> (&'a [f32], usize, usize) {
+    fn b<'a>(&self, values: Values<'a>) -> (&'a [f32], usize, usize) {
         let experts = self.expert.map_or(1, |(_, experts)| experts);
-        (&values[self.b.clone()][self.first_column()..], self.rank * experts, experts)
+        (&values.at(&self.b)[self.first_column()..], self.rank * experts, experts)
     }
 
     fn update<'a>(&self, pass: &Pass<'a>) -> Update<'a> {
         let values = pass.values;
-        Update { a: &values[self.a.clone()], b: &values[self.b.clone()], rank: self.rank, scale: self.scale }
+        Update { a: values.at(&self.a), b: values.at(&self.b), rank: self.rank, scale: self.scale }
     }
 }
 
@@ -434,12 +441,24 @@ mod tests {
                     factors: None,
                 };
                 let drops = Drops { rate, seed: 1, step: 2, first_row: 3, picked: &[] };
-                let pass = Pass { values: &values, pool: &pool, balance: None, dropout: (rate > 0.0).then_some(drops) };
+                let pass = Pass {
+                    values: (&values).into(),
+                    pool: &pool,
+                    balance: None,
+                    dropout: (rate > 0.0).then_some(drops),
+                };
                 let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
                 let (y, kept) = linear.forward(&pass, &xa, None);
                 let mut grads = vec![0.0; values.len()];
                 let mut dx = pool.act(TOKENS, IN);
-                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut dx, false)), &mut grads);
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut dx, false)),
+                    &mut Grads::whole(&mut grads),
+                );
 
                 let ones = Act::from_rows(&pool, &vec![1.0; TOKENS * IN], IN);
                 let mask =
@@ -486,17 +505,31 @@ mod tests {
                     lora: None,
                     factors: Some(Factors { range: 0..factors.len(), side }),
                 };
-                let pass = Pass { values: &factors, pool: &pool, balance: None, dropout: None };
+                let pass = Pass { values: (&factors).into(), pool: &pool, balance: None, dropout: None };
                 let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
                 let (y, kept) = linear.forward(&pass, &xa, Some(&Act::from_rows(&pool, &rest, OUT)));
                 let mut grads = vec![0.0; factors.len()];
                 // What `dx` holds is added to, or replaced.
                 let mut dx = Act::from_rows(&pool, &numbers(7, TOKENS * IN), IN);
                 let before = dx.to_rows();
-                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut dx, true)), &mut grads);
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut dx, true)),
+                    &mut Grads::whole(&mut grads),
+                );
                 let mut alone = Act::from_rows(&pool, &before, IN);
                 let mut twice = grads.clone();
-                linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, Some((&mut alone, false)), &mut twice);
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut alone, false)),
+                    &mut Grads::whole(&mut twice),
+                );
                 let sums = dx.to_rows().into_iter().zip(before).map(|(sum, before)| sum - before);
                 assert!(sums.zip(alone.to_rows()).all(|(a, b)| (a - b).abs() < 1e-4), "{level:?} {side:?}");
                 assert!(twice.iter().zip(&grads).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));

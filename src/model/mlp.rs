@@ -1,6 +1,8 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::pass::Pass;
+use super::weight::Weight;
 use crate::ops::gated_mlp::{self, Gate};
 use crate::ops::panel::Act;
 
@@ -40,6 +42,15 @@ impl<T> Saved<T> {
 }
 
 impl Mlp {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
+        let gate_up = match &mut self.gate_up {
+            GateUp::Apart(linears) => &mut linears[..],
+            GateUp::Fused(linear) => std::slice::from_mut(&mut **linear),
+        };
+        gate_up.iter_mut().chain([&mut self.down]).flat_map(Linear::weights_mut)
+    }
+
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let gate_up = match &self.gate_up {
@@ -80,7 +91,7 @@ impl Mlp {
         middle: Option<Act>,
         down_low: Option<&Low>,
         dy: &Act,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let middle = middle.unwrap_or_else(|| self.middle(saved));
         let mut d_middle = middle.like();
@@ -95,7 +106,7 @@ impl Mlp {
     }
 
     /// From the gradients of gate and up to that of `h`.
-    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut [f32]) -> Act {
+    pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut Grads<'_>) -> Act {
         let Saved { gate, up, low: [gate_low, up_low] } = saved;
         let (input, mut dh) = (Input::new(h), h.like());
         match &self.gate_up {

@@ -4,6 +4,7 @@
 //! With the router's probabilities `p = softmax(R h)` over all experts, a token goes through those with the largest p;
 //! an expert's weight is its p, or p over the sum of the chosen. Gradients flow to `p` through the weights: `dL/dw` of
 //! an expert with output `D m` is `dy . D m = (D^T dy) . m`, which its backward pass has at hand.
+use super::grads::Grads;
 use super::linear::{Input, Linear, Low};
 use super::mlp::{self, Mlp};
 use super::pass::Pass;
@@ -88,6 +89,13 @@ impl<T> Saved<T> {
 }
 
 impl Moe {
+    /// All weights beside adapters.
+    pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
+        let shared = self.shared.iter_mut().flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.weights_mut()));
+        let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
+        std::iter::once(&mut self.router).chain(experts).chain(shared).collect()
+    }
+
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain([gate]));
@@ -162,7 +170,7 @@ impl Moe {
         x: &Act,
         mut one: One<Act>,
         (dy, factors): (&Act, &[f32]),
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) -> (Act, Vec<f32>) {
         let middle = mlp.middle(&one.mlp);
         let mut d_middle = middle.like();
@@ -177,7 +185,7 @@ impl Moe {
     }
 
     /// The gradient of `h`, given that of the output.
-    pub fn backward(&self, pass: &Pass<'_>, h: &Act, saved: Saved, dy: &Act, grads: &mut [f32]) -> Act {
+    pub fn backward(&self, pass: &Pass<'_>, h: &Act, saved: Saved, dy: &Act, grads: &mut Grads<'_>) -> Act {
         let Saved { routing, experts, shared } = saved;
         let count = self.experts.len();
         let mut dh = h.like();
@@ -216,7 +224,7 @@ impl Moe {
         routing: &Routing,
         mut gradient: Vec<f32>,
         dh: &mut Act,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let count = self.experts.len();
         if self.normalised {

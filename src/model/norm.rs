@@ -1,4 +1,5 @@
 //! An `RMSNorm` as a segment sees it.
+use super::grads::Grads;
 use super::pass::Pass;
 use super::weight::Weight;
 use crate::ops::norm::{self, Gain};
@@ -34,7 +35,7 @@ impl Norm {
         (x, rstd): (&Act, &Act),
         dh: &Act,
         dx: Option<(&mut Act, bool)>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         if let Some(range) = self.weight.trained() {
             norm::backward_weight(x, rstd, dh, &mut grads[range.clone()]);

@@ -31,17 +31,64 @@ pub struct Params {
     values: Vec<f32>,
     grads: Vec<f32>,
     start: Option<Vec<f32>>,
+    /// Where segments begin.
+    segments: Vec<usize>,
+    /// Of a rank that keeps a share: the flat ranges that it keeps, rising, and how many values it does not.
+    kept: Vec<Range<usize>>,
+    elsewhere: usize,
 }
 
 impl Params {
     /// Appends a tensor; returns its place.
     pub fn push(&mut self, name: String, shape: Vec<usize>, decay: bool, values: &[f32]) -> Range<usize> {
-        let spec = ParamSpec { name, shape, offset: self.values.len(), decay, lr_scale: 1.0 };
+        let spec = ParamSpec { name, shape, offset: self.len(), decay, lr_scale: 1.0 };
         let range = spec.range();
         assert_eq!(values.len(), range.len(), "{}: a value for each element", spec.name);
         self.values.extend_from_slice(values);
         self.specs.push(spec);
         range
+    }
+
+    /// The tensors from here on belong to the next segment.
+    pub fn begin_segment(&mut self) {
+        self.segments.push(self.len());
+    }
+
+    /// Where segments begin in the flat buffer (embedding, blocks, head), and the end.
+    pub fn segments(&self) -> Vec<usize> {
+        self.segments.iter().copied().chain([self.len()]).collect()
+    }
+
+    /// A segment's place in the flat buffer.
+    pub fn segment(&self, index: usize) -> Range<usize> {
+        self.segments[index]..self.segments.get(index + 1).copied().unwrap_or(self.len())
+    }
+
+    /// Where the last segment begins.
+    pub fn last_segment(&self) -> usize {
+        self.segments.last().copied().unwrap_or_default()
+    }
+
+    /// Puts values to a place of the flat buffer: of them those that are kept here.
+    pub fn put(&mut self, place: &Range<usize>, values: &[f32]) {
+        let Some(kept) = self.kept() else {
+            self.values[place.clone()].copy_from_slice(values);
+            return;
+        };
+        let (mut packed, kept) = (0, kept.to_vec());
+        for range in kept {
+            let (low, high) = (range.start.max(place.start), range.end.min(place.end));
+            if low < high {
+                let from = &values[low - place.start..high - place.start];
+                self.values[packed + low - range.start..][..from.len()].copy_from_slice(from);
+            }
+            packed += range.len();
+        }
+    }
+
+    /// Gives back room that is not needed.
+    pub fn shrink(&mut self) {
+        self.values.shrink_to_fit();
     }
 
     /// Makes room for exactly `floats` more, so that a large model's buffer is never copied while it grows.
@@ -59,17 +106,40 @@ impl Params {
         self.start.as_deref()
     }
 
-    /// How many numbers are trained.
+    /// Of the last values, from flat place `start` on, keeps those at `own`, counted from there; returns where these now
+    /// lie among the values.
+    pub fn keep(&mut self, start: usize, own: Range<usize>) -> usize {
+        let (all, packed) = (self.len(), start - self.elsewhere);
+        self.values.truncate(packed + own.end);
+        self.values.drain(packed..packed + own.start);
+        if !own.is_empty() {
+            self.kept.push(start + own.start..start + own.end);
+        }
+        self.elsewhere = all - self.values.len();
+        packed
+    }
+
+    /// The flat ranges of the values that this rank keeps, where it does not keep all.
+    pub fn kept(&self) -> Option<&[Range<usize>]> {
+        (self.elsewhere > 0).then_some(&self.kept)
+    }
+
+    /// The flat ranges of the values that are here, end to end.
+    pub fn ranges(&self) -> Vec<Range<usize>> {
+        self.kept().map_or_else(|| vec![0..self.len()], <[Range<usize>]>::to_vec)
+    }
+
+    /// How many numbers are trained, by all ranks together.
     pub const fn len(&self) -> usize {
-        self.values.len()
+        self.values.len() + self.elsewhere
     }
 
     /// Whether nothing is trained.
     pub const fn is_empty(&self) -> bool {
-        self.values.is_empty()
+        self.len() == 0
     }
 
-    /// All values.
+    /// All values; of a rank that keeps a share, those, end to end.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
@@ -84,9 +154,14 @@ impl Params {
         &self.grads
     }
 
-    /// Values to read beside gradients to add to.
-    pub fn split(&mut self) -> (&[f32], &mut [f32]) {
-        (&self.values, &mut self.grads)
+    /// The buffer of gradients, to lend and to bring back with [`Params::put_grads`].
+    pub fn take_grads(&mut self) -> Vec<f32> {
+        std::mem::take(&mut self.grads)
+    }
+
+    /// Brings back what [`Params::take_grads`] lent.
+    pub fn put_grads(&mut self, grads: Vec<f32>) {
+        self.grads = grads;
     }
 
     /// Values to change beside gradients to change.
@@ -96,10 +171,10 @@ impl Params {
 
     /// Sets every gradient to zero.
     pub fn zero_grads(&mut self) {
-        if self.grads.len() == self.values.len() {
+        if self.grads.len() == self.len() {
             self.grads.fill(0.0);
         } else {
-            self.grads = vec![0.0; self.values.len()];
+            self.grads = vec![0.0; self.len()];
         }
     }
 

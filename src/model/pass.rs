@@ -1,5 +1,6 @@
 //! What every segment needs in one pass over a batch.
 
+use super::values::Values;
 use crate::config::arch::{self, Frequencies};
 use crate::ops::dropout::{Dropout, key};
 use crate::ops::panel::Pool;
@@ -12,8 +13,8 @@ use std::sync::Arc;
 /// One walk over the segments.
 #[derive(Debug)]
 pub struct Pass<'a> {
-    /// The flat buffer of trained values.
-    pub values: &'a [f32],
+    /// The trained values at hand.
+    pub values: Values<'a>,
     /// Where activations come from.
     pub pool: &'a Arc<Pool>,
     /// In a backward pass what uneven use of experts adds to the gradient of a token's probability of each.
@@ -38,8 +39,7 @@ pub struct Drops<'a> {
 }
 
 impl<'a> Drops<'a> {
-    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, since no
-    /// sequence's last token is.
+    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, unless they are all.
     pub fn of(&self, module: u64, rows: usize) -> Dropout<'a> {
         let rows = (rows == self.picked.len()).then_some(self.picked);
         Dropout { rate: self.rate, key: key(self.seed, self.step, module), first_row: self.first_row, rows }

@@ -1,8 +1,9 @@
 //! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
 //! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
 use super::quantized_cache::{Cache, Kept};
+use super::stack::Stack;
 use super::weights::WeightFiles;
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, TensorSpec};
 use crate::config::{Config, InitLora, ModelConfig, Quantization, nearest};
 use crate::error::{Error, Result};
 use crate::ops::quant::{Format, Quantized, encode};
@@ -32,6 +33,38 @@ impl How {
     pub fn describe(self) -> String {
         let double = if self.double && self.format != Format::Int8 { " with double quantization" } else { "" };
         format!("{}{double}", self.format.name())
+    }
+}
+
+/// In what form a run holds the matrices of its base: what its stamp says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// How they are coded.
+    pub how: How,
+    /// The modules that are not ([`ModelConfig::quantization_skip_modules`]).
+    pub skip: Vec<String>,
+}
+
+impl Held {
+    /// As a stamp has it: `nf4, double true, but for ["q_proj"]`, or `none`.
+    pub fn describe(held: Option<&Self>) -> String {
+        let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
+        match format {
+            Format::Int8 => format!("int8, but for {skip:?}"),
+            Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
+        }
+    }
+
+    /// What [`Held::describe`] has written; nothing where it has not.
+    pub fn parse(text: &str) -> Option<Option<Self>> {
+        if text == "none" {
+            return Some(None);
+        }
+        let (how, skip) = text.split_once(", but for ")?;
+        let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
+        let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == name)?;
+        let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
+        (Self::describe(Some(&held)) == text).then_some(Some(held))
     }
 }
 
@@ -73,6 +106,15 @@ pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<
     Ok(Some(How { format: asked, double }))
 }
 
+/// In what form a run of this configuration holds the matrices of a base.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
+    let skip = || config.model.quantization_skip_modules.clone();
+    Ok(resolve(config, Some(weights))?.map(|how| Held { how, skip: skip() }))
+}
+
 /// The matrices that are coded: those of linear layers and experts, less the head and what the configuration names.
 ///
 /// # Errors
@@ -86,7 +128,7 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
             modules.extend(names.map(|name| format!("model.layers.{layer}.{}", name.trim_end_matches(".weight"))));
         }
     }
-    let always = ["lm_head", "embed_tokens", "model.embed_tokens", "norm"];
+    let always = ["lm_head", "score", "embed_tokens", "model.embed_tokens", "norm"];
     let named = |module: &str, entry: &str| {
         module == entry || module.ends_with(&format!(".{entry}")) || module.starts_with(&format!("{entry}."))
     };
@@ -103,6 +145,32 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
     }
     modules.retain(|module| !skip.iter().any(|entry| named(module, entry.trim_end_matches('.'))));
     Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
+}
+
+/// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.
+/// Those that `stack` changes, and that `LoftQ` finds itself, are nobody's to keep.
+///
+/// # Errors
+/// The weights cannot be read, or hold a number that cannot be coded.
+pub fn keep(
+    arch: &Arch,
+    weights: &WeightFiles,
+    config: &Config,
+    stack: &Stack,
+    cache: Cache<'_>,
+) -> Result<Vec<String>> {
+    if config.tuning.lora.init_lora_weights == InitLora::Loftq {
+        return Ok(Vec::new());
+    }
+    let quantizer = Quantizer::new(arch, Some(weights), config, Some(cache))?;
+    for TensorSpec { name, shape } in arch.tensors() {
+        let kept = |cache: &Cache<'_>| cache.has(&name);
+        let wanted = !stack.changes(&name) && !quantizer.cache.as_ref().is_some_and(kept);
+        if let Some(how) = quantizer.how(&name).filter(|_| wanted) {
+            quantizer.matrix((&name, &shape), how, (Some(weights), false), || Ok(weights.read(&name)?.1))?;
+        }
+    }
+    Ok(quantizer.into_notes())
 }
 
 /// Codes matrices while a model is built.
@@ -190,5 +258,23 @@ impl<'a> Quantizer<'a> {
             ));
         }
         notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Format, Held, How};
+
+    #[test]
+    fn a_stamp_s_words_are_read_back() {
+        let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
+        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false)] {
+            let held = Held { how: How { format, double }, skip: skip.clone() };
+            assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
+        }
+        assert_eq!(Held::parse(&Held::describe(None)), Some(None));
+        for text in ["", "nf4", "nf5, double true, but for []", "nf4, but for []", "nf4, double yes, but for []"] {
+            assert_eq!(Held::parse(text), None, "{text}");
+        }
     }
 }

@@ -3,11 +3,14 @@
 //!
 //! The folder's name is a hash of the source's content and of the settings. Hashing reads the whole source, so its hash
 //! is kept too, under the names, sizes and times of change of its files: as long as these stay, it counts as unchanged.
+//!
+//! Runs may share the folder: a file is written under a name of its own, locked meanwhile, and renamed. What a run that died
+//! has left of one is not locked any more, and the next run removes it.
 use super::quantize::How;
 use super::weights::{Numbers, Parts, WeightFiles, write_numbers_to};
 use crate::error::{Error, Result};
 use crate::ops::quant::{Quantized, Scales};
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +19,8 @@ use std::time::UNIX_EPOCH;
 /// Changes with the form of the files.
 const VERSION: &str = "tunesmith quantized 1";
 const DIGEST: &str = "digest";
+/// Begins the extension of a file that is being written; the process and a number follow.
+const ASIDE: &str = "tmp-";
 
 /// The kept matrices of one source and one way to code them.
 #[derive(Debug)]
@@ -44,7 +49,10 @@ impl<'a> Cache<'a> {
         let root = root.join("quantized");
         let hash = source_hash(&root, source)?;
         let key = blake3::hash(format!("{VERSION} {hash} {}", how.describe()).as_bytes());
-        Ok(Self { dir: root.join(&key.to_hex()[..32]), source })
+        let dir = root.join(&key.to_hex()[..32]);
+        sweep(&root);
+        sweep(&dir);
+        Ok(Self { dir, source })
     }
 
     /// The folder.
@@ -54,6 +62,11 @@ impl<'a> Cache<'a> {
 
     fn path(&self, name: &str) -> PathBuf {
         self.dir.join(format!("{name}.safetensors"))
+    }
+
+    /// Whether there is a copy of a matrix, whole or not.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.path(name).exists()
     }
 
     pub(super) fn read(&self, name: &str, shape: &[usize], how: How) -> Kept {
@@ -100,8 +113,8 @@ fn write_whole(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>)
         fs::create_dir_all(dir)?;
     }
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("tmp-{}-{number}", std::process::id()));
-    let written = File::create(&aside).and_then(|mut file| {
+    let aside = path.with_extension(format!("{ASIDE}{}-{number}", std::process::id()));
+    let written = locked(&aside).and_then(|mut file| {
         fill(&mut file)?;
         file.sync_all()?;
         fs::rename(&aside, path)
@@ -110,6 +123,30 @@ fn write_whole(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>)
         let _ = fs::remove_file(&aside); // what remains of it is of no use
     }
     written
+}
+
+/// A new file that nobody else takes for a dead run's.
+fn locked(path: &Path) -> io::Result<File> {
+    loop {
+        let file = File::create(path)?;
+        match file.try_lock() {
+            Ok(()) if path.exists() => return Ok(file),
+            Ok(()) | Err(TryLockError::WouldBlock) => {} // just now looked at and removed
+            // Without locks nobody can tell that it is left over, and it is never removed.
+            Err(TryLockError::Error(_)) => return Ok(file),
+        }
+    }
+}
+
+/// Removes what dead runs have left of files. What cannot be read or removed stays: it takes room and does no harm.
+fn sweep(dir: &Path) {
+    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let aside = path.extension().and_then(|extension| extension.to_str()).is_some_and(|it| it.starts_with(ASIDE));
+        if aside && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(&path);
+        }
+    }
 }
 
 /// Of everything that the matrix is made of.

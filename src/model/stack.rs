@@ -1,8 +1,11 @@
-//! Finished adapters that are merged into a base as its tensors are read, one after the other: below what is trained
-//! (`tuning.adapters`), or to write a model without them. Merging is PEFT's: `W + s B A`, with `DoRA` `m / ||V|| ⊙ V`, with
-//! (IA)³ the rows of W and b, or the columns of W, times their factors.
+//! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
+//! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's: `W + s B A`, with `DoRA`
+//! `m / ||V|| ⊙ V`, with (IA)³ the rows of W and b, or the columns of W, times their factors. Between adapters the base may
+//! be coded: then matrices become the numbers that their codes mean.
+use super::quantize::How;
 use super::targets::{Placement, Side, token_rows};
 use crate::error::{Error, Result};
+use crate::ops::quant::encode;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -22,9 +25,27 @@ pub struct Frozen {
     pub tokens: Vec<u32>,
 }
 
-/// Finished adapters, the lowest first.
+/// Matrices in 4 or 8 bits, as a run held them.
+#[derive(Debug)]
+pub struct Coded {
+    /// How.
+    pub how: How,
+    /// The numbers in a row of each.
+    pub widths: BTreeMap<String, usize>,
+}
+
+/// One change of the base.
+#[derive(Debug)]
+pub enum Layer {
+    /// An adapter is merged in.
+    Adapter(Frozen),
+    /// Matrices are coded and widened again.
+    Coded(Coded),
+}
+
+/// Changes of the base, the lowest first.
 #[derive(Debug, Default)]
-pub struct Stack(pub Vec<Frozen>);
+pub struct Stack(pub Vec<Layer>);
 
 /// The part of an adapter's update that belongs to one tensor.
 struct Part<'a> {
@@ -55,18 +76,41 @@ fn expert_part(name: &str) -> Option<(String, usize, bool)> {
     Some((format!("{layer}.mlp.experts.{parameter}"), expert.parse().ok()?, second))
 }
 
+impl From<Frozen> for Layer {
+    fn from(adapter: Frozen) -> Self {
+        Self::Adapter(adapter)
+    }
+}
+
 impl Stack {
-    /// Whether an adapter changes that tensor.
+    /// Whether that tensor is changed.
     pub fn changes(&self, name: &str) -> bool {
-        self.0.iter().any(|adapter| adapter.changes(name))
+        self.0.iter().any(|layer| match layer {
+            Layer::Adapter(adapter) => adapter.changes(name),
+            Layer::Coded(coded) => coded.widths.contains_key(name),
+        })
     }
 
-    /// Changes a tensor of the base as the adapters say.
+    /// Changes a tensor of the base.
     ///
     /// # Errors
-    /// [`crate::Kind::Checkpoint`]: an adapter's tensor has another shape than the base's.
+    /// [`crate::Kind::Checkpoint`]: an adapter's tensor has another shape than the base's; [`crate::Kind::Model`]: a number
+    /// that cannot be coded.
     pub fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
-        self.0.iter().try_for_each(|adapter| adapter.apply(name, values))
+        self.0.iter().try_for_each(|layer| match layer {
+            Layer::Adapter(adapter) => adapter.apply(name, values),
+            Layer::Coded(coded) => coded.apply(name, values),
+        })
+    }
+}
+
+impl Coded {
+    fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        let Some(&width) = self.widths.get(name) else { return Ok(()) };
+        let matrix = encode::quantize(values, width, self.how.format, self.how.double)
+            .map_err(|error| error.context(format!("tensor {name:?}")))?;
+        matrix.widen(0, values);
+        Ok(())
     }
 }
 

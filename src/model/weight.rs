@@ -1,5 +1,8 @@
-//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix), trained (a part of the flat
-//! buffer), or a table of which some rows are trained.
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks), trained
+//! (a part of the flat buffer), or a table of which some rows are trained.
+use super::grads::Grads;
+use super::shards::{Shared, SharedView};
+use super::values::Values;
 use crate::error::{Error, Result};
 use crate::ops::embedding;
 use crate::ops::gemm::{Store, Target, Transposed, outer};
@@ -16,6 +19,8 @@ pub enum Weight {
     Frozen(Tensor),
     /// Not trained, in 4 or 8 bits a number.
     Quantized(Arc<Quantized>),
+    /// Not trained, and whole only while a walk is at its segment.
+    Shared(Shared),
     /// Trained: its place in [`Params`](super::params::Params).
     Trained(Range<usize>),
     /// A table of which some rows are trained.
@@ -36,6 +41,8 @@ pub enum View<'a> {
     Frozen(StorageRef<'a>),
     /// Of a coded matrix.
     Quantized(&'a Quantized),
+    /// Of a segment that ranks share.
+    Shared(SharedView<'a>),
     /// Of the flat buffer.
     Trained(&'a [f32]),
     /// Of a table, whose lock is held meanwhile.
@@ -51,12 +58,13 @@ impl Weight {
         Tensor::from_vec(values, shape, &Device::Cpu).map(Self::Frozen).map_err(|error| Error::model(error.to_string()))
     }
 
-    /// The values, out of the flat buffer `values` where the weight is trained.
-    pub fn view<'a>(&'a self, values: &'a [f32]) -> View<'a> {
+    /// The values, out of `values` where the weight is trained.
+    pub fn view<'a>(&'a self, values: Values<'a>) -> View<'a> {
         match self {
             Self::Frozen(tensor) => View::Frozen(tensor.storage_and_layout().0),
             Self::Quantized(matrix) => View::Quantized(matrix),
-            Self::Trained(range) => View::Trained(&values[range.clone()]),
+            Self::Shared(shared) => View::Shared(shared.view()),
+            Self::Trained(range) => View::Trained(values.at(range)),
             Self::Rows(rows) => View::Rows(rows.table.read().unwrap_or_else(PoisonError::into_inner)),
         }
     }
@@ -69,22 +77,30 @@ impl Weight {
     /// The place in the flat buffer, if trained as a whole.
     pub const fn trained(&self) -> Option<&Range<usize>> {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) | Self::Rows(_) => None,
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) => None,
             Self::Trained(range) => Some(range),
+        }
+    }
+
+    /// The place in the flat buffer of what is trained of it.
+    pub const fn place(&self) -> Option<&Range<usize>> {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => None,
+            Self::Trained(range) | Self::Rows(Rows { range, .. }) => Some(range),
         }
     }
 
     /// Whether anything in it is trained.
     pub const fn trains(&self) -> bool {
-        !matches!(self, Self::Frozen(_) | Self::Quantized(_))
+        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_))
     }
 
     /// Brings trained rows to what the flat buffer holds; needed before a pass.
-    pub fn refresh(&self, values: &[f32]) {
+    pub fn refresh(&self, values: Values<'_>) {
         let Self::Rows(Rows { table, ids, range }) = self else { return };
         let width = range.len() / ids.len();
         let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
-        for (&id, row) in ids.iter().zip(values[range.clone()].chunks_exact(width)) {
+        for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
             table[id as usize * width..][..width].copy_from_slice(row);
         }
     }
@@ -96,10 +112,10 @@ impl Weight {
         tokens: &[u32],
         scale: f32,
         padding: Option<u32>,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         match self {
-            Self::Frozen(_) | Self::Quantized(_) => {}
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => {}
             Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, &mut grads[range.clone()]),
             Self::Rows(Rows { ids, range, .. }) => {
                 // A token's place among the trained rows; that past the last stands for all others.
@@ -122,7 +138,7 @@ impl Weight {
         part: &Act,
         targets: &[u32],
         scale: f32,
-        grads: &mut [f32],
+        grads: &mut Grads<'_>,
     ) {
         let Self::Rows(Rows { ids, range, .. }) = self else { return };
         let (hidden, grads) = (part.features(), &mut grads[range.clone()]);
@@ -150,6 +166,7 @@ impl View<'_> {
                 _ => Store::F32(&[]), // no other is ever made
             },
             Self::Quantized(matrix) => Store::Quantized(matrix),
+            Self::Shared(shared) => shared.store(),
             Self::Trained(values) => Store::F32(values),
             Self::Rows(table) => Store::F32(table),
         }

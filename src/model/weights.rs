@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs::File;
 use std::io::{self, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -18,7 +19,7 @@ use serde::Deserialize;
 use coded::Coded;
 pub use coded::{Parts, config_json};
 use format::{CHUNK_BYTES, Entry, Pairs, read_header};
-pub use format::{Dtype, Numbers, write_numbers_to, write_numbers_with};
+pub use format::{Dtype, Numbers, write_numbers_by, write_numbers_to, write_numbers_with};
 pub use format::{write_safetensors, write_safetensors_to, write_safetensors_with};
 
 use crate::config::arch::TensorSpec;
@@ -198,12 +199,22 @@ impl WeightFiles {
             matrix.widen(0, out);
             return Ok(());
         }
-        let (entry, dtype) = self.readable(name)?;
+        let (entry, _) = self.readable(name)?;
         if entry.len() != out.len() {
             return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
         }
+        self.read_part_into(name, 0, out)
+    }
+
+    /// Fills `out` with the numbers of a tensor that is not coded from `first` on, as [`WeightFiles::read_into`].
+    ///
+    /// # Errors
+    /// As there; the tensor has fewer numbers.
+    pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        let (entry, dtype) = self.readable(name)?;
+        let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
         let mut rest = out;
-        self.chunks(entry, |bytes| {
+        self.chunks(&part, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
             dtype.widen(bytes, now);
             rest = later;
@@ -211,19 +222,38 @@ impl WeightFiles {
         .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
     }
 
+    /// The numbers `range` of an entry, of so many bytes each.
+    fn part(&self, entry: &Entry, name: &str, range: Range<usize>, bytes: usize) -> Result<Entry> {
+        if range.end > entry.len() {
+            let asked = format!("is {:?}, expected at least {} numbers", entry.shape, range.end);
+            return Err(self.fail(entry, name, asked));
+        }
+        let place = |index: usize| entry.begin + (index * bytes) as u64;
+        Ok(Entry { begin: place(range.start), end: place(range.end), ..entry.clone() })
+    }
+
     /// Fills `out`, which is as long as the tensor, with its bytes as they are stored.
     ///
     /// # Errors
     /// [`crate::Kind::Model`]: no such tensor, another length or dtype than U8, or the file has shrunk.
     pub fn read_bytes_into(&self, name: &str, out: &mut [u8]) -> Result<()> {
+        match self.entries.get(name).filter(|entry| entry.len() != out.len()) {
+            Some(entry) => Err(self.fail(entry, name, format!("is {:?}, expected {} bytes", entry.shape, out.len()))),
+            None => self.read_part_of_bytes_into(name, 0, out),
+        }
+    }
+
+    /// Fills `out` with the bytes of a tensor from `first` on, as [`WeightFiles::read_bytes_into`].
+    ///
+    /// # Errors
+    /// As there; the tensor has fewer bytes.
+    pub fn read_part_of_bytes_into(&self, name: &str, first: usize, out: &mut [u8]) -> Result<()> {
         let Some(entry) = self.entries.get(name).filter(|entry| entry.dtype == "U8") else {
             return Err(Error::model(format!("no tensor {name:?} of bytes (U8)")));
         };
-        if entry.len() != out.len() {
-            return Err(self.fail(entry, name, format!("is {:?}, expected {} bytes", entry.shape, out.len())));
-        }
+        let part = self.part(entry, name, first..first + out.len(), 1)?;
         let mut rest = out;
-        self.chunks(entry, |bytes| {
+        self.chunks(&part, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
             now.copy_from_slice(bytes);
             rest = later;

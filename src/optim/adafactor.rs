@@ -55,6 +55,10 @@ impl Rule for Adafactor {
         specs
     }
 
+    fn grain(&self, slot: &Slot) -> usize {
+        slot.count()
+    }
+
     fn update(&self, update: Update<'_>) {
         let Update { slot, values, grads, factor, rate, step, state } = update;
         if values.is_empty() {

@@ -113,9 +113,13 @@ impl Rule for AdamW8bit {
         if slot.count() < MIN_8BIT_SIZE {
             return vec![StateSpec::like("state1", slot), StateSpec::like("state2", slot)];
         }
-        let codes = |name| StateSpec { name, shape: slot.shape.clone(), dtype: Dtype::U8 };
-        let scales = |name| StateSpec::floats(name, vec![slot.count().div_ceil(BLOCK)]);
+        let codes = |name| StateSpec { name, shape: slot.shape.clone(), dtype: Dtype::U8, each: 1 };
+        let scales = |name| StateSpec { each: BLOCK, ..StateSpec::floats(name, vec![slot.count().div_ceil(BLOCK)]) };
         vec![codes("state1"), codes("state2"), scales("absmax1"), scales("absmax2")]
+    }
+
+    fn grain(&self, slot: &Slot) -> usize {
+        if slot.count() < MIN_8BIT_SIZE { 1 } else { BLOCK }
     }
 
     fn update(&self, update: Update<'_>) {

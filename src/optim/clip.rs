@@ -2,6 +2,11 @@
 
 /// The Euclidean norm, summed in f64. Infinite or NaN where any gradient is.
 pub fn norm(grads: &[f32]) -> f64 {
+    squares(grads).sqrt()
+}
+
+/// The sum of squares, in f64.
+pub fn squares(grads: &[f32]) -> f64 {
     use rayon::prelude::*;
     // Eight sums in turn, so that the processor need not wait for one; blocks are added in their order.
     let block = |block: &[f32]| {
@@ -12,7 +17,7 @@ pub fn norm(grads: &[f32]) -> f64 {
         sums.iter().sum::<f64>()
     };
     let blocks: Vec<f64> = grads.par_chunks(1 << 16).map(block).collect();
-    blocks.iter().sum::<f64>().sqrt()
+    blocks.iter().sum::<f64>()
 }
 
 /// What gradients of norm `norm` are multiplied by so that it is at most `most`; 1 where `most` is 0 (off).

@@ -2,25 +2,57 @@
 //! `get_ema_multi_avg_fn(decay)`: after the first step a copy, then `average += (1 - decay) (weights - average)`.
 use super::optimizer::TASK;
 use rayon::prelude::*;
+use std::ops::Range;
 
-/// The average of a run's weights.
+/// The average of a run's weights, or of the share of them that one rank owns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ema {
     decay: f64,
-    /// The averages, in the order of the weights.
+    /// The averages of the owned ranges end to end.
     pub values: Vec<f32>,
+    /// Flat ranges.
+    owned: Vec<Range<usize>>,
 }
 
 impl Ema {
     /// Before the first step: a copy.
     pub fn new(decay: f64, values: &[f32]) -> Self {
-        Self { decay, values: values.to_vec() }
+        let everything = 0..values.len();
+        Self::shared(decay, values, vec![everything])
     }
 
-    /// Takes the weights after optimizer step `step` (from 1) into account.
+    /// Of the flat ranges `owned` of `values`, which are all of them or the owned ones, before the first step.
+    pub fn shared(decay: f64, values: &[f32], owned: Vec<Range<usize>>) -> Self {
+        let count = owned.iter().map(ExactSizeIterator::len).sum();
+        if values.len() == count {
+            return Self { decay, values: values.to_vec(), owned };
+        }
+        let mut copy = Vec::with_capacity(count);
+        owned.iter().for_each(|range| copy.extend_from_slice(&values[range.clone()]));
+        Self { decay, values: copy, owned }
+    }
+
+    /// The flat ranges whose averages it has.
+    pub fn owned(&self) -> &[Range<usize>] {
+        &self.owned
+    }
+
+    /// Takes the weights after optimizer step `step` (from 1) into account: all of them, or the owned ones end to end.
     pub fn update(&mut self, values: &[f32], step: u64) {
-        let share = if step == 1 { 1.0 } else { (1.0 - self.decay) as f32 };
-        let parts = self.values.par_chunks_mut(TASK).zip(values.par_chunks(TASK));
+        if values.len() == self.values.len() {
+            return Self::walk(&mut self.values, values, self.decay, step);
+        }
+        let mut rest = &mut self.values[..];
+        for range in &self.owned {
+            let (now, later) = rest.split_at_mut(range.len());
+            Self::walk(now, &values[range.clone()], self.decay, step);
+            rest = later;
+        }
+    }
+
+    fn walk(averages: &mut [f32], values: &[f32], decay: f64, step: u64) {
+        let share = if step == 1 { 1.0 } else { (1.0 - decay) as f32 };
+        let parts = averages.par_chunks_mut(TASK).zip(values.par_chunks(TASK));
         parts.for_each(|(averages, values)| {
             for (average, value) in averages.iter_mut().zip(values) {
                 *average = if share < 0.5 {

@@ -1,6 +1,7 @@
 //! Layer 2: what a run will do, computed before it starts. Pure functions: rows to optimizer steps
 //! ([`batches`]), the learning rate over them ([`rates`]), the bytes that saving needs
-//! ([`bytes`]), those of memory ([`memory`], by strategy [`strategies`]), and the operations of a step ([`flops`]).
+//! ([`bytes`]), those of memory ([`memory`], by strategy [`strategies`]), the operations of a step ([`flops`]), and what a machine is
+//! used for ([`platform`]), and how fast many ranks are ([`scaling`]).
 use std::fmt::Write as _;
 
 pub use crate::memory::human_bytes;
@@ -9,7 +10,9 @@ pub mod batches;
 pub mod bytes;
 pub mod flops;
 pub mod memory;
+pub mod platform;
 pub mod rates;
+pub mod scaling;
 pub mod strategies;
 
 /// Lays `(label, value)` rows out as an aligned two-column table, one line a row.

@@ -261,7 +261,9 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     let mut rank = predictor.predict(pass);
     let share = |bytes: u64| bytes.div_ceil(machine.ranks.max(1));
     let (gradients, strategy) = (rank.gradients, way.strategy);
-    let on_its_way = 2 * predictor.job.bucket.min(gradients);
+    // What is sent, and what arrives.
+    let bucket = predictor.job.bucket;
+    let on_its_way = 2 * bucket.min(gradients);
     let segments = predictor.segments();
     match strategy {
         Strategy::Single => {}
@@ -270,22 +272,29 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         _ => rank.collectives = on_its_way,
     }
     if strategy.shards_optimizer() {
-        (rank.optimizer, rank.saving) = (share(rank.optimizer), share(rank.saving));
+        // The shares are put together as they are written: there is no copy to write from.
+        (rank.optimizer, rank.saving) = (share(rank.optimizer), 0);
     }
     if strategy == Strategy::Zero2 || strategy.shards_weights() {
-        // A segment's gradients are whole until they are summed.
-        let segment = segments.iter().map(|segment| segment.trained).max().unwrap_or(0);
-        rank.gradients = (share(gradients) + segment).min(gradients);
+        // A segment's gradients are whole until they are summed, while backward fills the next; those of a table that the
+        // head shares wait for the embedding's.
+        let trained: Vec<u64> = segments.iter().map(|segment| segment.trained).collect();
+        let (waits, rest) = if predictor.job.arch.ties_head() { trained.split_at(1) } else { trained.split_at(0) };
+        let two = rest.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0);
+        rank.gradients = share(gradients) + (two + waits.iter().sum::<u64>()).min(gradients);
+        rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));
     }
     if strategy.shards_weights() && (machine.ranks > 1 || way.offload_weights) {
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());
         rank.collectives += gathered.max().unwrap_or(0);
-        (rank.weights, rank.trained) = (share(rank.weights), share(rank.trained));
+        // Every rank needs the constants of all rows.
+        let constants = predictor.job.dora_constants();
+        (rank.weights, rank.trained) = (share(rank.weights - constants) + constants, share(rank.trained));
         let optimizer = &predictor.job.optimizer;
         rank.passing = share(optimizer.scratch.max(optimizer.publishing));
     }
     if way.offload_optimizer {
-        rank.collectives += 2 * predictor.job.bucket.min(rank.optimizer);
+        rank.collectives += 2 * bucket.min(rank.optimizer);
         rank.host += std::mem::take(&mut rank.optimizer);
     }
     if way.offload_weights {

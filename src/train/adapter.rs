@@ -140,7 +140,7 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
             ))
             .hint("go on from it with tuning.adapter"));
         }
-        stack.0.push(Finished::open(dir, arch)?.frozen(arch)?);
+        stack.0.push(Finished::open(dir, arch)?.frozen(arch)?.into());
         hashes.push(peft::open_weights(dir)?.fingerprint()?);
     }
     Ok((stack, hashes))

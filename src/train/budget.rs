@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::prepare::Prepared;
-use super::trained;
+use super::{shard, trained};
 use crate::config::arch::Arch;
-use crate::config::{Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy};
-use crate::data::Split;
+use crate::config::{
+    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
+};
+use crate::data::{Dataset, Split};
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
 use crate::model::weights::WeightFiles;
@@ -72,6 +74,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         full,
         none,
         narrow: config.train.bf16 || config.train.fp16,
+        narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,
@@ -156,7 +159,11 @@ fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
 
 /// The way in which a run of so many ranks shares its memory among them.
 pub fn way(config: &Config, ranks: usize) -> Way {
-    let named = Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str());
+    let named = match shard::sharding(&config.train) {
+        Some(Sharding::HybridShard) => Some(Strategy::Zero2),
+        None if config.train.strategy == crate::config::Strategy::Fsdp => Some(Strategy::Ddp),
+        _ => Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str()),
+    };
     // `auto` is `ddp` where a launcher has started several.
     Way::plain(if ranks < 2 { Strategy::Single } else { named.unwrap_or(Strategy::Ddp) })
 }
@@ -183,7 +190,13 @@ impl Peak {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Peak> {
-    let (config, dataset) = (&prepared.config, &prepared.dataset);
+    let Prepared { config, arch, weights, dataset, ranks, together, .. } = prepared;
+    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(config, dataset)))?;
+    Ok(Peak { rank, together: *together })
+}
+
+/// The largest pass of a run with these rows.
+pub fn largest(config: &Config, dataset: &Dataset) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
     let evaluates = config.train.eval_strategy != EvalStrategy::No;
@@ -194,9 +207,7 @@ pub fn peak(prepared: &Prepared) -> Result<Peak> {
     let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
     let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
-    let pass = Pass { tokens, longest: train.max(1), labelled: tokens };
-    let rank = held(config, &prepared.arch, prepared.weights.as_ref(), (prepared.ranks.0, pass))?;
-    Ok(Peak { rank, together: prepared.together })
+    Pass { tokens, longest: train.max(1), labelled: tokens }
 }
 
 /// What one of so many ranks holds at most, part by part, with its tokenizer, in passes like this.

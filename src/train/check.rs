@@ -7,6 +7,7 @@ use super::step::{Attempt, attempt};
 use super::{budget, engine, load, optimizer, settle};
 use crate::checkpoint::Background;
 use crate::checkpoint::disk::RealDisk;
+use crate::comm::World;
 use crate::comm::single::Single;
 use crate::config::{Checkpointing, Resolved};
 use crate::data;
@@ -74,7 +75,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let dataset = data::load(config, &parts.model_dir, arch.vocab_size, observer)?;
         let sampler = dataset.sampler(config, 1);
         memory::reset_peak();
-        let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())?;
+        let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(), memory::live());
         let later = settle::later(&parts, &Single);
@@ -100,8 +101,8 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let mut measured = None;
         if fits {
             model.set_checkpointing(checkpointing);
-            let mut optimizer = optimizer::fresh(config, &mut model.params)?;
-            let average = optimizer::average(config, &model.params);
+            let (mut optimizer, mut sharing) = optimizer::shared(config, &mut model.params, World::ALONE)?;
+            let average = optimizer::average(config, &model.params, &sharing);
             let mut saver = Background::new(&RealDisk);
             if parts.optimizer.saving > 0 {
                 let values = model.params.values();
@@ -113,7 +114,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
             memory::reset_peak();
             model.forward_backward(&batch, 1.0 / batch.label_tokens().max(1) as f32, 1.0, 0)?;
             let activations = memory::peak().saturating_sub(before);
-            let done = attempt(&mut model, &mut optimizer, &Single, &[batch], 1e-9, 1.0)?;
+            let done = attempt(&mut model, &mut optimizer, (&Single, &mut sharing), &[batch], 1e-9, 1.0)?;
             let stepping = memory::peak().max(loading);
             if let Attempt::Done(_) = done {
                 let moment = stepping.saturating_sub(loaded + state + activations);

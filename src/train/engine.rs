@@ -5,11 +5,13 @@ use crate::checkpoint::stamp::{Engine, Hashes};
 use crate::config::{Backend, Config, Dtype, Mode, ModelConfig, Quantization};
 use crate::error::Result;
 use crate::model::freeze;
+use crate::model::quantize::{Held, How};
 use crate::model::targets::Targets;
+use crate::ops::quant::Format;
 use crate::ops::simd::{self, Level};
 
 /// The engine behind a backend's name.
-const fn engine(backend: Backend) -> &'static str {
+pub const fn engine(backend: Backend) -> &'static str {
     match backend {
         Backend::Reference => "reference",
         Backend::Fused | Backend::Unsloth | Backend::Bnb => "fused",
@@ -24,16 +26,16 @@ pub fn choose(config: &Config) {
     });
 }
 
-/// In what form the base weights are held: `nf4, double true, but for ["q_proj"]`.
+/// In what form the base weights are held.
 fn quantization(model: &ModelConfig) -> String {
-    let (quantization, skip) = (model.quantization, &model.quantization_skip_modules);
-    match quantization {
-        Quantization::None | Quantization::Auto => "none".into(),
-        Quantization::Int8 => format!("int8, but for {skip:?}"),
-        Quantization::Nf4 | Quantization::Fp4 => {
-            format!("{quantization}, double {}, but for {skip:?}", model.double_quant)
-        }
-    }
+    let format = match model.quantization {
+        Quantization::None | Quantization::Auto => return Held::describe(None),
+        Quantization::Nf4 => Format::Nf4,
+        Quantization::Fp4 => Format::Fp4,
+        Quantization::Int8 => Format::Int8,
+    };
+    let how = How { format, double: model.double_quant };
+    Held::describe(Some(&Held { how, skip: model.quantization_skip_modules.clone() }))
 }
 
 /// The kernels in a few words.

@@ -6,13 +6,14 @@ use super::machine::{Machine, peak_bytes};
 use super::metrics::{self, Line, StepLine};
 use super::prepare::{self, Prepared};
 use super::progress::Event;
-use super::report::{self, Outcome, Report, Sample, SettingRow, exact_matches};
+use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 use super::run::Summary;
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{load, output, save};
+use super::{facts, load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
+use crate::comm::meet::ranks;
 use crate::config::resolve::Source;
 use crate::config::{Mode, Resolved};
 use crate::error::{Error, Result};
@@ -25,37 +26,43 @@ use crate::plan::{grouped, human_bytes, human_seconds};
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
 pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
-    if !session.writes() {
-        return Ok(session.done.summary(outcome, began, Vec::new()));
+    session.publish()?;
+    if session.writes() || session.sharing.shares_values() {
+        best_again(&mut session)?;
     }
-    session.publish();
-    let best = best_of(&session.state).filter(|_| config.train.load_best_model_at_end);
-    if let Some((loss, step)) = best.filter(|&(_, step)| step != session.state.step) {
-        let name = best_name(&session.state).to_owned();
-        let text = if save::load_best(&mut session, step)? {
-            format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
-        } else {
-            format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
-        };
-        observer.event(&Event::Notice(&text));
+    if !session.writes() {
+        save::follow_final_weights(&session)?;
+        return beside(session, outcome, began);
     }
     let weights = save::final_weights(&mut session)?;
     observer.event(&Event::Saved(&weights));
 
     let asking = Instant::now();
-    let Session { model, optimizer, resolved, prepared, state, done, .. } = session;
-    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?;
+    let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
+    let questions = match &prepared.arch.score {
+        None => Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?,
+        Some(_) => Questions::none(&prepared.dataset, config),
+    };
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
     // What steps were walked in makes room for caches.
     model.release();
     let after = questions.answer(&model, stop)?;
+    model.stand_by()?;
     // Two models at once would need twice the memory: the trained one goes before the base comes back.
     drop((model, optimizer));
-    let before = match &after {
-        Some(_) if !questions.is_empty() => questions.answer(&load::model(&prepared)?, stop)?,
-        _ => after.clone(),
+    let asks_again = after.is_some() && !questions.is_empty();
+    if gatherer.is_some() {
+        comm.broadcast(&mut [u64::from(asks_again)], 0)?;
+    }
+    let before = if asks_again {
+        let base = load::model(&prepared, gatherer.as_ref())?;
+        let answers = questions.answer(&base, stop)?;
+        base.stand_by()?;
+        answers
+    } else {
+        after.clone()
     };
     let cut_off = before.is_none();
     let samples = questions.samples(before.unwrap_or_default(), after.unwrap_or_default())?;
@@ -80,6 +87,46 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
             )));
     }
     Ok(summary)
+}
+
+/// Goes back to the best weights, where that is asked for and they are others than the last. Ranks that have shares of them
+/// do so together.
+fn best_again(session: &mut Session<'_>) -> Result<()> {
+    let wanted = session.resolved.config.train.load_best_model_at_end;
+    let best = best_of(&session.state).filter(|&(_, step)| wanted && step != session.state.step);
+    let Some((loss, step)) = best else { return Ok(()) };
+    let name = best_name(&session.state).to_owned();
+    let found = save::load_best(session, step)?;
+    if session.sharing.shares_values() {
+        let all = session.comm.collect(&[u64::from(found)])?;
+        let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
+        if !others.is_empty() {
+            let dir = session.resolved.config.train.output_dir.display();
+            let message = format!("the best checkpoint, of step {step}, is not in {dir} for {}", ranks(&others));
+            return Err(Error::checkpoint(message).hint("every rank reads its share of it: give them one file system"));
+        }
+    }
+    session.observer.event(&Event::Notice(&if found {
+        format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
+    } else {
+        format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
+    }));
+    Ok(())
+}
+
+/// As [`finish`], of a rank that leaves nothing behind: it has a part of the weights with which the first one answers.
+fn beside(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+    let Session { model, optimizer, prepared, done, comm, gatherer, .. } = session;
+    if let Some(gatherer) = &gatherer {
+        model.stand_by()?;
+        drop((model, optimizer));
+        let mut asks_again = [0u64];
+        comm.broadcast(&mut asks_again, 0)?;
+        if asks_again != [0] {
+            load::model(&prepared, Some(gatherer))?.stand_by()?;
+        }
+    }
+    Ok(done.summary(outcome, began, Vec::new()))
 }
 
 impl Done {
@@ -150,6 +197,9 @@ impl Ending<'_> {
         if let Some((loss, step)) = best_of(&self.state) {
             fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
         }
+        if !self.done.evaluating.is_zero() {
+            fact("evaluations", self.evaluations());
+        }
         if !samples.is_empty() {
             let (before, after) = exact_matches(samples);
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
@@ -163,13 +213,19 @@ impl Ending<'_> {
                     (true, []) => "the base with resize_token_embeddings to the new tokenizer",
                     (false, []) => "base",
                 };
+                let base = if self.prepared.arch.score.is_some() {
+                    format!("{base} as AutoModelForSequenceClassification with this folder's config")
+                } else {
+                    base.to_owned()
+                };
                 fact("use it", format!("PEFT: PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 fact("train on", format!("tuning.adapter={}", self.weights.display()));
             }
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                fact("use it", format!("Transformers: AutoModelForCausalLM.from_pretrained(\"{dir}\")"));
+                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                fact("use it", format!("Transformers: AutoModelFor{class}.from_pretrained(\"{dir}\")"));
             }
         }
         if config.logging.report {
@@ -183,6 +239,12 @@ impl Ending<'_> {
         self.done.summary(self.outcome, self.began, facts)
     }
 
+    /// The time of the evaluations, and its share of the run.
+    fn evaluations(&self) -> String {
+        let (taken, whole) = (self.done.evaluating.as_secs_f64(), self.began.elapsed().as_secs_f64());
+        format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
+    }
+
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
@@ -194,7 +256,7 @@ impl Ending<'_> {
         let mut facts = vec![
             timing("before step 1", self.done.preparing),
             timing("steps", self.done.stepping),
-            timing("evaluations", self.done.evaluating),
+            ("evaluations".to_owned(), self.evaluations()),
             timing("checkpoints", self.done.saving),
             timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
             timing("sample answers", self.asking),
@@ -219,14 +281,32 @@ impl Ending<'_> {
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: self.lines.clone(),
-            data: prepare::data_facts(&self.prepared.dataset),
+            data: facts::of_data(&self.prepared.dataset),
             lengths,
             samples,
+            confusion: self.confusion(),
             plan,
             settings: self.resolved.settings.iter().map(setting).collect(),
             machine: Machine::detect(),
             facts,
         }
+    }
+
+    /// The confusion of the weights that the run ends with.
+    fn confusion(&self) -> Option<Confusion> {
+        let best = best_of(&self.state).filter(|_| self.resolved.config.train.load_best_model_at_end);
+        let evaluations = self.lines.iter().filter_map(|line| match line {
+            Line::Eval(line) => Some(line),
+            Line::Step(_) => None,
+        });
+        let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
+        let labels = self.prepared.arch.score.as_ref()?.labels.clone();
+        let cells = line.eval_confusion.clone();
+        (cells.len() == labels.len() && !cells.is_empty()).then_some(Confusion {
+            title: format!("Validation rows after step {}", line.step),
+            labels,
+            cells,
+        })
     }
 
     fn cards(&self, summary: &Summary) -> Vec<(String, String, String)> {

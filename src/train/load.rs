@@ -3,11 +3,12 @@ use std::time::Instant;
 
 use super::metrics::Metrics;
 use super::optimizer;
-use super::prepare::{self, Prepared};
+use super::prepare::{self, Parts, Prepared};
 use super::progress::{Event, Observer, Pace};
 use super::record;
 use super::run::Options;
 use super::session::{Done, Session};
+use super::shard::Gatherer;
 use super::signals::Stop;
 use super::tensorboard::EventWriter;
 use super::{output, save};
@@ -23,13 +24,36 @@ use crate::model::stack::Stack;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, Phases, quantize};
 
+/// A model, and how its frozen weights are shared with other ranks, if they are.
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    /// The way to the ranks that hold the rest of it.
+    pub gatherer: Option<Gatherer>,
+}
+
 /// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
-pub fn model(prepared: &Prepared) -> Result<Model> {
+pub fn model(prepared: &Prepared, gatherer: Option<&Gatherer>) -> Result<Model> {
     let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
-    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())
+    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), gatherer)
+}
+
+/// Codes the base where that is kept and has not been done: of the ranks of a machine the first does it, and the others, whose
+/// turn comes after, find the copy.
+///
+/// # Errors
+/// The weights cannot be read.
+pub fn ahead(parts: &Parts, observer: &dyn Observer) -> Result<()> {
+    let Parts { arch, weights: Some(weights), config, stack, .. } = parts else { return Ok(()) };
+    let Some(cache) = cache(Some(weights), config)? else { return Ok(()) };
+    observer.event(&Event::Phase("coding the base"));
+    for note in quantize::keep(arch, weights, config, stack, cache)? {
+        observer.event(&Event::Notice(&note));
+    }
+    Ok(())
 }
 
 /// As [`model`], of its parts.
@@ -42,18 +66,28 @@ pub fn fresh(
     config: &Config,
     stack: &Stack,
     adapter: Option<&Tensors>,
+    gatherer: Option<&Gatherer>,
 ) -> Result<Model> {
-    let mut model = Model::load_with(arch, weights, config, stack, cache(weights, config)?)?;
+    let cache = cache(weights, config)?;
+    let model = match gatherer.map(Gatherer::shards) {
+        Some(shards) => Model::load_shared(arch, weights, config, stack, cache, shards)?,
+        None => Model::load_with(arch, weights, config, stack, cache)?,
+    };
+    Ok(with_adapter(model, adapter))
+}
+
+/// Puts the values of `tuning.adapter` into the model.
+fn with_adapter(mut model: Model, adapter: Option<&Tensors>) -> Model {
     if let Some(adapter) = adapter {
         let specs = model.params.specs.clone();
         for spec in specs {
             // The names and shapes were compared when the adapter was opened.
             if let Some((_, values)) = adapter.get(&spec.name) {
-                model.params.values_mut()[spec.range()].copy_from_slice(values);
+                model.params.put(&spec.range(), values);
             }
         }
     }
-    Ok(model)
+    model
 }
 
 /// Where quantized matrices are kept, if they are made from a checkpoint that is not.
@@ -92,9 +126,12 @@ impl<'a> Session<'a> {
             }
         }
         observer.event(&Event::Phase("loading the model"));
-        let mut model = match prepared.loaded.take() {
+        let Loaded { mut model, gatherer } = match prepared.loaded.take() {
             Some(measured) => measured,
-            None => model(&prepared)?,
+            None => {
+                let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
+                Loaded { model: model(&prepared, gatherer.as_ref())?, gatherer }
+            }
         };
         for note in &model.notes {
             observer.event(&Event::Notice(note));
@@ -102,8 +139,8 @@ impl<'a> Session<'a> {
         let train = &prepared.config.train;
         model.phases = Phases::default();
         model.set_checkpointing(train.gradient_checkpointing);
-        let mut optimizer = optimizer::fresh(&prepared.config, &mut model.params)?;
-        let mut ema = optimizer::average(&prepared.config, &model.params);
+        let (mut optimizer, sharing) = optimizer::shared(&prepared.config, &mut model.params, comm.world())?;
+        let mut ema = optimizer::average(&prepared.config, &model.params, &sharing);
         let mut state =
             TrainState { seed: train.seed, data_seed: train.data_seed.unwrap_or(train.seed), ..TrainState::default() };
         let asked = &resolved.config.train;
@@ -115,8 +152,8 @@ impl<'a> Session<'a> {
         }
         if let Some(saved) = &saved {
             let specs = model.params.specs.clone();
-            let averages = ema.as_mut().map(|ema| &mut ema.values[..]);
-            saved.restore(&specs, model.params.values_mut(), &mut optimizer, averages)?;
+            let kept = model.params.ranges();
+            saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut())?;
             let TrainState { max_tokens_per_pass, gradient_checkpointing, .. } = state;
             state = saved.state.clone();
             state.max_tokens_per_pass = state.max_tokens_per_pass.or(max_tokens_per_pass);
@@ -133,7 +170,7 @@ impl<'a> Session<'a> {
             }
         }
         let mut saver = Background::new(&RealDisk);
-        if comm.world().is_first() && prepared.optimizer.saving > 0 {
+        if comm.world().is_first() && !sharing.shares_state() && prepared.optimizer.saving > 0 {
             let values = model.params.values();
             let apart = (ema.is_some() || optimizer.averages()).then_some(values);
             saver.reserve(values, apart, &optimizer.tensors());
@@ -144,9 +181,11 @@ impl<'a> Session<'a> {
             stop,
             observer,
             comm,
+            gatherer,
             model,
             optimizer,
             ema,
+            sharing,
             saver,
             saved: state.step,
             begun: state.step,

@@ -3,8 +3,10 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::nvidia::{Gpu, Nvidia};
 use crate::checkpoint::disk;
 use crate::memory::limits;
+use crate::plan::platform;
 
 /// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
 pub fn peak_bytes() -> u64 {
@@ -56,6 +58,25 @@ impl Machine {
             memory: memory.unwrap_or(0) * 1024,
             system: format!("{} {} {}", std::env::consts::OS, kernel.trim(), std::env::consts::ARCH),
         }
+    }
+}
+
+/// What this machine has, as [`platform`] asks for it. Only where there is a driver is it asked for its GPUs.
+pub fn host() -> platform::Host {
+    let driver = Path::new("/proc/driver/nvidia/gpus").exists();
+    let found = if driver { Nvidia::ask(Path::new("nvidia-smi")).unwrap_or_default() } else { Nvidia::default() };
+    let capability = |text: &str| {
+        let (major, minor) = text.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let card = |gpu: Gpu| platform::Card {
+        capability: gpu.compute_capability.as_deref().and_then(capability),
+        name: gpu.name,
+    };
+    platform::Host {
+        system: platform::System::current(),
+        cards: found.gpus.into_iter().map(card).collect(),
+        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
     }
 }
 

@@ -2,23 +2,23 @@
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
 use std::path::{Path, PathBuf};
 
+use super::load::{self, Loaded};
 use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, output, settle, trained};
+use super::{adapter, auto, budget, claim, engine, machine, output, scaling, scores, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
-use crate::model::Model;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
@@ -26,7 +26,7 @@ use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::memory::OptimizerBytes;
 use crate::plan::rates::{Rate, rates};
-use crate::plan::{bytes, grouped, human_bytes};
+use crate::plan::{bytes, grouped, human_bytes, platform};
 
 /// A run that has been found possible.
 pub struct Prepared {
@@ -39,7 +39,7 @@ pub struct Prepared {
     /// Its weights, opened and checked; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
     /// The model as it is before step 1, where measuring has loaded it.
-    pub loaded: Option<Model>,
+    pub loaded: Option<Loaded>,
     /// The configuration, with the settings of `tuning.adapter` where there is one, and with sizes in the place of `auto`.
     pub config: Config,
     /// The tensors of `tuning.adapter`.
@@ -60,6 +60,10 @@ pub struct Prepared {
     pub ranks: (usize, String),
     /// How many of them are threads of this process.
     pub together: u64,
+    /// What the machine is used for, in a line.
+    pub platform: String,
+    /// How the learning rate was scaled, if it was.
+    pub scaled: Option<String>,
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -124,6 +128,8 @@ pub fn parts(
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;
     if let Some(dir) = &source {
         let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -137,7 +143,6 @@ pub fn parts(
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     trained::check_rates(&config, &tensors)?;
     let optimizer = budget::optimizer(&config, tensors, budget::threads(&config))?;
-    hub::fetch_paths(&mut config.data, &downloads)?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());
         if config.model.init == Init::Pretrained {
@@ -174,6 +179,8 @@ pub struct Found {
     dataset: Dataset,
     sampler: Sampler,
     ranks: (usize, String),
+    /// What the machine is used for, in a line.
+    platform: String,
 }
 
 /// Checks all that can be checked without loading weights and without the other ranks.
@@ -199,19 +206,19 @@ pub fn find(
     let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
         for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         for source in &config.tuning.adapters {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
         if let Some(lock) = &lock {
             stop.leaves_behind(lock.leftovers());
         }
-        let resume = find_checkpoint(config, observer)?;
-        let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
+        let resume = claim::find_checkpoint(config, observer)?;
+        let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
-            refuse_earlier_run(output_dir)?;
+            claim::refuse_earlier_run(output_dir)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)
@@ -221,7 +228,14 @@ pub fn find(
     let dataset = data::load(&parts.config, &parts.model_dir, parts.arch.vocab_size, observer)?;
     let sampler = dataset.sampler(&parts.config, seat.world.size);
     let ranks = (seat.world.size, seat.described.clone());
-    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks })
+    if seat.world.local_size > 1 && seat.world.local_rank == 0 {
+        load::ahead(&parts, observer)?;
+    }
+    let host = machine::host();
+    let threads = seat.threads(parts.config.train.num_threads).unwrap_or(host.cores);
+    let choices = platform::choose(&host, seat.layout(), platform::Engine::Cpu);
+    let platform = platform::summary(&host, &choices, threads);
+    Ok(Found { parts, lock, goes_on_here, dataset, sampler, ranks, platform })
 }
 
 impl Found {
@@ -237,14 +251,18 @@ impl Found {
         comm: &dyn Collectives,
         observer: &dyn Observer,
     ) -> Result<Prepared> {
-        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks } = self;
+        let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
+        if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
+            parts.config.train.strategy = strategy;
+            observer.event(&Event::Notice(&why));
+        }
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let Parts {
             model_dir,
             snapshot,
             arch,
             weights,
-            config,
+            mut config,
             adapter,
             stack,
             stack_hashes,
@@ -253,6 +271,9 @@ impl Found {
             optimizer,
             resume,
         } = parts;
+        let settings = effective(resolved, &config);
+        let warms = ["train.warmup_ratio", "train.warmup_steps"].map(|key| *resolved.source(key) != Source::Default);
+        let scaled = scaling::scale(&mut config.train, ranks.0, warms.contains(&true));
         let batches = batches(&config, &dataset, &sampler, ranks.0)?;
         let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
         // What is there already of this run, or goes before the first step, needs no further room.
@@ -262,7 +283,6 @@ impl Found {
         if lock.is_some() {
             check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
         }
-        let settings = effective(resolved, &config);
         let together = if comm.shares_memory() { ranks.0 as u64 } else { 1 };
         Ok(Prepared {
             model_dir,
@@ -279,6 +299,8 @@ impl Found {
             optimizer,
             lock,
             ranks,
+            platform,
+            scaled,
             together,
             dataset,
             sampler,
@@ -310,55 +332,6 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
     }
 }
 
-/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
-fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
-    let output_dir = &config.train.output_dir;
-    match &config.train.resume_from_checkpoint {
-        None => Ok(None),
-        Some(Resume::Dir(directory)) if !directory.exists() => {
-            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
-                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
-        }
-        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
-        Some(Resume::Latest) => {
-            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
-            for (path, error) in &damaged {
-                observer.event(&Event::Notice(&format!(
-                    "{} is damaged and left out: {}",
-                    path.display(),
-                    error.message()
-                )));
-            }
-            if newest.is_none() {
-                if let Some((path, error)) = damaged.into_iter().next() {
-                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
-                }
-                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
-                observer.event(&Event::Notice(&text));
-            }
-            newest.map(checkpoint::open).transpose()
-        }
-    }
-}
-
-/// Whether a checkpoint is one of the output directory's own.
-fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real(checkpoint).parent() == Some(real(output_dir).as_path())
-}
-
-/// What a run reads must not lie where it writes and tidies up.
-fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
-    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
-    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
-    if !inside.is_some_and(output::is_ours) {
-        return Ok(());
-    }
-    let message =
-        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
-    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
-}
-
 /// The settings as the run uses them, such that training from them again is the same run: a length that gave way to
 /// the model's is the one that holds, sizes are those that were measured, an adapter to start from speaks for itself, and going on is not part of it.
 fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
@@ -376,6 +349,7 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     for setting in &mut settings {
         match setting.key.as_str() {
             "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            "data.labels" => setting.value = config.data.labels.to_json(),
             "train.batch_size" => setting.value = config.train.batch_size.to_json(),
             "train.grad_accum" => setting.value = config.train.grad_accum.to_json(),
             "train.gradient_checkpointing" => setting.value = config.train.gradient_checkpointing.to_json(),
@@ -386,18 +360,6 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
         }
     }
     settings
-}
-
-fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
-    let earlier = output::earlier_run(output_dir);
-    let Some(first) = earlier.first() else { return Ok(()) };
-    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
-    Err(Error::config(format!(
-        "train.output_dir = {} holds an earlier run ({}{more})",
-        output_dir.display(),
-        first.file_name().unwrap_or_default().to_string_lossy(),
-    ))
-    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }
 
 fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler, world: usize) -> Result<Batches> {
@@ -469,18 +431,22 @@ impl Prepared {
         let train = &self.config.train;
         let mut facts =
             vec![("model".to_owned(), describe(self)), ("output".to_owned(), train.output_dir.display().to_string())];
+        facts.push(("platform".to_owned(), self.platform.clone()));
         facts.push(("kernels".to_owned(), engine::describe(&self.config)));
         if self.ranks.0 > 1 {
             facts.push(("ranks".to_owned(), self.ranks.1.clone()));
         }
         let state = human_bytes(self.optimizer.state + self.optimizer.average);
         let average = if train.ema_decay.is_some() { " and a moving average" } else { "" };
-        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state", train.optim)));
-        if self.optimizer.saving > 0 {
+        let shared = budget::way(&self.config, self.ranks.0).strategy.shards_optimizer();
+        let among = if shared { format!(", shared among {} ranks", self.ranks.0) } else { String::new() };
+        facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", train.optim)));
+        if self.optimizer.saving > 0 && !shared {
             let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(self.optimizer.saving));
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));
+        facts.extend(scores::facts(&self.dataset));
         if let Some(budget) = memory::budget() {
             let asked = if train.memory_budget.is_some() { "" } else { ", what the machine has free less a tenth" };
             facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
@@ -495,7 +461,8 @@ impl Prepared {
             facts.push(("goes on from".to_owned(), resume.dir.display().to_string()));
         }
         let resumed_at = self.resume.as_ref().map_or(0, |resume| resume.state.step);
-        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates: &rate_table(self), resumed_at });
+        let (rates, scaled) = (&rate_table(self), self.scaled.as_deref());
+        observer.event(&Event::Plan { facts: &facts, batches: &self.batches, rates, scaled, resumed_at });
         if let Some(remark) = engine::remark(self) {
             observer.event(&Event::Notice(&remark));
         }
@@ -523,56 +490,14 @@ pub fn describe(prepared: &Prepared) -> String {
         Mode::Full => "every weight".to_owned(),
         Mode::Freeze => "some weights".to_owned(),
     };
+    let head = match &prepared.arch.score {
+        Some(head) if head.is_number() => " and a head for a number".to_owned(),
+        Some(head) => format!(" and a head for {} labels", head.labels.len()),
+        None => String::new(),
+    };
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
-    format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
-}
-
-/// What the data came to: label and value.
-pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
-    let Dataset { train, validation, test, report, .. } = dataset;
-    let mut facts = Vec::new();
-    let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
-    let count = |number: usize| grouped(number as u64);
-    fact("training rows", count(train.len()));
-    for (label, split) in [("validation rows", validation), ("test rows", test)] {
-        if let Some(split) = split {
-            fact(label, count(split.len()));
-        }
-    }
-    let lengths = train.lengths();
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
-    fact("training tokens", count(train.tokens()));
-    fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
-    fact(
-        "tokens a row",
-        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
-    );
-    for (label, number) in [
-        ("rows read", report.train.rows),
-        ("rows cut", report.train.truncated),
-        ("rows left out as too long", report.train.too_long),
-        ("rows left out without labels", report.train.unlabeled),
-    ] {
-        fact(label, grouped(number));
-    }
-    for (label, number) in [
-        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
-        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
-        ("rows also in the evaluation rows", report.train.contaminated.rows),
-    ] {
-        if number > 0 {
-            fact(label, grouped(number));
-        }
-    }
-    for share in &report.mix {
-        fact(
-            &format!("rows from {}", share.source),
-            format!("{} of {}", grouped(share.used), grouped(share.available)),
-        );
-    }
-    facts
+    format!("{name} · {family} · {what}{head} · {} values trained", grouped(prepared.trainable))
 }
 
 /// Where event files go.

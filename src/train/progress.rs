@@ -25,6 +25,8 @@ pub enum Event<'a> {
         batches: &'a Batches,
         /// The learning rate at its turning points.
         rates: &'a [Rate],
+        /// How they were scaled to the rows of a step, if they were.
+        scaled: Option<&'a str>,
         /// The step from which the run goes on; 0 for a new one.
         resumed_at: u64,
     },

@@ -2,9 +2,7 @@
 //! several threads of this one (`dp`).
 use std::time::Duration;
 
-use super::prepare::Prepared;
 use super::session::Session;
-use crate::checkpoint::{Stamp, stamp};
 use crate::comm::env::Launch;
 use crate::comm::gloo::{self, Gloo};
 use crate::comm::meet::{Door, Meeting, ranks};
@@ -13,8 +11,9 @@ use crate::comm::nccl::{self, Nccl};
 use crate::comm::single::Single;
 use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
-use crate::config::{Config, RankBackend, Strategy};
+use crate::config::{Config, GradDtype, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
+use crate::plan::platform::{self, Layout};
 
 /// A rank's place, before its connections with the others.
 pub struct Seat {
@@ -65,6 +64,10 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
     let alone = |described: &str| {
         vec![Seat { world: World::ALONE, described: described.to_owned(), limits, link: Link::Alone }]
     };
+    if launch.is_some() && train.grad_dtype != GradDtype::Float32 {
+        return Err(Error::config("train.grad_dtype: bfloat16, and several ranks sum their gradients in float32")
+            .hint("remove the key; train.strategy: zero2 keeps a share of the gradients a rank"));
+    }
     match (train.strategy, launch) {
         (Strategy::Single | Strategy::Dp, Some(launch)) => {
             let Launch { launcher, world, .. } = launch;
@@ -72,7 +75,12 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
                 format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
-        (Strategy::Auto | Strategy::Ddp, Some(launch)) => {
+        (_, Some(launch)) if train.dp_ranks.is_some() => {
+            let Launch { launcher, world, .. } = launch;
+            let message = format!("train.dp_ranks makes ranks as threads, but {launcher} has started {}", world.size);
+            Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
+        }
+        (_, Some(launch)) => {
             let carrier = carrier(train.ddp_backend)?;
             let name = match carrier {
                 Carrier::Gloo => "gloo",
@@ -81,19 +89,21 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             };
             let meeting = Meeting::join(launch)?;
             let World { size, local_size, .. } = launch.world;
+            let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(
-                "ddp: {size} processes over {name}, {local_size} on this machine, started by {}, meeting at {}",
+                "{strategy}: {size} processes over {name}, {local_size} on this machine, started by {}, meeting at {}",
                 launch.launcher,
                 meeting.store.host()
             );
             Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting, carrier) }])
         }
-        (Strategy::Dp, None) => {
-            let size = train.dp_ranks.ok_or_else(|| {
-                Error::config("train.strategy: dp needs train.dp_ranks")
-                    .hint("set it to the number of ranks; each is a thread with its share of the cores")
-            })?;
-            let described = format!("dp: {size} ranks as threads of one process");
+        (Strategy::Dp, None) if train.dp_ranks.is_none() => {
+            Err(Error::config("train.strategy: dp needs train.dp_ranks")
+                .hint("set it to the number of ranks; each is a thread with its share of the cores"))
+        }
+        (strategy, None) if strategy != Strategy::Single && train.dp_ranks.is_some() => {
+            let size = train.dp_ranks.unwrap_or(1);
+            let described = format!("{}: {size} ranks as threads of one process", train.strategy);
             let seat = |rank: Threads| Seat {
                 world: rank.world(),
                 described: described.clone(),
@@ -102,8 +112,8 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             };
             Ok(threads::world(size, limits).into_iter().map(seat).collect())
         }
-        (Strategy::Ddp, None) => Ok(alone("ddp without a launcher: one process")),
         (Strategy::Auto | Strategy::Single, None) => Ok(alone("one process")),
+        (strategy, None) => Ok(alone(&format!("{strategy} without a launcher: one process"))),
     }
 }
 
@@ -112,7 +122,14 @@ impl Seat {
     /// it may have them all.
     pub fn threads(&self, num_threads: Option<usize>) -> Option<usize> {
         let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        num_threads.or_else(|| (self.world.local_size > 1).then(|| (cores() / self.world.local_size).max(1)))
+        let local = self.world.local_size;
+        num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
+    }
+
+    /// How the ranks lie.
+    pub const fn layout(&self) -> Layout {
+        let in_process = matches!(self.link, Link::Thread(_));
+        Layout { ranks: self.world.size, local: self.world.local_size, in_process }
     }
 
     /// Does what every rank of a machine does, the first before the others: they find its cache.
@@ -167,7 +184,8 @@ pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
     first.expect("a run has a rank")
 }
 
-fn hash(bytes: &[u8]) -> u64 {
+/// Of bytes that ranks compare.
+pub(super) fn hash(bytes: &[u8]) -> u64 {
     let hash = blake3::hash(bytes);
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
 }
@@ -192,66 +210,22 @@ pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Re
         .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
 }
 
-/// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
-const MEETING: &[&str] = &[
-    "train.logging_steps",
-    "train.replica_check_steps",
-    "train.ddp_bucket_cap_mb",
-    "train.max_nonfinite_steps",
-    "train.eval_strategy",
-    "train.eval_steps",
-    "train.eval_batch_size",
-    "train.eval_on_start",
-    "train.final_eval",
-    "train.predict_with_generate",
-    "train.generation_rows",
-    "train.metric_for_best_model",
-    "train.greater_is_better",
-    "train.early_stopping_patience",
-    "train.early_stopping_threshold",
-];
+/// Lets a rank that has no room for something end all of them at the same place.
+///
+/// # Errors
+/// `failed`, or [`crate::Kind::Memory`] where it is another rank's; [`crate::Kind::Peer`].
+pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
+    let short = comm.collect(&[u64::from(failed.is_some())])?;
+    let others: Vec<usize> = (0..short.len()).filter(|&rank| short[rank] > 0).collect();
+    match failed {
+        Some(error) => Err(error),
+        None if others.is_empty() => Ok(()),
+        None => Err(Error::memory(format!("{} had no room for a validation", ranks(&others)))
+            .hint("that rank says more; all of them have ended at the same place")),
+    }
+}
 
 impl Session<'_> {
-    /// Refuses ranks that would not train the same model in the same way: other rows, settings, starting values.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`], naming the ranks and what differs; [`crate::Kind::Peer`].
-    pub fn agree(&self) -> Result<()> {
-        let Prepared { dataset, batches, settings, .. } = &self.prepared;
-        let counts = |key: &str| stamp::COMPARED.contains(&key) || MEETING.contains(&key);
-        let compared = settings.iter().filter(|setting| counts(&setting.key));
-        let mut text: Vec<String> = compared.map(|setting| format!("{}={}", setting.key, setting.value)).collect();
-        // Other vector instructions move last bits only.
-        let Stamp { backend, dtype, quantization, mode, adapter, tokenizer, .. } = &self.stamp;
-        text.extend([backend, dtype, quantization, mode, adapter, tokenizer].map(Clone::clone));
-        let own = [
-            hash(dataset.fingerprint.as_bytes()),
-            hash(self.stamp.base_model.as_bytes()),
-            hash(text.join("\n").as_bytes()),
-            hash(bytes::of(self.model.params.values())),
-            batches.total_steps,
-            self.state.step,
-        ];
-        let what = [
-            "the data",
-            "the model",
-            "the settings",
-            "the starting values",
-            "the number of steps",
-            "the step to start from",
-        ];
-        let all = self.comm.collect(&own)?;
-        for (index, what) in what.iter().enumerate() {
-            let of = |rank: usize| all[rank * own.len() + index];
-            let others: Vec<usize> = (1..self.comm.world().size).filter(|&rank| of(rank) != of(0)).collect();
-            if !others.is_empty() {
-                return Err(Error::config(format!("{what} of {} differ from those of rank 0", ranks(&others)))
-                    .hint("every rank needs the same configuration, model, data and checkpoint"));
-            }
-        }
-        Ok(())
-    }
-
     /// Why the run is asked to stop, if any rank is: all stop after the same step.
     ///
     /// # Errors

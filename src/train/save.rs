@@ -1,14 +1,17 @@
 //! What is saved while a run goes and when it ends.
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::fetch::Fetch;
+use super::gathered::Gathered;
 use super::prepare::Prepared;
 use super::session::Session;
 use super::{output, trained};
 use crate::checkpoint::atomic::Staging;
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::{self, AdapterConfig, Keep, Snapshot, Weights, atomic, folder, peft, pissa, store};
+use crate::checkpoint::{self, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use crate::config::Mode;
 use crate::data;
 use crate::error::{Error, Result};
@@ -16,12 +19,13 @@ use crate::model;
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
 /// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
-/// the first does so.
+/// the first does so; where each has a share of the state they put it together as it is written, and none goes on before.
 ///
 /// # Errors
 /// The disk, now or at the save before; older checkpoints then stand as they were.
 pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
-    if !session.writes() {
+    let shares = session.sharing.shares_state();
+    if !session.writes() && !shares {
         (session.begun, session.saved) = (session.state.step, session.state.step);
         return Ok(());
     }
@@ -33,7 +37,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let adapter = adapter_config(session)?;
     let tokenizer = grown_tokenizer(session)?;
     let train = &session.prepared.config.train;
-    let beside = train.save_async && !wait;
+    let beside = train.save_async && !wait && !shares;
     let keep = Keep { last: train.save_total_limit, best: best_path(session) };
     if !beside {
         session.settle()?;
@@ -41,7 +45,38 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         session.model.release();
     }
     let written = session.published(|session, trained| {
-        let Session { prepared, model, optimizer, state, stamp, saver, .. } = session;
+        let writes = session.writes();
+        let Session { prepared, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
+        let specs = &model.params.specs[..];
+        let gathered = shares.then(|| Gathered::new(&**comm, sharing, optimizer, specs, trained));
+        let values = sharing.shares_values().then(|| model.params.values());
+        let fetch = values.map(|values| Fetch::new(&**comm, sharing, optimizer, specs, values));
+        let write = |name: &str, writer: &mut dyn Write| {
+            // The values come first.
+            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(|error| io::Error::other(error.to_string()))?;
+            gathered.as_ref().map_or(Err(io::ErrorKind::NotFound.into()), |gathered| gathered.write(name, writer))
+        };
+        // An adapter is put together at once, a model tensor by tensor as it is written.
+        let of_model = fetch.as_ref().filter(|_| adapter.is_none());
+        let names: Vec<_> =
+            specs.iter().filter(|_| of_model.is_some()).map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+        let ask = |name: &str| of_model.map_or_else(|| Ok(Vec::new()), |fetch| fetch.values(name));
+        let rest = folder::Rest { tensors: &names, fetch: &ask };
+        let values = of_model.map(|_| &rest);
+        let shared = gathered.as_ref().map(|gathered| Shared { tensors: &gathered.tensors, write: &write, values });
+        let lost = |written| match &gathered {
+            Some(gathered) => gathered.cause(written),
+            None => written,
+        };
+        if let (Some(fetch), false) = (&fetch, writes) {
+            fetch.follow()?;
+        }
+        if let (Some(shared), false) = (&shared, writes) {
+            let followed = shared.write_to(&mut io::sink());
+            let followed = followed.map_err(|error| Error::io("put together", "a checkpoint", &error));
+            return Ok(lost(followed.map(|()| None)));
+        }
+        let adapted = fetch.as_ref().filter(|_| adapter.is_some()).map(Fetch::all).transpose()?;
         let snapshot = Snapshot {
             stamp,
             state,
@@ -50,18 +85,24 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
                 None if prepared.config.tuning.mode == Mode::Freeze => Weights::Part,
                 None => Weights::Model(source(prepared, tokenizer.as_deref())),
             },
-            specs: &model.params.specs,
-            values: model.params.values(),
-            trained,
-            optimizer: optimizer.tensors(),
+            specs,
+            values: adapted.as_deref().unwrap_or(model.params.values()),
+            trained: trained.filter(|_| !shares),
+            optimizer: if shares { Vec::new() } else { optimizer.tensors() },
+            shared,
         };
         let root = &prepared.config.train.output_dir;
         Ok(if beside {
             saver.begin(root, &snapshot, keep)
         } else {
-            checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some)
+            let written = lost(checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some));
+            fetch.as_ref().filter(|_| written.is_ok()).map_or(Ok(()), Fetch::end)?;
+            written
         })
     })?;
+    if !session.writes() {
+        session.saved = session.state.step;
+    }
     session.note(written)?;
     session.begun = session.state.step;
     session.done.saving = before + began.elapsed();
@@ -109,8 +150,9 @@ pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
     }
     let best = checkpoint::load(&dir)?;
     session.done.hashing += best.hashing;
-    let specs = session.model.params.specs.clone();
-    best.restore_values(&specs, session.model.params.values_mut())?;
+    let params = &mut session.model.params;
+    let (specs, kept) = (params.specs.clone(), params.ranges());
+    best.restore_kept_values(&specs, (params.values_mut(), &kept))?;
     Ok(true)
 }
 
@@ -123,7 +165,15 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let config = &session.prepared.config;
     let root = &config.train.output_dir;
     let params = &session.model.params;
-    let tensors = checkpoint::named(&params.specs, params.values());
+    let adapts = config.tuning.mode.adapts();
+    let fetch = fetch(session, params.values());
+    let all = fetch.as_ref().filter(|_| adapts).map(Fetch::all).transpose()?;
+    let start = params.start().map(|start| start_of(session, start)).transpose()?;
+    let tensors = match (&fetch, &all) {
+        // Tensor by tensor, as it is written.
+        (Some(_), None) => Vec::new(),
+        _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(params.values())),
+    };
     let target = root.join(match config.tuning.mode {
         Mode::Lora | Mode::Ia3 => output::ADAPTER,
         Mode::Full | Mode::Freeze => output::MODEL,
@@ -132,8 +182,10 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let source = source(&session.prepared, tokenizer.as_deref());
     checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
     let hashing = atomic::publish(&RealDisk, &target, |staging| {
-        let Some(adapter) = &adapter else { return stage_model(staging, session, source, &tensors) };
-        if let Some(start) = params.start() {
+        let Some(adapter) = &adapter else {
+            return stage_model(staging, session, source, &tensors, fetch.as_ref());
+        };
+        if let Some(start) = &start {
             let start: Vec<&[f32]> = params.specs.iter().map(|spec| &start[spec.range()]).collect();
             let (adapter, tensors) = pissa::as_lora(adapter, &tensors, &start);
             let tensors: Vec<_> =
@@ -142,11 +194,38 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
         } else {
             peft::stage(staging, adapter, &tensors)?;
         }
+        // An adapter's own files name no labels.
+        if source.scored.is_some() {
+            folder::stage_config(staging, source)?;
+        }
         folder::stage_companions(staging, source)
     })?;
+    fetch.as_ref().map_or(Ok(()), Fetch::end)?;
     write_json(&root.join(output::STAMP), &session.stamp)?;
     session.done.hashing += hashing;
     Ok(target)
+}
+
+/// What the other ranks do while the first writes the final weights, where they have shares of them.
+///
+/// # Errors
+/// [`crate::Kind::Peer`].
+pub fn follow_final_weights(session: &Session<'_>) -> Result<()> {
+    let params = &session.model.params;
+    fetch(session, params.values()).map_or(Ok(()), |fetch| fetch.follow())?;
+    let start = params.start().and_then(|start| fetch(session, start));
+    start.map_or(Ok(()), |fetch| fetch.follow())
+}
+
+/// Puts values together of which each rank has a share.
+fn fetch<'a>(session: &'a Session<'_>, values: &'a [f32]) -> Option<Fetch<'a>> {
+    let Session { comm, sharing, optimizer, model, .. } = session;
+    sharing.shares_values().then(|| Fetch::new(&**comm, sharing, optimizer, &model.params.specs, values))
+}
+
+/// The values before training, on the rank that writes.
+fn start_of(session: &Session<'_>, start: &[f32]) -> Result<Vec<f32>> {
+    fetch(session, start).map_or_else(|| Ok(start.to_vec()), |fetch| fetch.all())
 }
 
 /// About how many bytes the final weights take: what is trained, twice where a `PiSSA` adapter becomes plain LoRA; with
@@ -167,6 +246,7 @@ fn stage_model(
     session: &Session<'_>,
     source: folder::Source<'_>,
     tensors: &[(String, Vec<usize>, &[f32])],
+    shares: Option<&Fetch<'_>>,
 ) -> Result<()> {
     let prepared = &session.prepared;
     let trained: BTreeSet<&str> = tensors.iter().map(|(name, ..)| name.as_str()).collect();
@@ -180,7 +260,10 @@ fn stage_model(
         config: &prepared.config,
         stack: &prepared.stack,
     };
-    let fetch = |name: &str| base.values(name, sizes.get(name).copied().unwrap_or_default());
+    let fetch = |name: &str| match shares {
+        Some(shares) if session.model.params.find(name).is_some() => shares.values(name),
+        _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
+    };
     folder::stage(staging, source, tensors, &folder::Rest { tensors: &rest, fetch: &fetch })
 }
 
@@ -197,7 +280,12 @@ fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Sou
     // One that the configuration names; else the tokenizer's own, which is copied.
     let named = data.template_path.is_some() || data.chat_template.is_some();
     let template = prepared.dataset.template.as_ref().filter(|_| named).map(data::ChatTemplate::source);
-    folder::Source { dir: &prepared.model_dir, grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)), template }
+    folder::Source {
+        dir: &prepared.model_dir,
+        grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
+        template,
+        scored: prepared.arch.score.as_ref().map(|_| &prepared.arch),
+    }
 }
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {

@@ -5,15 +5,19 @@ use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
 use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
 use super::progress::{Event, Observer, Pace};
+use super::shard::Gatherer;
+use super::sharing::Sharing;
 use super::signals::Stop;
 use super::step::StepStats;
 use super::tensorboard::EventWriter;
+use super::timeline::Timeline;
 use super::{machine, norms, ranks};
 use crate::checkpoint::{Background, Stamp, TrainState, Written};
 use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy, greater_is_better};
 use crate::data::Split;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
+use crate::eval::metrics::Likelihood;
 use crate::model::Model;
 use crate::optim::{Ema, LossScaler, Optimizer};
 
@@ -29,12 +33,16 @@ pub struct Session<'a> {
     pub prepared: Prepared,
     /// The way to the other ranks.
     pub comm: Box<dyn Collectives>,
+    /// How the frozen weights are shared with them, if they are.
+    pub gatherer: Option<Gatherer>,
     /// The model with its trained values.
     pub model: Model,
     /// The optimizer with its state.
     pub optimizer: Optimizer,
-    /// The moving average of the weights, if there is one.
+    /// The moving average of the weights, if there is one; of what this rank keeps the state of.
     pub ema: Option<Ema>,
+    /// Which rank keeps what.
+    pub sharing: Sharing,
     /// Where the run stands between two steps.
     pub state: TrainState,
     /// Writes checkpoints beside the steps.
@@ -89,7 +97,12 @@ impl Session<'_> {
         let began = Instant::now();
         let rows = self.prepared.sampler.next_step();
         let rate = self.prepared.schedule.lr(self.state.step);
+        let shown = self.config().logging.timeline_step == Some(self.state.step + 1);
+        self.sharing.timeline = shown.then(Timeline::default);
         let stats = self.step_within(&rows, rate)?;
+        if let Some(timeline) = self.sharing.timeline.take() {
+            self.observer.event(&Event::Notice(&timeline.text(self.state.step + 1)));
+        }
         if let Some(ema) = self.ema.as_mut().filter(|_| !stats.skipped) {
             ema.update(self.model.params.values(), self.optimizer.step);
         }
@@ -103,8 +116,14 @@ impl Session<'_> {
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
         let every = self.config().train.replica_check_steps;
-        if every > 0 && self.state.step.is_multiple_of(every) {
-            ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step)?;
+        // Where every rank has values of its own there is nothing to compare.
+        let copies = !self.sharing.shares_values();
+        if copies && every > 0 && self.state.step.is_multiple_of(every) {
+            let same = ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step);
+            match same {
+                Err(error) if error.kind() == Kind::Numeric => return Err(self.last_word(error)),
+                same => same?,
+            }
         }
         if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
@@ -153,19 +172,26 @@ impl Session<'_> {
     }
 
     fn diverged(&mut self) -> Error {
-        let settled = self.settle();
-        // All ranks diverge at the same step; a launcher ends the others when one has left. Who is gone changes nothing here.
-        let _ = self.comm.barrier();
         let (count, step) = (self.state.nonfinite_in_a_row, self.state.step);
+        let error = Error::numeric(format!(
+            "loss or gradients were NaN or infinite in {count} steps in a row, up to step {step}"
+        ))
+        .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`");
+        self.last_word(error)
+    }
+
+    /// What ends all ranks at the same step: once the checkpoint that is being written is durable, and all have come as
+    /// far; a launcher ends the others when one has left. Says what is saved.
+    pub fn last_word(&mut self, error: Error) -> Error {
+        let settled = self.settle();
+        // Who is gone changes nothing here.
+        let _ = self.comm.barrier();
         let saved = match (settled, self.saved) {
             (Err(error), _) => error.message().to_owned(),
             (Ok(()), 0) => "no checkpoint was written".to_owned(),
             (Ok(()), saved) => format!("the last checkpoint is that of step {saved}"),
         };
-        Error::numeric(format!(
-            "loss or gradients were NaN or infinite in {count} steps in a row, up to step {step}; {saved}"
-        ))
-        .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`")
+        error.with_more(&saved)
     }
 
     fn write(&mut self, line: &Line) -> Result<()> {
@@ -211,6 +237,7 @@ impl Session<'_> {
             )?;
         }
         if let Some(events) = &mut self.events
+            && !self.sharing.shares_values()
             && (step == 1 || step == total || step.is_multiple_of((total / 50).max(1)))
         {
             for (tag, norms) in norms::by_kind(&self.model.params) {
@@ -249,17 +276,19 @@ impl Session<'_> {
         let found = self.published(|session, _| session.validate())?;
         // Validation rows may be longer than any to train on: what was sized for them goes.
         self.model.release();
-        let Some((loss, label_tokens, scores)) = found else { return Ok(()) };
+        let Some(Validation { loss, label_tokens, mut scores, confusion }) = found else { return Ok(()) };
         let step = self.state.step;
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
             let measure = Measure::of(self.config());
-            // A scorer may draw, and machines may round otherwise: what the first rank found holds for all.
-            let mut value = [measure.value(loss, &scores)?];
+            // Only the first rank has scores; what it found holds for all.
+            let mut value = [if self.writes() { measure.value(loss, &scores)? } else { 0.0 }];
             self.comm.broadcast(&mut value, 0)?;
             let [value] = value;
             judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
         };
+        // What these rows leave undefined JSON has no word for.
+        scores.retain(|_, score| score.is_finite());
         let line = EvalLine {
             step,
             epoch: self.state.epoch,
@@ -268,6 +297,7 @@ impl Session<'_> {
             eval_rows: rows,
             eval_seconds: began.elapsed().as_secs_f64(),
             eval_scores: scores,
+            eval_confusion: confusion,
         };
         self.done.evaluating += began.elapsed();
         self.write(&Line::Eval(line.clone()))?;
@@ -292,39 +322,70 @@ impl Session<'_> {
             _ => return Ok(()),
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
-        self.loss_within(&(0..rows).collect::<Vec<_>>())?;
+        let rows: Vec<usize> = (0..rows).collect();
+        let head = self.prepared.arch.score.clone();
+        let tried = match &head {
+            Some(head) => self.try_scores(head, &rows),
+            None => self.loss_within(&rows).map(drop),
+        };
+        let failed = match tried {
+            Err(error) if error.kind() == Kind::Memory => Some(error),
+            tried => tried.map(|()| None)?,
+        };
+        self.model.stand_by()?;
+        ranks::all_have_room(&*self.comm, failed)?;
         self.agree_on_passes()?;
-        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
-        let Some(scores) = predictor.trial(&self.model, self.stop)? else { return Ok(()) };
-        if scores.is_empty() {
-            self.observer.event(&Event::Notice(
-                "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
-                 evaluations measure the loss alone",
-            ));
+        let mut scores = self.likelihood(1.0, 1)?;
+        if let Some(predictor) = Predictor::new(&self.prepared, self.writes())? {
+            let Some(found) = predictor.trial(&self.model, self.stop, &*self.comm)? else { return Ok(()) };
+            if found.is_empty() {
+                self.observer.event(&Event::Notice(
+                    "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
+                     evaluations measure the loss alone",
+                ));
+            }
+            scores.extend(found);
         }
-        Measure::of(self.config()).value(0.0, &scores).map(drop)
+        // The first rank alone has scores.
+        if self.writes() { Measure::of(self.config()).value(0.0, &scores).map(drop) } else { Ok(()) }
     }
 
-    /// The mean loss of the validation split, its label tokens, and the scores of its answers; nothing when the run is
-    /// asked to stop.
-    fn validate(&mut self) -> Result<Option<(f64, u64, Scores)>> {
+    /// What the loss says of the references by another name: the perplexity by token, and by byte of their text, which can
+    /// be compared between tokenizers.
+    fn likelihood(&self, loss: f64, label_tokens: u64) -> Result<Scores> {
+        if !self.writes() {
+            return Ok(Scores::new());
+        }
+        let bytes = self.prepared.dataset.validation_bytes()?;
+        let sums = Likelihood { nll: loss * label_tokens as f64, tokens: label_tokens, right: 0, bytes };
+        let scores = [("perplexity", sums.perplexity()), ("byte_perplexity", sums.byte_perplexity())];
+        Ok(scores
+            .into_iter()
+            .filter(|(_, score)| score.is_finite())
+            .map(|(name, score)| (name.to_owned(), score))
+            .collect())
+    }
+
+    /// The validation split measured; nothing when the run is asked to stop.
+    fn validate(&mut self) -> Result<Option<Validation>> {
+        if let Some(head) = self.prepared.arch.score.clone() {
+            return self.validate_scores(&head);
+        }
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
-        let Some(predictor) = Predictor::new(&self.prepared)? else {
-            return Ok(Some((loss, label_tokens, Scores::new())));
-        };
+        let likelihood = self.likelihood(loss, label_tokens)?;
+        let found = |scores| Some(Validation { loss, label_tokens, scores, confusion: Vec::new() });
+        let Some(predictor) = Predictor::new(&self.prepared, self.writes())? else { return Ok(found(likelihood)) };
         // What the loss was walked in makes room for caches.
         self.model.release();
-        let scores = predictor.evaluate(&self.model, self.stop)?;
-        let mut gave_up = [u64::from(scores.is_none())];
-        self.comm.all_reduce(&mut gave_up)?;
-        Ok(scores.filter(|_| gave_up == [0]).map(|scores| (loss, label_tokens, scores)))
+        let scores = predictor.evaluate(&self.model, self.stop, &*self.comm)?;
+        Ok(scores.and_then(|scores| found(likelihood.into_iter().chain(scores).collect())))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
     fn validation_loss(&mut self) -> Result<Option<(f64, u64)>> {
         let count = self.prepared.dataset.validation.as_ref().map_or(0, Split::len);
         let at_once = self.config().train.eval_batch_size;
-        let (mut sum, mut weight, mut label_tokens, mut gave_up) = (0.0, 0.0, 0, 0u64);
+        let (mut sum, mut weight, mut label_tokens, mut gave_up, mut failed) = (0.0, 0.0, 0, 0u64, None);
         let world = self.comm.world();
         // Each rank every so many batches; the sums are put together at the end.
         for start in (0..count).step_by(at_once).skip(world.rank).step_by(world.size) {
@@ -333,9 +394,17 @@ impl Session<'_> {
                 break;
             }
             let rows: Vec<usize> = (start..count.min(start + at_once)).collect();
-            let of_these = self.loss_within(&rows)?;
+            let of_these = match self.loss_within(&rows) {
+                Err(error) if error.kind() == Kind::Memory => {
+                    failed = Some(error);
+                    break;
+                }
+                of_these => of_these?,
+            };
             (sum, weight, label_tokens) = (sum + of_these.0, weight + of_these.1, label_tokens + of_these.2);
         }
+        self.model.stand_by()?;
+        ranks::all_have_room(&*self.comm, failed)?;
         let (mut sums, mut counts) = ([sum, weight], [label_tokens, gave_up]);
         self.comm.all_reduce(&mut sums)?;
         self.comm.all_reduce(&mut counts)?;
@@ -361,6 +430,18 @@ impl Session<'_> {
             SaveStrategy::Epoch => self.prepared.batches.ends_epoch(step),
         }
     }
+}
+
+/// What a validation found.
+pub struct Validation {
+    /// The mean loss.
+    pub loss: f64,
+    /// Over so many label tokens.
+    pub label_tokens: u64,
+    /// Of the answers, or of a head of scores.
+    pub scores: Scores,
+    /// `[label][found]` of a classification.
+    pub confusion: Vec<Vec<u64>>,
 }
 
 /// What makes one checkpoint better than another.

@@ -1,9 +1,11 @@
 //! ONE optimizer step, on one screen.
 use crate::comm::Collectives;
 use crate::data::batch::Batch;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::model::Model;
 use crate::optim::{LossScaler, Optimizer, clip};
+
+use super::sharing::{Sharing, Walked};
 
 /// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -39,7 +41,7 @@ pub enum Attempt {
     },
 }
 
-/// As [`attempt`], where there is no other way to cut the batch.
+/// As [`attempt`] with every rank keeping everything, where there is no other way to cut the batch.
 ///
 /// # Errors
 /// As [`attempt`]; [`crate::Kind::Memory`]: it does not fit into the memory budget.
@@ -51,7 +53,8 @@ pub fn step(
     rate: f64,
     max_grad_norm: f64,
 ) -> Result<StepStats> {
-    match attempt(model, optimizer, comm, micro_batches, rate, max_grad_norm)? {
+    let mut sharing = Sharing::copies(&model.params, optimizer, comm.world());
+    match attempt(model, optimizer, (comm, &mut sharing), micro_batches, rate, max_grad_norm)? {
         Attempt::Done(stats) => Ok(stats),
         Attempt::TooLarge { error, .. } => Err(error),
     }
@@ -67,42 +70,35 @@ pub fn step(
 pub fn attempt(
     model: &mut Model,
     optimizer: &mut Optimizer,
-    comm: &dyn Collectives,
+    (comm, sharing): (&dyn Collectives, &mut Sharing),
     micro_batches: &[Batch],
     rate: f64,
     max_grad_norm: f64,
 ) -> Result<Attempt> {
     // Count: the divisor is known before any backward starts.
-    let mut counts = [
+    let counts = comm.collect(&[
         micro_batches.iter().map(|batch| batch.label_tokens() as u64).sum(),
         micro_batches.iter().map(|batch| batch.tokens.len() as u64).sum(),
         micro_batches.len() as u64,
-    ];
-    comm.all_reduce(&mut counts)?;
-    let [label_tokens, tokens, passes] = counts;
+    ])?;
+    let of_ranks = |which: usize| counts.iter().skip(which).step_by(3).copied();
+    let (label_tokens, tokens, passes): (u64, u64, u64) = (of_ranks(0).sum(), of_ranks(1).sum(), of_ranks(2).sum());
+    let most_passes = of_ranks(2).max().unwrap_or(0) as usize;
     let own_weight: f64 = micro_batches.iter().map(Batch::label_weight).sum();
     let mut weight = [own_weight];
     comm.all_reduce(&mut weight)?;
     let [weight] = weight;
     let scale = if weight > 0.0 { 1.0 / weight as f32 } else { 0.0 };
 
-    // Forward and backward.
-    model.params.zero_grads();
-    let mut total = 0.0;
+    // Forward and backward; gradients are summed over ranks while the last passes go on.
     let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
     model.loss_scale = loss_scale as f32;
     let share = 1.0 / passes.max(1) as f32;
-    let mut failed = None;
-    for (index, batch) in micro_batches.iter().enumerate() {
-        match model.forward_backward(batch, scale, share, optimizer.step) {
-            Ok(loss) => total += loss,
-            Err(error) if error.kind() == Kind::Memory => {
-                failed = Some((index, error));
-                break;
-            }
-            Err(error) => return Err(error),
-        }
-    }
+    let step = optimizer.step;
+    let Walked { total, failed } =
+        sharing.passes(model, comm, micro_batches, most_passes, &mut |model, batch, grads| {
+            model.forward_backward_into(batch, (scale, share), step, grads)
+        })?;
     // A rank that has no room stops all of them here, before anything is updated.
     let mut short = [u64::from(failed.is_some())];
     comm.all_reduce(&mut short)?;
@@ -112,19 +108,15 @@ pub fn attempt(
         return Ok(Attempt::TooLarge { micro_batch, error });
     }
 
-    // Reduce over ranks.
-    comm.all_reduce(model.params.split_mut().1)?;
+    // Update.
     let mut sum = [total];
     comm.all_reduce(&mut sum)?;
-
-    // Update.
     let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };
-    let grad_norm = clip::norm(model.params.grads()) / loss_scale;
+    let grad_norm = sharing.norm(comm, model)? / loss_scale;
     let skipped = !(loss.is_finite() && grad_norm.is_finite());
     if !skipped {
         let factor = clip::factor(grad_norm, max_grad_norm) / loss_scale as f32;
-        let (values, grads) = model.params.split_mut();
-        optimizer.update(values, grads, factor, rate);
+        sharing.update(model, optimizer, comm, factor, rate)?;
     }
     let rank_loss = if own_weight > 0.0 { total / own_weight } else { 0.0 };
     let overflow = skipped && optimizer.scaler.as_ref().is_some_and(LossScaler::can_fall);

@@ -7,7 +7,9 @@ use super::feed;
 use super::gauge::Gauge;
 use super::optimizer::slots;
 use super::probe::{self, Asked, Found, Sizes};
+use super::sharing::Sharing;
 use super::step::{Attempt, attempt};
+use crate::comm::World;
 use crate::comm::single::Single;
 use crate::config::{Auto, Checkpointing};
 use crate::data::{Batch, Sampler, SamplerOptions, Split};
@@ -57,6 +59,7 @@ impl Sweep {
 struct Bench<'a> {
     model: Model,
     optimizer: Optimizer,
+    sharing: Sharing,
     split: &'a Split,
     step: Vec<Vec<usize>>,
 }
@@ -78,10 +81,12 @@ impl Bench<'_> {
         let mut speed = None;
         for _ in 0..2 {
             let began = Instant::now();
-            speed = match attempt(&mut self.model, &mut self.optimizer, &Single, &batches, 1e-4, 1.0)? {
-                Attempt::Done(stats) => Some(stats.tokens as f64 / began.elapsed().as_secs_f64()),
-                Attempt::TooLarge { .. } => return Ok((None, memory::peak())),
-            };
+            speed =
+                match attempt(&mut self.model, &mut self.optimizer, (&Single, &mut self.sharing), &batches, 1e-4, 1.0)?
+                {
+                    Attempt::Done(stats) => Some(stats.tokens as f64 / began.elapsed().as_secs_f64()),
+                    Attempt::TooLarge { .. } => return Ok((None, memory::peak())),
+                };
         }
         Ok((speed, memory::peak()))
     }
@@ -116,7 +121,8 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
     let rows = found.sizes.batch_size * found.sizes.grad_accum;
     sampler.resize(rows, 1);
     let step: Vec<Vec<usize>> = sampler.next_step().into_iter().flatten().collect();
-    let mut bench = Bench { model, optimizer, split: &split, step };
+    let sharing = Sharing::copies(&model.params, &optimizer, World::ALONE);
+    let mut bench = Bench { model, optimizer, sharing, split: &split, step };
     // Ways that come to the same passes are one.
     let mut seen = Vec::new();
     let mut tried = Vec::new();

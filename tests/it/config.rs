@@ -1,5 +1,6 @@
 //! Configuration: where values come from, what is refused and how, and that hostile files harm nobody.
 mod definition;
+mod foreign;
 mod hostile;
 mod includes;
 mod program;

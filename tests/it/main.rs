@@ -1,9 +1,12 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
 mod checkpoint;
+mod classify;
 mod comm;
 mod config;
 mod data;
+mod documents;
+mod eval;
 mod examples;
 mod export;
 mod generate;
@@ -23,6 +26,7 @@ mod plan;
 mod precision;
 mod quantization;
 mod run;
+mod shard;
 mod targets;
 mod tidy;
 mod tuning;

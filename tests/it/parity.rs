@@ -102,7 +102,7 @@ pub fn put(model: &mut Model, stored: &Tensors) {
         let spec = model.params.find(name.trim_start_matches("base_model.model.")).unwrap_or_else(|| panic!("{name}"));
         assert_eq!(&spec.shape, shape, "{name}");
         let range = spec.range();
-        model.params.values_mut()[range].copy_from_slice(values);
+        model.params.put(&range, values);
     }
 }
 

@@ -2,7 +2,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, ScoreHead};
 use tunesmith::config::{Config, Dtype, Mode, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
@@ -87,6 +87,39 @@ fn buffers_are_predicted_to_the_byte() {
         }
     }
     assert_eq!(count, 11 * 15 - 1);
+}
+
+#[test]
+fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
+    for family in ["llama", "qwen2", "gemma2"] {
+        for labels in [0, 3] {
+            let mut arch = arch(family);
+            arch.score = Some(ScoreHead { labels: (0..labels).map(|label| label.to_string()).collect() });
+            for (name, text) in MODES {
+                let whole = |length: usize| {
+                    let labels = [vec![IGNORE; length], vec![2]].concat();
+                    Example { input_ids: (0..length as u32).collect(), labels }
+                };
+                let mut batch = Batch::from_examples(&[70, 33].map(whole));
+                if labels > 0 {
+                    batch.weigh_last(0.5);
+                }
+                let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+                assert_eq!(held, predicted, "{family}, {labels} labels, {name}");
+            }
+        }
+    }
+    let mut arch = arch("llama");
+    let of = |arch: &Arch| {
+        let job = budget::job(&config(LORA), arch, Storage::F32, None).unwrap();
+        Predictor::new(job, Device::Cpu).predict(&Pass::of(4, 60, None))
+    };
+    let plain = of(&arch);
+    arch.score = Some(ScoreHead { labels: ["a", "b"].map(String::from).to_vec() });
+    let scored = of(&arch);
+    let matrix = 4 * (arch.vocab_size * arch.hidden_size) as u64;
+    assert_eq!(plain.weights - scored.weights, matrix, "the head has a matrix of its own");
+    assert_eq!(scored.trained - plain.trained, 4 * 2 * arch.hidden_size as u64);
 }
 
 #[test]
@@ -203,4 +236,38 @@ fn a_longer_row_than_the_longest_does_not_fit() {
         plan(&words)["plan"]["rows"][0]["fit"].as_str().map(str::to_owned)
     };
     assert_eq!((fit(longest).as_deref(), fit(longest + 16).as_deref()), (Some("tight"), Some("no")), "{longest}");
+}
+
+#[test]
+fn many_ranks_are_predicted_and_a_few_measured() {
+    let model = root().join("tests/golden/a/llama/model/config.json");
+    let words =
+        ["plan", "--model", model.to_str().unwrap(), "--gpus", "8", "--vram", "80GiB", "--scaling", "TUNING_MODE=full"];
+    let refused = tunesmith(&words);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("how fast is a rank?"));
+    let report = |more: &[&str]| -> serde_json::Value {
+        serde_json::from_str(&stdout(&[&words[..], &["--tflops", "100", "--json"], more].concat())).unwrap()
+    };
+    let estimates = |report: &serde_json::Value| report["scaling"]["estimates"].as_array().unwrap().clone();
+    let (fast, slow) = (estimates(&report(&[])), estimates(&report(&["--between", "1"])));
+    assert_eq!(fast.len(), 27);
+    let step = |one: &serde_json::Value| one["step"].as_f64().unwrap();
+    for (fast, slow) in fast.iter().zip(&slow) {
+        let beyond = fast["ranks"].as_u64().unwrap() > 8;
+        assert!(if beyond { step(slow) > step(fast) } else { step(slow) == step(fast) }, "{fast} {slow}");
+    }
+    let text = stdout(&[&words[..], &["--tflops", "100"]].concat());
+    assert!(text.contains("scaling, predicted") && text.contains("1,024"), "{text}");
+
+    let words =
+        ["bench", "--shape", model.to_str().unwrap(), "--mode", "full", "--seq", "16", "--batch", "1", "--steps", "2"];
+    let lines: serde_json::Value =
+        serde_json::from_str(&stdout(&[&words[..], &["--ranks", "1,2", "--json"]].concat())).unwrap();
+    for line in lines.as_array().unwrap() {
+        let positive = |key: &str| line[key].as_f64().is_some_and(|number| number > 0.0);
+        assert!(["alone", "predicted", "measured", "tokens_per_second"].into_iter().all(positive), "{line}");
+        assert!(line["ranks"] == 1 || line["predicted"].as_f64() > line["alone"].as_f64(), "{line}");
+    }
+    assert!(lines.as_array().unwrap().len() >= 2);
 }

@@ -279,7 +279,7 @@ fn adapters_below_the_trained_one_act_as_on_top() {
     assert_eq!(foreign.kind(), Kind::Checkpoint, "{foreign}");
     let short = BTreeMap::from([("model.norm.weight".to_owned(), (vec![3], vec![1.0; 3]))]);
     let frozen = Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short, tokens: Vec::new() };
-    let error = Model::load_on(&arch, Some(&weights), &recipe(), &Stack(vec![frozen])).unwrap_err();
+    let error = Model::load_on(&arch, Some(&weights), &recipe(), &Stack(vec![frozen.into()])).unwrap_err();
     assert!(error.to_string().contains("there: model.norm.weight has 3 values, 64 expected"), "{error}");
 }
 

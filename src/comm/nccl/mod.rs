@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUresult, CUst
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 
 use super::meet::Meeting;
-use super::{Collectives, Limits, World};
+use super::{Among, Collectives, Limits, World};
 use crate::error::{Error, Result};
 use library::{Code, Functions, IN_PROGRESS, SUCCESS};
 
@@ -35,6 +35,8 @@ pub struct Nccl {
     functions: Functions,
     lane: Mutex<Lane>,
     meeting: Meeting,
+    /// Of all ranks, or of those of this machine.
+    world: World,
     limits: Limits,
 }
 
@@ -78,12 +80,18 @@ impl Nccl {
     /// # Errors
     /// [`crate::Kind::Config`]: NCCL, the driver or this rank's GPU is missing; [`crate::Kind::Peer`]: a rank does not come.
     pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
+        let world = meeting.world;
+        Self::connect_as(meeting, world, ID, limits)
+    }
+
+    /// As a rank of `world`, whose first rank says under the name `group` what they begin with.
+    fn connect_as(meeting: Meeting, world: World, group: &str, limits: Limits) -> Result<Self> {
         probe()?;
         let functions = Functions::load()?;
-        let World { rank, size, local_rank, .. } = meeting.world;
+        let World { rank, size, local_rank, .. } = world;
         let lane = Lane::new(local_rank)?;
-        let this = Self { functions, lane: Mutex::new(lane), meeting, limits };
-        let id = this.unique_id()?;
+        let this = Self { functions, lane: Mutex::new(lane), meeting, world, limits };
+        let id = this.unique_id(group)?;
         let mut config = ncclConfig_t {
             size: size_of::<ncclConfig_t>(),
             magic: CONFIG_MAGIC,
@@ -106,17 +114,17 @@ impl Nccl {
     }
 
     /// Rank 0 makes it, the others find it in the store.
-    fn unique_id(&self) -> Result<ncclUniqueId> {
+    fn unique_id(&self, group: &str) -> Result<ncclUniqueId> {
         let mut id = ncclUniqueId { internal: [0; 128] };
-        if self.meeting.world.is_first() {
+        if self.world.is_first() {
             // SAFETY: writes the 128 bytes.
             let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
             if code != SUCCESS {
                 return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code))));
             }
-            self.meeting.store.set(ID, &id.internal.map(|letter| letter as u8))?;
+            self.meeting.store.set(group, &id.internal.map(|letter| letter as u8))?;
         } else {
-            let bytes = self.meeting.store.wait(ID, Some(self.limits.timeout))?;
+            let bytes = self.meeting.store.wait(group, Some(self.limits.timeout))?;
             let bytes: [u8; 128] = bytes.try_into().map_err(|_| Error::peer("rank 0 gave no NCCL id of 128 bytes"))?;
             id.internal = bytes.map(|byte| byte as _);
         }
@@ -187,7 +195,7 @@ impl Nccl {
 
     /// Fills in the other ranks' parts of `data`: each is broadcast by its rank, all at once.
     fn gather(&self, operation: &str, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
-        assert_eq!(parts.len(), self.meeting.world.size, "a part for each rank");
+        assert_eq!(parts.len(), self.world.size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), data.len(), "parts cover the data");
         let from = data.to_vec();
         self.through_gpu(operation, &from, (0, data), |functions, comm, stream, buffer| {
@@ -295,7 +303,7 @@ impl Lane {
 
 impl Collectives for Nccl {
     fn world(&self) -> World {
-        self.meeting.world
+        self.world
     }
 
     fn limits(&self) -> Limits {
@@ -307,7 +315,7 @@ impl Collectives for Nccl {
     }
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
-        let World { rank, size, .. } = self.meeting.world;
+        let World { rank, size, .. } = self.world;
         let own = parts[rank].len();
         assert!(parts.len() == size && receive.len() == own * size, "a part for each rank");
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), send.len(), "parts cover what is sent");
@@ -341,7 +349,7 @@ impl Collectives for Nccl {
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
-        let size = self.meeting.world.size;
+        let size = self.world.size;
         assert!(root < size, "the root is one of the ranks");
         // As a gathering of which everything is the root's.
         let end = |rank: usize| if rank < root { 0 } else { data.len() };
@@ -350,9 +358,19 @@ impl Collectives for Nccl {
     }
 
     fn barrier(&self) -> Result<()> {
-        let size = self.meeting.world.size;
+        let size = self.world.size;
         let parts: Vec<_> = (0..size).map(|rank| rank..rank + 1).collect();
         self.gather("barrier", &mut vec![0; size], &parts)
+    }
+
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
+        let World { rank, local_rank, .. } = self.meeting.world;
+        let group = match who {
+            Among::All => format!("{ID} beside"),
+            Among::Machine => format!("{ID} of rank {}", rank - local_rank.min(rank)),
+        };
+        let world = self.meeting.world.among(who);
+        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, self.limits)?))
     }
 }
 

@@ -11,7 +11,7 @@ pub(super) use others::OTHERS;
 
 const ATTENTION: &str = "there is one attention here, exact and fused";
 const KERNEL: &str = "kernels are chosen by the processor";
-const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
+const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distributed.md, docs/foreign-configs.md";
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const TRACKER: &str =
     "Weights & Biases, MLflow and Comet are not yet part of this version; TensorBoard and report.html are written";

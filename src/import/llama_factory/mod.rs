@@ -9,7 +9,7 @@ use crate::config::Node;
 use crate::error::{Error, Result};
 pub(super) use others::OTHERS;
 
-const ONE_DEVICE: &str = "training on several devices is not yet part of this version";
+const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distributed.md, docs/foreign-configs.md";
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const KERNEL: &str = "there is one attention, and kernels are chosen by the processor";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
@@ -420,6 +420,7 @@ fn objective(work: &mut Work, pretrains: bool) {
     }
     if pretrains {
         work.implied("data.loss_on", Node::Str("all".into()), "stage: pt");
+        work.implied("data.truncation", Node::Str("split".into()), "stage: pt lets long texts fill several blocks");
     }
     let learned = [("train_on_prompt", "all"), ("mask_history", "completion")];
     for (key, word) in learned {

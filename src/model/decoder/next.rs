@@ -89,7 +89,7 @@ impl Model {
     /// # Errors
     /// [`crate::Kind::Data`]: a token outside the vocabulary, or a text without a new one. [`crate::Kind::Memory`]: it does not
     /// fit into the memory budget; the caches then know their texts' tokens, the new ones included, and nothing else: what is
-    /// left is [`TextCache::give_up`].
+    /// left is [`TextCache::give_up`]. [`crate::Kind::Peer`]: a rank that has a share of the weights is gone.
     pub fn extend(&self, texts: &mut [(&mut TextCache, &[u32])]) -> Result<Logits> {
         if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
             return Err(Error::data("a text without tokens cannot go on"));
@@ -109,7 +109,11 @@ impl Model {
             }
             growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
         }
-        memory::guarded(|| Ok(par::together(|| self.go_on(&mut growth))))
+        if self.shards.is_some() {
+            // Threads that wait for work without sleeping would be in the way of the one that brings weights.
+            return self.forward(|| self.go_on(&mut growth));
+        }
+        memory::guarded(|| par::together(|| self.go_on(&mut growth)))
     }
 
     /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.
@@ -121,7 +125,7 @@ impl Model {
         old > 0 && self.arch.ropes.iter().any(|rule| rule.depends_on_length() && differs(rule))
     }
 
-    fn go_on(&self, texts: &mut [Growth<'_>]) -> Logits {
+    fn go_on(&self, texts: &mut [Growth<'_>]) -> Result<Logits> {
         let pass = self.evaluation();
         let tokens: Vec<u32> = texts.iter().flat_map(Growth::fresh).copied().collect();
         self.pool.reserve(tokens.len());
@@ -130,7 +134,8 @@ impl Model {
         let single = positions.iter().all(|range| range.len() == 1);
         let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
         let last = self.blocks.len() - 1;
-        let mut x = self.embed(&pass, &tokens);
+        let values = self.params.values();
+        let mut x = self.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
         for (index, block) in self.blocks.iter().enumerate() {
             let rows = if index == last { &layout.last } else { &layout.all };
             let (heads, how) = (block.attention.heads, block.attention.how);
@@ -155,10 +160,12 @@ impl Model {
                 }
                 mixed
             };
-            let attend = |h: &Act| block.attention.forward_by(&pass, h, &layout.all, rows, mix);
-            x = block.forward_by(&pass, &x, attend, rows, false).0;
+            x = self.at(index + 1, values, &pass, |pass| {
+                let attend = |h: &Act| block.attention.forward_by(pass, h, &layout.all, rows, mix);
+                block.forward_by(pass, &x, attend, rows, false).0
+            })?;
         }
-        Logits { parts: self.head.next(&pass, &x) }
+        self.conclude(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
     }
 }
 

@@ -183,16 +183,16 @@ impl WeightFiles {
     fn scales(&self, name: &str, state: &State, len: usize) -> Result<Scales> {
         let (absmax, blocks) = (format!("{name}.absmax"), len.div_ceil(state.blocksize));
         if self.entry(&absmax)?.dtype != "U8" {
-            return self.vector(&absmax, blocks).map(Scales::Plain);
+            return self.vector(&absmax, blocks).map(|scales| Scales::Plain(scales.into()));
         }
         let (Some(block), Some(offset)) = (state.nested_blocksize.filter(|&block| block > 0), state.nested_offset)
         else {
             return Err(self.misfit(&absmax, "is coded, and its nested_blocksize and nested_offset are missing"));
         };
         Ok(Scales::Nested(Nested {
-            codes: self.raw(&absmax)?,
+            codes: self.raw(&absmax)?.into(),
             map: Arc::new(self.floats::<256>(&format!("{name}.nested_quant_map"))?),
-            absmax: self.vector(&format!("{name}.nested_absmax"), blocks.div_ceil(block))?,
+            absmax: self.vector(&format!("{name}.nested_absmax"), blocks.div_ceil(block))?.into(),
             block,
             offset: offset as f32,
         }))

@@ -38,6 +38,15 @@ impl Dtype {
         }
     }
 
+    /// PyTorch's word for it, as `config.json` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::BF16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
     /// Bytes of one number.
     pub const fn bytes(self) -> usize {
         match self {
@@ -198,6 +207,8 @@ pub enum Numbers<'a> {
     I8(&'a [u8]),
     /// So many, which are fetched when their turn comes, and rounded to this dtype.
     Fetched(usize, Dtype),
+    /// So many of this dtype (`F32` or `U8`), which somebody else writes when their turn comes.
+    Elsewhere(usize, &'static str),
 }
 
 impl Numbers<'_> {
@@ -205,12 +216,18 @@ impl Numbers<'_> {
         match self {
             Self::F32(values) => values.len(),
             Self::U8(values) | Self::I8(values) => values.len(),
-            Self::Fetched(count, _) => count,
+            Self::Fetched(count, _) | Self::Elsewhere(count, _) => count,
         }
     }
 
-    const fn dtype(self) -> (&'static str, u64) {
+    /// What they take in a file.
+    pub fn bytes(self) -> u64 {
+        self.dtype().1 * self.len() as u64
+    }
+
+    fn dtype(self) -> (&'static str, u64) {
         match self {
+            Self::Elsewhere(_, name) => (name, item_bytes(name).unwrap_or(1)),
             Self::F32(_) | Self::Fetched(_, Dtype::F32) => ("F32", 4),
             Self::Fetched(_, Dtype::BF16) => ("BF16", 2),
             Self::Fetched(_, Dtype::F16) => ("F16", 2),
@@ -286,6 +303,23 @@ pub fn write_numbers_with(
     fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
+    let later = |name: &str, numbers: Numbers<'_>, writer: &mut dyn Write| match numbers {
+        Numbers::Fetched(_, dtype) => write_floats(writer, &fetch(name)?, dtype),
+        _ => Err(io::ErrorKind::NotFound.into()),
+    };
+    write_numbers_by(writer, tensors, &later, metadata)
+}
+
+/// As [`write_numbers_to`]; what is not at hand `later` writes when its turn comes.
+///
+/// # Errors
+/// As there, and those of `later`; `InvalidInput` where it writes more or less than it should.
+pub fn write_numbers_by(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, Numbers<'_>)],
+    later: &dyn Fn(&str, Numbers<'_>, &mut dyn Write) -> io::Result<()>,
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
     let mut sorted: Vec<_> = tensors.iter().collect();
     sorted.sort_by(|a, b| b.2.dtype().1.cmp(&a.2.dtype().1).then_with(|| a.0.cmp(&b.0)));
     let mut header = serde_json::Map::new();
@@ -295,8 +329,8 @@ pub fn write_numbers_with(
     }
     let mut at = 0;
     for (name, shape, values) in &sorted {
-        let (dtype, bytes) = values.dtype();
-        let end = at + bytes * values.len() as u64;
+        let dtype = values.dtype().0;
+        let end = at + values.bytes();
         let tensor = TensorInfo { dtype: dtype.into(), shape: shape.clone(), data_offsets: (at, end) };
         let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
         if twice || shape.iter().product::<usize>() != values.len() {
@@ -309,32 +343,52 @@ pub fn write_numbers_with(
     text.resize(text.len().next_multiple_of(8), b' ');
     writer.write_all(&(text.len() as u64).to_le_bytes())?;
     writer.write_all(&text)?;
-    let mut buffer = Vec::with_capacity(CHUNK_BYTES);
-    let mut floats = |writer: &mut dyn Write, values: &[f32], dtype: Dtype| {
-        for chunk in values.chunks(CHUNK_BYTES / 4) {
-            buffer.clear();
-            match dtype {
-                Dtype::F32 => buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes())),
-                Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
-                Dtype::F16 => buffer.extend(chunk.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
-            }
-            writer.write_all(&buffer)?;
-        }
-        Ok::<_, io::Error>(())
-    };
     for (name, shape, values) in sorted {
-        match values {
+        match *values {
             Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
-            Numbers::F32(values) => floats(writer, values, Dtype::F32)?,
-            Numbers::Fetched(count, dtype) => {
-                let values = fetch(name)?;
-                if values.len() != *count {
-                    let message = format!("tensor {name:?} {shape:?} of {} values", values.len());
+            Numbers::F32(values) => write_floats(writer, values, Dtype::F32)?,
+            Numbers::Fetched(..) | Numbers::Elsewhere(..) => {
+                let mut counting = Counting { writer: &mut *writer, bytes: 0 };
+                later(name, *values, &mut counting)?;
+                let (found, expected) = (counting.bytes, values.dtype().1 * values.len() as u64);
+                if found != expected {
+                    let message = format!("tensor {name:?} {shape:?} of {found} bytes, {expected} expected");
                     return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
                 }
-                floats(writer, &values, *dtype)?;
             }
         }
     }
     writer.flush()
+}
+
+/// Counts what passes through.
+struct Counting<'w> {
+    writer: &'w mut dyn Write,
+    bytes: u64,
+}
+
+impl Write for Counting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.writer.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+fn write_floats(writer: &mut dyn Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(CHUNK_BYTES.min(4 * values.len()));
+    for chunk in values.chunks(CHUNK_BYTES / 4) {
+        buffer.clear();
+        match dtype {
+            Dtype::F32 => buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes())),
+            Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+            Dtype::F16 => buffer.extend(chunk.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+        }
+        writer.write_all(&buffer)?;
+    }
+    Ok(())
 }

@@ -45,7 +45,7 @@ impl<'a> From<&'a Vec<f32>> for Store<'a> {
 impl Store<'_> {
     /// How many numbers.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
-    pub const fn len(self) -> usize {
+    pub fn len(self) -> usize {
         match self {
             Self::F32(values) => values.len(),
             Self::Bf16(values) => values.len(),

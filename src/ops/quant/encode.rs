@@ -177,7 +177,7 @@ pub fn four(values: &[f32], format: Format, block: usize, double: bool) -> Resul
     if odd.into_inner() || rest.iter().any(|value| !value.is_finite()) {
         return Err(Error::model("has a number that is NaN or infinite, which cannot be quantized"));
     }
-    let scales = if double { Scales::Nested(nested(&scales)) } else { Scales::Plain(scales) };
+    let scales = if double { Scales::Nested(nested(&scales)) } else { Scales::Plain(scales.into()) };
     Four::new(format, (codes, len), block, *table(format), scales).map_err(Error::model)
 }
 
@@ -195,7 +195,7 @@ fn nested(scales: &[f32]) -> Nested {
             }
         }
     }
-    Nested { codes, map: map::signed(), absmax, block: NESTED_BLOCK, offset }
+    Nested { codes: codes.into(), map: map::signed(), absmax: absmax.into(), block: NESTED_BLOCK, offset }
 }
 
 /// The sum as `torch.sum` makes it on a CPU with AVX2 by one thread: pairs of partial sums in four levels, each of four

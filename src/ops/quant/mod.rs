@@ -9,9 +9,11 @@
 //!
 //! [`encode`] makes them, `run` widens a stretch of numbers in vectors, for the matrix products and everybody else.
 pub mod encode;
+mod form;
 pub mod map;
 mod run;
 
+pub use form::{Form, Stored};
 pub(in crate::ops) use run::{eight_run, four_run, widen_run};
 
 use std::sync::Arc;
@@ -42,7 +44,7 @@ impl Format {
 #[derive(Debug, Clone)]
 pub enum Scales {
     /// As they are.
-    Plain(Vec<f32>),
+    Plain(Stored<f32>),
     /// Coded themselves.
     Nested(Nested),
 }
@@ -51,11 +53,11 @@ pub enum Scales {
 #[derive(Debug, Clone)]
 pub struct Nested {
     /// A code for each block.
-    pub codes: Vec<u8>,
+    pub codes: Stored<u8>,
     /// What a code means.
     pub map: Arc<[f32; 256]>,
     /// A factor for each `block` codes.
-    pub absmax: Vec<f32>,
+    pub absmax: Stored<f32>,
     /// Codes that share a factor.
     pub block: usize,
     /// Added to every scale.
@@ -65,7 +67,7 @@ pub struct Nested {
 impl Scales {
     /// How many.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
-    pub const fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Self::Plain(scales) => scales.len(),
             Self::Nested(nested) => nested.codes.len(),
@@ -73,12 +75,17 @@ impl Scales {
     }
 
     /// That of a block.
-    #[inline]
     pub fn at(&self, block: usize) -> f32 {
+        self.look().at(block)
+    }
+
+    /// To look many up.
+    #[inline]
+    fn look(&self) -> Look<'_> {
         match self {
-            Self::Plain(scales) => scales[block],
-            Self::Nested(Nested { codes, map, absmax, block: size, offset }) => {
-                map[usize::from(codes[block])] * absmax[block / size] + offset
+            Self::Plain(scales) => Look::Plain(scales),
+            Self::Nested(Nested { codes, map, absmax, block, offset }) => {
+                Look::Nested(codes, map, absmax, *block, *offset)
             }
         }
     }
@@ -96,11 +103,30 @@ impl Scales {
     }
 }
 
+/// [`Scales`] whose places are known, so that a loop need not find them again.
+#[derive(Clone, Copy)]
+enum Look<'a> {
+    Plain(&'a [f32]),
+    Nested(&'a [u8], &'a [f32; 256], &'a [f32], usize, f32),
+}
+
+impl Look<'_> {
+    #[inline(always)]
+    fn at(self, block: usize) -> f32 {
+        match self {
+            Self::Plain(scales) => scales[block],
+            Self::Nested(codes, map, absmax, size, offset) => {
+                map[usize::from(codes[block])] * absmax[block / size] + offset
+            }
+        }
+    }
+}
+
 /// A matrix of 4 bits a number.
 #[derive(Debug, Clone)]
 pub struct Four {
     format: Format,
-    codes: Vec<u8>,
+    codes: Stored<u8>,
     len: usize,
     /// A block holds `1 << shift` numbers.
     shift: u32,
@@ -144,13 +170,13 @@ impl Four {
                     let (found, block) = (nested.absmax.len(), nested.block);
                     return Err(format!("{found} factors for {blocks} scales in blocks of {block}"));
                 }
-                nested.map.iter().chain(&nested.absmax).chain([&nested.offset]).all(|value| value.is_finite())
+                nested.map.iter().chain(&*nested.absmax).chain([&nested.offset]).all(|value| value.is_finite())
             }
         };
         if !finite || !table.iter().all(|value| value.is_finite()) {
             return Err("a scale that is NaN or infinite".into());
         }
-        Ok(Self { format, codes, len, shift: block.trailing_zeros(), table, scales })
+        Ok(Self { format, codes: codes.into(), len, shift: block.trailing_zeros(), table, scales })
     }
 
     /// How it is coded.
@@ -184,11 +210,11 @@ impl Four {
         let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
         fits.then(|| Self {
             format: self.format,
-            codes: [&self.codes[..], &below.codes].concat(),
+            codes: [&self.codes[..], &below.codes].concat().into(),
             len: self.len + below.len,
             shift: self.shift,
             table: self.table,
-            scales: Scales::Plain([self.scales.all(), below.scales.all()].concat()),
+            scales: Scales::Plain([self.scales.all(), below.scales.all()].concat().into()),
         })
     }
 }
@@ -196,8 +222,8 @@ impl Four {
 /// A matrix of 8 bits a number.
 #[derive(Debug, Clone)]
 pub struct Eight {
-    codes: Vec<u8>,
-    scales: Vec<f32>,
+    codes: Stored<u8>,
+    scales: Stored<f32>,
     width: usize,
 }
 
@@ -213,7 +239,7 @@ impl Eight {
         if !scales.iter().all(|scale| scale.is_finite()) {
             return Err("a scale that is NaN or infinite".into());
         }
-        Ok(Self { codes, scales, width })
+        Ok(Self { codes: codes.into(), scales: scales.into(), width })
     }
 
     /// The codes, signed, by their bits.
@@ -247,7 +273,7 @@ impl Quantized {
 
     /// How many numbers.
     #[allow(clippy::len_without_is_empty)] // no matrix is empty
-    pub const fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         match self {
             Self::Four(four) => four.len,
             Self::Eight(eight) => eight.codes.len(),
@@ -292,8 +318,8 @@ impl Quantized {
         match (self, below) {
             (Self::Four(above), Self::Four(below)) => above.joined(below).map(Self::Four),
             (Self::Eight(above), Self::Eight(below)) if above.width == below.width => Some(Self::Eight(Eight {
-                codes: [&above.codes[..], &below.codes].concat(),
-                scales: [&above.scales[..], &below.scales].concat(),
+                codes: [&above.codes[..], &below.codes].concat().into(),
+                scales: [&above.scales[..], &below.scales].concat().into(),
                 width: above.width,
             })),
             _ => None,

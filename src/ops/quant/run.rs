@@ -14,13 +14,13 @@ const EIGHTH: f32 = 7.874_016e-3;
 #[inline(always)]
 pub(in crate::ops) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut count: usize) {
     let block = 1usize << four.shift;
-    let codes = four.codes.as_ptr();
+    let (codes, scales) = (four.codes.as_ptr(), four.scales.look());
     // SAFETY: the caller's promise: code `at` is in byte `at / 2`, and the parts were held against each other by
     // `Four::new`.
     unsafe {
         let table = S::load(four.table.as_ptr());
         while count > 0 {
-            let scale = four.scales.at(at >> four.shift);
+            let scale = scales.at(at >> four.shift);
             let here = count.min(block - (at & (block - 1)));
             let one = |at: usize| {
                 let pair = *codes.add(at / 2);
@@ -56,9 +56,9 @@ pub(in crate::ops) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut t
 pub(in crate::ops) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut count: usize) {
     // SAFETY: the caller's promise; the parts were held against each other by `Eight::new`.
     unsafe {
-        let codes = eight.codes.as_ptr();
+        let (codes, scales): (_, &[f32]) = (eight.codes.as_ptr(), &eight.scales);
         while count > 0 {
-            let scale = eight.scales[at / eight.width];
+            let scale = scales[at / eight.width];
             let here = count.min(eight.width - at % eight.width);
             let (factor, eighth) = (S::splat(scale), S::splat(EIGHTH));
             let mut done = 0;

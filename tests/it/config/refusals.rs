@@ -91,10 +91,8 @@ fn keys_of_later_versions_are_refused_by_name() {
     for text in [
         "tuning: {lora: {init_lora_weights: olora}}",
         "model: {type: seq2seq}",
-        "train: {strategy: fsdp}",
         "train: {optim: galore_adamw}",
         "train: {lr_scheduler_type: reduce_lr_on_plateau}",
-        "deepspeed: x.json",
         "distributed: {foo: 1}",
     ] {
         let error = refusal(text);
@@ -107,12 +105,11 @@ fn keys_of_later_versions_are_refused_by_name() {
     hint("block_size: 1024", "set data.format: text and data.packing: true");
     hint("datasets: [{path: x}]", "tunesmith import FILE");
     hint("train: {dataloader_num_workers: 4}", "there is no data loader");
-    assert!(refused_word("TRAIN_FSDP=full_shard").contains("train.fsdp is not supported"));
-    assert!(refused_word("NUM_GPUS=2").contains("on GPUs is not yet part"));
+    hint("deepspeed: x.json", "set train.deepspeed: FILE");
+    hint("accelerate: x.yaml", "set train.accelerate: FILE");
+    assert!(refused_word("NUM_GPUS=2").contains("one process has one rank"));
     let folder = Folder::new(&[("a.yaml", "")]);
     assert!(folder.refusal(&[], &[("NUM_GPUS", "2")]).contains("env NUM_GPUS=2"));
-    assert!(folder.refusal(&[], &[("DEEPSPEED_CONFIG", "ds.json")]).contains("DeepSpeed"));
-    assert!(folder.refusal(&[], &[("TRAIN_FSDP", "full_shard")]).contains("not yet part"));
 }
 
 #[test]
@@ -144,6 +141,7 @@ fn contradictions_name_both_keys_and_their_sources() {
     for (text, first, second) in [
         ("train: {load_best_model_at_end: true}", "load_best_model_at_end", "eval_strategy"),
         ("train: {dp_ranks: 2}", "dp_ranks", "strategy"),
+        ("train: {strategy: zero3, fsdp_sharding_strategy: no_shard}", "fsdp_sharding_strategy", "strategy"),
         ("train: {early_stopping_patience: 2}", "early_stopping_patience", "eval_strategy"),
         ("train: {eval_strategy: epoch}\ndata: {train_path: x}", "eval_strategy", "val_path"),
         ("train: {eval_strategy: steps}\ndata: {split: 0.1}", "eval_strategy", "eval_steps"),

@@ -13,7 +13,7 @@ use super::fixture::{Fixture, said, tunesmith};
 use super::resume::{assert_same_ending, go};
 
 /// The shim, compiled once.
-fn shim() -> &'static Path {
+pub fn shim() -> &'static Path {
     static SHIM: OnceLock<PathBuf> = OnceLock::new();
     SHIM.get_or_init(|| {
         let library = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("crash-shim-{}.so", std::process::id()));

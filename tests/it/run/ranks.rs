@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::fixture::{Fixture, said, train, tunesmith};
 use crate::comm::gloo_is_there;
 
-fn launch(config: &Path, nproc: usize, words: &[&str]) -> Child {
+pub(super) fn launch(config: &Path, nproc: usize, words: &[&str]) -> Child {
     launch_with(&["--nproc", &nproc.to_string()], config, words)
 }
 
@@ -298,13 +298,17 @@ fn strategies_that_contradict_the_launcher_are_refused() {
         said(output)
     };
     assert!(refused(&train(&config, &["train.strategy=dp"])).contains("train.dp_ranks"));
-    assert!(refused(&train(&config, &["train.strategy=zero2"])).contains("not yet part of this version"));
     let single = launch(&config, 2, &["train.strategy=single"]).wait_with_output().unwrap();
     assert!(refused(&single).contains("tunesmith launch has started 2 ranks"));
     let other = tunesmith(&["launch", "--", "data", config.to_str().unwrap()]).output().unwrap();
     assert!(refused(&other).contains("`data` does not run as several ranks"));
     let gpus = tunesmith(&["launch", "--", "train", config.to_str().unwrap()]).env("NUM_GPUS", "99").output().unwrap();
     assert!(refused(&gpus).contains("env NUM_GPUS=99: "));
+    let accelerate = fixture.path("acc.yaml");
+    std::fs::write(&accelerate, "distributed_type: MULTI_CPU\nnum_processes: 2\n").unwrap();
+    let word = format!("train.accelerate={}", accelerate.display());
+    let alone = refused(&train(&config, &[&word]));
+    assert!(alone.contains("acc.yaml:2 num_processes: 2, but this is 1 rank"), "{alone}");
     let mut command = tunesmith(&["launch", "--nproc", "2", "--", "train", config.to_str().unwrap()]);
     let missing = command.env("TUNESMITH_GLOO", "/nowhere/lib.so").output().unwrap();
     let text = refused(&missing);

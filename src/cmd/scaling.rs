@@ -1,0 +1,124 @@
+//! `tunesmith plan --scaling`: how fast many ranks are, by a model of what travels between them.
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use crate::config::{Config, Mode};
+use crate::error::{Error, Result};
+use crate::plan::flops::Costs;
+use crate::plan::grouped;
+use crate::plan::memory::{Device, Predictor};
+use crate::plan::scaling::{self, Estimate, Fabric, Link, Pattern, Work};
+use crate::plan::strategies::{Batch, Strategy};
+
+/// The flags of the model.
+#[derive(Debug, Clone, clap::Args)]
+pub struct ScalingArgs {
+    /// Show how fast 1 to 1,024 ranks are (needs a speed: --tflops, or on the CPU `tunesmith bench`)
+    #[arg(long)]
+    pub scaling: bool,
+    /// Gigabytes a second between ranks of a machine, one way (default: 300 for GPUs as NVLink 4 gives them, 2 on the CPU)
+    #[arg(long, value_name = "GB/s", requires = "scaling")]
+    inside: Option<f64>,
+    /// Gigabytes a second of each rank to other machines (default: 45 for GPUs, as 400 Gb/s InfiniBand a GPU; 1.1 on the CPU, 10 Gb/s)
+    #[arg(long, value_name = "GB/s", requires = "scaling")]
+    between: Option<f64>,
+    /// Ranks of a machine (default: 8 GPUs; 1 on the CPU)
+    #[arg(long, value_name = "N", requires = "scaling", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    per_machine: Option<u64>,
+}
+
+/// The worlds of the table.
+const WORLDS: [u64; 9] = [1, 2, 3, 4, 8, 16, 64, 256, 1024];
+/// Its strategies.
+const STRATEGIES: [Strategy; 3] = [Strategy::Ddp, Strategy::Zero2, Strategy::Fsdp];
+
+/// What is shown.
+#[derive(Debug, Serialize)]
+pub struct Report {
+    fabric: Fabric,
+    work: Work,
+    estimates: Vec<Estimate>,
+}
+
+/// The estimates for what `predictor` trains with batches like `batch`, on devices of `speed` operations a second.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: a bandwidth that is none.
+pub fn report(
+    args: &ScalingArgs,
+    config: &Config,
+    predictor: &Predictor<'_>,
+    batch: &Batch,
+    (device, speed): (Device, f64),
+) -> Result<Report> {
+    let gpu = device == Device::Gpu;
+    let bandwidth = |given: Option<f64>, name: &str, default: f64| match given {
+        Some(giga) if giga.is_finite() && giga > 0.0 => Ok(giga * 1e9),
+        Some(giga) => Err(Error::config(format!("--{name} {giga}, expected gigabytes a second above 0"))),
+        None => Ok(default * 1e9),
+    };
+    let fabric = Fabric {
+        local: args.per_machine.unwrap_or(if gpu { 8 } else { 1 }),
+        inside: Link {
+            bandwidth: bandwidth(args.inside, "inside", if gpu { 300.0 } else { 2.0 })?,
+            latency: if gpu { 5e-6 } else { 60e-6 },
+        },
+        between: Link {
+            bandwidth: bandwidth(args.between, "between", if gpu { 45.0 } else { 1.1 })?,
+            latency: if gpu { 15e-6 } else { 100e-6 },
+        },
+        pattern: if gpu { Pattern::Hierarchical } else { Pattern::Pairwise },
+    };
+    let (rows, passes) = (config.train.batch_size.or(1) as f64, config.train.grad_accum.or(1) as u64);
+    let rank = predictor.predict(&batch.pass());
+    let one = Costs::new(&predictor.job).of([batch.length as usize], batch.length as f64 - 1.0);
+    // Of a frozen base forward and backward cost the same; where all is trained backward costs twice as much.
+    let backward = if config.tuning.mode == Mode::Full { 2.0 / 3.0 } else { 0.5 };
+    let work = Work {
+        compute: one.total() * rows * passes as f64 / speed,
+        backward: (one.useful * backward + one.again) / one.total(),
+        passes,
+        gradients: rank.gradients as f64,
+        weights: (rank.weights + rank.trained) as f64,
+        segments: predictor.segments().len() as u64,
+        bucket: (config.train.ddp_bucket_cap_mb << 20) as f64,
+        tokens: rows * passes as f64 * batch.length as f64,
+    };
+    let estimates = STRATEGIES
+        .into_iter()
+        .flat_map(|strategy| WORLDS.map(|ranks| scaling::estimate(strategy, &work, &fabric, ranks)))
+        .collect();
+    Ok(Report { fabric, work, estimates })
+}
+
+/// As text.
+pub fn show(report: &Report) -> String {
+    let Report { fabric, work, estimates } = report;
+    let giga = |bytes: f64| format!("{:.2}", bytes / 1e9);
+    let mut out = format!(
+        "\nscaling, predicted: a rank computes {:.3} s a step; {} GB of gradients, {} GB of weights; {} GB/s within a machine of {}, {} GB/s \
+         between machines\n",
+        work.compute,
+        giga(work.gradients),
+        giga(work.weights),
+        giga(fabric.inside.bandwidth),
+        fabric.local,
+        giga(fabric.between.bandwidth)
+    );
+    let heads = ["strategy", "ranks", "GB sent", "ms on the way", "ms not hidden", "tokens/s", "efficiency"];
+    let mut lines = vec![heads.map(str::to_owned).to_vec()];
+    for one in estimates {
+        lines.push(vec![
+            one.strategy.name().to_owned(),
+            grouped(one.ranks),
+            giga(one.bytes),
+            format!("{:.1}", 1e3 * one.communication),
+            format!("{:.1}", 1e3 * one.exposed),
+            grouped(one.tokens_per_second.round() as u64),
+            format!("{:.1} %", 100.0 * one.efficiency),
+        ]);
+    }
+    let _ = write!(out, "{}", super::plan::columns(&lines));
+    out
+}

@@ -1,0 +1,177 @@
+//! `tunesmith setup-accelerate`: writes a configuration of Accelerate for this machine; asks only in a terminal.
+use std::fmt::Write as _;
+use std::io::{BufRead as _, IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use super::terminal;
+use crate::config::foreign;
+use crate::error::{Error, Result};
+use crate::plan::platform::{self, Engine, Host, Layout};
+use crate::train::machine;
+
+/// Write a configuration of Accelerate for this machine
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The file to write
+    #[arg(long, default_value = "configs/accelerate/default.yaml", value_name = "FILE")]
+    out: PathBuf,
+    /// Ask nothing, also in a terminal
+    #[arg(long)]
+    yes: bool,
+    /// Replace a file that is there
+    #[arg(long)]
+    overwrite: bool,
+    /// Ranks on this machine
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    num_processes: Option<u64>,
+    /// `ddp`, `zero1`, `zero2`, `zero3` or `fsdp`
+    #[arg(long, value_parser = STRATEGIES)]
+    strategy: Option<String>,
+    /// `no`, `bf16` or `fp16`
+    #[arg(long, value_parser = PRECISIONS)]
+    mixed_precision: Option<String>,
+}
+
+const STRATEGIES: [&str; 5] = ["ddp", "zero1", "zero2", "zero3", "fsdp"];
+const PRECISIONS: [&str; 3] = ["no", "bf16", "fp16"];
+
+/// What the file says.
+struct Answers {
+    processes: u64,
+    strategy: String,
+    precision: String,
+}
+
+/// Runs the subcommand.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: the file is there already; [`crate::Kind::Io`].
+pub fn run(args: &Args) -> Result<()> {
+    if args.out.exists() && !args.overwrite {
+        return Err(Error::config(format!("{} is there already", args.out.display()))
+            .hint("replace it with --overwrite, or write another with --out FILE"));
+    }
+    let host = machine::host();
+    let asks = !args.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    let question = |text: &str, fallback: String, fits: &dyn Fn(&str) -> bool| {
+        if asks { ask(text, &fallback, fits) } else { Ok(fallback) }
+    };
+    let found = platform::ranks(&host, Engine::Cpu) as u64;
+    let count = |text: &str| text.parse().is_ok_and(|count: u64| (1..=4096).contains(&count));
+    let processes = if let Some(processes) = args.num_processes {
+        processes
+    } else {
+        let text = question("How many ranks on this machine?", found.to_string(), &count)?;
+        text.parse().unwrap_or(found)
+    };
+    let strategy = match &args.strategy {
+        Some(strategy) => strategy.clone(),
+        None if processes == 1 => "ddp".to_owned(),
+        None => question("How do they share the model? (ddp, zero1, zero2, zero3, fsdp)", "ddp".into(), &|text| {
+            STRATEGIES.contains(&text)
+        })?,
+    };
+    let precision = match &args.mixed_precision {
+        Some(precision) => precision.clone(),
+        None => {
+            question("Activations in two bytes? (no, bf16, fp16)", "no".into(), &|text| PRECISIONS.contains(&text))?
+        }
+    };
+    let answers = Answers { processes, strategy, precision };
+    let text = file(&host, &answers);
+    foreign::check(foreign::Format::Accelerate, Path::new("what is written"), &text)?;
+    if let Some(folder) = args.out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
+    }
+    std::fs::write(&args.out, text).map_err(|error| Error::io("write", &args.out, &error))?;
+    let ranks = processes as usize;
+    let layout = Layout { ranks, local: ranks, in_process: false };
+    let choices = platform::choose(&host, layout, Engine::Cpu);
+    terminal::print(&format!(
+        "wrote {}: {processes} rank{} on this machine, {}\n{}\nuse it with ACCELERATE_CONFIG_FILE={}\n",
+        args.out.display(),
+        if processes == 1 { "" } else { "s" },
+        answers.strategy,
+        platform::summary(&host, &choices, platform::threads(host.cores, ranks)),
+        args.out.display()
+    ))
+}
+
+/// Asks until the answer fits; an empty one is the fallback, and so is the end of the input.
+fn ask(text: &str, fallback: &str, fits: &dyn Fn(&str) -> bool) -> Result<String> {
+    loop {
+        let mut out = std::io::stderr().lock();
+        let shown = write!(out, "{text} [{fallback}] ").and_then(|()| out.flush());
+        shown.map_err(|error| Error::io("write to", "the terminal", &error))?;
+        let mut line = String::new();
+        let read = std::io::stdin().lock().read_line(&mut line);
+        let read = read.map_err(|error| Error::io("read from", "the terminal", &error))?;
+        match line.trim() {
+            "" => return Ok(fallback.to_owned()),
+            answer if fits(answer) => return Ok(answer.to_owned()),
+            _ if read == 0 => return Ok(fallback.to_owned()),
+            answer => terminal::print_note(&format!("{answer:?} is none of the answers")),
+        }
+    }
+}
+
+/// The file's text.
+fn file(host: &Host, answers: &Answers) -> String {
+    let Answers { processes, strategy, precision } = answers;
+    let cards: Vec<&str> = host.cards.iter().map(|card| card.name.as_str()).collect();
+    let cards = if cards.is_empty() { "no GPU".to_owned() } else { cards.join(", ") };
+    let kind = match strategy.as_str() {
+        _ if *processes == 1 => "\"NO\"",
+        "ddp" if host.cards.is_empty() => "MULTI_CPU",
+        "ddp" => "MULTI_GPU",
+        "fsdp" => "FSDP",
+        _ => "DEEPSPEED",
+    };
+    let mut text = format!(
+        "# Accelerate, written by `tunesmith setup-accelerate` for {}, {} cores, {cards}.\n\
+         compute_environment: LOCAL_MACHINE\n\
+         distributed_type: {kind}\n\
+         num_machines: 1\n\
+         num_processes: {processes}\n\
+         machine_rank: 0\n\
+         mixed_precision: \"{precision}\"\n\
+         use_cpu: true # this version computes on the CPU\n",
+        host.system.name(),
+        host.cores,
+    );
+    if kind == "FSDP" {
+        text += "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";
+    }
+    if kind == "DEEPSPEED" {
+        let _ = writeln!(text, "deepspeed_config:\n  zero_stage: {}", strategy.trim_start_matches("zero"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Node;
+    use crate::plan::platform::{Card, System};
+
+    #[test]
+    fn what_is_written_is_read() {
+        let card = Card { name: "RTX 4090".to_owned(), capability: Some((8, 9)) };
+        for cards in [Vec::new(), vec![card.clone(), card]] {
+            let host = Host { system: System::Linux, cards, cores: 8 };
+            for strategy in STRATEGIES {
+                for (processes, precision) in [(1, "no"), (2, "bf16"), (4, "fp16")] {
+                    let answers = Answers { processes, strategy: strategy.to_owned(), precision: precision.to_owned() };
+                    let text = file(&host, &answers);
+                    let read = foreign::check(foreign::Format::Accelerate, Path::new("x.yaml"), &text);
+                    let expected = if processes == 1 { "single" } else { strategy };
+                    let found = read.unwrap_or_else(|error| panic!("{error}\n{text}"));
+                    assert!(
+                        found.contains(&("train.strategy".to_owned(), Node::Str(expected.to_owned()))),
+                        "{found:?}: {text}"
+                    );
+                }
+            }
+        }
+    }
+}

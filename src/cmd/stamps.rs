@@ -1,0 +1,98 @@
+//! What an adapter's run has stamped, held against what the adapter is to be merged into.
+use std::path::{Path, PathBuf};
+
+use super::terminal::print_note;
+use crate::checkpoint::finished::Finished;
+use crate::checkpoint::origin::{self, Origin};
+use crate::config::{Backend, Config};
+use crate::data::{ChatTemplate, Tokenizer};
+use crate::error::Result;
+use crate::export::merge::Parts;
+use crate::model::quantize::{self, Held};
+use crate::train::engine;
+
+/// Hashes of the tokenizer and the chat template that go with the result, as stamps have them.
+pub struct Texts(Vec<(&'static str, String)>);
+
+impl Texts {
+    /// Of the tokenizer in `dir`, if there is one, and the template that replaces its own.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Data`]: they cannot be read.
+    pub fn of(dir: &Path, template: Option<&str>) -> Result<Self> {
+        if !dir.join("tokenizer.json").is_file() {
+            return Ok(Self(Vec::new()));
+        }
+        let tokenizer = Tokenizer::load(dir)?;
+        let own = match template {
+            Some(_) => None,
+            None => ChatTemplate::find(dir, &tokenizer, None, None)?,
+        };
+        let template = template.or(own.as_ref().map(ChatTemplate::source)).unwrap_or_default();
+        let template = blake3::hash(template.as_bytes()).to_hex().to_string();
+        Ok(Self(vec![("tokenizer", tokenizer.hash().to_hex().to_string()), ("chat_template", template)]))
+    }
+
+    /// What is to be compared with a stamp. A run that used no template says nothing of the folder's.
+    fn compared(&self, origin: &Origin) -> Vec<(&'static str, String)> {
+        let none = blake3::hash(b"").to_hex().to_string();
+        let counts = |key: &str| key != "chat_template" || origin.field(key) != Some(&none);
+        self.0.iter().filter(|(key, _)| counts(key)).cloned().collect()
+    }
+}
+
+/// Opens the adapters and holds each against the stamp of its run; returns the form in which the base's matrices are taken:
+/// the configuration's, else the runs'.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`], with both sides: an adapter was trained on something else than `allow` accepts.
+pub fn check(
+    parts: &Parts,
+    adapters: &[PathBuf],
+    config: Option<&Config>,
+    texts: &Texts,
+    allow: &[String],
+) -> Result<(Option<Held>, Vec<Finished>)> {
+    let backend = config.map_or(Backend::Fused, |config| config.tuning.backend);
+    if let Some(config) = config {
+        engine::choose(config);
+    }
+    let mut held = match config {
+        Some(config) if !adapters.is_empty() => Some(quantize::held(config, &parts.weights)?),
+        _ => None,
+    };
+    let (mut opened, mut base) = (Vec::new(), None);
+    for dir in adapters {
+        let adapter = Finished::open(dir, &parts.arch)?;
+        let Some(origin) = Origin::of(dir)? else {
+            print_note(&format!(
+                "no backend.json in or beside {}: whether it was trained on this base cannot be checked",
+                dir.display()
+            ));
+            opened.push(adapter);
+            continue;
+        };
+        let base = match &base {
+            Some(base) => base,
+            None => base.insert(parts.fingerprint()?),
+        };
+        let form = match &held {
+            Some(form) => form,
+            None => held.insert(origin.held()?),
+        };
+        let mut now = vec![
+            ("base_model", base.clone()),
+            ("backend", engine::engine(backend).to_owned()),
+            ("quantization", Held::describe(form.as_ref())),
+        ];
+        now.extend(origin::shape_of(&origin, &adapter, &parts.arch)?.map(|shape| ("adapter", shape)));
+        now.extend(parts.narrower(origin.field("dtype")).map(|dtype| ("dtype", dtype)));
+        now.extend(texts.compared(&origin));
+        for passed in origin.compare(dir, &now, allow)? {
+            print_note(&format!("{}: {passed}", dir.display()));
+        }
+        opened.push(adapter);
+    }
+    let as_stored = allow.iter().any(|key| key == "quantization");
+    Ok((held.flatten().filter(|_| !as_stored), opened))
+}

@@ -1,0 +1,206 @@
+//! Configuration files of DeepSpeed and Accelerate, and Transformers' `fsdp`: each key becomes one of ours, has no effect
+//! here, or is refused, as one table a format says ([`Row`]). Nothing in them is ignored in silence.
+//!
+//! Such a file stands beside the configuration: a value that both give must be the same, `auto` is ours, and what the
+//! environment, words and flags say goes before both.
+mod accelerate;
+mod apply;
+mod comments;
+mod deepspeed;
+pub mod docs;
+mod fsdp;
+mod named;
+mod optimizer;
+mod taken;
+mod walk;
+
+use super::option::Scalar;
+use super::resolve::Source;
+use super::value::Node;
+use crate::error::{Error, Result};
+use std::path::Path;
+
+pub(super) use comments::blanked as without_comments;
+pub use named::{Inline, Switch};
+pub use taken::{Expected, Fate, Foreign, Told};
+pub use walk::{Reader, Value};
+
+/// Whose file it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// DeepSpeed's JSON.
+    DeepSpeed,
+    /// Accelerate's YAML.
+    Accelerate,
+    /// Transformers' `fsdp_config`, and the section `fsdp_config` of Accelerate's file.
+    Fsdp,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp];
+
+    /// Its name.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::DeepSpeed => "DeepSpeed",
+            Self::Accelerate => "Accelerate",
+            Self::Fsdp => "Transformers' fsdp_config",
+        }
+    }
+
+    /// Its table.
+    pub const fn rows(self) -> &'static [Row] {
+        match self {
+            Self::DeepSpeed => deepspeed::ROWS,
+            Self::Accelerate => accelerate::ROWS,
+            Self::Fsdp => fsdp::ROWS,
+        }
+    }
+
+    /// The table's line for a key, by whichever of its names; for a whole section that is handled as one, the section's.
+    pub fn row(self, key: &str) -> Option<&'static Row> {
+        let exact = |key: &str| self.rows().iter().find(|row| row.key == key);
+        exact(key).or_else(|| match self {
+            Self::DeepSpeed => {
+                let rest = key.strip_prefix("zero_optimization.");
+                let stage3 = rest.and_then(|rest| exact(&format!("zero_optimization.stage3_{rest}")));
+                stage3.or_else(|| exact(&format!("bf16.{}", key.strip_prefix("bfloat16.")?)))
+            }
+            Self::Accelerate => {
+                let bare = key.strip_prefix("fsdp_config.")?;
+                Self::Fsdp.row(bare)
+            }
+            Self::Fsdp => exact(key.strip_prefix("fsdp_")?),
+        })
+    }
+
+    /// As [`Format::row`], or the line of a section that the key lies in.
+    pub fn covers(self, key: &str) -> Option<&'static Row> {
+        let sections = key.match_indices('.').map(|(end, _)| &key[..end]);
+        self.row(key).or_else(|| sections.filter_map(|section| self.row(section)).find(|row| row.whole))
+    }
+}
+
+/// What becomes of a key.
+#[derive(Clone, Copy)]
+pub enum Act {
+    /// The same value under our key.
+    To(&'static str),
+    /// A function of the value; what it does, in words.
+    With(Take, &'static str),
+    /// Read by the function of a sibling; which, in words.
+    Together(&'static str),
+    /// It is always so here. Another value than these has no effect, and a warning says why.
+    Always(&'static [Scalar], &'static str),
+    /// No effect here, with a warning that says why.
+    Warned(&'static str),
+    /// These values ask for nothing; any other is refused, and why.
+    Unless(&'static [Scalar], &'static str),
+}
+
+/// Takes a value over.
+pub type Take = fn(&mut Reader, &Value) -> Result<()>;
+
+/// A key of a foreign format, and what becomes of it.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// The full key, or a section.
+    pub key: &'static str,
+    /// What is done.
+    pub act: Act,
+    /// A whole section, all keys below it.
+    pub whole: bool,
+}
+
+/// A line of a table.
+const fn row(key: &'static str, act: Act) -> Row {
+    Row { key, act, whole: false }
+}
+
+/// A line for a section and all below it.
+const fn section(key: &'static str, act: Act) -> Row {
+    Row { key, act, whole: true }
+}
+
+/// The keys of ours that name foreign files, in the order in which they are read.
+pub const KEYS: [&str; 4] = ["train.accelerate", "train.deepspeed", "train.fsdp", "train.fsdp_config"];
+
+/// What one of our keys gets.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Line {
+    /// Our key.
+    pub key: String,
+    /// Its value.
+    pub node: Node,
+    /// Where it stands.
+    pub source: Source,
+    /// It counts only where this key of ours is on.
+    pub only_with: Option<&'static str>,
+    /// It counts only where nothing else sets the key.
+    pub soft: bool,
+    /// What names the file, which tells how near it is to the user.
+    pub named_by: Source,
+}
+
+/// Reads the files that `named` has: key, value and source of each of [`KEYS`] that is set.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: no such file, no JSON or YAML, an unknown key, or a value that is refused.
+pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
+    let mut taken = Foreign::default();
+    let of = |key: &str| named.iter().find(|(name, node, _)| *name == key && !is_off(node));
+    if let Some((key, node, source)) = of("train.accelerate") {
+        Reader::open(Format::Accelerate, key, node, source)?.run(accelerate::finish, &mut taken)?;
+    }
+    if let Some((file, source)) = taken.nested.take() {
+        let key = "deepspeed_config.deepspeed_config_file";
+        Reader::open(Format::DeepSpeed, key, &Node::Str(file), &source)?.run(deepspeed::finish, &mut taken)?;
+    }
+    if let Some((key, node, source)) = of("train.deepspeed") {
+        Reader::open(Format::DeepSpeed, key, node, source)?.run(deepspeed::finish, &mut taken)?;
+    }
+    match (of("train.fsdp"), of("train.fsdp_config")) {
+        (Some((_, words, source)), config) => fsdp::read((words, source), config, &mut taken)?,
+        (None, Some((_, _, source))) => {
+            return Err(Error::config(format!(
+                "{}: train.fsdp_config without train.fsdp has no effect",
+                source.place()
+            ))
+            .hint("set train.fsdp: true, or remove train.fsdp_config"));
+        }
+        (None, None) => {}
+    }
+    Ok(taken)
+}
+
+/// Reads a text as a file of that format; `path` stands for it in messages. Gives how ranks share the model, as `train.strategy` and what
+/// belongs to it.
+///
+/// # Errors
+/// As a file with that text.
+pub fn check(format: Format, path: &Path, text: &str) -> Result<Vec<(String, Node)>> {
+    let mut taken = Foreign::default();
+    let finish: fn(&mut Reader) -> Result<()> = match format {
+        Format::Accelerate => accelerate::finish,
+        Format::DeepSpeed => deepspeed::finish,
+        Format::Fsdp => |_: &mut Reader| Ok(()),
+    };
+    Reader::of_text(format, path, text)?.run(finish, &mut taken)?;
+    let shares = |line: &Line| line.key == "train.strategy" || line.key.starts_with("train.fsdp");
+    Ok(taken.lines.into_iter().filter(shares).map(|line| (line.key, line.node)).collect())
+}
+
+/// Whether a value asks for nothing: `null`, `false`, `none`, or a section with nothing in it that is on.
+fn is_off(node: &Node) -> bool {
+    match node {
+        Node::Null | Node::Bool(false) => true,
+        Node::Bool(true) | Node::Int(_) | Node::Float(_) => false,
+        Node::Str(text) => matches!(text.to_lowercase().as_str(), "" | "none" | "no" | "false" | "null"),
+        Node::List(items) => items.is_empty(),
+        Node::Map(entries) => {
+            let enabled = entries.iter().find(|(key, _)| key == "enabled");
+            enabled.map_or_else(|| entries.iter().all(|(_, node)| is_off(node)), |(_, node)| is_off(node))
+        }
+    }
+}

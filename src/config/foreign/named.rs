@@ -1,0 +1,101 @@
+//! The types of the keys that name foreign configurations.
+use super::super::value::{ConfigValue, Node, Refusal};
+use serde_json::{Value as Json, json};
+
+/// A foreign configuration: a file's path, or the configuration itself as a mapping; nothing without one.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Inline(pub Node);
+
+impl Default for Inline {
+    fn default() -> Self {
+        Self(Node::Null)
+    }
+}
+
+impl ConfigValue for Inline {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Str(text) if text.is_empty() || text.contains('\0') => Err(Refusal::new(node, Self::expected())),
+            Node::Null | Node::Str(_) | Node::Map(_) => Ok(Self(node.clone())),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        json_of(&self.0)
+    }
+
+    fn expected() -> String {
+        "a path, a mapping or null".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": ["string", "object", "null"] })
+    }
+}
+
+/// Transformers' `fsdp`: `true`, or words in one string or a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Switch(pub Node);
+
+impl Default for Switch {
+    fn default() -> Self {
+        Self(Node::Bool(false))
+    }
+}
+
+impl Switch {
+    /// The words; nothing where it is off.
+    pub fn words(node: &Node) -> Option<Vec<String>> {
+        match node {
+            Node::Bool(true) => Some(Vec::new()),
+            Node::Str(text) => Some(text.split_whitespace().map(str::to_lowercase).collect()),
+            Node::List(items) => {
+                let word = |item: &Node| match item {
+                    Node::Str(word) => Some(word.to_lowercase()),
+                    _ => None,
+                };
+                items.iter().map(word).collect()
+            }
+            _ => None,
+        }
+    }
+}
+
+impl ConfigValue for Switch {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Null => Ok(Self::default()),
+            Node::Bool(_) => Ok(Self(node.clone())),
+            _ if Self::words(node).is_some() => Ok(Self(node.clone())),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        json_of(&self.0)
+    }
+
+    fn expected() -> String {
+        "true, false, or words such as \"full_shard auto_wrap\"".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [{ "type": ["boolean", "string", "null"] }, { "type": "array", "items": { "type": "string" } }] })
+    }
+}
+
+/// A node as JSON.
+pub(super) fn json_of(node: &Node) -> Json {
+    match node {
+        Node::Null => Json::Null,
+        Node::Bool(flag) => (*flag).into(),
+        Node::Int(number) => i64::try_from(*number).map_or_else(|_| (*number as f64).into(), Json::from),
+        Node::Float(number) => (*number).into(),
+        Node::Str(text) => text.as_str().into(),
+        Node::List(items) => items.iter().map(json_of).collect(),
+        Node::Map(entries) => {
+            entries.iter().map(|(key, node)| (key.clone(), json_of(node))).collect::<serde_json::Map<_, _>>().into()
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! A merged model whose matrices are written in 4 or 8 bits, as bitsandbytes stores them; and what that loses.
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::merge::Merged;
+use crate::config::arch::{Arch, TensorSpec};
+use crate::error::Result;
+use crate::model::quantize::{self, Held};
+use crate::model::weights::{Dtype, Parts, config_json};
+use crate::ops::quant::encode::{BLOCK, NESTED_BLOCK};
+use crate::ops::quant::{Format, Quantized, encode};
+
+/// Which matrices of a model are coded, and how.
+#[derive(Debug)]
+pub struct Coding {
+    held: Held,
+    matrices: BTreeSet<String>,
+}
+
+/// What coding has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Loss {
+    /// Matrices that were coded.
+    pub matrices: usize,
+    /// The largest difference of a number from what its code means.
+    pub largest: f32,
+    /// The largest number.
+    pub scale: f32,
+    sum: f64,
+    count: u64,
+}
+
+impl Loss {
+    /// The mean difference of a number from what its code means.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.count.max(1) as f64
+    }
+
+    fn add(&mut self, values: &[f32], coded: &[f32]) {
+        self.matrices += 1;
+        self.count += values.len() as u64;
+        for (value, coded) in values.iter().zip(coded) {
+            let difference = (value - coded).abs();
+            self.sum += f64::from(difference);
+            self.largest = self.largest.max(difference);
+            self.scale = self.scale.max(value.abs());
+        }
+    }
+}
+
+impl Coding {
+    /// For a model of this shape.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the list of modules that are left out fits nothing.
+    pub fn new(arch: &Arch, held: Held) -> Result<Self> {
+        Ok(Self { matrices: quantize::matrices(arch, &held.skip)?, held })
+    }
+
+    /// How, in words.
+    pub fn describe(&self) -> String {
+        self.held.how.describe()
+    }
+
+    /// Whether that tensor is coded.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.matrices.contains(name)
+    }
+
+    /// About the bytes that a matrix takes in its file.
+    pub(super) fn bytes(&self, spec: &TensorSpec) -> u64 {
+        /// The tables and the description beside a matrix.
+        const BESIDE: u64 = 4 * (16 + 256) + 256;
+        let len = spec.len() as u64;
+        match self.held.how.format {
+            Format::Int8 => len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1,
+            Format::Nf4 | Format::Fp4 => {
+                let blocks = len.div_ceil(BLOCK as u64);
+                let nested = blocks + 4 * blocks.div_ceil(NESTED_BLOCK as u64);
+                len.div_ceil(2) + if self.held.how.double { nested } else { 4 * blocks } + BESIDE
+            }
+        }
+    }
+
+    /// A matrix of the merged model in codes, its loss added to `loss`.
+    ///
+    /// # Errors
+    /// Those of [`Merged::values`]; [`crate::Kind::Model`]: a number that cannot be coded.
+    pub(super) fn code(&self, merged: &Merged, spec: &TensorSpec, loss: &mut Loss) -> Result<Quantized> {
+        let values = merged.values(spec)?;
+        let width = spec.shape.last().copied().unwrap_or(1);
+        let matrix = encode::quantize(&values, width, self.held.how.format, self.held.how.double)
+            .map_err(|error| error.context(format!("tensor {:?}", spec.name)))?;
+        loss.add(&values, &matrix.dequantize());
+        Ok(matrix)
+    }
+
+    /// A coded matrix as tensors of a file, in a model whose other numbers are of this type.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`]: the shape is not that of the matrix.
+    pub(super) fn parts<'a>(spec: &TensorSpec, matrix: &'a Quantized, dtype: Dtype) -> Result<Parts<'a>> {
+        Parts::new(&spec.name, &spec.shape, dtype.name(), matrix)
+    }
+
+    /// `quantization_config` for `config.json`.
+    pub(super) fn config_json(&self) -> Value {
+        config_json(self.held.how.format, self.held.how.double, &self.held.skip)
+    }
+}

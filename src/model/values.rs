@@ -1,0 +1,58 @@
+//! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at hand.
+use std::ops::Range;
+
+/// Up to two stretches of the flat buffer.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Values<'a> {
+    windows: [Window<'a>; 2],
+}
+
+/// A stretch, and where it starts.
+pub type Window<'a> = (usize, &'a [f32]);
+
+impl<'a> Values<'a> {
+    /// The first two of some stretches.
+    pub fn of(windows: impl IntoIterator<Item = Window<'a>>) -> Self {
+        let mut windows = windows.into_iter();
+        let mut next = || windows.next().unwrap_or_default();
+        Self { windows: [next(), next()] }
+    }
+
+    /// The values at a place.
+    ///
+    /// # Panics
+    /// If they are not at hand.
+    #[inline]
+    pub fn at(self, place: &Range<usize>) -> &'a [f32] {
+        let covers = |&(start, values): &Window<'_>| start <= place.start && place.end <= start + values.len();
+        let (start, values) = self.windows.into_iter().find(covers).expect("the values of a segment at hand");
+        &values[place.start - start..place.end - start]
+    }
+}
+
+impl<'a> From<&'a [f32]> for Values<'a> {
+    fn from(all: &'a [f32]) -> Self {
+        Self::of([(0, all)])
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Values<'a> {
+    fn from(all: &'a Vec<f32>) -> Self {
+        Self::from(&all[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_found_by_their_place_in_whichever_stretch_has_them() {
+        let (first, last) = ([1.0, 2.0, 3.0], [7.0, 8.0]);
+        let values = Values::of([(10, &first[..]), (40, &last[..])]);
+        assert_eq!(values.at(&(11..13)), [2.0, 3.0]);
+        assert_eq!(values.at(&(40..42)), [7.0, 8.0]);
+        assert_eq!(Values::from(&first[..]).at(&(0..3)), first);
+        assert!(std::panic::catch_unwind(|| values.at(&(12..14)).len()).is_err(), "a value more than is at hand");
+    }
+}

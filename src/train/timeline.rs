@@ -1,0 +1,106 @@
+//! What a rank does when in one step: passes on one line, the summing of gradients on the other.
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The spans of a step, from two threads.
+#[derive(Debug)]
+pub struct Timeline {
+    began: Instant,
+    spans: Mutex<Vec<Span>>,
+}
+
+#[derive(Debug)]
+struct Span {
+    /// Passes, or sums.
+    sums: bool,
+    what: String,
+    from: Duration,
+    to: Duration,
+}
+
+/// Columns of the drawing.
+const WIDTH: usize = 48;
+
+impl Default for Timeline {
+    fn default() -> Self {
+        Self { began: Instant::now(), spans: Mutex::default() }
+    }
+}
+
+impl Timeline {
+    /// Since its beginning.
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    fn add(&self, sums: bool, what: String, from: Duration) {
+        let span = Span { sums, what, from, to: self.now() };
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner).push(span);
+    }
+
+    /// Something was computed from `from` until now.
+    pub fn computed(&self, what: impl Into<String>, from: Duration) {
+        self.add(false, what.into(), from);
+    }
+
+    /// Something was exchanged from `from` until now.
+    pub fn exchanged(&self, what: impl Into<String>, from: Duration) {
+        self.add(true, what.into(), from);
+    }
+
+    /// A line a span, in the order of their beginnings: thread, milliseconds, what, and a bar.
+    pub fn lines(&self) -> Vec<String> {
+        let mut spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        spans.sort_by_key(|span| (span.from, span.to));
+        let whole = spans.iter().map(|span| span.to).max().unwrap_or_default().as_secs_f64().max(1e-9);
+        let column = |at: Duration| ((at.as_secs_f64() / whole * WIDTH as f64) as usize).min(WIDTH - 1);
+        let line = |span: &Span| {
+            let (who, mark) = if span.sums { ("ranks", '=') } else { ("pass ", '#') };
+            let (from, to) = (1e3 * span.from.as_secs_f64(), 1e3 * span.to.as_secs_f64());
+            let before = std::iter::repeat_n(' ', column(span.from));
+            let bar: String =
+                before.chain(std::iter::repeat_n(mark, column(span.to) - column(span.from) + 1)).collect();
+            format!("{who} {from:9.2} {to:9.2} ms |{bar:WIDTH$}| {}", span.what)
+        };
+        spans.iter().map(line).collect()
+    }
+
+    /// The drawing of step `step`, with what overlaps.
+    pub fn text(&self, step: u64) -> String {
+        let [passes, sums, both] = self.overlap().map(|span| 1e3 * span.as_secs_f64());
+        let head = format!(
+            "step {step}, rank 0: {passes:.1} ms of passes and update, {sums:.1} ms between ranks, {both:.1} ms of that at the \
+             same time"
+        );
+        [head].into_iter().chain(self.lines()).collect::<Vec<_>>().join("\n  ")
+    }
+
+    /// How long passes and exchanges took, and how long both went on at the same time.
+    pub fn overlap(&self) -> [Duration; 3] {
+        let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
+        let of = |sums: bool| spans.iter().filter(move |span| span.sums == sums);
+        let sum = |sums: bool| of(sums).map(|span| span.to - span.from).sum();
+        let both = of(true)
+            .flat_map(|one| of(false).map(move |other| one.to.min(other.to).saturating_sub(one.from.max(other.from))));
+        [sum(false), sum(true), both.sum()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_in_order_and_what_overlaps_is_counted() {
+        let timeline = Timeline::default();
+        let ms = Duration::from_millis;
+        let span = |sums, from, to| Span { sums, what: format!("{from}"), from: ms(from), to: ms(to) };
+        *timeline.spans.lock().unwrap() = vec![span(true, 30, 60), span(false, 0, 40), span(false, 40, 50)];
+        assert_eq!(timeline.overlap(), [ms(50), ms(30), ms(20)]);
+        let lines = timeline.lines();
+        assert!(lines[0].starts_with("pass ") && lines[0].ends_with("| 0"), "{lines:?}");
+        assert!(lines[1].starts_with("ranks") && lines[1].contains("30.00     60.00 ms |"), "{lines:?}");
+        let start = |line: &str| line.find(['#', '=']).unwrap();
+        assert!(start(&lines[0]) < start(&lines[1]) && start(&lines[1]) < start(&lines[2]), "{lines:?}");
+    }
+}

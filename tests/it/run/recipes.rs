@@ -1,0 +1,174 @@
+//! The recipes for several ranks, through the wrapper and the justfile as they are, but for the build before the recipe and the binary it names.
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use super::fixture::{Fixture, said};
+use crate::comm::gloo_is_there;
+
+fn just(env: &[(&str, &str)], words: &[&str]) -> Output {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut command = Command::new(root.join("scripts/just"));
+    command.args(["--no-deps", "--set", "tunesmith", env!("CARGO_BIN_EXE_tunesmith")]).args(words);
+    for name in ["CONFIG", "NPROC", "NUM_GPUS", "DEEPSPEED_CONFIG", "ACCELERATE_CONFIG_FILE"] {
+        command.env_remove(name);
+    }
+    command.envs(env.iter().copied()).output().unwrap()
+}
+
+/// What a recipe that must work has said.
+fn done(output: &Output) -> String {
+    assert!(output.status.success(), "{}", said(output));
+    said(output)
+}
+
+#[test]
+fn train_distributed_takes_num_gpus_as_ranks_on_the_cpu() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let config = format!("CONFIG={}", fixture.config("run", &["train.max_steps: 3"]).display());
+    let text = done(&just(&[("TRAIN_BATCH_SIZE", "1")], &["train-distributed", &config, "NUM_GPUS=2"]));
+    assert!(text.contains("NUM_GPUS=2: 2 ranks on the CPU; "), "{text}");
+    assert!(text.contains("1 rows x 2 accumulated x 2 ranks = 4"), "the variable reaches the ranks: {text}");
+    assert!(text.contains("platform") && text.contains("computed on the cpu"), "{text}");
+    let output = just(&[], &["train-distributed", &config, "NUM_GPUS=two", "--overwrite"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+}
+
+#[test]
+fn train_deepspeed_and_accelerates_file_start_what_they_say() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    // Sizes come from the file: what it says must not contradict the configuration.
+    let config =
+        fixture.config("run", &["train.max_steps: 3", "train.grad_accum: \"auto\"", "train.batch_size: \"auto\""]);
+    let config = format!("CONFIG={}", config.display());
+    let write = |name: &str, text: &str| std::fs::write(fixture.path(name), text).unwrap();
+    write(
+        "ds.json",
+        "{\"train_batch_size\": 8, \"train_micro_batch_size_per_gpu\": 2, // rows\n \"zero_optimization\": {\"stage\": 0}}",
+    );
+    let deepspeed = format!("DEEPSPEED_CONFIG={}", fixture.path("ds.json").display());
+    let text = done(&just(&[], &["train-deepspeed", &config, &deepspeed, "NPROC=2"]));
+    assert!(text.contains("2 rows x 2 accumulated x 2 ranks = 8"), "{text}");
+    write(
+        "acc.yaml",
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: {deepspeed_config_file: DS}\n"
+            .replace("DS", fixture.path("ds.json").to_str().unwrap())
+            .as_str(),
+    );
+    let accelerate = fixture.path("acc.yaml").display().to_string();
+    let env = [("ACCELERATE_CONFIG_FILE", accelerate.as_str())];
+    let text = done(&just(&env, &["train-distributed", &config, "--overwrite"]));
+    assert!(text.contains("acc.yaml:2 num_processes: 2 ranks on the CPU"), "{text}");
+    assert!(text.contains("2 rows x 2 accumulated x 2 ranks = 8"), "{text}");
+    let output = just(&env, &["train-distributed", &config, "--overwrite", "NPROC=3"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    assert!(said(&output).contains("num_processes: 2, but tunesmith launch has started 3 ranks"), "{}", said(&output));
+}
+
+/// Every file that ships starts a run that shares what it says, with the losses of copies.
+#[test]
+fn the_shipped_files_train() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let config = format!("CONFIG={}", fixture.config("run", &["train.max_steps: 3"]).display());
+    let losses = || {
+        let text = std::fs::read_to_string(fixture.path("out/metrics.jsonl")).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        lines.filter_map(|line| line["loss"].as_f64()).collect::<Vec<_>>()
+    };
+    done(&just(&[], &["train-distributed", &config, "NPROC=2"]));
+    let copies = losses();
+    for (variable, file, strategy) in [
+        ("DEEPSPEED_CONFIG", "deepspeed/zero1.json", "zero1"),
+        ("DEEPSPEED_CONFIG", "deepspeed/zero2.json", "zero2"),
+        ("DEEPSPEED_CONFIG", "deepspeed/zero3.json", "zero3"),
+        ("DEEPSPEED_CONFIG", "deepspeed/zero3_offload.json", "zero3"),
+        ("ACCELERATE_CONFIG_FILE", "configs/accelerate/multi_gpu_ddp.yaml", "ddp"),
+        ("ACCELERATE_CONFIG_FILE", "configs/accelerate/multi_gpu_fsdp.yaml", "fsdp"),
+    ] {
+        let named = format!("{variable}={file}");
+        let text =
+            done(&just(&[], &["train-distributed", &config, &named, "NPROC=2", "--overwrite", "TRAIN_BF16=false"]));
+        assert!(text.contains(&format!("{strategy}: 2 processes over gloo")), "{file}: {text}");
+        let apart = losses().iter().zip(&copies).map(|(one, other)| (one / other - 1.0).abs()).fold(0.0, f64::max);
+        assert!(apart < 1e-5, "{file}: {apart:e}");
+    }
+}
+
+#[test]
+fn tensorboard_stands_beside_and_goes_afterwards() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let config = format!("CONFIG={}", fixture.config("run", &["train.max_steps: 3"]).display());
+    let board = fixture.path("tensorboard");
+    let ended = fixture.path("ended");
+    let script = format!(
+        "#!/bin/sh\ntrap 'echo yes >{}; exit 0' TERM\necho http://localhost\nwhile :; do sleep 0.1; done\n",
+        ended.display()
+    );
+    std::fs::write(&board, script).unwrap();
+    std::fs::set_permissions(&board, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let board = board.display().to_string();
+    for (recipe, port, strategy) in [("train-distributed-tb", "6311", "ddp"), ("train-deepspeed-tb", "6312", "zero2")] {
+        let env = [("TENSORBOARD", board.as_str()), ("TB_PORT", port)];
+        let text = done(&just(&env, &[recipe, &config, "NPROC=2", "--overwrite"]));
+        assert!(text.contains(&format!("{strategy}: 2 processes over gloo")), "{text}");
+        assert!(text.contains(&format!("TensorBoard: http://localhost:{port}")), "{text}");
+        assert!(text.contains("2 of 2 ranks on this machine"), "{text}");
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while !ended.exists() && std::time::Instant::now() < deadline {
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        std::fs::remove_file(&ended).expect("TensorBoard has been stopped");
+    }
+}
+
+#[test]
+fn setup_accelerate_writes_what_the_other_recipes_take() {
+    let fixture = Fixture::new();
+    let out = fixture.path("made/default.yaml");
+    let flag = format!("--out={}", out.display());
+    // No terminal: nothing is asked.
+    let text = done(&just(&[], &["setup-accelerate", &flag]));
+    assert!(text.contains("1 rank on this machine") && text.contains("ACCELERATE_CONFIG_FILE="), "{text}");
+    assert!(std::fs::read_to_string(&out).unwrap().contains("distributed_type: \"NO\"\n"));
+    let again = just(&[], &["setup-accelerate", &flag, "--yes"]);
+    assert_eq!(again.status.code(), Some(2), "{}", said(&again));
+    assert!(said(&again).contains("is there already"));
+    done(&just(&[], &["setup-accelerate", &flag, "--overwrite", "--num-processes", "2", "--strategy", "zero2"]));
+    let config = format!("CONFIG={}", fixture.config("run", &[]).display());
+    let shown = done(&just(&[("ACCELERATE_CONFIG_FILE", out.to_str().unwrap())], &["config", &config]));
+    assert!(shown.lines().any(|line| line.starts_with("train.strategy") && line.contains("zero2")), "{shown}");
+}
+
+#[test]
+fn the_rate_follows_the_ranks_where_it_shall() {
+    let fixture = Fixture::new();
+    let extra =
+        ["train.max_steps: 20", "train.warmup_steps: 0", "train.lr_scaling: linear", "train.lr_scheduler_type: linear"];
+    let mut config: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(fixture.config("run", &extra)).unwrap()).unwrap();
+    config["train"].as_object_mut().unwrap().remove("warmup_steps");
+    let path = fixture.path("scaled.yaml");
+    std::fs::write(&path, config.to_string()).unwrap();
+    let output = super::fixture::train(&path, &["train.strategy=dp", "train.dp_ranks=2", "train.grad_accum=1"]);
+    let text = done(&output);
+    assert!(text.contains("linear scaling: 1e-2 is meant for 2 rows a step; 4 make it 2.0000e-2 (x 2.0000)"), "{text}");
+    assert!(text.contains("no warm-up is set, so it rises in 5 % of the steps"), "{text}");
+    let rate = |step: usize| {
+        let lines = std::fs::read_to_string(fixture.path("out/metrics.jsonl")).unwrap();
+        let line: serde_json::Value = serde_json::from_str(lines.lines().nth(step - 1).unwrap()).unwrap();
+        line["learning_rate"].as_f64().unwrap()
+    };
+    assert_eq!((rate(1), rate(2)), (0.0, 0.02));
+}
