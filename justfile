@@ -16,7 +16,7 @@ export TB_PORT := env("TB_PORT", "6006")
 # the folder whose runs TensorBoard shows
 export TB_LOGDIR := env("TB_LOGDIR", "runs")
 
-# the file that `process` writes
+# the file that `process` and `dapt-docx` write
 export OUT := env("OUT", "processed.jsonl")
 
 # the repository that `download-model` fetches
@@ -46,7 +46,7 @@ install *ARGS:
     start=--overwrite; for word; do case $word in --resume* | --overwrite | *resume_from_checkpoint=*) start= ;; esac; done; \
     "{{ tunesmith }}" train examples/quickstart/quickstart.yaml $start "$@"
 
-# runs a small example, under a minute each: just example chat | instruction | tools | dapt | freeze | continue
+# runs a small example, under a minute each: just example chat | instruction | tools | dapt | classification | freeze | continue
 [group('start here')]
 [no-exit-message]
 @example NAME *ARGS: _build
@@ -59,6 +59,12 @@ install *ARGS:
 [no-exit-message]
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
+
+# goes on with pretraining on raw text: `train` with configs/dapt.yaml, unless CONFIG=… names another
+[group('train')]
+[no-exit-message]
+@dapt-train *ARGS: _build
+    CONFIG=${CONFIG:-configs/dapt.yaml} "{{ tunesmith }}" train "$@"
 
 # fine-tunes with several ranks on this machine: just train-distributed CONFIG=… NPROC=2 (or NUM_GPUS=2, or ACCELERATE_CONFIG_FILE=…)
 [group('train')]
@@ -120,6 +126,14 @@ install *ARGS:
     left=$#; while [ "$left" -gt 0 ]; do \
         case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
     done; "{{ tunesmith }}" process --out "$OUT" "$@"
+
+# turns documents (DOCX, HTML, Markdown, text) into rows: just dapt-docx papers/ OUT=data/papers.jsonl [model.name=…]
+[group('data')]
+[no-exit-message]
+@dapt-docx *ARGS: _build
+    left=$#; while [ "$left" -gt 0 ]; do \
+        case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
+    done; "{{ tunesmith }}" ingest --out "$OUT" "$@"
 
 # fetches a model of the hub: just download-model MODEL=owner/name [--revision R] [--dir DIR]; --dataset for rows
 [group('data')]
@@ -256,10 +270,27 @@ check:
 test *ARGS:
     cargo test --locked "$@"
 
+# holds the classification example against the same run in PyTorch, and what it wrote against Transformers and PEFT (scripts/golden/requirements.txt)
+[group('develop')]
+classify-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/classify_check.py --tunesmith "{{ tunesmith }}" "$@"
+
 # kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
+
+# holds GGUF exports of twelve families against llama.cpp (needs PYTHON with cyllama, gguf, torch, transformers, peft; a few minutes)
+[group('develop')]
+[no-exit-message]
+@gguf-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/gguf_check.py --tunesmith "{{ tunesmith }}" "$@"
+
+# holds exported folders and adapters of all families against Transformers and PEFT (needs PYTHON with both; a few minutes)
+[group('develop')]
+[no-exit-message]
+@export-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
 
 # steps of 1, 2 and 4 ranks on this machine, beside what the model of docs/scaling.md says (on a quiet machine)
 [group('develop')]

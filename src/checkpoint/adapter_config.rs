@@ -32,7 +32,12 @@ pub struct AdapterConfig {
     pub token_modules: Vec<String>,
     /// The base model's name or folder.
     pub base_model_name_or_path: Option<String>,
+    /// Whether a head of scores belongs to it: PEFT's task `SEQ_CLS`.
+    pub scores: bool,
 }
+
+/// The modules of a head of scores that PEFT lists in `modules_to_save` of every such adapter, whatever the model has.
+const SCORE_MODULES: [&str; 2] = ["classifier", "score"];
 
 impl AdapterConfig {
     /// The configuration of an adapter that a configuration has placed.
@@ -59,6 +64,7 @@ impl AdapterConfig {
             trained_tokens: Vec::new(),
             token_modules: Vec::new(),
             base_model_name_or_path: base_model.map(Into::into),
+            scores: false,
         }
     }
 
@@ -84,14 +90,16 @@ impl AdapterConfig {
             trained_tokens: Vec::new(),
             token_modules: Vec::new(),
             base_model_name_or_path: base_model.map(Into::into),
+            scores: false,
         }
     }
 
-    /// With the rows of new tokens, which PEFT calls `trainable_token_indices`.
+    /// With what the model has beside: the rows of new tokens, which PEFT calls `trainable_token_indices`, a head of scores.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
     pub fn with_tokens(mut self, arch: &Arch) -> Result<Self> {
+        self.scores = arch.score.is_some();
         let tensors = self.targets.token_tensors(arch)?;
         let module = |name: &str| if name.starts_with("lm_head") { "lm_head" } else { "embed_tokens" };
         self.token_modules = tensors.iter().map(|(name, _)| module(name).to_owned()).collect();
@@ -124,6 +132,9 @@ impl AdapterConfig {
             return Err(source.mismatch("target_modules", "a list of names or a regular expression"));
         };
         let (trained_tokens, token_modules) = source.tokens()?;
+        let scores = source.get("task_type").is_some_and(|task| task == "SEQ_CLS");
+        let mut modules_to_save = source.strings("modules_to_save")?;
+        modules_to_save.retain(|module| !scores || !SCORE_MODULES.contains(&module.as_str()));
         Ok(Self {
             trained_tokens,
             token_modules,
@@ -133,7 +144,7 @@ impl AdapterConfig {
                 exclude_modules: source.modules("exclude_modules")?,
                 layers_to_transform: source.layers()?,
                 layers_pattern: source.strings("layers_pattern")?,
-                modules_to_save: source.strings("modules_to_save")?,
+                modules_to_save,
                 r: source.rank(source.get("r").unwrap_or(&json!(8)), "r")?,
                 lora_alpha: source.positive(source.get("lora_alpha").unwrap_or(&json!(8)), "lora_alpha")?,
                 use_rslora: source.flag("use_rslora")?,
@@ -161,6 +172,7 @@ impl AdapterConfig {
             },
             init_lora_weights: source.get("init_lora_weights").cloned().unwrap_or(Value::Bool(true)),
             base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
+            scores,
         })
     }
 
@@ -229,6 +241,9 @@ impl AdapterConfig {
     pub fn to_json(&self) -> Value {
         let targets = &self.targets;
         let list = |strings: &[String]| if strings.is_empty() { Value::Null } else { json!(strings) };
+        let (task, head) = if self.scores { ("SEQ_CLS", &SCORE_MODULES[..]) } else { ("CAUSAL_LM", &[][..]) };
+        let saved = head.iter().map(|&module| module.to_owned()).chain(targets.modules_to_save.iter().cloned());
+        let saved: Vec<String> = saved.collect();
         if let Some(feedforward) = &targets.feedforward {
             return json!({
                 "auto_mapping": null,
@@ -238,12 +253,12 @@ impl AdapterConfig {
                 "feedforward_modules": modules_json(feedforward),
                 "inference_mode": true,
                 "init_ia3_weights": true,
-                "modules_to_save": list(&targets.modules_to_save),
+                "modules_to_save": list(&saved),
                 "peft_type": "IA3",
                 "peft_version": PEFT_VERSION,
                 "revision": null,
                 "target_modules": modules_json(&targets.target_modules),
-                "task_type": "CAUSAL_LM",
+                "task_type": task,
             });
         }
         json!({
@@ -271,7 +286,7 @@ impl AdapterConfig {
             "lora_ga_config": null,
             "megatron_config": null,
             "megatron_core": "megatron.core",
-            "modules_to_save": list(&targets.modules_to_save),
+            "modules_to_save": list(&saved),
             "monteclora_config": null,
             "peft_type": "LORA",
             "peft_version": PEFT_VERSION,
@@ -281,7 +296,7 @@ impl AdapterConfig {
             "revision": null,
             "target_modules": modules_json(&targets.target_modules),
             "target_parameters": list(&targets.target_parameters),
-            "task_type": "CAUSAL_LM",
+            "task_type": task,
             "trainable_token_indices": self.tokens_json(),
             "use_bdlora": null,
             "use_dora": targets.use_dora,
@@ -369,7 +384,7 @@ impl Source<'_> {
             return Err(self.mismatch("peft_type", "\"LORA\" or \"IA3\""));
         }
         one_of("peft_type", &["LORA", "IA3"])?;
-        one_of("task_type", &["CAUSAL_LM"])?;
+        one_of("task_type", &["CAUSAL_LM", "SEQ_CLS"])?;
         // Ways to start that also change the base weights: their adapters fit another base.
         if self.get("init_lora_weights").is_some_and(|init| !init.is_boolean()) {
             one_of("init_lora_weights", &["gaussian", "eva", "orthogonal", "pissa"])?;

@@ -6,6 +6,7 @@ use std::thread::JoinHandle;
 
 use super::disk::Disk;
 use super::{AdapterConfig, Keep, Snapshot, Stamp, StateTensors, TrainState, Weights, Written, folder};
+use crate::config::arch::Arch;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
 use crate::optim::State;
@@ -52,7 +53,7 @@ impl Buffers {
 #[derive(Debug)]
 enum Owned {
     Adapter(Box<AdapterConfig>),
-    Model { dir: PathBuf, grown: Option<(String, usize)>, template: Option<String> },
+    Model { dir: PathBuf, grown: Option<(String, usize)>, template: Option<String>, scored: Option<Box<Arch>> },
     Part,
 }
 
@@ -64,6 +65,7 @@ impl From<Weights<'_>> for Owned {
                 dir: source.dir.to_owned(),
                 grown: source.grown.map(|(text, rows)| (text.to_owned(), rows)),
                 template: source.template.map(str::to_owned),
+                scored: source.scored.cloned().map(Box::new),
             },
             Weights::Part => Self::Part,
         }
@@ -74,9 +76,9 @@ impl Owned {
     fn borrow(&self) -> Weights<'_> {
         match self {
             Self::Adapter(config) => Weights::Adapter(config),
-            Self::Model { dir, grown, template } => {
+            Self::Model { dir, grown, template, scored } => {
                 let grown = grown.as_ref().map(|(text, rows)| (text.as_str(), *rows));
-                Weights::Model(folder::Source { dir, grown, template: template.as_deref() })
+                Weights::Model(folder::Source { dir, grown, template: template.as_deref(), scored: scored.as_deref() })
             }
             Self::Part => Weights::Part,
         }

@@ -2,9 +2,10 @@
 use std::path::{Path, PathBuf};
 
 use super::adapter_config::AdapterConfig;
+use super::origin::Origin;
 use super::peft::{self, Tensors};
 use crate::config::Bias;
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, SCORE, ScoreHead};
 use crate::error::{Error, Result};
 use crate::model::stack::Frozen;
 use crate::model::targets::Placement;
@@ -33,6 +34,7 @@ impl Finished {
             (!targets.modules_to_save.is_empty(), "modules_to_save"),
             (!targets.target_parameters.is_empty(), "adapters on experts"),
             (!self.config.trained_tokens.is_empty(), "new tokens"),
+            (self.config.scores, "a head of scores"),
         ];
         more.into_iter().find_map(|(has, what)| has.then_some(what))
     }
@@ -71,4 +73,32 @@ impl Finished {
         let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
         Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.trained_tokens })
     }
+}
+
+/// The head of scores of the adapter in `dir`, if it has one: its labels as the `config.json` beside it has them, or the stamp of
+/// its run; `LABEL_0` and so on, as Transformers does it, where nothing names them.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: its settings or its weights cannot be read; [`crate::Kind::Model`]: its `config.json`.
+pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
+    if !AdapterConfig::from_dir(dir)?.scores {
+        return Ok(None);
+    }
+    if dir.join("config.json").is_file()
+        && let Some(head) = Arch::from_dir(dir)?.score
+    {
+        return Ok(Some(head));
+    }
+    let weights = peft::open_weights(dir)?;
+    let Some(&[outputs, _]) = weights.shape(&format!("{}{SCORE}", peft::PREFIX)) else {
+        return Err(Error::checkpoint(format!("{}: no tensor {SCORE:?}, which task SEQ_CLS has", dir.display())));
+    };
+    let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
+    if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
+        return Ok(Some(head));
+    }
+    Ok(Some(match outputs {
+        1 => ScoreHead::number(),
+        _ => ScoreHead { labels: (0..outputs).map(|id| format!("LABEL_{id}")).collect() },
+    }))
 }

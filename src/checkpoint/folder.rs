@@ -6,7 +6,7 @@ use std::{fs, io};
 use serde_json::Value;
 
 use super::atomic::Staging;
-use crate::config::arch::COMPANIONS;
+use crate::config::arch::{Arch, COMPANIONS};
 use crate::error::{Error, Result};
 use crate::model::weights::write_safetensors_with;
 
@@ -31,6 +31,8 @@ pub struct Source<'a> {
     pub grown: Option<(&'a str, usize)>,
     /// The text of a chat template that takes the place of the tokenizer's.
     pub template: Option<&'a str>,
+    /// The model, where it has a head of scores that the source has not.
+    pub scored: Option<&'a Arch>,
 }
 
 /// The tensors of a model that were not trained, which are fetched one at a time.
@@ -73,9 +75,7 @@ pub fn stage(
     tensors: &[(String, Vec<usize>, &[f32])],
     rest: &Rest<'_>,
 ) -> Result<()> {
-    let path = source.dir.join("config.json");
-    let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
-    staging.write_json("config.json", &f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?)?;
+    stage_config(staging, source)?;
     stage_companions(staging, source)?;
     stage_weights(staging, WEIGHTS_FILE, tensors, rest)
 }
@@ -105,6 +105,29 @@ pub fn stage_weights(
     match failed {
         Some(error) => Err(error),
         None => written,
+    }
+}
+
+/// Writes `config.json`.
+///
+/// # Errors
+/// As [`stage`].
+pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+    let path = source.dir.join("config.json");
+    let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
+    let mut config = f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?;
+    describe_scores(&mut config, source.scored)?;
+    staging.write_json("config.json", &config)
+}
+
+/// Puts a model's head of scores into its `config.json`, if it has one.
+///
+/// # Errors
+/// [`crate::Kind::Model`]: Transformers has none for the family.
+pub fn describe_scores(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
+    match (config.as_object_mut(), arch.and_then(|arch| Some((arch, arch.score.as_ref()?)))) {
+        (Some(config), Some((arch, head))) => head.describe(arch.family, arch.padding(), config),
+        _ => Ok(()),
     }
 }
 

@@ -41,6 +41,12 @@ impl Origin {
         self.fields[key].as_str()
     }
 
+    /// The labels of the run's classification.
+    pub fn labels(&self) -> Option<Vec<String>> {
+        let labels = self.fields["training"]["data.labels"].as_array()?;
+        labels.iter().map(|label| label.as_str().map(str::to_owned)).collect()
+    }
+
     /// In what form the run held the matrices of its base; nothing where as they were stored.
     ///
     /// # Errors

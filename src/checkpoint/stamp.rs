@@ -17,11 +17,15 @@ use crate::model::targets::Placement;
 
 /// Settings that shape the training curve: compared one by one.
 pub const COMPARED: &[&str] = &[
+    "task",
+    "data.labels",
+    "train.class_weights",
     "model.max_seq_len",
     "train.loss_scale",
     "train.initial_scale_power",
     "train.loss_scale_window",
     "train.hysteresis",
+    "train.grad_dtype",
     "train.min_loss_scale",
     "tuning.lora.lora_dropout",
     "train.batch_size",

@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
+use crate::checkpoint::finished::score_head;
 use crate::checkpoint::peft;
 use crate::config::arch::Arch;
 use crate::config::{Config, Flag, InitLora, Mode, Quantization, is_hub_name};
@@ -42,7 +43,7 @@ pub struct AskArgs {
     /// The longest answer in tokens (`gen.max_new_tokens`)
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<String>,
-    /// Draw tokens, with this temperature; 0 takes the most probable one
+    /// Draw tokens, with this temperature; 0 takes the most probable one. --top-k, --top-p, --min-p and --seed draw too
     #[arg(long, value_name = "T")]
     temperature: Option<String>,
     /// Draw from the so many most probable tokens only (`gen.top_k`)
@@ -111,8 +112,21 @@ impl AskArgs {
         if !zero {
             flag("--temperature", "gen.temperature", &self.temperature);
         }
-        if self.temperature.is_some() {
-            flag("--temperature", "gen.do_sample", &Some((!zero).to_string()));
+        // Whoever says how to draw wants tokens to be drawn.
+        let draws = [
+            ("--temperature", &self.temperature),
+            ("--top-k", &self.top_k),
+            ("--top-p", &self.top_p),
+            ("--min-p", &self.min_p),
+            ("--seed", &self.seed),
+        ];
+        let given: Vec<&str> = draws.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| *name).collect();
+        if let (true, Some(other)) = (zero, given.get(1)) {
+            return Err(Error::config(format!("{other} contradicts --temperature 0, which draws nothing"))
+                .hint("leave one of them out"));
+        }
+        if let Some((name, _)) = draws.iter().find(|(_, value)| value.is_some()) {
+            flag(name, "gen.do_sample", &Some((!zero).to_string()));
         }
         if !self.stop.is_empty() {
             let stops = serde_json::to_string(&self.stop).map_err(|error| Error::config(error.to_string()))?;
@@ -160,6 +174,9 @@ impl AskArgs {
                 .hint("take the run's adapter/ folder, which is plain LoRA"));
             }
             arch.grow(own.trained_tokens.clone());
+            if arch.score.is_none() {
+                arch.score = score_head(dir)?;
+            }
             if own.targets.feedforward.is_some() {
                 config.tuning.mode = Mode::Ia3;
                 config.tuning.ia3 = own.ia3_config(&arch)?;
@@ -370,7 +387,7 @@ impl Asker {
                 }
             }
             Row::Completion { prompt, .. } | Row::Text(prompt) => self.plain(&prompt),
-            Row::Tokens { .. } => Err(Error::data("the row is tokenized, expected text")),
+            Row::Tokens { .. } | Row::Labeled { .. } => Err(Error::data("the row is tokenized, expected text")),
         }
     }
 }

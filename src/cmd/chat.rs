@@ -55,6 +55,10 @@ enum Next {
 /// The model; the terminal.
 pub fn run(args: &Args) -> Result<()> {
     let asker = args.ask.open()?;
+    if asker.model.arch.score.is_some() {
+        return Err(Error::config(format!("{}: a head of scores says nothing", asker.what))
+            .hint("`tunesmith infer` shows the label, or the number, of a text"));
+    }
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&stop))
         .map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;

@@ -6,6 +6,7 @@ use crate::config::arch::Arch;
 use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part};
+use crate::train::scores;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -29,7 +30,7 @@ pub struct Args {
     /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
-    /// Write `{text, input_ids, labels}` of every row: training, then validation, then test
+    /// Write `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`, of every row: training, validation, test
     #[arg(long, value_name = "FILE.jsonl")]
     dump: Option<PathBuf>,
     /// Print the numbers as JSON
@@ -61,9 +62,13 @@ pub fn run(args: &Args) -> Result<()> {
     let colour = terminal::stdout_colour();
     let mut text = overview(&data, colour);
     for index in 0..args.rows.min(data.train.len()) {
-        let example = data.train.example(index)?;
+        let mut example = data.train.example(index)?;
         let (tokens, supervised) = (example.input_ids.len(), example.label_tokens());
-        let title = format!("row {} of train: {tokens} tokens, {supervised} with loss", index + 1);
+        let title = match data.train.target(index)? {
+            Some(target) => format!("row {} of train: {tokens} tokens, label {}", index + 1, labelled(&data, target)),
+            None => format!("row {} of train: {tokens} tokens, {supervised} with loss", index + 1),
+        };
+        example.labels.truncate(tokens);
         let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
     }
     terminal::print(&text)
@@ -117,7 +122,9 @@ pub(super) fn numbers(data: &Dataset) -> Value {
         "template": data.template.as_ref().map(data::ChatTemplate::origin),
         "from_cache": data.report.from_cache,
         "fingerprint": data.fingerprint,
+        "cut": { "texts": data.report.cut.0, "rows": data.report.cut.1 },
         "mix": data.report.mix,
+        "labels": data.classes,
         "warnings": data.report.warnings,
     })
 }
@@ -156,6 +163,13 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
         let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
         let _ = writeln!(text, "chat template: {template}");
     }
+    for (label, value) in scores::facts(data) {
+        let _ = writeln!(text, "{label}: {value}");
+    }
+    let (cut, pieces) = data.report.cut;
+    if cut > 0 {
+        let _ = writeln!(text, "long texts: {cut} cut into {pieces} rows");
+    }
     for share in &data.report.mix {
         let weight = share.weight.map_or(String::new(), |weight| format!(", weight {weight}"));
         let _ = writeln!(text, "source {}: {} of {} rows{weight}", share.source, share.used, share.available);
@@ -189,6 +203,14 @@ fn histogram(lengths: &[usize]) -> String {
         let _ = writeln!(text, "  {from:>digits$}-{to:<digits$}  {:BAR_WIDTH$}  {count}", "█".repeat(blocks));
     }
     text
+}
+
+/// The label, or the number, that a row has as a whole.
+fn labelled(data: &Dataset, target: i32) -> String {
+    match usize::try_from(target).ok().and_then(|class| data.classes.get(class)) {
+        Some(class) => class.label.clone(),
+        None => f32::from_bits(target.cast_unsigned()).to_string(),
+    }
 }
 
 /// The text of a training row, special tokens and all; what carries a loss stands out.
@@ -226,7 +248,10 @@ fn dump(data: &Dataset, path: &Path) -> Result<()> {
         for index in 0..split.len() {
             let Example { input_ids, labels } = split.example(index)?;
             let text = data.tokenizer.decode(&input_ids, false)?;
-            let row = json!({ "text": text, "input_ids": input_ids, "labels": labels });
+            let row = match split.target(index)? {
+                Some(target) => json!({ "text": text, "input_ids": input_ids, "label": labelled(data, target) }),
+                None => json!({ "text": text, "input_ids": input_ids, "labels": labels }),
+            };
             writeln!(file, "{row}").map_err(failed)?;
         }
     }

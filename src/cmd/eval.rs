@@ -1,26 +1,29 @@
 //! `tunesmith eval`: what a model answers on held-out rows, measured, beside what its base or another model answers.
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::args::ConfigArgs;
+use super::classify;
 use super::data::Bar;
 use super::download::Downloads;
+use super::staged::Staged;
 use super::terminal::{print, print_note, print_text};
 use crate::checkpoint::atomic;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
-use crate::config::Config;
 use crate::config::arch::Arch;
+use crate::config::{Config, Task};
+use crate::data::process::{Part as RowPart, sources};
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
 use crate::eval::{Asked as Asking, Settings};
 use crate::export::merge::{Parts, plain_model, tokens_of};
 use crate::hub::{self, Part};
+use crate::memory;
 use crate::model::Model;
-use crate::plan::human_seconds;
+use crate::plan::{human_bytes, human_seconds};
 use crate::train::output;
 use crate::train::report::answers::{self, Answered, Asked, Page};
 use serde_json::{Map, Value, json};
@@ -29,39 +32,39 @@ use serde_json::{Map, Value, json};
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    pub(super) config: ConfigArgs,
     /// Ask this checkpoint, adapter or model, and the base beside it, instead of the run's result
     #[arg(long, value_name = "DIR", conflicts_with_all = ["base", "compare"])]
-    checkpoint: Option<PathBuf>,
+    pub(super) checkpoint: Option<PathBuf>,
     /// Ask the base model alone
     #[arg(long, conflicts_with = "compare")]
-    base: bool,
+    pub(super) base: bool,
     /// Ask these two, the second against the first: folders, or the words `base` and `tuned`
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
-    compare: Vec<String>,
+    pub(super) compare: Vec<String>,
     /// Do not ask the base beside the tuned model
     #[arg(long, conflicts_with_all = ["base", "compare"])]
-    alone: bool,
+    pub(super) alone: bool,
     /// The rows: `val` or `test` (the default is the first that there is)
     #[arg(long, value_name = "val|test")]
-    split: Option<String>,
+    pub(super) split: Option<String>,
     /// Ask only so many rows, the first ones
-    #[arg(long, value_name = "N")]
-    rows: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(super) rows: Option<u64>,
     /// The folder for metrics.json, samples.jsonl and report.html (`eval` in the output folder of the run)
     #[arg(long, value_name = "DIR")]
-    output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
 }
 
 /// A model to ask.
-enum Which {
+pub(super) enum Which {
     Base,
     Tuned,
     Dir(PathBuf),
 }
 
 impl Which {
-    fn parse(word: &str) -> Self {
+    pub(super) fn parse(word: &str) -> Self {
         match word {
             "base" => Self::Base,
             "tuned" => Self::Tuned,
@@ -69,7 +72,7 @@ impl Which {
         }
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::Base => "base".into(),
             Self::Tuned => "tuned".into(),
@@ -80,6 +83,20 @@ impl Which {
     }
 }
 
+/// What each model is called: its word, or the name of its folder; the whole folder where two would be called alike.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: they are one.
+pub(super) fn names(which: &[Which], places: &[PathBuf]) -> Result<Vec<String>> {
+    let names: Vec<String> = which.iter().map(Which::name).collect();
+    let ([first, second], [here, there]) = (names.as_slice(), places) else { return Ok(names) };
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    if real(here) == real(there) {
+        return Err(Error::config(format!("--compare: both are {}", here.display())).hint("name two models"));
+    }
+    if first == second { Ok(places.iter().map(|dir| dir.display().to_string()).collect()) } else { Ok(names) }
+}
+
 /// Rows and what a model is asked of them.
 struct Exam<'a> {
     config: &'a Config,
@@ -87,13 +104,17 @@ struct Exam<'a> {
     split: &'a Split,
     rows: usize,
     stop_ids: Vec<u32>,
+    /// What each row is asked by, where a measure looks at it.
+    sources: Vec<String>,
 }
 
 /// What a model made of it.
 struct Told {
     metrics: Metrics,
-    answers: Vec<String>,
-    scores: Vec<Vec<(String, f64)>>,
+    /// Rows that were answered; the others have no question.
+    answered: usize,
+    /// A line a row: the answer and the scores.
+    lines: Staged,
     seconds: f64,
 }
 
@@ -103,6 +124,9 @@ struct Told {
 /// Those of reading the configuration, the data and the models; [`crate::Kind::Config`]: no held-out rows.
 pub fn run(args: &Args) -> Result<()> {
     let mut config = args.config.load(&[])?.config;
+    if config.task() != Task::CausalLm {
+        return classify::eval(args, config);
+    }
     let downloads = Downloads::default();
     let base = hub::model_dir(&config.model, Part::Whole, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;
@@ -112,7 +136,7 @@ pub fn run(args: &Args) -> Result<()> {
         arch.grow(data::new_token_ids(&base, &config.tuning.new_tokens)?);
     }
     let dataset = data::load(&config, &base, arch.vocab_size, &Bar::default())?;
-    let (split_name, split) = choose(args.split.as_deref(), &dataset)?;
+    let (part, split) = choose(args.split.as_deref(), &dataset)?;
     let which = match (args.compare.as_slice(), &args.checkpoint) {
         ([first, second], _) => vec![Which::parse(first), Which::parse(second)],
         _ if args.base => vec![Which::Base],
@@ -121,60 +145,78 @@ pub fn run(args: &Args) -> Result<()> {
         _ if args.alone => vec![Which::Tuned],
         _ => vec![Which::Base, Which::Tuned],
     };
+    // What cannot be asked, measured or written is refused before the first model answers for an hour.
+    let places: Vec<PathBuf> = which.iter().map(|which| place(which, &config, &base)).collect::<Result<_>>()?;
+    let names = names(&which, &places)?;
+    let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
+    let mut samples = Staged::create(&target.join("samples.jsonl"))?;
+    Metrics::new(&config.eval, 0)?;
     let exam = Exam {
         config: &config,
         dataset: &dataset,
         split,
-        rows: args.rows.unwrap_or(usize::MAX).min(split.len()),
+        rows: args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len()),
         stop_ids: [arch.eos_token_ids.as_slice(), &dataset.stop_ids()?].concat(),
+        sources: if config.eval.reads_sources() { sources(&dataset, &config, part)? } else { Vec::new() },
     };
-    // What cannot be asked is refused before the first model answers for an hour.
-    let places: Vec<PathBuf> = which.iter().map(|which| place(which, &config, &base)).collect::<Result<_>>()?;
-    Metrics::new(&config.eval, 0)?;
-    let mut results = Vec::new();
-    for (which, dir) in which.iter().zip(&places) {
-        print_text(&format!("asking {} ({})\n", which.name(), dir.display()));
+    let mut results: Vec<Told> = Vec::new();
+    for ((which, name), dir) in which.iter().zip(&names).zip(&places) {
+        print_text(&format!("asking {name} ({})\n", dir.display()));
         let model = load(which, dir, &config, &base, &arch)?;
-        results.push(exam.ask(&model)?);
+        results.push(exam.ask(&model, Staged::create(&target.join("answers.jsonl"))?)?);
+    }
+    let unanswered = results.first().map_or(0, |told| exam.rows - told.answered);
+    if unanswered > 0 {
+        print_note(&format!(
+            "{unanswered} of {} rows are raw text, without a question: loss and perplexity alone are measured of them",
+            exam.rows
+        ));
     }
     let differences = match results.as_slice() {
         [first, second] => first.metrics.differences(&second.metrics),
         _ => Vec::new(),
     };
-    let asked: Vec<Asked> = which
-        .iter()
+    let asked: Vec<Asked> = names
+        .into_iter()
         .zip(&places)
         .zip(&results)
-        .map(|((which, dir), result)| Asked {
-            name: which.name(),
-            origin: dir.display().to_string(),
-            scores: result.metrics.scores(),
-        })
+        .map(|((name, dir), result)| Asked { name, origin: dir.display().to_string(), scores: result.metrics.scores() })
         .collect();
-    let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
-    std::fs::create_dir_all(&target).map_err(|source| Error::io("create", &target, &source))?;
-    let rows = exam.write_samples(&target.join("samples.jsonl"), &asked, &results)?;
-    write_metrics(&target.join("metrics.json"), split_name, rows.len(), &config, (&asked, &differences))?;
+    let rows = exam.write_samples(&mut samples, &asked, &results)?;
+    samples.publish()?;
+    write_metrics(&target.join("metrics.json"), part.name(), exam.rows, &config, (&asked, &differences))?;
     let seconds: f64 = results.iter().map(|result| result.seconds).sum();
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
-    facts.push(("rows".into(), format!("{} of {} ({split_name})", rows.len(), split.len())));
+    facts.push(("rows".into(), format!("{} of {} ({})", exam.rows, split.len(), part.name())));
     facts.push(("answers".into(), format!("as gen says, at most {} tokens", config.generation.max_new_tokens)));
     facts.push((
         "intervals".into(),
         format!("{} % by a bootstrap of {} replicates", config.eval.confidence * 100.0, config.eval.bootstrap_samples),
     ));
     facts.push(("time".into(), human_seconds(seconds)));
+    let held = format!("{} at most", human_bytes(memory::highest()));
+    facts.push(("memory held".into(), held.clone()));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
-    let page = Page { title: &title, asked: &asked, differences: &differences, rows: &rows, facts: &facts };
+    let page = Page {
+        title: &title,
+        asked: &asked,
+        differences: &differences,
+        pictures: &[],
+        count: exam.rows,
+        rows: &rows,
+        facts: &facts,
+    };
     atomic::replace_file(&RealDisk, &target.join("report.html"), &answers::render(&page))?;
-    print(&(table(&asked, &differences) + &format!("report          {}\n", target.join("report.html").display())))
+    let report = target.join("report.html");
+    print(&(table(&asked, &differences) + &format!("memory held     {held}\nreport          {}\n", report.display())))
 }
 
 /// The held-out rows.
-fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(&'static str, &'a Split)> {
-    let (validation, test) = (("validation", dataset.validation.as_ref()), ("test", dataset.test.as_ref()));
+pub(super) fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(RowPart, &'a Split)> {
+    let validation = (RowPart::Validation, dataset.validation.as_ref());
+    let test = (RowPart::Test, dataset.test.as_ref());
     let candidates = match name {
         None => vec![validation, test],
         Some("val" | "validation") => vec![validation],
@@ -183,7 +225,7 @@ fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(&'static str,
     };
     candidates
         .into_iter()
-        .find_map(|(name, split)| Some((name, split?)))
+        .find_map(|(part, split)| Some((part, split?)))
         .filter(|(_, split)| !split.is_empty())
         .ok_or_else(|| {
             Error::config("there are no such held-out rows").hint("set data.val_path, data.test_path or data.split")
@@ -191,7 +233,7 @@ fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(&'static str,
 }
 
 /// The folder of a model to ask.
-fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
+pub(super) fn place(which: &Which, config: &Config, base: &Path) -> Result<PathBuf> {
     let dir = match which {
         Which::Base => return Ok(base.to_owned()),
         Which::Tuned => {
@@ -228,42 +270,46 @@ fn load(which: &Which, dir: &Path, config: &Config, base: &Path, arch: &Arch) ->
 }
 
 impl Exam<'_> {
-    /// The prompt and the reference of a row, as tokens.
-    fn row(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
-        self.split.prompt(index)
-    }
-
-    /// Asks a model all rows.
-    fn ask(&self, model: &Model) -> Result<Told> {
+    /// Asks a model all rows; what it says goes into `lines`, so that memory does not grow with their number.
+    fn ask(&self, model: &Model, mut lines: Staged) -> Result<Told> {
         const AT_ONCE: usize = 64;
         let began = Instant::now();
         let tokenizer = &self.dataset.tokenizer;
         let mut metrics = Metrics::new(&self.config.eval, self.config.train.seed)?.with_likelihood();
-        let (mut answers, mut scores) = (Vec::with_capacity(self.rows), Vec::with_capacity(self.rows));
         let settings = Settings::new(self.config, model.arch.max_position_embeddings, self.stop_ids.clone());
         let asked = Asking { tokenizer, stop_strings: &self.config.generation.stop_strings };
-        let indices: Vec<usize> = (0..self.rows).collect();
-        for chunk in indices.chunks(AT_ONCE) {
-            let rows: Vec<_> = chunk.iter().map(|&index| self.row(index)).collect::<Result<_>>()?;
-            let prompts: Vec<Vec<u32>> = rows.iter().map(|(prompt, _)| prompt.clone()).collect();
-            let settings = Settings { first_text: chunk[0] as u64, ..settings.clone() };
-            let found = asked.answer(model, &prompts, &settings, &mut || true)?.unwrap_or_default();
-            for ((&index, (prompt, reference)), answer) in chunk.iter().zip(&rows).zip(found) {
-                let (source, reference) = (tokenizer.decode(prompt, true)?, tokenizer.decode(reference, true)?);
+        let mut answered = 0;
+        for start in (0..self.rows).step_by(AT_ONCE) {
+            let chunk = start..self.rows.min(start + AT_ONCE);
+            let questions: Vec<Option<(Vec<u32>, Vec<u32>)>> =
+                chunk.clone().map(|index| self.dataset.question(self.split, index)).collect::<Result<_>>()?;
+            let prompts: Vec<Vec<u32>> = questions.iter().flatten().map(|(prompt, _)| prompt.clone()).collect();
+            let settings = Settings { first_text: answered as u64, ..settings.clone() };
+            let mut found = asked.answer(model, &prompts, &settings, &mut || true)?.unwrap_or_default().into_iter();
+            answered += prompts.len();
+            for (index, question) in chunk.zip(questions) {
                 let likelihood = self.likelihood(model, index)?;
-                let row = Row { source: source.trim(), answer: &answer, reference: &reference };
-                scores.push(metrics.add(&row, Some(&likelihood))?);
-                answers.push(answer);
+                let answer = question.as_ref().and_then(|_| found.next());
+                let scores = match (&question, &answer) {
+                    (Some((_, reference)), Some(answer)) => {
+                        let reference = tokenizer.decode(reference, true)?;
+                        let source = self.sources.get(index).map_or("", String::as_str);
+                        metrics.add(&Row { source, answer, reference: &reference }, Some(&likelihood))?
+                    }
+                    _ => metrics.add_unanswered(&likelihood)?,
+                };
+                let scores: Map<String, Value> = scores.into_iter().map(|(name, score)| (name, json!(score))).collect();
+                lines.push(&json!({ "answer": answer, "scores": scores }).to_string())?;
             }
         }
-        Ok(Told { metrics, answers, scores, seconds: began.elapsed().as_secs_f64() })
+        lines.finish()?;
+        Ok(Told { metrics, answered, lines, seconds: began.elapsed().as_secs_f64() })
     }
 
     /// How probable the model finds the row's labels.
     fn likelihood(&self, model: &Model, index: usize) -> Result<Likelihood> {
         let scored = model.token_scores(&self.split.batch([index])?)?;
-        let example = self.split.example(index)?;
-        let labels: Vec<u32> = example.labels.iter().filter_map(|&label| u32::try_from(label).ok()).collect();
+        let labels = self.split.example(index)?.predicted();
         Ok(Likelihood {
             nll: scored.iter().map(|(nll, _)| f64::from(*nll)).sum(),
             tokens: scored.len() as u64,
@@ -273,34 +319,42 @@ impl Exam<'_> {
     }
 
     /// Writes a line a row, and returns what the page shows.
-    fn write_samples(&self, path: &Path, asked: &[Asked], results: &[Told]) -> Result<Vec<Answered>> {
+    fn write_samples(&self, samples: &mut Staged, asked: &[Asked], results: &[Told]) -> Result<Vec<Answered>> {
         let tokenizer = &self.dataset.tokenizer;
-        let (mut text, mut rows) = (Vec::new(), Vec::with_capacity(self.rows));
+        let mut told = results.iter().map(|told| told.lines.read()).collect::<Result<Vec<_>>>()?;
+        let mut rows = Vec::new();
         for index in 0..self.rows {
-            let (prompt, reference) = self.row(index)?;
-            let (prompt, reference) = (tokenizer.decode(&prompt, false)?, tokenizer.decode(&reference, true)?);
-            let by_name = |value: &dyn Fn(&Told) -> Value| -> Map<String, Value> {
-                asked.iter().zip(results).map(|(model, result)| (model.name.clone(), value(result))).collect()
+            let mut of_row = Vec::with_capacity(told.len());
+            for lines in &mut told {
+                let line = lines.next().transpose()?.unwrap_or_default();
+                let line: Value = serde_json::from_str(&line)
+                    .map_err(|error| Error::new(crate::Kind::Io, format!("the answers' file has changed: {error}")))?;
+                of_row.push(line);
+            }
+            let (prompt, reference) = self.split.prompt(index)?;
+            let question = self.dataset.question(self.split, index)?.is_some();
+            let prompt = if question { Some(tokenizer.decode(&prompt, false)?) } else { None };
+            let reference = tokenizer.decode(&reference, true)?;
+            let by_name = |field: &str| -> Map<String, Value> {
+                asked.iter().zip(&of_row).map(|(model, line)| (model.name.clone(), line[field].clone())).collect()
             };
-            let line = json!({
-                "row": index,
-                "prompt": prompt,
-                "reference": reference,
-                "answers": by_name(&|result| result.answers[index].as_str().into()),
-                "scores": by_name(&|result| {
-                    result.scores[index].iter().map(|(name, score)| (name.clone(), json!(score))).collect::<Map<_, _>>().into()
-                }),
-            });
-            writeln!(text, "{line}").map_err(|source| Error::io("write", path, &source))?;
-            let answers = results.iter().map(|result| result.answers[index].clone()).collect();
-            rows.push(Answered { prompt, reference, answers });
+            samples.push(
+                &json!({
+                    "row": index, "prompt": prompt, "reference": reference,
+                    "answers": by_name("answer"), "scores": by_name("scores"),
+                })
+                .to_string(),
+            )?;
+            if let Some(prompt) = prompt.filter(|_| rows.len() < answers::ROWS) {
+                let text = |line: &Value| line["answer"].as_str().unwrap_or_default().to_owned();
+                rows.push(Answered { prompt, reference, answers: of_row.iter().map(text).collect() });
+            }
         }
-        std::fs::write(path, text).map_err(|source| Error::io("write", path, &source))?;
         Ok(rows)
     }
 }
 
-fn score_json(score: &Score) -> (String, Value) {
+pub(super) fn score_json(score: &Score) -> (String, Value) {
     let (low, high) = score.interval.unzip();
     (score.name.clone(), json!({ "value": score.value, "low": low, "high": high }))
 }
@@ -319,14 +373,7 @@ fn write_metrics(
             (model.name.clone(), json!({ "path": model.origin, "scores": scores }))
         })
         .collect();
-    let differences: Map<String, Value> = differences
-        .iter()
-        .map(|difference| {
-            let (low, high) = difference.interval.unzip();
-            let by = difference.second - difference.first;
-            (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
-        })
-        .collect();
+    let differences: Map<String, Value> = differences.iter().map(difference_json).collect();
     let all = json!({
         "split": split,
         "rows": rows,
@@ -340,9 +387,18 @@ fn write_metrics(
     atomic::replace_file(&RealDisk, path, &format!("{all:#}\n"))
 }
 
+/// A difference of two models' scores.
+pub(super) fn difference_json(difference: &Difference) -> (String, Value) {
+    let (low, high) = difference.interval.unzip();
+    let by = difference.second - difference.first;
+    (difference.name.clone(), json!({ "value": by, "low": low, "high": high, "p_value": difference.p_value }))
+}
+
 /// The scores as a table.
-fn table(asked: &[Asked], differences: &[Difference]) -> String {
-    let mut text = format!("{:16}", "");
+pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
+    let names = asked.iter().flat_map(|model| &model.scores).map(|score| score.name.chars().count() + 2);
+    let left = names.fold(16, usize::max);
+    let mut text = format!("{:left$}", "");
     let width = asked.iter().map(|model| model.name.chars().count() + 2).fold(14, usize::max);
     for model in asked {
         let _ = write!(text, "{:>width$}", model.name); // a String never fails
@@ -350,7 +406,7 @@ fn table(asked: &[Asked], differences: &[Difference]) -> String {
     text += if differences.is_empty() { "\n" } else { "    difference (range)\n" };
     let Some(first) = asked.first() else { return text };
     for (index, score) in first.scores.iter().enumerate() {
-        let _ = write!(text, "{:16}", score.name);
+        let _ = write!(text, "{:left$}", score.name);
         for score in asked.iter().filter_map(|model| model.scores.get(index)) {
             let _ = write!(text, "{:>width$.4}", score.value);
         }

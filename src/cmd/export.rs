@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
+use super::download::Downloads;
 use super::merge::{Opened, PartsArgs, apart, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
@@ -13,6 +14,8 @@ use crate::error::{Error, Result};
 use crate::export::card::Card;
 use crate::export::folder::{self, Form};
 use crate::export::gguf::{self, Format, Vocabulary};
+use crate::export::merge::Parts;
+use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::train::metrics::{self, Line};
 use crate::train::output;
@@ -41,23 +44,26 @@ pub struct Args {
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// With --hf: the dtype of the weights; `auto`: as the base has them
-    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto")]
+    #[arg(long, value_name = "auto|float32|bfloat16|float16", default_value = "auto", requires = "hf", conflicts_with_all = ["gguf", "peft"])]
     dtype: String,
     /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
     /// The largest difference of a logit, in float32, with which a merged model is accepted
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    #[arg(long, value_name = "X", default_value_t = 1e-4, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
     /// Replace the output if it is there
     #[arg(long)]
     overwrite: bool,
-    /// Show what a push of the folder to this repository of the hub would upload, and upload nothing
-    #[arg(long, value_name = "OWNER/NAME", requires = "dry_run")]
+    /// Send the result to this repository of the hub, which is made if it is not there, in one commit
+    #[arg(long, value_name = "OWNER/NAME")]
     push: Option<String>,
-    /// With --push: needed, as uploads are not part of this version
-    #[arg(long)]
+    /// With --push: show what would be sent, and send nothing
+    #[arg(long, requires = "push")]
     dry_run: bool,
+    /// With --push: a repository that is made is private
+    #[arg(long, requires = "push")]
+    private: bool,
 }
 
 /// Runs the subcommand.
@@ -70,10 +76,25 @@ pub fn run(args: &Args) -> Result<()> {
             .hint("--gguf f16 (llama.cpp), --hf (Transformers), or --peft (the adapter)"));
     }
     let format = args.gguf.as_deref().map(Format::parse).transpose()?;
+    if args.adapter_only && !matches!(format, Some(Format::F16 | Format::F32)) {
+        let word = args.gguf.as_deref().unwrap_or_default();
+        return Err(Error::config(format!("--gguf {word} --adapter-only: an adapter is written in f16 or f32"))
+            .hint("say --gguf f16, or leave --adapter-only out"));
+    }
     let dtype = parse_dtype(&args.dtype)?;
+    let downloads = Downloads::default();
+    let hub = args.push.as_ref().filter(|_| !args.dry_run).map(|_| Hub::from_env(&downloads)).transpose()?;
+    if let (Some(hub), Some(repository)) = (&hub, &args.push) {
+        // What cannot be sent is said before all the work.
+        hub.push(repository, &[], args.private, "")?;
+    }
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
     let card = card(&opened, args.peft);
+    if format.is_some() && opened.parts.arch.score.is_some() {
+        return Err(Error::config("--gguf: llama.cpp has no head of scores for these models")
+            .hint("export for Transformers (--hf), or the adapter (--peft)"));
+    }
     let Opened { parts, top, tokenizer, template, config, reads, .. } = opened;
     let mut text = String::new();
     if let Some(format) = format {
@@ -100,14 +121,16 @@ pub fn run(args: &Args) -> Result<()> {
         let how = if args.adapter_only { "--lora" } else { "-m" };
         let _ = writeln!(text, "file            {} ({})", path.display(), human_bytes(bytes)); // a String never fails
         let _ = writeln!(text, "use it          llama-cli {how} {}", path.display());
-        return print(&text);
+        print(&text)?;
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        return push(args, hub.as_ref(), &[(name, path)]);
     }
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
     claim(&target, args.overwrite, &reads)?;
     if args.peft {
         let top = top.ok_or_else(no_adapter)?;
-        write_peft(&target, &top, &tokenizer, template.as_deref(), &card)?;
+        write_peft(&target, &parts, &top, &tokenizer, (template.as_deref(), &card))?;
     } else {
         let model = match top {
             Some(top) => {
@@ -128,10 +151,8 @@ pub fn run(args: &Args) -> Result<()> {
         folder::write(&target, &model, &form)?;
     }
     let _ = writeln!(text, "folder          {}", target.display());
-    if let Some(repository) = &args.push {
-        text += &push(repository, &target)?;
-    }
-    print(&text)
+    print(&text)?;
+    push(args, hub.as_ref(), &files_of(&target)?)
 }
 
 fn no_adapter() -> Error {
@@ -152,48 +173,75 @@ fn claim_file(path: &Path, overwrite: bool) -> Result<()> {
     }
 }
 
-fn write_peft(target: &Path, top: &Finished, tokenizer: &Path, template: Option<&str>, card: &str) -> Result<()> {
+fn write_peft(
+    target: &Path,
+    parts: &Parts,
+    top: &Finished,
+    tokenizer: &Path,
+    (template, card): (Option<&str>, &str),
+) -> Result<()> {
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+    let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
+    let source = companions::Source { dir: tokenizer, grown: None, template, scored };
+    // The labels stand in the model's `config.json`.
+    let described = companions::Source { dir: &parts.base, ..source };
     atomic::publish(&RealDisk, target, |staging| {
         peft::stage(staging, &top.config, &tensors)?;
-        companions::stage_companions(staging, companions::Source { dir: tokenizer, grown: None, template })?;
+        companions::stage_companions(staging, source)?;
+        if scored.is_some() {
+            companions::stage_config(staging, described)?;
+        }
         staging.write("README.md", |writer| writer.write_all(card.as_bytes()))
     })?;
     Ok(())
 }
 
-/// What an upload would send.
-fn push(repository: &str, folder: &Path) -> Result<String> {
-    if !crate::config::is_hub_name(repository) {
-        return Err(Error::config(format!("--push {repository}: expected owner/name")));
-    }
-    let mut files: Vec<(String, u64)> = Vec::new();
+/// The files of a folder that are sent, by name.
+fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|source| Error::io("read", folder, &source))? {
         let entry = entry.map_err(|source| Error::io("read", folder, &source))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         // The manifest is for this machine.
         if name != atomic::MANIFEST {
-            files.push((name, entry.metadata().map_or(0, |metadata| metadata.len())));
+            files.push((name, entry.path()));
         }
     }
     files.sort();
-    let mut text = format!("would upload to {repository} (nothing was sent: uploads are not part of this version)\n");
-    for (name, bytes) in &files {
-        let _ = writeln!(text, "  {name}  {}", human_bytes(*bytes));
+    Ok(files)
+}
+
+/// Sends `files` where `--push` says, or shows what would be sent.
+fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Result<()> {
+    let Some(repository) = &args.push else { return Ok(()) };
+    if let Some(hub) = hub {
+        let pushed = hub.push(repository, files, args.private, "Upload by tunesmith")?;
+        let Pushed { commit, address, sent } = pushed;
+        return print(&format!("pushed          {sent} files to {address}, commit {commit}\n"));
     }
-    let _ = writeln!(text, "by hand         hf upload {repository} {}", folder.display());
-    Ok(text)
+    if !crate::config::is_hub_name(repository) {
+        return Err(Error::config(format!("--push {repository}: expected owner/name")));
+    }
+    let mut text = format!("would upload to {repository} (--dry-run: nothing was sent)\n");
+    for (name, file) in files {
+        let bytes = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+        let _ = writeln!(text, "  {name}  {}", human_bytes(bytes));
+    }
+    print(&text)
 }
 
 /// `README.md` of what was opened.
 fn card(opened: &Opened, adapter: bool) -> String {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
-    let class = if adapter { "PeftModel" } else { "AutoModelForCausalLM" };
+    let scored = opened.parts.arch.score.is_some();
+    let class = if scored { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };
     let usage = if adapter {
+        let how = if scored { ", config=AutoConfig.from_pretrained(\"PATH\")" } else { "" };
+        let config = if scored { "AutoConfig, " } else { "" };
         format!(
-            "from transformers import AutoModelForCausalLM\nfrom peft import {class}\n\nbase = AutoModelForCausalLM.from_pretrained(\"{base}\")\nmodel = {class}.from_pretrained(base, \"PATH\")"
+            "from transformers import {config}{class}\nfrom peft import PeftModel\n\nbase = {class}.from_pretrained(\"{base}\"{how})\nmodel = PeftModel.from_pretrained(base, \"PATH\")"
         )
     } else {
         format!(

@@ -8,9 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::asking::{AskArgs, Asker};
+use super::classify;
 use super::terminal::{print, print_note};
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
@@ -27,8 +28,9 @@ pub struct Args {
     /// A file of prompts: JSON Lines as training rows, or with their answers left out; another file is a prompt a line
     #[arg(long = "in", value_name = "FILE", requires = "out")]
     input: Option<PathBuf>,
-    /// The file of answers: the rows of --in with `answer`, `end` and `answer_tokens`; one that is there goes on
-    #[arg(long, value_name = "FILE", requires = "input")]
+    /// The file of answers: the rows of --in with `answer`, `end` and `answer_tokens` (a row's own field of such a name becomes
+    /// `own_answer`); one that is there goes on
+    #[arg(long, value_name = "FILE", requires = "input", conflicts_with = "prompt")]
     out: Option<PathBuf>,
     /// Start the file of answers anew
     #[arg(long, requires = "out")]
@@ -131,6 +133,9 @@ fn single(args: &Args) -> Result<()> {
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
     let asker = args.ask.open()?;
+    if let Some(head) = &asker.model.arch.score {
+        return classify::infer(&asker, head, args.ask.system.as_deref(), &prompt, args.json);
+    }
     let tokens = asker.turn(args.ask.system.as_deref(), &prompt)?;
     let never = AtomicBool::new(false);
     let mut shower = Shower::new(&asker, !args.json, &never);
@@ -176,11 +181,24 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
 /// The fields that an answered row has beside its own.
 const OURS: [&str; 3] = ["answer", "end", "answer_tokens"];
 
+/// A row's own fields, such that ours have room beside them: the answer that it has is often what one compares with.
+fn own_fields(row: &Value) -> Map<String, Value> {
+    let Value::Object(fields) = row else { return Map::from_iter([("prompt".to_owned(), row.clone())]) };
+    let mut own = Map::new();
+    for (name, value) in fields {
+        let mut free = name.clone();
+        if OURS.contains(&name.as_str()) {
+            while fields.contains_key(&free) || own.contains_key(&free) {
+                free.insert_str(0, "own_");
+            }
+        }
+        own.insert(free, value.clone());
+    }
+    own
+}
+
 fn with_answer(row: &Value, text: &str, answer: &Answer) -> Value {
-    let mut fields = match row {
-        Value::Object(fields) => fields.clone(),
-        other => serde_json::Map::from_iter([("prompt".to_owned(), other.clone())]),
-    };
+    let mut fields = own_fields(row);
     fields.insert(OURS[0].to_owned(), text.into());
     fields.insert(OURS[1].to_owned(), json!(answer.end));
     fields.insert(OURS[2].to_owned(), answer.tokens.len().into());
@@ -197,18 +215,9 @@ fn answered(out: &Path, rows: &[Value]) -> Result<usize> {
     let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
     let mut done = 0;
     for line in bytes[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
-        let own = |value: &Value| -> Option<BTreeMap<String, Value>> {
-            let fields = value.as_object()?.iter().filter(|(name, _)| !OURS.contains(&name.as_str()));
-            Some(fields.map(|(name, value)| (name.clone(), value.clone())).collect())
-        };
-        let wanted = rows.get(done).map(|row| match row {
-            Value::Object(_) => row.clone(),
-            other => json!({ "prompt": other }),
-        });
-        let found: Option<Value> = serde_json::from_slice(line).ok();
-        let ours = found.as_ref().is_some_and(|found| OURS.iter().all(|name| found.get(name).is_some()));
-        let same = ours && found.as_ref().and_then(own).zip(wanted.as_ref().and_then(own)).is_some_and(|(a, b)| a == b);
-        if !same {
+        let mut found: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
+        let ours = OURS.iter().all(|name| found.remove(*name).is_some());
+        if !ours || rows.get(done).map(own_fields) != Some(found) {
             return Err(Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), done + 1))
                 .hint("--overwrite starts the file anew; or name another --out"));
         }
@@ -260,6 +269,9 @@ impl Watcher for Writer<'_> {
 
 fn batch(ask: &AskArgs, rows: &[Value], done: usize, out: &Path, input: &Path) -> Result<()> {
     let asker = ask.open()?;
+    if let Some(head) = &asker.model.arch.score {
+        return classify::infer_file(&asker, head, rows, out, input);
+    }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
     // All prompts first: a row that cannot be asked is refused before the first answer.
     let prompts = rows
@@ -323,5 +335,13 @@ mod tests {
         let other = [json!({"question": "z"}), json!("b")];
         assert_eq!(answered(&out, &other).unwrap_err().kind(), crate::Kind::Config);
         assert!(answered(&out, &rows[..1]).is_err(), "more answers than rows");
+
+        // What a row says itself is kept.
+        let rows = [json!({"question": "a", "answer": "b", "own_answer": 1, "end": true})];
+        let line = with_answer(&rows[0], "x", &answer);
+        let kept = json!({"question": "a", "own_own_answer": "b", "own_answer": 1, "own_end": true, "answer": "x", "end": "length", "answer_tokens": 2});
+        assert_eq!(line, kept);
+        std::fs::write(&out, format!("{line}\n")).unwrap();
+        assert_eq!(answered(&out, &rows).unwrap(), 1);
     }
 }

@@ -8,7 +8,7 @@ use super::download::Downloads;
 use super::stamps::{self, Texts};
 use super::terminal::{self, print_note};
 use crate::checkpoint::disk::RealDisk;
-use crate::checkpoint::finished::Finished;
+use crate::checkpoint::finished::{Finished, score_head};
 use crate::checkpoint::origin;
 use crate::checkpoint::{atomic, peft};
 use crate::config::{Config, Mode, ModelConfig};
@@ -168,6 +168,9 @@ impl PartsArgs {
         };
         let mut reads = [&adapters[..], below].concat();
         let mut parts = Parts::open(&base, below, tokens)?;
+        if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
+            parts.arch.score = score_head(one)?;
+        }
         let tokenizer =
             adapters.first().filter(|dir| dir.join("tokenizer.json").is_file()).unwrap_or(&parts.base).clone();
         let template = match &config {
@@ -267,8 +270,12 @@ pub fn run(args: &Args) -> Result<()> {
             top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
         atomic::publish(&RealDisk, &output, |staging| {
             peft::stage(staging, &top.config, &tensors)?;
-            let source =
-                crate::checkpoint::folder::Source { dir: &tokenizer, grown: None, template: template.as_deref() };
+            let source = crate::checkpoint::folder::Source {
+                dir: &tokenizer,
+                grown: None,
+                template: template.as_deref(),
+                scored: None,
+            };
             crate::checkpoint::folder::stage_companions(staging, source)
         })?;
         return terminal::print(&format!("adapter  {}\n", output.display()));
@@ -294,14 +301,18 @@ pub fn run(args: &Args) -> Result<()> {
             loss.scale
         );
     }
-    let written = compare(&merged.logits, &sample_logits(&plain_model(&output)?)?, merged.model.arch.vocab_size);
+    let mut plain = plain_model(&output)?;
+    // So that the sample rows are the same ones.
+    plain.arch.new_tokens.clone_from(&merged.model.arch.new_tokens);
+    let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
     if dtype == Some(Dtype::F32) && coding.is_none() {
         refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
     let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
+    let class = if merged.model.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
     let _ =
-        writeln!(text, "use it          Transformers: AutoModelForCausalLM.from_pretrained(\"{}\")", output.display());
+        writeln!(text, "use it          Transformers: AutoModelFor{class}.from_pretrained(\"{}\")", output.display());
     terminal::print(&text)
 }
 
@@ -336,7 +347,7 @@ pub struct Checked {
 /// # Errors
 /// [`crate::Kind::Numeric`]: they differ by more than `limit`.
 pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, Checked)> {
-    let vocabulary = parts.arch.vocab_size;
+    let vocabulary = parts.arch.outputs();
     let logits = sample_logits(&parts.adapted(&top, &widened())?)?;
     let model = parts.merged(Some(top))?;
     let comparison = compare(&logits, &sample_logits(&model.model()?)?, vocabulary);
@@ -434,5 +445,34 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
     match output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
         Some(parent) => std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source)),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_output_that_is_holds_or_lies_in_what_is_read_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::create_dir_all(at("base/inner")).unwrap();
+        std::fs::create_dir_all(at("other")).unwrap();
+        std::os::unix::fs::symlink(at("base"), at("link")).unwrap();
+        let reads = [at("base"), at("adapter-of-the-hub")];
+        for output in ["base", "base/inner", "base/new/deeper", "link", "link/new", "other/../base", "."] {
+            let error = apart(&at(output), &reads).expect_err(output);
+            assert!(error.kind() == crate::Kind::Config && error.message().contains("is read from"), "{error}");
+        }
+        for output in ["base-merged", "other", "other/base", "new/deeper/still"] {
+            apart(&at(output), &reads).unwrap();
+        }
+        // Also where replacing is asked for.
+        assert!(claim(&at("base"), true, &reads).unwrap_err().message().contains("is read from"));
+        std::fs::write(at("other/file"), "mine").unwrap();
+        assert!(claim(&at("other"), false, &reads).unwrap_err().message().contains("is there already"));
+        assert!(claim(&at("other"), true, &reads).unwrap_err().message().contains("not a folder that tunesmith wrote"));
+        claim(&at("fresh/folder"), false, &reads).unwrap();
+        assert!(at("fresh").is_dir() && !at("fresh/folder").exists());
     }
 }

@@ -6,6 +6,7 @@ pub mod args;
 mod asking;
 pub mod bench;
 pub mod chat;
+mod classify;
 pub mod config;
 pub mod data;
 pub mod devices;
@@ -18,6 +19,7 @@ mod find;
 pub mod gpu_info;
 pub mod import;
 pub mod infer;
+pub mod ingest;
 pub mod launch;
 pub mod memory_check;
 pub mod merge;
@@ -26,6 +28,7 @@ pub mod plan;
 pub mod process;
 mod scaling;
 pub mod setup_accelerate;
+mod staged;
 pub mod stamps;
 pub mod terminal;
 pub mod train;
@@ -71,6 +74,8 @@ enum Command {
     Merge(merge::Args),
     /// List the model families that are supported, or describe a model folder
     Models(models::Args),
+    /// Turn documents into rows: text, Markdown, HTML and DOCX files
+    Ingest(ingest::Args),
     /// Write the rows that a run would train on, in one form, with a report
     Process(process::Args),
     /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
@@ -106,6 +111,7 @@ impl Command {
             Self::Merge(args) => merge::run(args),
             Self::Models(args) => models::run(args),
             Self::Plan(args) => plan::run(args),
+            Self::Ingest(args) => ingest::run(args),
             Self::Infer(args) => infer::run(args),
             Self::Chat(args) => chat::run(args),
             Self::Bench(args) => bench::run(args),

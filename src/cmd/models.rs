@@ -53,8 +53,13 @@ fn describe(arch: &Arch) -> String {
     line("widths", format!("{} hidden, {} in the MLP", arch.hidden_size, arch.intermediate_size));
     let (query, key) = (arch.num_attention_heads, arch.num_key_value_heads);
     line("heads", format!("{query} query, {key} key/value, {} wide", arch.head_dim));
-    let tied = if arch.tie_word_embeddings { "the head is the embedding" } else { "the head has a matrix of its own" };
-    line("vocabulary", format!("{}, {tied}", arch.vocab_size));
+    let head = match &arch.score {
+        Some(scores) if scores.is_number() => "the head gives one number".to_owned(),
+        Some(scores) => format!("the head gives scores for {} labels", scores.labels.len()),
+        None if arch.tie_word_embeddings => "the head is the embedding".to_owned(),
+        None => "the head has a matrix of its own".to_owned(),
+    };
+    line("vocabulary", format!("{}, {head}", arch.vocab_size));
     line("context", format!("{} tokens", arch.max_position_embeddings));
     let sliding: Vec<usize> = arch.blocks.iter().filter_map(|block| block.window).collect();
     if let Some(window) = sliding.first() {

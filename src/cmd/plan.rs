@@ -1,8 +1,8 @@
 //! `tunesmith plan`: what a run would need on each rank, by strategy, before anything is downloaded or bought.
 use super::args::ConfigArgs;
 use super::{scaling, terminal};
-use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved};
+use crate::config::arch::{Arch, ScoreHead, TensorSpec};
+use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved, Task};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Quiet};
 use crate::plan::flops::Costs;
@@ -97,9 +97,17 @@ pub fn run(args: &Args) -> Result<()> {
 fn report(args: &Args) -> Result<Report> {
     let (resolved, asked) = args.config.load_ahead(args.model.is_some(), AHEAD)?;
     let mut config = resolved.config.clone();
-    let (arch, stored, name) = model(args, &mut config, &resolved)?;
+    let (mut arch, stored, name) = model(args, &mut config, &resolved)?;
     let machine = machine(args)?;
     let mut notes = notes(&asked);
+    if config.task() != Task::CausalLm && arch.score.is_none() {
+        let mut labels = config.data.labels.0.clone();
+        if config.task() == Task::Classification && labels.is_empty() {
+            labels = ["0", "1"].map(String::from).to_vec();
+            notes.push("data.labels is not set: planned with two labels; each more is a row of the head".to_owned());
+        }
+        arch.score = Some(ScoreHead { labels });
+    }
     if config.train.batch_size == Auto::Auto {
         notes.push("train.batch_size: auto: planned with 1 row; the most that fit are in the table".to_owned());
     }

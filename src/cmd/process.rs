@@ -2,6 +2,7 @@
 use super::args::ConfigArgs;
 use super::data::{Bar, numbers, overview};
 use super::download::Downloads;
+use super::staged::Staged;
 use super::terminal;
 use crate::checkpoint::atomic::replace_file;
 use crate::checkpoint::disk::RealDisk;
@@ -13,8 +14,6 @@ use crate::error::{Error, Result};
 use crate::hub::{self, Part};
 use serde_json::json;
 use std::fmt::Write as _;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 /// Write the rows that a run would train on: read, cleared, mixed, in one form.
@@ -53,14 +52,14 @@ pub fn run(args: &Args) -> Result<()> {
         written.extend(write(&data, &config, part, &args.out, &bar)?);
     }
     let sources = data.inputs.files();
-    let same = |written: &Written| sources.iter().find(|source| is_same(source, &written.target));
+    let same = |written: &Staged| sources.iter().find(|source| is_same(source, written.target()));
     if let Some(source) = written.iter().find_map(same) {
         return Err(Error::config(format!("--out would replace {}, which the rows are read from", source.display()))
             .hint("name another file"));
     }
     let mut files = serde_json::Map::new();
     for written in written {
-        files.insert(written.target.display().to_string(), written.rows.into());
+        files.insert(written.target().display().to_string(), written.len().into());
         written.publish()?;
     }
     let mut report = numbers(&data);
@@ -75,42 +74,14 @@ fn is_same(one: &Path, other: &Path) -> bool {
     matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// A file that is complete but not at its place yet. It is removed unless it gets there.
-struct Written {
-    temporary: PathBuf,
-    target: PathBuf,
-    rows: u64,
-}
-
-impl Written {
-    fn publish(&self) -> Result<()> {
-        fs::rename(&self.temporary, &self.target).map_err(|error| Error::io("write", &self.target, &error))
-    }
-}
-
-impl Drop for Written {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.temporary);
-    }
-}
-
 /// Writes the rows of a part beside their place; nothing if there is no such part.
-fn write(data: &Dataset, config: &Config, part: RowPart, out: &Path, bar: &Bar) -> Result<Option<Written>> {
+fn write(data: &Dataset, config: &Config, part: RowPart, out: &Path, bar: &Bar) -> Result<Option<Staged>> {
     let target =
         if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) };
-    if let Some(folder) = target.parent() {
-        fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-    }
-    let temporary = target.with_extension(format!("tmp-{}", std::process::id()));
-    let failed = |error: std::io::Error| Error::io("write", &target, &error);
-    let file = File::create(&temporary).map_err(failed)?;
-    let mut written = Written { temporary, target: target.clone(), rows: 0 };
-    let mut file = BufWriter::with_capacity(1 << 20, file);
-    let count = rows(data, config, part, bar, &mut |row| writeln!(file, "{row}").map_err(failed))?;
-    let Some(count) = count else { return Ok(None) };
-    file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)?;
-    written.rows = count;
-    Ok(Some(written))
+    let mut written = Staged::create(&target)?;
+    let count = rows(data, config, part, bar, &mut |row| written.push(row))?;
+    written.finish()?;
+    Ok(count.map(|_| written))
 }
 
 /// What is read off the counts of a set.

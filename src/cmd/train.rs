@@ -185,7 +185,10 @@ impl Console {
         let loss = line.eval_loss.map_or_else(|| "not finite".to_owned(), |loss| format!("{loss:.4}"));
         let best = if best { "  (best so far)" } else { "" };
         let seconds = human_seconds(line.eval_seconds);
-        let scores: Vec<String> = line.eval_scores.iter().map(|(name, score)| format!(", {name} {score:.4}")).collect();
+        // Those of single labels are in metrics.jsonl.
+        let told = |name: &str| line.eval_confusion.is_empty() || !name.contains('.');
+        let scores = line.eval_scores.iter().filter(|(name, _)| told(name));
+        let scores: Vec<String> = scores.map(|(name, score)| format!(", {name} {score:.4}")).collect();
         let scores = scores.concat();
         self.say(&format!(
             "evaluation after step {}: loss {loss}{scores} over {} rows in {seconds}{best}\n",

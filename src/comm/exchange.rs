@@ -128,11 +128,6 @@ impl Exchange {
         }
         Ok(())
     }
-
-    /// Gives the buffers' memory back.
-    pub fn release(&mut self) {
-        *self = Self::default();
-    }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::path::Path;
 pub use super::families::{FAMILIES, Family};
 use super::hf_json::{MAX_SIZE, Source, read_text};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
+pub use super::score::{SCORE, ScoreHead};
 use crate::error::{Error, Result};
 
 /// What stands in a model folder beside `config.json` and the weights, and does not change in training.
@@ -22,6 +23,8 @@ pub const COMPANIONS: [&str; 9] = [
     "vocab.json",
     "merges.txt",
 ];
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// Where a block has its norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -212,6 +215,8 @@ pub struct Arch {
     pub pad_token_id: Option<u32>,
     /// The rows of the embedding that `tuning.new_tokens` fills; none in a `config.json`.
     pub new_tokens: Vec<u32>,
+    /// A head of scores in the place of the language model's.
+    pub score: Option<ScoreHead>,
 }
 
 impl Arch {
@@ -245,7 +250,8 @@ impl Arch {
         let source = Source::parse(text, origin)?;
         let family = source.family()?;
         source.refuse_unsupported(family)?;
-        let arch = (family.read)(&source)?;
+        let mut arch = (family.read)(&source)?;
+        arch.score = source.score_head(family)?;
         arch.check(&source)?;
         Ok(arch)
     }
@@ -277,15 +283,40 @@ impl Arch {
         }
     }
 
-    /// Every tensor of the model in its order; `lm_head.weight` is absent when tied.
+    /// Every tensor of the model in its order, the head's last; `lm_head.weight` is absent when tied.
     pub fn tensors(&self) -> Vec<TensorSpec> {
-        let mut tensors = vec![tensor("model.embed_tokens.weight", &[self.vocab_size, self.hidden_size])];
+        let mut tensors = vec![tensor(EMBEDDING, &[self.vocab_size, self.hidden_size])];
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
         tensors.push(tensor("model.norm.weight", &[self.hidden_size]));
-        if !self.tie_word_embeddings {
-            tensors.push(tensor("lm_head.weight", &[self.vocab_size, self.hidden_size]));
+        if self.head_tensor() != EMBEDDING {
+            tensors.push(tensor(self.head_tensor(), &[self.outputs(), self.hidden_size]));
         }
         tensors
+    }
+
+    /// How many numbers the head gives for a token: a logit for each entry of the vocabulary, or the scores.
+    pub fn outputs(&self) -> usize {
+        self.score.as_ref().map_or(self.vocab_size, ScoreHead::outputs)
+    }
+
+    /// The tensor that the head multiplies by.
+    pub const fn head_tensor(&self) -> &'static str {
+        match (&self.score, self.tie_word_embeddings) {
+            (Some(_), _) => SCORE,
+            (None, true) => EMBEDDING,
+            (None, false) => "lm_head.weight",
+        }
+    }
+
+    /// Whether the head multiplies by the embedding's matrix.
+    pub const fn ties_head(&self) -> bool {
+        self.tie_word_embeddings && self.score.is_none()
+    }
+
+    /// What rows are padded with in Transformers, which looks for a row's last token that is another: the end of text where
+    /// `config.json` names no padding.
+    pub fn padding(&self) -> Option<u32> {
+        self.pad_token_id.or_else(|| self.eos_token_ids.first().copied())
     }
 
     fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
@@ -353,12 +384,12 @@ impl Arch {
         self.new_tokens = tokens;
     }
 
-    /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not).
+    /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not), or the scores.
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
         let mut modules: Vec<_> = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)).collect();
         modules.push(LinearSpec {
-            name: "lm_head".into(),
-            out_features: self.vocab_size,
+            name: if self.score.is_some() { "score" } else { "lm_head" }.into(),
+            out_features: self.outputs(),
             in_features: self.hidden_size,
             bias: false,
             layer: None,

@@ -79,6 +79,16 @@ fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
 }
 
 choices! {
+    /// What the model learns to say of a row.
+    Task {
+        /// The tokens that follow.
+        CausalLm = "causal_lm",
+        /// Which of some labels it has.
+        Classification = "classification",
+        /// A number.
+        Regression = "regression",
+    };
+
     /// Where the base model's weights come from.
     Init {
         /// From the model folder's safetensors.
@@ -94,6 +104,14 @@ choices! {
         /// All in float32.
         Float32 = "float32" | "fp32",
         /// Matrices in bfloat16, rounded where the checkpoint is more precise.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
+    /// How gradients of what is trained are kept from pass to pass of a step. A pass adds them up in float32 in any case.
+    GradDtype {
+        /// In float32.
+        Float32 = "float32" | "fp32",
+        /// In bfloat16: half the memory; a step rounds a gradient once for each of its passes.
         Bfloat16 = "bfloat16" | "bf16",
     };
 
@@ -319,6 +337,8 @@ choices! {
         Left = "left",
         /// It is left out.
         Drop = "drop",
+        /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
+        Split = "split",
     };
 
     /// How large a mix of sources is in which each has its share.

@@ -1,6 +1,6 @@
 //! The reference of all keys: Markdown for people, JSON Schema (draft 2020-12) for editors.
 use super::option::{OptionDef, Section};
-use super::schema::{Config, SECTIONS};
+use super::schema::{Config, SECTIONS, TOP};
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write;
 
@@ -9,7 +9,11 @@ pub fn markdown() -> String {
     let mut out = String::from(INTRODUCTION);
     let defaults = Config::default();
     for section in SECTIONS {
-        let _ = write!(out, "\n## `{}`\n\n{}\n", section.name, section.doc.trim());
+        if section.name.is_empty() {
+            out.push_str("\n## Outside of any section\n");
+        } else {
+            let _ = write!(out, "\n## `{}`\n\n{}\n", section.name, section.doc.trim());
+        }
         for def in section.options {
             describe(&mut out, def, &defaults);
         }
@@ -75,12 +79,12 @@ fn plain(value: &Json) -> String {
 
 /// `docs/schema.json`.
 pub fn schema() -> String {
-    let mut root = section_schema("the whole configuration", &[]);
+    let mut root = section_schema("the whole configuration", TOP.options);
     root["properties"]["include"] = json!({
         "description": "Files to take over first, relative to this file.",
         "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }],
     });
-    for section in SECTIONS {
+    for section in SECTIONS.into_iter().filter(|section| !section.name.is_empty()) {
         let place = section.name.split('.').fold(&mut root, |node, name| &mut node["properties"][name]);
         *place = describe_section(section);
     }

@@ -167,11 +167,13 @@ impl<'a> Source<'a> {
     /// Features that change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         if let Some(classes) = self.get("architectures") {
-            let expected = family.class_name;
-            let has = |class: &Value| class.as_str() == Some(expected);
+            let classifier = family.classifier();
+            let has = |class: &Value| {
+                class.as_str().is_some_and(|class| class == family.class_name || Some(class) == classifier.as_deref())
+            };
             let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;
             if !classes.is_empty() && !classes.iter().any(has) {
-                return Err(self.mismatch("architectures", expected));
+                return Err(self.mismatch("architectures", family.class_name));
             }
         }
         self.refuse_quantization()?;
@@ -288,6 +290,7 @@ impl<'a> Source<'a> {
             eos_token_ids: self.token_ids("eos_token_id")?,
             pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
             new_tokens: Vec::new(),
+            score: None,
         })
     }
 

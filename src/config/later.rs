@@ -1,7 +1,8 @@
 //! Keys that other toolkits have and a later version will read: refused by name, never accepted and ignored.
 
 const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
-const DAPT: &str = "for raw text set data.format: text and data.packing: true; a block is model.max_seq_len tokens long (docs/guides/dapt.md)";
+const DAPT: &str = "for raw text set data.format: text and data.packing: true, and data.truncation: split; a block is model.max_seq_len tokens long \
+     (docs/guides/dapt.md)";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
@@ -49,7 +50,7 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ),
     ("tuning.lora.loftq_config", "set tuning.lora.init_lora_weights: loftq, and tuning.lora.loftq_iter"),
     ("tuning.lora.lora_bias", "a bias on B is not yet part of this version; tuning.lora.bias trains the base's biases"),
-    ("tuning.lora.task_type", "the task is always causal language modelling; remove the key"),
+    ("tuning.lora.task_type", "the task says it: set task, and remove the key"),
     ("logging.wandb", "Weights & Biases is not yet part of this version"),
     ("logging.mlflow", "MLflow is not yet part of this version"),
     (

@@ -8,13 +8,16 @@ pub mod docs;
 mod families;
 pub mod foreign;
 mod hf_json;
+mod labels;
 mod later;
 mod option;
 pub mod resolve;
 mod rope;
 mod rope_json;
 pub mod schema;
+mod score;
 mod sizes;
+pub mod task;
 mod unread;
 mod validate;
 mod value;
@@ -24,15 +27,18 @@ pub use arguments::Arguments;
 pub use choice::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Sharding, TargetModules, Truncation,
 };
-pub use choice::{Dtype, EvalStrategy, Format, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume};
-pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy};
+pub use choice::{
+    Dtype, EvalStrategy, Format, GradDtype, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume,
+};
+pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};
 pub use datasets::DatasetSpec;
-pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest};
+pub use labels::{ClassWeights, Labels};
+pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, variable};
 pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
 pub use resolve::{load, load_ahead, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
-    TrainConfig, TuningConfig,
+    TopConfig, TrainConfig, TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
 pub use unread::unread;

@@ -42,19 +42,23 @@ pub struct OptionDef {
 }
 
 impl OptionDef {
-    /// The full key: `train.batch_size`.
+    /// The full key: `train.batch_size`; of a key outside of any section its name.
     pub fn path(&self) -> String {
-        format!("{}.{}", self.section, self.name)
+        self.spelled(self.name)
+    }
+
+    fn spelled(&self, name: &str) -> String {
+        if self.section.is_empty() { name.to_owned() } else { format!("{}.{name}", self.section) }
     }
 
     /// The environment variable: `TRAIN_BATCH_SIZE`.
     pub fn env(&self) -> String {
-        env_name(&self.path())
+        variable(&self.path())
     }
 
     /// The canonical name and the aliases, each as a full key.
     pub fn spellings(&self) -> impl Iterator<Item = String> + '_ {
-        std::iter::once(self.name).chain(self.aliases.iter().copied()).map(|name| format!("{}.{name}", self.section))
+        std::iter::once(self.name).chain(self.aliases.iter().copied()).map(|name| self.spelled(name))
     }
 
     /// What is accepted, with the range.
@@ -66,6 +70,11 @@ impl OptionDef {
 /// The environment variable of a full key: the path in upper snake case.
 pub fn env_name(path: &str) -> String {
     path.replace('.', "_").to_uppercase()
+}
+
+/// The environment variable that sets a full key. A single word of ours would be too common: `task` is `TUNESMITH_TASK`.
+pub fn variable(key: &str) -> String {
+    if key.contains('.') { env_name(key) } else { format!("TUNESMITH_{}", env_name(key)) }
 }
 
 /// A key that has one legal value in this version.

@@ -5,7 +5,7 @@
 use super::choice::Quantization;
 use super::foreign::Foreign;
 use super::later::{LATER, LATER_VARIABLES};
-use super::option::{OptionDef, env_name, nearest};
+use super::option::{OptionDef, env_name, nearest, variable};
 use super::schema::{Config, SECTIONS, VARIABLES, options};
 use super::sizes::Auto;
 use super::validate;
@@ -376,7 +376,8 @@ impl Resolver {
                 Err(Error::config(format!("{}: not supported", source.place())).hint(*reason))
             };
         }
-        match find_env(&env_name(key)) {
+        let name = env_name(key);
+        match find_env(&name).or_else(|| find_env(&variable(&name))) {
             Some((def, spelled)) => self.text(def, &spelled, value, source),
             None if is_secret(key) => Err(unknown(&Source::Word(format!("{key}=***")), &dotted(key))),
             None => Err(unknown(&source, &dotted(key))),
@@ -501,7 +502,7 @@ fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
 fn variables(def: &'static OptionDef) -> impl Iterator<Item = (String, String)> {
     let further =
         VARIABLES.iter().filter(|(_, key)| def.path() == *key).map(|(name, key)| ((*name).into(), (*key).into()));
-    def.spellings().map(|spelled| (env_name(&spelled), spelled)).chain(further)
+    def.spellings().map(|spelled| (variable(&spelled), spelled)).chain(further)
 }
 
 fn is_section(path: &str) -> bool {
@@ -573,7 +574,8 @@ fn suggestion(key: &str) -> Option<String> {
 /// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
 /// begins as ours do.
 fn check_foreign(name: &str, known: &HashSet<String>) -> Result<Option<String>> {
-    let ours = SECTIONS.iter().any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
+    let mut named = SECTIONS.iter().filter(|section| !section.name.is_empty());
+    let ours = named.any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
     if !ours {
         return Ok(None);
     }

@@ -2,12 +2,13 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, Init,
-    InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend,
-    Resume, SaveStrategy, Sharding, Strategy, TargetModules, Truncation,
+    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format,
+    GradDtype, Init, InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization,
+    RankBackend, Resume, SaveStrategy, Sharding, Strategy, TargetModules, Task, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::foreign::{Inline, Switch};
+use super::labels::{ClassWeights, Labels};
 use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
 use super::value::{ConfigValue, Patterns};
@@ -16,6 +17,8 @@ use std::path::PathBuf;
 /// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Config {
+    /// The keys outside of any section.
+    pub top: TopConfig,
     /// The section `model`.
     pub model: ModelConfig,
     /// The section `tuning`.
@@ -33,8 +36,8 @@ pub struct Config {
 }
 
 /// Every section with its keys.
-pub static SECTIONS: [&Section; 10] =
-    [&MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
+pub static SECTIONS: [&Section; 11] =
+    [&TOP, &MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
 
 /// Environment variables that stand for a key beside those that follow from its name.
 pub static VARIABLES: [(&str, &str); 3] = [
@@ -43,9 +46,25 @@ pub static VARIABLES: [(&str, &str); 3] = [
     ("ACCELERATE_CONFIG_FILE", "train.accelerate"),
 ];
 
+impl Config {
+    /// What the model learns.
+    pub const fn task(&self) -> Task {
+        self.top.task
+    }
+}
+
 /// Every key.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
     SECTIONS.iter().flat_map(|section| section.options)
+}
+
+section! {
+    /// What stands outside of any section.
+    TopConfig, TOP = "" at top {
+        /// What the model learns. `classification` and `regression` put a small head in the place of the language model's, which
+        /// gives a score for each label, or one number, from the last token of a row `{text, label}` (`docs/guides/classification.md`).
+        task: Task = Task::CausalLm;
+    }
 }
 
 section! {
@@ -242,6 +261,10 @@ section! {
         max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
         /// How much of each label's weight is spread over the whole vocabulary.
         label_smoothing_factor: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// With `task: classification`: what a row's loss counts by its label. The loss is divided by the sum of these weights, as
+        /// PyTorch's `CrossEntropyLoss(weight)` does it. `balanced`: rows / (labels x rows with the label), as scikit-learn has it; a
+        /// mapping from label to weight: 1 for labels that it leaves out.
+        class_weights: ClassWeights = ClassWeights::None, range Range::at_least(0.0);
         /// The factor of `log(Z)^2`, `Z` the sum of a token's exponentials, that is added to its loss (`PaLM`: 1e-4).
         z_loss: f64 = 0.0, range Range::at_least(0.0);
         /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
@@ -275,8 +298,8 @@ section! {
         generation_num_beams: Option<usize> = None, range Range::within(1.0, 256.0);
         /// How many validation rows are answered, the first ones (`null`: all); the loss is always that of all rows.
         generation_rows: Option<usize> = None, range Range::at_least(1.0);
-        /// The measure of the best checkpoint and of early stopping: `eval_loss`, or with `predict_with_generate` one of the
-        /// scores, such as `eval_exact_match`; `eval_` may be left out.
+        /// The measure of the best checkpoint and of early stopping: `eval_loss`, with `predict_with_generate` one of the
+        /// scores, such as `eval_exact_match`, or of another `task` one of its measures, such as `f1_macro`; `eval_` may be left out.
         metric_for_best_model: String = "eval_loss".to_owned();
         /// Whether a higher value of it is better (`null`: known of every measure).
         greater_is_better: Option<bool> = None;
@@ -304,6 +327,9 @@ section! {
         /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
         /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
         fp16: bool = false;
+        /// How gradients are kept between the passes of a step and its update: `bfloat16` takes half the memory, which counts
+        /// where all weights are trained.
+        grad_dtype: GradDtype = GradDtype::Float32;
         /// The loss scale of `fp16`; 0 for one that moves.
         loss_scale: f64 = 0.0, range Range::at_least(0.0);
         /// The moving loss scale starts at 2 to this power.
@@ -395,7 +421,10 @@ section! {
         chat_template: Option<BuiltinTemplate> = None;
         /// The date that templates write as today's, as `2025-07-26` (`null`: today).
         template_date: Option<String> = None;
-        /// The share of the training rows that is set apart for validation; 0 for none.
+        /// With `task: classification`: the labels, in the order of their numbers (empty: those of the training rows, sorted). A row
+        /// with another label is an error.
+        labels: Labels = Labels::default();
+        /// The share of the training rows that is set apart for validation; 0 for none. Of each label the same share.
         split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// Which tokens carry the loss.
         loss_on: LossOn = LossOn::Assistant;
@@ -499,5 +528,12 @@ section! {
         confidence: f64 = 0.95, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
         /// Replicates of the bootstrap that makes the intervals; 0 for none.
         bootstrap_samples: usize = 1000, range Range::within(0.0, 100_000.0);
+    }
+}
+
+impl EvalConfig {
+    /// Whether a measure looks at what an answer was asked by.
+    pub fn reads_sources(&self) -> bool {
+        self.metrics.contains(&EvalMetric::Sari) || !self.scorer.is_empty()
     }
 }

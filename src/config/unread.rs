@@ -2,7 +2,7 @@
 //! is refused, never accepted and ignored.
 use super::resolve::{Resolved, Setting, Source};
 use super::validate::conflict;
-use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, schema};
+use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, Task, schema};
 use crate::error::Result;
 
 /// What decides whether some keys are read.
@@ -35,6 +35,28 @@ const SWITCHES: &[Switch] = &[
         on: |config| config.tuning.mode == Mode::Freeze,
         keys: &["tuning.freeze."],
         why: "it says what mode: freeze trains; set that, or remove it",
+    },
+    Switch {
+        key: "task",
+        on: |config| config.task() == Task::Classification,
+        keys: &["train.class_weights", "data.labels"],
+        why: "only task: classification has labels; set that, or remove it",
+    },
+    Switch {
+        key: "task",
+        on: |config| config.task() == Task::CausalLm,
+        keys: &[
+            "gen.",
+            "eval.metrics",
+            "eval.normalization",
+            "eval.rouge_stemmer",
+            "eval.json_schema",
+            "eval.scorer",
+            "train.predict_with_generate",
+            "data.format",
+            "data.loss_on",
+        ],
+        why: "the rows of this task are {text, label}, and nothing is generated: all its measures are always made; remove it",
     },
     Switch {
         key: "train.eval_strategy",

@@ -2,8 +2,8 @@
 use super::resolve::Resolved;
 use super::unread;
 use super::{
-    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
-    Sharding, Strategy, TrainConfig,
+    Auto, Contamination, EvalStrategy, GradDtype, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
+    SaveStrategy, Sharding, Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -63,6 +63,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "the optimizer averages the weights itself; keep one",
     )?;
     both(train.bf16 && train.fp16, "train.bf16", "train.fp16", "activations are kept in one of them; keep one")?;
+    both(
+        train.grad_dtype != GradDtype::Float32 && !matches!(train.strategy, Strategy::Auto | Strategy::Single),
+        "train.grad_dtype",
+        "train.strategy",
+        "several ranks sum their gradients in float32; zero2 keeps a share of them a rank",
+    )?;
     let default = TrainConfig::default();
     let scaling = [
         (train.loss_scale != default.loss_scale, "train.loss_scale"),
@@ -170,10 +176,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     )?;
     let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
     both(
-        metric != "loss" && !train.predict_with_generate,
+        !matches!(metric, "loss" | "perplexity" | "byte_perplexity")
+            && !train.predict_with_generate
+            && config.task() == Task::CausalLm,
         "train.metric_for_best_model",
         "train.predict_with_generate",
-        "without answers a validation measures the loss alone; set train.predict_with_generate: true",
+        "without answers a validation measures the loss and the perplexity alone; set train.predict_with_generate: true",
     )?;
     both(
         !metric.starts_with("scorer.") && train.greater_is_better == Some(!greater_is_better(metric)),
@@ -232,6 +240,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.adapter",
         "an adapter to go on from has started already; remove one of them",
     )?;
+    task::contradictions(resolved)?;
     quantization(resolved)
 }
 
@@ -278,7 +287,7 @@ fn quantization(resolved: &Resolved) -> Result<()> {
 
 /// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
 pub fn greater_is_better(measure: &str) -> bool {
-    !matches!(measure, "loss" | "perplexity" | "byte_perplexity")
+    !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
 pub(super) fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {

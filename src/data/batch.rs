@@ -3,12 +3,13 @@
 /// The label of a token that carries no loss (the value that Hugging Face and PyTorch use).
 pub const IGNORE: i32 = -100;
 
-/// One tokenized training row, before the shift: `labels[t]` is `input_ids[t]` or [`IGNORE`].
+/// One tokenized training row, before the shift: `labels[t]` is `input_ids[t]` or [`IGNORE`]. A row with a label for the whole
+/// of it has one label more than tokens, which its last token predicts: a class, or the bits of a number in f32.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Example {
     /// Token ids.
     pub input_ids: Vec<u32>,
-    /// As long as `input_ids`.
+    /// As long as `input_ids`, or one longer.
     pub labels: Vec<i32>,
 }
 
@@ -17,6 +18,11 @@ impl Example {
     pub fn label_tokens(&self) -> usize {
         self.labels.iter().skip(1).filter(|&&label| label != IGNORE).count()
     }
+
+    /// These labels.
+    pub fn predicted(&self) -> Vec<u32> {
+        self.labels.iter().skip(1).filter_map(|&label| u32::try_from(label).ok()).collect()
+    }
 }
 
 /// A padding-free batch: sequences laid end to end; attention never crosses a boundary, positions restart at 0.
@@ -24,7 +30,8 @@ impl Example {
 pub struct Batch {
     /// `[tokens]` ids of all sequences.
     pub tokens: Vec<u32>,
-    /// `[tokens]` what position t must predict: the next token's label within the same sequence, or [`IGNORE`].
+    /// `[tokens]` what position t must predict: the next token's label within the same sequence, or [`IGNORE`]; of a sequence with
+    /// a label as a whole its last position predicts that, a class or the bits of a number (none of which are [`IGNORE`]).
     pub targets: Vec<i32>,
     /// `[sequences + 1]` where each sequence starts; the last entry is the token count.
     pub cu_seqlens: Vec<usize>,
@@ -45,14 +52,20 @@ impl Batch {
         batch
     }
 
-    /// Appends one sequence and shifts its labels: position t predicts label t + 1, the last position nothing.
+    /// Appends one sequence and shifts its labels: position t predicts label t + 1, the last position nothing unless the
+    /// row as a whole has a label.
     pub fn push(&mut self, ids: &[u32], labels: &[i32]) {
         self.tokens.extend_from_slice(ids);
         self.targets.extend(labels.iter().skip(1).copied());
         if !ids.is_empty() {
-            self.targets.push(IGNORE);
+            self.targets.resize(self.tokens.len(), IGNORE);
             self.cu_seqlens.push(self.tokens.len());
         }
+    }
+
+    /// The last position of each sequence.
+    pub fn ends(&self) -> Vec<usize> {
+        self.cu_seqlens.iter().skip(1).map(|&end| end - 1).collect()
     }
 
     /// Lets the sequence that was appended last count `weight` times in the loss.

@@ -2,10 +2,11 @@
 //! repetitions, split, mixed, counted.
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::encode::{EncodeOptions, Encoder, Outcome};
 use super::inputs::{Input, Inputs};
+use super::labels::{self, Class};
 use super::report::{Counts, Report, Share};
 use super::row::Form;
 use super::sampler::{Sampler, SamplerOptions};
@@ -15,8 +16,9 @@ use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
 use super::walk::Walker;
-use super::{clock, contamination, dedupe, mix};
-use crate::config::{Config, Contamination, Dedupe, Truncation};
+use super::{clock, contamination, dedupe, mix, process};
+use crate::config::arch::Arch;
+use crate::config::{Config, Contamination, Dedupe, Task, Truncation};
 use crate::error::{Error, Result};
 
 /// Is told how far a long piece of work has come.
@@ -59,6 +61,16 @@ pub struct Dataset {
     pub tokenizer_fingerprint: String,
     /// The files that it was read from.
     pub inputs: Inputs,
+    /// The labels of a classification, in the order of their numbers; empty for other tasks.
+    pub classes: Vec<Class>,
+    known: Known,
+}
+
+/// What evaluations need of the validation rows beside their tokens, found once.
+#[derive(Debug, Default)]
+struct Known {
+    label_bytes: OnceLock<u64>,
+    sources: OnceLock<Vec<String>>,
 }
 
 impl Dataset {
@@ -84,17 +96,50 @@ impl Dataset {
         kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
     }
 
+    /// An example as a question and its answer, where it has both: raw text has no question, whatever the tokenizer puts
+    /// before it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn question(&self, split: &Split, index: usize) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
+        let (prompt, answer) = split.prompt(index)?;
+        let asks = prompt.iter().any(|&id| !self.tokenizer.is_special(id)) && !answer.is_empty();
+        Ok(asks.then_some((prompt, answer)))
+    }
+
+    /// The bytes of the validation rows' labels as text ([`Split::label_bytes`]); 0 without such rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validation_bytes(&self) -> Result<u64> {
+        if let Some(&bytes) = self.known.label_bytes.get() {
+            return Ok(bytes);
+        }
+        let bytes = self.validation.as_ref().map_or(Ok(0), |split| split.label_bytes(&self.tokenizer))?;
+        Ok(*self.known.label_bytes.get_or_init(|| bytes))
+    }
+
+    /// What each validation row is asked by: [`process::sources`] of them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validation_sources(&self, config: &Config) -> Result<&[String]> {
+        if let Some(sources) = self.known.sources.get() {
+            return Ok(sources);
+        }
+        let sources = process::sources(self, config, process::Part::Validation)?;
+        Ok(self.known.sources.get_or_init(|| sources))
+    }
+
     /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
     pub fn stop_ids(&self) -> Result<Vec<u32>> {
         let mut ids = self.tokenizer.stop_ids().to_vec();
-        let special: Vec<u32> =
-            self.tokenizer.special_texts().iter().filter_map(|text| self.tokenizer.id(text)).collect();
         // A template ends all its turns alike: some rows show how.
         for index in 0..self.train.len().min(64) {
-            ids.extend(self.train.prompt(index)?.1.last().filter(|id| special.contains(id)));
+            ids.extend(self.train.prompt(index)?.1.last().filter(|id| self.tokenizer.is_special(**id)));
         }
         ids.sort_unstable();
         ids.dedup();
@@ -107,8 +152,11 @@ fn data_seed(config: &Config) -> u64 {
     config.train.data_seed.unwrap_or(config.train.seed)
 }
 
-/// The threads that read and tokenize.
-pub(super) fn threads(config: &Config) -> Result<rayon::ThreadPool> {
+/// The threads that read and tokenize: `data.num_proc`.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: they cannot be started.
+pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
     rayon::ThreadPoolBuilder::new()
         .num_threads(config.data.num_proc.unwrap_or(0))
         .build()
@@ -133,10 +181,18 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         vocab_size,
         min_length: data.min_length,
         max_length: data.max_length,
+        task: config.task(),
+        padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
+    let names = match config.task() {
+        Task::Classification if data.labels.0.is_empty() => labels::found(config, progress)?,
+        Task::Classification => data.labels.0.clone(),
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
+    let numbers = names.iter().cloned().zip(0..).collect();
     let threads = threads(config)?;
     let loader = Loader {
-        encoder: Encoder { tokenizer, template, options },
+        encoder: Encoder { tokenizer, template, options, labels: numbers },
         config,
         walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
         cache_dir: data.cache_dir.clone().or_else(tokens::default_dir),
@@ -155,7 +211,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         Ok((Some(Split::of(vec![Arc::new(tokens)])), Some(counts)))
     };
     let (mut validation, validation_counts) = optional("validation", inputs.validation.as_ref())?;
-    let (test, test_counts) = optional("test", inputs.test.as_ref())?;
+    let (mut test, test_counts) = optional("test", inputs.test.as_ref())?;
     loader.refuse_unusable("train", &inputs.train, &report.train)?;
 
     match data.dedupe {
@@ -172,7 +228,10 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         if pool.len() < 2 {
             return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", pool.len())));
         }
-        validation = Some(pool.take_share(data.split, data_seed(config)));
+        validation = Some(match config.task() {
+            Task::Classification => pool.take_share_of_each(data.split, data_seed(config), names.len())?,
+            Task::CausalLm | Task::Regression => pool.take_share(data.split, data_seed(config)),
+        });
         if pool.is_empty() {
             return Err(Error::data(format!("data.split={} leaves no row to train on", data.split)));
         }
@@ -186,7 +245,21 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
                 .hint("check data.val_path and test_path, or set data.contamination: warn"));
         }
     }
-    let train = loader.mix(pool, &inputs.train, &mut report);
+    if data.truncation == Truncation::Split {
+        let most = config.model.max_seq_len;
+        report.cut = pool.cut(most);
+        for held_out in [&mut validation, &mut test].into_iter().flatten() {
+            held_out.cut(most);
+        }
+    }
+    let mut train = loader.mix(pool, &inputs.train, &mut report);
+    let classes = match config.task() {
+        Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
+    for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
+        split.class_weights = labels::weights(&classes);
+    }
 
     let mut hasher = blake3::Hasher::new();
     train.hash_into(&mut hasher);
@@ -198,6 +271,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     report.from_cache = !loader.missed.get();
     report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
     report.warnings = loader.warnings.take();
+    report.warnings.extend(labels::warnings(&classes));
     let sets =
         [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];
     for (set, counts) in sets {
@@ -215,7 +289,19 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
             template.origin()
         ));
     }
-    Ok(Dataset { train, validation, test, tokenizer, template, report, fingerprint, tokenizer_fingerprint, inputs })
+    Ok(Dataset {
+        train,
+        validation,
+        test,
+        tokenizer,
+        template,
+        report,
+        fingerprint,
+        tokenizer_fingerprint,
+        inputs,
+        classes,
+        known: Known::default(),
+    })
 }
 
 /// The forms that the first rows of each file show.
@@ -376,7 +462,7 @@ impl Loader<'_> {
         }
         let order = mix::order(&sizes, &counts, data_seed(self.config));
         let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
-        Split { rows, sets: pool.sets }
+        Split { rows, ..pool }
     }
 
     /// What the tokens of a text depend on, besides the options.
@@ -399,6 +485,7 @@ impl Loader<'_> {
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());
+        hasher.update(format!("{:?}", self.encoder.labels).as_bytes());
         source::hash_files(&input.paths, &mut hasher)?;
         Ok(hasher.finalize())
     }

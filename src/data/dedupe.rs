@@ -27,7 +27,7 @@ impl<'a> Members<'a> {
     pub fn of(rows: &'a [RowId], set: usize) -> Self {
         let set = set as u32;
         let begin = rows.partition_point(|id| id.set < set);
-        Self { rows: rows[begin..].iter().copied().peekable(), next: RowId { set, row: 0 } }
+        Self { rows: rows[begin..].iter().copied().peekable(), next: RowId { set, row: 0, piece: 0 } }
     }
 
     /// The number of the next row, if it belongs to the split.

@@ -1,5 +1,6 @@
 //! From a row to ids and labels. Labels come from byte ranges of the text, never from searching ids: pad = eos and
 //! repeated tokens cannot confuse them.
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
 
@@ -8,7 +9,7 @@ use super::mask;
 use super::row::Row;
 use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
-use crate::config::{LossOn, Truncation};
+use crate::config::{LossOn, Task, Truncation, nearest};
 use crate::error::{Error, Result};
 
 /// What decides how rows become tokens.
@@ -26,6 +27,10 @@ pub struct EncodeOptions {
     pub min_length: Option<usize>,
     /// Rows with more tokens, before they are cut, are left out.
     pub max_length: Option<usize>,
+    /// What is learned of a row.
+    pub task: Task,
+    /// What Transformers takes for padding at the end of a row that has a label as a whole.
+    pub padding: Option<u32>,
 }
 
 /// What became of a row.
@@ -60,6 +65,8 @@ pub struct Encoder {
     pub template: Option<ChatTemplate>,
     /// The options.
     pub options: EncodeOptions,
+    /// The numbers of labels that rows have as a whole.
+    pub labels: BTreeMap<String, i32>,
 }
 
 impl Encoder {
@@ -68,9 +75,36 @@ impl Encoder {
     /// # Errors
     /// A conversation that the template refuses, plain text without EOS, an id beyond the vocabulary.
     pub fn encode(&self, row: Row) -> Result<Outcome> {
+        let target = match &row {
+            Row::Labeled { label, .. } => Some(self.target(label)?),
+            _ => None,
+        };
+        // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
+        let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
         let example = self.label(row)?;
         self.check_ids(&example)?;
-        Ok(self.cut(example))
+        Ok(self.cut(example, whole, target))
+    }
+
+    /// What the last token of a row has to predict: the label's number, or the bits of a number.
+    fn target(&self, label: &str) -> Result<i32> {
+        if self.options.task == Task::Regression {
+            let number = label.trim().parse::<f32>().ok().filter(|number| number.is_finite());
+            let number = number.ok_or_else(|| {
+                Error::data(format!("the label is {label:?}, expected a number"))
+                    .hint("labels are task: classification")
+            })?;
+            return Ok(number.to_bits().cast_signed());
+        }
+        self.labels.get(label).copied().ok_or_else(|| {
+            let error = Error::data(format!("the label {label:?} is none of the {} labels", self.labels.len()));
+            match nearest(label, self.labels.keys().map(String::as_str)) {
+                Some(near) => {
+                    error.hint(format!("is it {near:?}? Labels are those of the training rows, or data.labels"))
+                }
+                None => error.hint("labels are those of the training rows, or data.labels"),
+            }
+        })
     }
 
     fn label(&self, row: Row) -> Result<Example> {
@@ -100,6 +134,10 @@ impl Encoder {
                 self.with_eos(Example { input_ids, labels })
             }
             Row::Tokens { input_ids, labels } => Ok(Example { input_ids, labels }),
+            Row::Labeled { whole, .. } => {
+                let input_ids = whole.ids(&self.tokenizer, self.template.as_ref(), self.options.padding)?;
+                Ok(Example { labels: vec![IGNORE; input_ids.len()], input_ids })
+            }
         }
     }
 
@@ -133,7 +171,7 @@ impl Encoder {
         }
     }
 
-    fn cut(&self, mut example: Example) -> Outcome {
+    fn cut(&self, mut example: Example, whole: bool, target: Option<i32>) -> Outcome {
         let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
         if self.options.min_length.is_some_and(|minimum| length < minimum) {
             return Outcome::BelowMinimum;
@@ -141,16 +179,17 @@ impl Encoder {
         if self.options.max_length.is_some_and(|maximum| length > maximum) {
             return Outcome::AboveMaximum;
         }
-        let truncated = length > limit;
+        let truncated = length > limit && !whole;
         if truncated {
             let kept = match self.options.truncation {
-                Truncation::Right => 0..limit,
+                Truncation::Right | Truncation::Split => 0..limit,
                 Truncation::Left => length - limit..length,
                 Truncation::Drop => return Outcome::TooLong,
             };
             example =
                 Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() };
         }
+        example.labels.extend(target);
         if example.label_tokens() == 0 {
             Outcome::Unlabeled { truncated }
         } else {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::row::Form;
 use super::source::glob;
-use crate::config::{Config, DatasetSpec, Format};
+use crate::config::{Config, DatasetSpec, Format, Task};
 use crate::error::{Error, Result};
 
 /// Files that are read as one: a path setting, or a source of a mix.
@@ -49,7 +49,7 @@ impl Inputs {
                 setting: setting.to_owned(),
                 name: names.join(", "),
                 paths: glob::expand(paths, setting)?,
-                format: Form::of(data.format),
+                format: form(config, data.format),
                 weight: None,
             }))
         };
@@ -59,7 +59,7 @@ impl Inputs {
                 .datasets
                 .iter()
                 .zip(1..)
-                .map(|(spec, number)| source(spec, number, data.format))
+                .map(|(spec, number)| source(spec, number, form(config, spec.format.unwrap_or(data.format))))
                 .collect::<Result<_>>()?,
         };
         if train.is_empty() {
@@ -75,7 +75,12 @@ impl Inputs {
     }
 }
 
-fn source(spec: &DatasetSpec, number: usize, format: Format) -> Result<Input> {
+/// The form of rows: of a task other than continuing text always the same.
+fn form(config: &Config, format: Format) -> Option<Form> {
+    if config.task() == Task::CausalLm { Form::of(format) } else { Some(Form::Labeled) }
+}
+
+fn source(spec: &DatasetSpec, number: usize, format: Option<Form>) -> Result<Input> {
     let setting = format!("data.datasets: source {number}");
     let names: Vec<String> = spec.path.iter().map(|path| path.display().to_string()).collect();
     let name = spec.name.clone().unwrap_or_else(|| names.join(", "));
@@ -83,5 +88,5 @@ fn source(spec: &DatasetSpec, number: usize, format: Format) -> Result<Input> {
         return Err(Error::config(format!("{setting}: {name} was not fetched from the hub")));
     }
     let paths = glob::expand(&spec.path, &setting)?;
-    Ok(Input { setting, name, paths, format: Form::of(spec.format.unwrap_or(format)), weight: spec.weight })
+    Ok(Input { setting, name, paths, format, weight: spec.weight })
 }

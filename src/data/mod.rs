@@ -5,17 +5,21 @@
 //!   -> template + mask (text, and what carries a loss) -> encode (ids, labels) -> tokens (on disk)
 //! dataset: the sets -> dedupe -> split -> contamination -> mix: numbers of rows, nothing else in memory
 //!   -> pack, sampler -> batch (read from disk)
+//! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
 pub mod batch;
 mod clock;
 mod contamination;
 pub mod dataset;
 mod dedupe;
+pub mod documents;
 mod dumps;
 pub mod encode;
 mod inputs;
 mod isolate;
 mod jinja;
+pub mod labeled;
+pub mod labels;
 pub mod mask;
 mod messages;
 mod minhash;

@@ -153,6 +153,8 @@ pub struct Report {
     pub test: Option<Counts>,
     /// The mix of `data.datasets`, a source each; empty without.
     pub mix: Vec<Share>,
+    /// Training rows that were cut into pieces (`truncation: split`), and the pieces.
+    pub cut: (usize, usize),
     /// Whether all of it came from the cache.
     pub from_cache: bool,
     /// Whether the training rows go through the chat template.

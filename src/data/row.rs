@@ -21,6 +21,7 @@ use std::fmt;
 use serde_json::{Map, Value, json};
 
 use super::batch::IGNORE;
+use super::labeled::{self, Whole};
 pub use super::messages::Conversation;
 use super::messages::share_gpt_turn;
 use super::minhash::add_words;
@@ -52,10 +53,12 @@ pub enum Form {
     Text,
     /// `{input_ids, labels}`
     Tokenized,
+    /// `{text, label}`: every row of a task other than `causal_lm`, and none of that
+    Labeled,
 }
 
 impl Form {
-    /// All forms, in the order in which `auto` tries them.
+    /// All forms of text to be continued, in the order in which `auto` tries them.
     pub const ALL: [Self; 8] = [
         Self::Tokenized,
         Self::Messages,
@@ -93,6 +96,7 @@ impl Form {
             Self::ChatTriple => Format::ChatTriple.as_str(),
             Self::Text => Format::Text.as_str(),
             Self::Tokenized => Format::Tokenized.as_str(),
+            Self::Labeled => "labeled",
         }
     }
 
@@ -108,6 +112,7 @@ impl Form {
             Self::ChatTriple => "user, assistant",
             Self::Text => "text",
             Self::Tokenized => "input_ids",
+            Self::Labeled => "text, label",
         }
     }
 
@@ -126,12 +131,14 @@ impl Form {
             Self::ChatTriple => has("user") && has("assistant") && count(&QUESTION) == 1 && count(&ANSWER) == 1,
             Self::Text => has("text"),
             Self::Tokenized => has("input_ids"),
+            // What is missing is better said one by one.
+            Self::Labeled => true,
         }
     }
 
     /// Whether its rows are taken without a chat template.
     pub const fn is_plain(self) -> bool {
-        matches!(self, Self::Text | Self::Tokenized)
+        matches!(self, Self::Text | Self::Tokenized | Self::Labeled)
     }
 
     /// The form that `auto` sees in an object.
@@ -167,6 +174,13 @@ pub enum Row {
         /// As many labels.
         labels: Vec<i32>,
     },
+    /// Something whole with its label.
+    Labeled {
+        /// What has the label.
+        whole: Whole,
+        /// The label, or a number as text.
+        label: String,
+    },
 }
 
 impl Row {
@@ -191,6 +205,7 @@ impl Row {
             .hint("set data.format, or rename the fields"));
         }
         match form {
+            Form::Labeled => labeled::parse(&mut row),
             Form::Tokenized => tokens(&row),
             Form::Messages => chat(list(&mut row, "messages")?, &mut row),
             Form::ShareGpt => {
@@ -228,10 +243,15 @@ impl Row {
             Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
             Self::Text(text) => json!({ "text": text }),
             Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
+            Self::Labeled { whole, label } => {
+                let mut row = whole.into_json();
+                row["label"] = label.into();
+                row
+            }
         }
     }
 
-    /// Hashes of the row's words, in order; of a tokenized row its ids. System messages only if `system`.
+    /// Hashes of the row's words, in order; of a tokenized row its ids. System messages, and a label, only if `system`.
     pub(super) fn words(&self, system: bool) -> Vec<u64> {
         fn add(value: &Value, words: &mut Vec<u64>) {
             match value {
@@ -243,11 +263,21 @@ impl Row {
             }
         }
         let mut words = Vec::new();
+        let turns = |conversation: &Conversation, words: &mut Vec<u64>| {
+            for message in conversation.messages.iter().filter(|message| system || message["role"] != "system") {
+                add(&message["content"], words);
+                add(&message["tool_calls"], words);
+            }
+        };
         match self {
-            Self::Chat(conversation) => {
-                for message in conversation.messages.iter().filter(|message| system || message["role"] != "system") {
-                    add(&message["content"], &mut words);
-                    add(&message["tool_calls"], &mut words);
+            Self::Chat(conversation) => turns(conversation, &mut words),
+            Self::Labeled { whole, label } => {
+                match whole {
+                    Whole::Text(text) => add_words(text, &mut words),
+                    Whole::Chat(conversation) => turns(conversation, &mut words),
+                }
+                if system {
+                    add_words(label, &mut words);
                 }
             }
             Self::Completion { prompt, completion } => {
@@ -276,6 +306,40 @@ pub fn loss_weight(row: &Value) -> Result<f32> {
     number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
         Error::data(format!("field \"loss_weight\" is {}, expected a number of at least 0", row["loss_weight"]))
     })
+}
+
+/// What a row asks: the last turn of the user before the last answer, of an Alpaca row its `input` where it has one, of plain
+/// text in two parts the first. Measures that compare an answer with what was asked (SARI, a scorer of the user's) see it.
+///
+/// # Errors
+/// As [`Row::parse`].
+pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
+    let is_alpaca = row.as_object().is_some_and(|row| {
+        let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
+        form == Some(Form::Alpaca)
+    });
+    let input = row["input"].as_str().filter(|input| is_alpaca && !input.is_empty()).map(str::to_owned);
+    let row = Row::parse(row, forms)?;
+    Ok(match (input, row) {
+        (Some(input), _) => input,
+        (None, Row::Chat(conversation)) => {
+            let turns = &conversation.messages;
+            let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
+            let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user");
+            asked.map_or_else(String::new, |turn| said(&turn["content"]))
+        }
+        (None, Row::Completion { prompt, .. }) => prompt,
+        (None, Row::Text(_) | Row::Tokens { .. } | Row::Labeled { .. }) => String::new(),
+    })
+}
+
+/// The text of a message, which may come in parts.
+fn said(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
+        _ => String::new(),
+    }
 }
 
 /// What a value is, in words.
@@ -384,6 +448,20 @@ mod tests {
         for bad in [json!(-1), json!("much"), json!(1e300), json!([1])] {
             assert!(weight(bad.clone()).unwrap_err().to_string().contains("loss_weight"), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_row_is_asked_by_the_last_turn_of_the_user_or_its_input() {
+        let source = |row: Value| source_of(row, &Form::ALL).unwrap();
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let turns =
+            [turn("system", "s"), turn("user", "1"), turn("assistant", "2"), turn("user", "3"), turn("assistant", "4")];
+        assert_eq!(source(json!({ "messages": turns })), "3");
+        assert_eq!(source(json!({"instruction": "Simplify.", "input": "It is so.", "output": "So."})), "It is so.");
+        assert_eq!(source(json!({"instruction": "Sort.", "input": "", "output": "a"})), "Sort.");
+        assert_eq!(source(json!({"input": "i", "output": "o"})), "i");
+        assert_eq!(source(json!({"prompt": "p", "completion": "c"})), "p");
+        assert_eq!(source(json!({"text": "t"})), "");
     }
 
     fn contents(row: Row) -> Vec<(String, String)> {

@@ -1,11 +1,15 @@
 //! Rows of one kind (training, validation, test) as numbers of rows in token sets: what is shuffled, split, mixed and
 //! repeated are these numbers; tokens stay on disk.
+use std::ops::Range;
 use std::sync::Arc;
+
+use rayon::prelude::*;
 
 use super::batch::{Batch, Example, IGNORE};
 use super::report::Counts;
 use super::rng::shuffle;
 use super::sampler::Step;
+use super::tokenizer::Tokenizer;
 use super::tokens::{TokenSet, TokenWriter};
 use crate::error::{Error, Result};
 
@@ -16,6 +20,8 @@ pub struct RowId {
     pub set: u32,
     /// The row's number in it, rows that were left out counted.
     pub row: u32,
+    /// Which piece of the row ([`Split::cut`]); 0 for a row that is whole.
+    pub piece: u32,
 }
 
 /// Examples of one kind (training, validation, test).
@@ -23,6 +29,10 @@ pub struct RowId {
 pub struct Split {
     pub(super) sets: Vec<Arc<TokenSet>>,
     pub(super) rows: Vec<RowId>,
+    /// What rows count by the class that they are of; nothing where all count alike.
+    pub(super) class_weights: Option<Arc<[f32]>>,
+    /// The longest piece, where long rows are cut.
+    pub(super) piece_tokens: Option<usize>,
 }
 
 impl Split {
@@ -42,9 +52,11 @@ impl Split {
 
     /// All usable rows of some sets, one set behind the other.
     pub(super) fn of(sets: Vec<Arc<TokenSet>>) -> Self {
-        let rows =
-            sets.iter().zip(0..).flat_map(|(set, number)| set.usable().map(move |row| RowId { set: number, row }));
-        Self { rows: rows.collect(), sets }
+        let rows = sets
+            .iter()
+            .zip(0..)
+            .flat_map(|(set, number)| set.usable().map(move |row| RowId { set: number, row, piece: 0 }));
+        Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
     }
 
     /// How many examples.
@@ -58,14 +70,50 @@ impl Split {
     }
 
     fn at(&self, index: usize) -> (&TokenSet, u32) {
-        let RowId { set, row } = self.rows[index];
+        let RowId { set, row, .. } = self.rows[index];
         (&self.sets[set as usize], row)
+    }
+
+    /// Cuts rows that are longer than `most` tokens into pieces of so many; each is an example of its own from here on. Says
+    /// how many rows were cut, and into how many pieces.
+    pub fn cut(&mut self, most: usize) -> (usize, usize) {
+        let (mut rows, mut cut, mut pieces) = (Vec::with_capacity(self.len()), 0, 0);
+        for (index, &id) in self.rows.iter().enumerate() {
+            let count = self.length(index).div_ceil(most);
+            rows.extend((0..count as u32).map(|piece| RowId { piece, ..id }));
+            if count > 1 {
+                (cut, pieces) = (cut + 1, pieces + count);
+            }
+        }
+        (self.rows, self.piece_tokens) = (rows, Some(most));
+        (cut, pieces)
+    }
+
+    /// Where a piece lies in a row of `length` tokens.
+    fn window(&self, length: usize, piece: u32) -> Range<usize> {
+        let Some(most) = self.piece_tokens.filter(|most| length > *most) else { return 0..length };
+        let (begin, end) = (piece as usize * most, (piece as usize + 1) * most);
+        // A last token alone would have nothing to be predicted from: the piece before gives it one of its own.
+        let alone = length % most == 1;
+        (begin - usize::from(alone && begin + 1 == length))..(end - usize::from(alone && end + 1 == length)).min(length)
     }
 
     /// The tokens of an example, counted.
     pub fn length(&self, index: usize) -> usize {
         let (set, row) = self.at(index);
-        set.length(row)
+        self.window(set.length(row), self.rows[index].piece).len()
+    }
+
+    /// Its tokens and labels, and what its loss counts.
+    fn read(&self, index: usize) -> Result<(Example, f32)> {
+        let (set, row) = self.at(index);
+        let (whole, weight) = set.read(row)?;
+        let window = self.window(whole.input_ids.len(), self.rows[index].piece);
+        if window.len() == whole.input_ids.len() {
+            return Ok((whole, weight));
+        }
+        let Example { input_ids, labels } = whole;
+        Ok((Example { input_ids: input_ids[window.clone()].to_vec(), labels: labels[window].to_vec() }, weight))
     }
 
     /// The length of each example in tokens.
@@ -80,9 +128,15 @@ impl Split {
 
     /// All tokens that carry a loss.
     pub fn label_tokens(&self) -> usize {
-        let count = |index| {
+        let count = |index: usize| {
             let (set, row) = self.at(index);
-            set.label_tokens(row)
+            let (length, labelled, here) = (set.length(row), set.label_tokens(row), self.length(index));
+            if here == length {
+                return labelled;
+            }
+            // Only plain text is cut. All of it is learned, except what the tokenizer puts before it, and the first token of a piece.
+            let before = if self.rows[index].piece == 0 { length - 1 - labelled } else { 0 };
+            here.saturating_sub(1 + before)
         };
         (0..self.len()).map(count).sum()
     }
@@ -92,8 +146,16 @@ impl Split {
     /// # Errors
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
     pub fn example(&self, index: usize) -> Result<Example> {
-        let (set, row) = self.at(index);
-        Ok(set.read(row)?.0)
+        Ok(self.read(index)?.0)
+    }
+
+    /// The UTF-8 bytes of the text that the labels of all examples are; the first token of an example is never predicted.
+    ///
+    /// # Errors
+    /// As [`Self::example`]; the tokenizer's decoder fails.
+    pub fn label_bytes(&self, tokenizer: &Tokenizer) -> Result<u64> {
+        let bytes = |index| Ok(tokenizer.decode(&self.example(index)?.predicted(), true)?.len() as u64);
+        (0..self.len()).into_par_iter().map(bytes).sum()
     }
 
     /// An example as a question and its answer: the tokens before its last run of labels, and that run.
@@ -101,10 +163,31 @@ impl Split {
     /// # Errors
     /// As [`Self::example`].
     pub fn prompt(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
-        let Example { input_ids, labels } = self.example(index)?;
+        let Example { input_ids, mut labels } = self.example(index)?;
+        // A label of the whole row is no answer.
+        labels.truncate(input_ids.len());
         let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
         let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
         Ok((input_ids[..start].to_vec(), input_ids[start..end].to_vec()))
+    }
+
+    /// The label that an example has as a whole: a class, or the bits of a number.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn target(&self, index: usize) -> Result<Option<i32>> {
+        let (set, row) = self.at(index);
+        set.target(row)
+    }
+
+    /// The label that an example has as a whole, and what its loss counts; nothing without such a label.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn labelled(&self, index: usize) -> Result<Option<(i32, f32)>> {
+        let batch = self.batch([index])?;
+        let end = batch.tokens.len().saturating_sub(1);
+        Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
     }
 
     /// The batch of the given examples, each a sequence of its own.
@@ -114,10 +197,11 @@ impl Split {
     pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> Result<Batch> {
         let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
         for index in indices {
-            let (set, row) = self.at(index);
-            let (example, weight) = set.read(row)?;
+            let (example, weight) = self.read(index)?;
             batch.push(&example.input_ids, &example.labels);
-            batch.weigh_last(weight);
+            let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
+            let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
+            batch.weigh_last(weight * of_class.unwrap_or(&1.0));
         }
         Ok(batch)
     }
@@ -144,9 +228,47 @@ impl Split {
         let count = ((self.len() as f64 * share).round() as usize).max(1).min(self.len());
         let mut order: Vec<u32> = (0..self.len() as u32).collect();
         shuffle(&mut order, seed, STREAM);
+        self.take(order[..count].iter().copied())
+    }
+
+    /// As [`Self::take_share`], the same share of each class (stratified). What does not come out even goes to the classes with the
+    /// largest remainders; the last row of a class stays.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn take_share_of_each(&mut self, share: f64, seed: u64, classes: usize) -> Result<Self> {
+        const STREAM: u64 = u64::MAX - 1;
+        let mut of_class: Vec<Vec<u32>> = vec![Vec::new(); classes];
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        shuffle(&mut order, seed, STREAM);
+        for index in order {
+            if let Some(rows) = self.target(index as usize)?.and_then(|class| of_class.get_mut(class as usize)) {
+                rows.push(index);
+            }
+        }
+        let count = ((self.len() as f64 * share).round() as usize).max(1);
+        let exact: Vec<f64> = of_class.iter().map(|rows| rows.len() as f64 * share).collect();
+        let most = |class: usize| of_class[class].len().saturating_sub(1);
+        let mut counts: Vec<usize> = (0..classes).map(|class| (exact[class] as usize).min(most(class))).collect();
+        let mut by_rest: Vec<usize> = (0..classes).collect();
+        by_rest.sort_by(|&one, &other| exact[other].fract().total_cmp(&exact[one].fract()).then(one.cmp(&other)));
+        let mut missing = count.saturating_sub(counts.iter().sum());
+        for class in by_rest {
+            if missing > 0 && counts[class] < most(class) {
+                counts[class] += 1;
+                missing -= 1;
+            }
+        }
+        let taken: Vec<u32> =
+            of_class.iter().zip(counts).flat_map(|(rows, count)| rows[..count].iter().copied()).collect();
+        Ok(self.take(taken))
+    }
+
+    /// Takes examples out; both parts keep their order.
+    fn take(&mut self, indices: impl IntoIterator<Item = u32>) -> Self {
         let mut goes = vec![false; self.len()];
-        order[..count].iter().for_each(|&index| goes[index as usize] = true);
-        let mut taken = Vec::with_capacity(count);
+        indices.into_iter().for_each(|index| goes[index as usize] = true);
+        let mut taken = Vec::new();
         let mut fates = goes.into_iter();
         self.rows.retain(|&row| {
             let goes = fates.next() == Some(true);
@@ -155,7 +277,7 @@ impl Split {
             }
             !goes
         });
-        Self { sets: self.sets.clone(), rows: taken }
+        Self { sets: self.sets.clone(), rows: taken, class_weights: None, piece_tokens: self.piece_tokens }
     }
 
     /// Hashes what the examples are: the sets' content, and which rows of them.
@@ -168,6 +290,36 @@ impl Split {
         for piece in self.rows.chunks(1 << 14) {
             let bytes = piece.iter().flat_map(|id| (u64::from(id.set) << 32 | u64::from(id.row)).to_le_bytes());
             hasher.update(&bytes.collect::<Vec<u8>>());
+            if self.piece_tokens.is_some() {
+                hasher.update(&piece.iter().flat_map(|id| id.piece.to_le_bytes()).collect::<Vec<u8>>());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_rows_become_pieces_in_which_every_token_stands_once() {
+        for (length, pieces) in
+            [(3, vec![3]), (4, vec![4]), (5, vec![3, 2]), (8, vec![4, 4]), (9, vec![4, 3, 2]), (10, vec![4, 4, 2])]
+        {
+            let ids: Vec<u32> = (0..length).collect();
+            // The first token is what a tokenizer puts before a text.
+            let labels = ids.iter().map(|&id| if id == 0 { IGNORE } else { id as i32 }).collect();
+            let example = Example { input_ids: ids.clone(), labels };
+            let mut split = Split::from_examples([&example]).unwrap();
+            let whole = split.label_tokens();
+            let cut = split.cut(4);
+            assert_eq!(split.lengths(), pieces, "{length} tokens");
+            assert_eq!(cut, if pieces.len() > 1 { (1, pieces.len()) } else { (0, 0) });
+            let read: Vec<Example> = (0..split.len()).map(|index| split.example(index).unwrap()).collect();
+            assert_eq!(read.iter().flat_map(|piece| piece.input_ids.clone()).collect::<Vec<_>>(), ids);
+            assert_eq!(split.label_tokens(), read.iter().map(Example::label_tokens).sum::<usize>());
+            assert_eq!(split.label_tokens(), whole + 1 - pieces.len(), "a piece's first token has nothing before it");
+            assert_eq!(split.batch(0..split.len()).unwrap().label_tokens(), split.label_tokens());
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct Tokenizer {
     config: Map<String, Value>,
     special_tokens: Map<String, Value>,
     special_texts: Vec<String>,
+    /// In order.
+    special_ids: Vec<u32>,
     stop_ids: Vec<u32>,
     eos_id: Option<u32>,
     hash: blake3::Hash,
@@ -82,7 +84,10 @@ impl Tokenizer {
             .filter(|token| token.special && !token.content.is_empty())
             .map(|t| t.content.clone())
             .collect();
-        Ok(Self { inner, config, special_tokens, special_texts, stop_ids, eos_id, hash: blake3::hash(&bytes) })
+        let mut special_ids: Vec<u32> = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        special_ids.sort_unstable();
+        let hash = blake3::hash(&bytes);
+        Ok(Self { inner, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash })
     }
 
     /// Ids and byte offsets; `add_special` lets the tokenizer's post-processor add its tokens (BOS).
@@ -143,6 +148,11 @@ impl Tokenizer {
     /// The texts of all special tokens.
     pub fn special_texts(&self) -> &[String] {
         &self.special_texts
+    }
+
+    /// Whether an id is that of a special token.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.special_ids.binary_search(&id).is_ok()
     }
 
     /// `tokenizer_config.json`.

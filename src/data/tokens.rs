@@ -5,9 +5,10 @@
 //! is damaged in any way. One that is not kept has no name.
 //!
 //! Layout, little-endian: magic, key [32] | rows of u32: ids, bit 31 set where there is no label; a row with labels of
-//! its own has ids, then labels; a row whose loss does not count 1 has its weight behind it | per row the number of its
-//! tokens (bit 31: labels of its own, bit 30: a weight) and of its label tokens, u32 each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3
-//! of rows and numbers [32], BLAKE3 of the rest [32].
+//! its own has ids, then labels; a row with a label as a whole has that behind it, then a row whose loss does not count 1
+//! its weight | per row the number of its tokens (bit 31: labels of its own, bit 30: a weight, bit 29: a label as a whole)
+//! and of its label tokens, u32 each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64
+//! each), BLAKE3 of rows and numbers [32], BLAKE3 of the rest [32].
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ const PIECE: usize = 1 << 20;
 const FLAG: u32 = 1 << 31;
 /// In a count of tokens: the row has a weight.
 const WEIGHED: u32 = 1 << 30;
+/// In a count of tokens: the row has a label as a whole.
+const WHOLE: u32 = 1 << 29;
 
 /// The folder that is used unless the configuration names one.
 pub fn default_dir() -> Option<PathBuf> {
@@ -41,18 +44,23 @@ pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
 /// The size of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
-    /// With [`FLAG`] where labels are stored beside the ids, and [`WEIGHED`].
+    /// With [`FLAG`] where labels are stored beside the ids, [`WEIGHED`] and [`WHOLE`].
     tokens: u32,
     label_tokens: u32,
 }
 
 impl Size {
     const fn len(self) -> usize {
-        (self.tokens & !(FLAG | WEIGHED)) as usize
+        (self.tokens & !(FLAG | WEIGHED | WHOLE)) as usize
+    }
+
+    /// Words of ids and of labels beside them.
+    const fn inner_words(self) -> u64 {
+        (self.len() as u64) << (self.tokens >> 31)
     }
 
     const fn words(self) -> u64 {
-        ((self.len() as u64) << (self.tokens >> 31)) + (self.tokens >> 30 & 1) as u64
+        self.inner_words() + (self.tokens >> 30 & 1) as u64 + (self.tokens >> 29 & 1) as u64
     }
 }
 
@@ -154,13 +162,30 @@ impl TokenSet {
         let words = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
         let weight = words.clone().next_back().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, f32::from_bits);
         let first = words.clone().take(size.len());
+        let whole =
+            words.clone().nth(size.inner_words() as usize).filter(|_| size.tokens & WHOLE != 0).map(|word| word as i32);
         if size.tokens & FLAG != 0 {
-            let labels = words.skip(size.len()).take(size.len()).map(|word| word as i32).collect();
+            let labels = words.skip(size.len()).take(size.len()).map(|word| word as i32).chain(whole).collect();
             return Ok((Example { input_ids: first.collect(), labels }, weight));
         }
         let label = |word: u32| if word & FLAG == 0 { word as i32 } else { IGNORE };
-        let labels = first.clone().map(label).collect();
+        let labels = first.clone().map(label).chain(whole).collect();
         Ok((Example { input_ids: first.map(|word| word & !FLAG).collect(), labels }, weight))
+    }
+
+    /// The label that a row has as a whole.
+    ///
+    /// # Errors
+    /// As [`TokenSet::read`].
+    pub fn target(&self, row: u32) -> Result<Option<i32>> {
+        let size = self.sizes[row as usize];
+        if size.tokens & WHOLE == 0 {
+            return Ok(None);
+        }
+        let mut bytes = [0; 4];
+        read_at(&self.file, &mut bytes, HEADER as u64 + 4 * (self.starts[row as usize] + size.inner_words()))
+            .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
+        Ok(Some(i32::from_le_bytes(bytes)))
     }
 }
 
@@ -245,18 +270,19 @@ impl TokenWriter {
     /// Appends a row with what its loss counts; none for one that is left out.
     ///
     /// # Errors
-    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 1 billion tokens in one.
+    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 500 million tokens in one.
     pub fn push(&mut self, row: Option<(&Example, f32)>) -> Result<()> {
         let Some((example, weight)) = row else {
             self.sizes.push(Size::default());
             return Ok(());
         };
         let Example { input_ids, labels } = example;
-        if self.sizes.len() >= u32::MAX as usize || input_ids.len() >= WEIGHED as usize {
-            return Err(Error::data("more than 4 billion rows, or 1 billion tokens in a row")
+        if self.sizes.len() >= u32::MAX as usize || input_ids.len() >= WHOLE as usize {
+            return Err(Error::data("more than 4 billion rows, or 500 million tokens in a row")
                 .hint("split the set, or set data.max_rows"));
         }
         let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
+        let (labels, whole) = labels.split_at(labels.len().min(input_ids.len()));
         let is_plain = input_ids.iter().zip(labels).all(plain);
         self.record.clear();
         if is_plain {
@@ -266,7 +292,8 @@ impl TokenWriter {
             self.record.extend(input_ids.iter().flat_map(|id| id.to_le_bytes()));
             self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
         }
-        let flag = if is_plain { 0 } else { FLAG };
+        self.record.extend(whole.iter().flat_map(|label| label.to_le_bytes()));
+        let flag = if is_plain { 0 } else { FLAG } | if whole.is_empty() { 0 } else { WHOLE };
         let weighed = if weight == 1.0 { 0 } else { WEIGHED };
         if weighed != 0 {
             self.record.extend(weight.to_le_bytes());
@@ -366,16 +393,21 @@ mod tests {
             Example { input_ids: vec![1, 2, 3], labels: vec![IGNORE, 2, 3] },
             Example { input_ids: vec![7, 8], labels: vec![9, IGNORE] },
             Example { input_ids: vec![FLAG | 5, 6], labels: vec![IGNORE, 6] },
+            Example { input_ids: vec![5, 6], labels: vec![IGNORE, IGNORE, 3] },
+            Example { input_ids: vec![5], labels: vec![8, (-0.5f32).to_bits() as i32] },
         ];
+        let weights = [1.0, 0.5, 0.0, 1.0, 2.0];
         let folder = tempfile::tempdir().unwrap();
         let mut writer = TokenWriter::scratch(folder.path()).unwrap();
-        for (row, weight) in rows.iter().zip([1.0, 0.5, 0.0]) {
+        for (row, weight) in rows.iter().zip(weights) {
             writer.push(Some((row, weight))).unwrap();
             writer.push(None).unwrap();
         }
         let set = writer.finish(&Counts::default()).unwrap();
-        assert_eq!(set.usable().collect::<Vec<_>>(), [0, 2, 4]);
-        for (row, (expected, weight)) in rows.iter().zip([1.0, 0.5, 0.0]).enumerate() {
+        assert_eq!(set.usable().collect::<Vec<_>>(), [0, 2, 4, 6, 8]);
+        let targets: Vec<_> = set.usable().map(|row| set.target(row).unwrap()).collect();
+        assert_eq!(targets, [None, None, None, Some(3), Some((-0.5f32).to_bits() as i32)]);
+        for (row, (expected, weight)) in rows.iter().zip(weights).enumerate() {
             assert_eq!(set.read(2 * row as u32).unwrap(), (expected.clone(), weight));
             assert_eq!(set.length(2 * row as u32), expected.input_ids.len());
             assert_eq!(set.label_tokens(2 * row as u32), expected.label_tokens());

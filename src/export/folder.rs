@@ -92,7 +92,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
         staging.write_json("config.json", &config(merged, form)?)?;
         folder::stage_companions(
             staging,
-            folder::Source { dir: form.tokenizer, grown: None, template: form.template },
+            folder::Source { dir: form.tokenizer, grown: None, template: form.template, scored: None },
         )?;
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
@@ -173,5 +173,6 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
             map.insert("vocab_size".into(), merged.arch.vocab_size.into());
         }
     }
+    folder::describe_scores(&mut config, Some(&merged.arch))?;
     Ok(config)
 }

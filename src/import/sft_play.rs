@@ -12,7 +12,8 @@ const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distribu
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";
-const WINDOWS: &str = "rows are packed up to model.max_seq_len, without overlap";
+const WINDOWS: &str =
+    "texts are cut into pieces of model.max_seq_len tokens, without overlap, and blocks filled with them";
 /// As much of a template as is looked at.
 const MAX_TEMPLATE: u64 = 1 << 20;
 /// The deepest chain of includes.
@@ -330,6 +331,7 @@ fn pretraining(work: &mut Work) {
     }
     if pretrains {
         work.implied("data.packing", Node::Bool(true), "blocks are filled");
+        work.implied("data.truncation", Node::Str("split".into()), "long texts fill several blocks");
     }
     if let Some((key, node)) = work.get(&["block_size"]) {
         if pretrains && work.written("model.max_seq_len").is_none() {

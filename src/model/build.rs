@@ -20,7 +20,7 @@ use super::stack::Stack;
 use super::targets::{Placement, Side, Targets, is_vocabulary, placed, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
-use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm};
+use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, SCORE, ScoreHead};
 use crate::config::{Config, Dtype, InitLora, Mode};
 use crate::error::{Error, Result};
 use crate::ops::attention::{Heads, Scores};
@@ -71,7 +71,8 @@ impl Source<'_> {
     }
 
     fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
-        let Some(files) = self.weights else {
+        // A head of scores is drawn where the model is that of a language model.
+        let Some(files) = self.weights.filter(|files| name != SCORE || files.shape(name).is_some()) else {
             return Ok(init::base(self.config.train.seed, name, count, self.arch));
         };
         let mut values = vec![0.0; count];
@@ -162,13 +163,13 @@ impl Builder<'_> {
         }
         self.params.begin_segment();
         let norm = self.norm("model.norm.weight")?;
-        let head = if arch.tie_word_embeddings {
+        let head = if arch.ties_head() {
             if let Some(shards) = &mut self.shards {
                 shards.push_trained(0, &mut self.params);
             }
             embedding.clone()
         } else {
-            let mut head = self.weight("lm_head.weight")?;
+            let mut head = self.weight(arch.head_tensor())?;
             self.share(vec![&mut head]);
             head
         };
@@ -184,9 +185,11 @@ impl Builder<'_> {
             Head {
                 norm,
                 weight: head,
-                vocabulary: arch.vocab_size,
-                scale: arch.logit_scale as f32,
-                softcap: arch.logit_softcap.map(|cap| cap as f32),
+                vocabulary: arch.outputs(),
+                squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
+                // What a family does to logits over the vocabulary it does not do to scores.
+                scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
+                softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
                 pool: Pool::new(),
             },
             self.config,
@@ -349,7 +352,7 @@ impl Builder<'_> {
             self.params.push(name, shape, true, values)
         };
         let (a, b) = (push(&a), push(&b));
-        let magnitude = magnitudes.map(|(squares, norms)| Magnitude { range: push(&norms), squares });
+        let magnitude = magnitudes.map(|(squares, norms)| Magnitude::new(push(&norms), squares));
         Lora { a, b, rank, scale, module, magnitude, expert: None }
     }
 

@@ -166,7 +166,7 @@ impl Model {
 
     /// Where the head's matrix is shared.
     const fn segment_of_head(arch: &Arch) -> usize {
-        if arch.tie_word_embeddings { 0 } else { arch.num_hidden_layers + 1 }
+        if arch.ties_head() { 0 } else { arch.num_hidden_layers + 1 }
     }
 
     /// The frozen weights, where ranks share them.
@@ -257,15 +257,14 @@ impl Model {
     }
 
     fn check(&self, batch: &Batch) -> Result<()> {
-        let vocabulary = self.arch.vocab_size;
-        let targets = batch.targets.iter().filter(|&&target| target != IGNORE).map(|&target| i64::from(target));
-        match batch
-            .tokens
-            .iter()
-            .map(|&token| i64::from(token))
-            .chain(targets)
-            .find(|&id| id < 0 || id >= vocabulary as i64)
-        {
+        let (vocabulary, outputs) = (self.arch.vocab_size as i64, self.arch.outputs() as i64);
+        let targets = batch.targets.iter().filter(|&&target| target != IGNORE && !self.head.squared);
+        let outside = targets.map(|&target| i64::from(target)).find(|id| !(0..outputs).contains(id));
+        if let Some(label) = outside.filter(|_| self.arch.score.is_some()) {
+            return Err(Error::data(format!("label {label} is not one of the model's {outputs}")));
+        }
+        let tokens = batch.tokens.iter().map(|&token| i64::from(token)).find(|id| *id >= vocabulary);
+        match tokens.or(outside) {
             Some(id) => Err(Error::data(format!("token {id} is outside the model's vocabulary of {vocabulary}"))
                 .hint("the tokenizer belongs to another model")),
             None => Ok(()),

@@ -1,12 +1,11 @@
 //! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
 use regex::Regex;
 
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, SCORE};
 use crate::config::{FreezeConfig, nearest};
 use crate::error::{Error, Result};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
-const HEAD: &str = "lm_head.weight";
 
 /// The names of the trained tensors, in model order.
 ///
@@ -74,6 +73,8 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
                 .hint(format!("a tensor's name is such as {}", names[names.len() / 2])));
         }
     }
+    // A head of scores is new: without it nothing is learned.
+    let chosen = chosen.into_iter().zip(&names).map(|(chosen, name)| chosen || name == SCORE).collect::<Vec<_>>();
     let names: Vec<String> =
         names.into_iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(name)).collect();
     refuse_halves(arch, &names)?;
@@ -120,7 +121,7 @@ fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
         "norms" => module.ends_with("norm"),
         "embeddings" => name == EMBEDDING,
         // A model that shares its embedding with its head has one matrix for both.
-        "head" | "lm_head" => name == if arch.tie_word_embeddings { EMBEDDING } else { HEAD },
+        "head" | "lm_head" => name == arch.head_tensor(),
         _ => format!(".{name}.").contains(&format!(".{}.", entry.trim_matches('.'))),
     }
 }

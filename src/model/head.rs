@@ -1,5 +1,6 @@
 //! The last segment: final norm, LM head and loss, on the rows that carry a label only, chunk by chunk. A chunk's
-//! gradient is made in the forward pass, so that logits of more than one chunk never exist.
+//! gradient is made in the forward pass, so that logits of more than one chunk never exist. A head of scores is the same with
+//! labels in the place of the vocabulary, or with one number and its squared error.
 //!
 //! With `e = exp(logit - max)` and `s = sum e`, the gradient of `scale * nll` with respect to the normed row `h` is
 //! `scale (W^T e / s - W[target])`, and that of `W` is `scale (e / s - onehot) h^T`.
@@ -23,6 +24,8 @@ pub struct Head {
     pub weight: Weight,
     /// Rows of the weight.
     pub vocabulary: usize,
+    /// The loss is the squared error of one number; targets are the bits of numbers.
+    pub squared: bool,
     /// What logits are multiplied by.
     pub scale: f32,
     /// Then they go through `cap * tanh(logit / cap)`.
@@ -51,7 +54,7 @@ impl Head {
 
     /// Logits of the rows `h`.
     fn project(&self, weight: Store<'_>, h: &Act) -> Act {
-        let mut logits = self.pool.act(h.tokens(), self.vocabulary);
+        let mut logits = self.pool.blank(h.tokens(), self.vocabulary);
         matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(weight, h.features()), x: h }]);
         if let Some(cap) = self.softcap {
             softcap::forward(&mut logits, cap);
@@ -85,6 +88,11 @@ impl Head {
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (part, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
             let mut logits = self.project(weight.store(), &h.gather(part));
+            if self.squared {
+                let errors = loss::squared(&mut logits, targets, &vec![0.0; targets.len()]);
+                losses.extend(errors.into_iter().map(|error| (error, false)));
+                continue;
+            }
             // What is left of the logits are `exp(logit - max)`: 1 for the most probable.
             let nll = loss::forward(&mut logits, targets).into_iter().map(|(nll, _)| nll);
             let right = |(token, &target): (usize, &u32)| logits.at(token, target as usize) == 1.0;
@@ -103,7 +111,7 @@ impl Head {
         scale: f32,
         grads: &mut Grads<'_>,
     ) -> (f64, Act) {
-        if self.softcap.is_some() {
+        if self.softcap.is_some() || self.squared {
             return self.weighted(pass, x, targets, &vec![1.0; targets.len()], Terms::default(), scale, grads);
         }
         let hidden = x.features();
@@ -198,7 +206,11 @@ impl Head {
             // The cap's slope is found from the capped logits, which the gradient overwrites.
             let capped = self.softcap.map(|cap| (logits.columns(0..self.vocabulary), cap));
             let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
-            let losses = loss::gradient(&mut logits, targets, &scales, terms);
+            let losses = if self.squared {
+                loss::squared(&mut logits, targets, &scales)
+            } else {
+                loss::gradient(&mut logits, targets, &scales, terms)
+            };
             if let Some((capped, cap)) = &capped {
                 softcap::backward(capped, *cap, &mut logits);
             }

@@ -39,8 +39,7 @@ pub struct Drops<'a> {
 }
 
 impl<'a> Drops<'a> {
-    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, since no
-    /// sequence's last token is.
+    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, unless they are all.
     pub fn of(&self, module: u64, rows: usize) -> Dropout<'a> {
         let rows = (rows == self.picked.len()).then_some(self.picked);
         Dropout { rate: self.rate, key: key(self.seed, self.step, module), first_row: self.first_row, rows }

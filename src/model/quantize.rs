@@ -128,7 +128,7 @@ pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
             modules.extend(names.map(|name| format!("model.layers.{layer}.{}", name.trim_end_matches(".weight"))));
         }
     }
-    let always = ["lm_head", "embed_tokens", "model.embed_tokens", "norm"];
+    let always = ["lm_head", "score", "embed_tokens", "model.embed_tokens", "norm"];
     let named = |module: &str, entry: &str| {
         module == entry || module.ends_with(&format!(".{entry}")) || module.starts_with(&format!("{entry}."))
     };

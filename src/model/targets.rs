@@ -12,7 +12,7 @@ mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::config::arch::{Arch, LinearSpec};
+use crate::config::arch::{Arch, LinearSpec, SCORE};
 use crate::config::{Bias, Ia3Config, LoraConfig, Mode, Patterns, TargetModules, TuningConfig, nearest};
 use crate::error::{Error, Result};
 use rules::{Rules, ends_with_module};
@@ -350,7 +350,9 @@ impl Targets {
             let tensor = peft_name(tensor);
             saved.iter().any(|module| tensor.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
         };
-        let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(|name| is_saved(name)).collect();
+        // A head of scores is always trained in full, as PEFT does it for SEQ_CLS.
+        let saved_whole = |name: &String| name == SCORE || is_saved(name);
+        let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
         if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
             return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section()))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
@@ -358,7 +360,7 @@ impl Targets {
         let shared =
             ["lm_head", "model.embed_tokens"].into_iter().find(|name| saved.iter().any(|module| module == name));
         match shared {
-            Some(name) if arch.tie_word_embeddings => Err(Error::config(format!(
+            Some(name) if arch.ties_head() => Err(Error::config(format!(
                 "{}.modules_to_save: not yet: {name} of a model that shares its embedding with its head",
                 self.section()
             ))

@@ -118,6 +118,21 @@ pub fn gradient(logits: &mut Act, targets: &[u32], scales: &[f32], terms: Terms)
     losses.into_iter().map(|(nll, ..)| nll).collect()
 }
 
+/// Replaces `values [tokens, 1]` by the gradient of `sum_t scales[t] (value - target)^2`; returns each token's squared error.
+/// Targets are the bits of numbers.
+pub fn squared(values: &mut Act, targets: &[u32], scales: &[f32]) -> Vec<f32> {
+    assert_eq!((values.features(), targets.len()), (1, scales.len()), "a number, and a scale, for each target");
+    let pairs = targets.iter().zip(scales).enumerate();
+    pairs
+        .map(|(token, (&target, scale))| {
+            let value = &mut values.panel_mut(token / LANES)[token % LANES];
+            let error = *value - f32::from_bits(target);
+            *value = 2.0 * scale * error;
+            error * error
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -155,6 +170,25 @@ mod tests {
                 check_gradient("logits", &logits, &gradient, |x| reference(x, &targets, vocabulary).iter().sum());
             }
         });
+    }
+
+    #[test]
+    fn squared_errors_equal_their_definition_and_its_finite_differences() {
+        for tokens in [1, 5, 17] {
+            let (values, wanted) = (numbers(1, tokens), numbers(2, tokens));
+            let scales: Vec<f32> = numbers(3, tokens).iter().map(|x| 0.6 + 0.5 * x).collect();
+            let targets: Vec<u32> = wanted.iter().map(|number| number.to_bits()).collect();
+            let mut act = Act::from_rows(&Pool::new(), &values, 1);
+            let errors = squared(&mut act, &targets, &scales);
+            let error = |value: f64, token: usize| (value - f64::from(wanted[token])).powi(2);
+            for (token, found) in errors.iter().enumerate() {
+                assert!((f64::from(*found) - error(f64::from(values[token]), token)).abs() < 1e-6);
+            }
+            let objective = |values: &[f64]| -> f64 {
+                values.iter().enumerate().map(|(token, &value)| f64::from(scales[token]) * error(value, token)).sum()
+            };
+            check_gradient("values", &values, &act.to_rows(), objective);
+        }
     }
 
     #[test]

@@ -19,5 +19,5 @@ pub mod sgd;
 pub use adamw::{AdamW, Betas};
 pub use ema::Ema;
 pub use loss_scale::LossScaler;
-pub use optimizer::{Optimizer, Rule, Slot, State, StateTensor};
+pub use optimizer::{Gradients, Optimizer, Rule, Slot, State, StateTensor};
 pub use schedule::Schedule;

@@ -3,6 +3,8 @@
 //! An optimizer is a [`Rule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
 //! learning rates by tensor, saving and loading are done here, once.
 use super::loss_scale::LossScaler;
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -137,6 +139,30 @@ pub struct Update<'a> {
     pub step: u64,
     /// What [`Rule::state`] asked for, in that order.
     pub state: &'a mut [State],
+}
+
+/// Gradients as a run keeps them, of all values or of the owned ones.
+#[derive(Debug, Clone, Copy)]
+pub enum Gradients<'a> {
+    /// In float32.
+    F32(&'a [f32]),
+    /// In bfloat16: widened a tensor at a time.
+    Bf16(&'a [bf16]),
+}
+
+impl Gradients<'_> {
+    const fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+        }
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
+    fn from(values: &'a Vec<f32>) -> Self {
+        Self::F32(values)
+    }
 }
 
 /// An optimizer's formulas.
@@ -288,18 +314,30 @@ impl Optimizer {
     }
 
     /// One update with gradients `grads * factor` at the learning rate `rate`.
-    pub fn update(&mut self, values: &mut [f32], grads: &[f32], factor: f32, rate: f64) {
+    pub fn update<'a>(&mut self, values: &mut [f32], grads: impl Into<Gradients<'a>>, factor: f32, rate: f64) {
+        let grads = grads.into();
         let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
         self.step += 1;
         self.rule.begin(rate, self.step);
         let (rule, slots, step) = (&self.rule, &self.slots, self.step);
         let mut updates = Vec::with_capacity(self.parts.len());
         let mut rest = Rest { values, at: 0 };
+        let mut wide = Vec::new();
         for part in &mut self.parts {
             let slot = &slots[part.slot];
-            let (values, grads) = (rest.take(part.place(packed[0])), &grads[part.place(packed[1])]);
+            let (values, place) = (rest.take(part.place(packed[0])), part.place(packed[1]));
             let (rate, state) = (rate * slot.lr_scale, &mut part.state[..]);
-            updates.push(Update { slot, values, grads, factor, rate, step, state });
+            match grads {
+                Gradients::F32(grads) => {
+                    updates.push(Update { slot, values, grads: &grads[place], factor, rate, step, state });
+                }
+                // One after the other, so that one is wide at a time.
+                Gradients::Bf16(grads) => {
+                    wide.resize(place.len(), 0.0);
+                    grads[place].convert_to_f32_slice(&mut wide);
+                    rule.update(Update { slot, values, grads: &wide, factor, rate, step, state });
+                }
+            }
         }
         updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
     }

@@ -81,9 +81,8 @@ impl Costs {
                 None => costs.pairs.push((kind.window, pair)),
             }
         }
-        let head = if arch.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
-        let full = trained.tensors.contains(head);
-        costs.label = (arch.vocab_size * arch.hidden_size) as f64 * if full { 6.0 } else { 4.0 };
+        let full = trained.tensors.contains(arch.head_tensor());
+        costs.label = (arch.outputs() * arch.hidden_size) as f64 * if full { 6.0 } else { 4.0 };
         costs
     }
 

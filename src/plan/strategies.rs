@@ -279,8 +279,7 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         // A segment's gradients are whole until they are summed, while backward fills the next; those of a table that the
         // head shares wait for the embedding's.
         let trained: Vec<u64> = segments.iter().map(|segment| segment.trained).collect();
-        let (waits, rest) =
-            if predictor.job.arch.tie_word_embeddings { trained.split_at(1) } else { trained.split_at(0) };
+        let (waits, rest) = if predictor.job.arch.ties_head() { trained.split_at(1) } else { trained.split_at(0) };
         let two = rest.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0);
         rank.gradients = share(gradients) + (two + waits.iter().sum::<u64>()).min(gradients);
         rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));

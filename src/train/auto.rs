@@ -1,8 +1,9 @@
 //! `train.strategy: auto` with several ranks: whole copies where they fit, else what shares the least that makes it fit.
 use super::budget;
-use super::prepare::Prepared;
+use super::prepare::Parts;
 use crate::comm::Collectives;
 use crate::config::{Config, Strategy, TrainConfig};
+use crate::data::Dataset;
 use crate::error::Result;
 use crate::memory;
 use crate::plan::human_bytes;
@@ -15,13 +16,13 @@ const WAYS: [Strategy; 4] = [Strategy::Ddp, Strategy::Zero1, Strategy::Zero2, St
 ///
 /// # Errors
 /// [`crate::Kind::Peer`]; what the prediction of memory refuses.
-pub fn choose(prepared: &Prepared, comm: &dyn Collectives) -> Result<Option<(Strategy, String)>> {
-    let Prepared { config, arch, weights, .. } = prepared;
+pub fn choose(parts: &Parts, dataset: &Dataset, comm: &dyn Collectives) -> Result<Option<(Strategy, String)>> {
+    let Parts { config, arch, weights, .. } = parts;
     let ranks = comm.world().size;
     if ranks == 1 || config.train.strategy != Strategy::Auto {
         return Ok(None);
     }
-    let pass = budget::largest(prepared);
+    let pass = budget::largest(config, dataset);
     let mut needs = Vec::new();
     for strategy in WAYS {
         let config = Config { train: TrainConfig { strategy, ..config.train.clone() }, ..config.clone() };

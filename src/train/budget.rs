@@ -7,9 +7,9 @@ use super::prepare::Prepared;
 use super::{shard, trained};
 use crate::config::arch::Arch;
 use crate::config::{
-    Checkpointing, Config, Dtype, EvalStrategy, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
+    Checkpointing, Config, Dtype, EvalStrategy, GradDtype, Init, Mode, Optim, Quantization, SaveStrategy, Sharding,
 };
-use crate::data::Split;
+use crate::data::{Dataset, Split};
 use crate::error::Result;
 use crate::model::targets::{self, Placement, Side, Targets};
 use crate::model::weights::WeightFiles;
@@ -74,6 +74,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         full,
         none,
         narrow: config.train.bf16 || config.train.fp16,
+        narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
         dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
         threads,
@@ -189,14 +190,13 @@ impl Peak {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Peak> {
-    let Prepared { config, arch, weights, ranks, together, .. } = prepared;
-    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(prepared)))?;
+    let Prepared { config, arch, weights, dataset, ranks, together, .. } = prepared;
+    let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(config, dataset)))?;
     Ok(Peak { rank, together: *together })
 }
 
-/// The largest pass of a run that is prepared.
-pub fn largest(prepared: &Prepared) -> Pass {
-    let (config, dataset) = (&prepared.config, &prepared.dataset);
+/// The largest pass of a run with these rows.
+pub fn largest(config: &Config, dataset: &Dataset) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
     let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
     let evaluates = config.train.eval_strategy != EvalStrategy::No;

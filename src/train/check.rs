@@ -75,7 +75,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let dataset = data::load(config, &parts.model_dir, arch.vocab_size, observer)?;
         let sampler = dataset.sampler(config, 1);
         memory::reset_peak();
-        let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())?;
+        let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(), memory::live());
         let later = settle::later(&parts, &Single);

@@ -6,11 +6,11 @@ use super::machine::{Machine, peak_bytes};
 use super::metrics::{self, Line, StepLine};
 use super::prepare::{self, Prepared};
 use super::progress::Event;
-use super::report::{self, Outcome, Report, Sample, SettingRow, exact_matches};
+use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 use super::run::Summary;
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{load, output, save};
+use super::{facts, load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
 use crate::comm::meet::ranks;
@@ -39,7 +39,10 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
 
     let asking = Instant::now();
     let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
-    let questions = Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?;
+    let questions = match &prepared.arch.score {
+        None => Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?,
+        Some(_) => Questions::none(&prepared.dataset, config),
+    };
     if !questions.is_empty() {
         observer.event(&Event::Phase("answering held-out rows"));
     }
@@ -194,6 +197,9 @@ impl Ending<'_> {
         if let Some((loss, step)) = best_of(&self.state) {
             fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
         }
+        if !self.done.evaluating.is_zero() {
+            fact("evaluations", self.evaluations());
+        }
         if !samples.is_empty() {
             let (before, after) = exact_matches(samples);
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
@@ -207,13 +213,19 @@ impl Ending<'_> {
                     (true, []) => "the base with resize_token_embeddings to the new tokenizer",
                     (false, []) => "base",
                 };
+                let base = if self.prepared.arch.score.is_some() {
+                    format!("{base} as AutoModelForSequenceClassification with this folder's config")
+                } else {
+                    base.to_owned()
+                };
                 fact("use it", format!("PEFT: PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 fact("train on", format!("tuning.adapter={}", self.weights.display()));
             }
             Mode::Full | Mode::Freeze => {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
-                fact("use it", format!("Transformers: AutoModelForCausalLM.from_pretrained(\"{dir}\")"));
+                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                fact("use it", format!("Transformers: AutoModelFor{class}.from_pretrained(\"{dir}\")"));
             }
         }
         if config.logging.report {
@@ -227,6 +239,12 @@ impl Ending<'_> {
         self.done.summary(self.outcome, self.began, facts)
     }
 
+    /// The time of the evaluations, and its share of the run.
+    fn evaluations(&self) -> String {
+        let (taken, whole) = (self.done.evaluating.as_secs_f64(), self.began.elapsed().as_secs_f64());
+        format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
+    }
+
     fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
@@ -238,7 +256,7 @@ impl Ending<'_> {
         let mut facts = vec![
             timing("before step 1", self.done.preparing),
             timing("steps", self.done.stepping),
-            timing("evaluations", self.done.evaluating),
+            ("evaluations".to_owned(), self.evaluations()),
             timing("checkpoints", self.done.saving),
             timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
             timing("sample answers", self.asking),
@@ -263,14 +281,32 @@ impl Ending<'_> {
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: self.lines.clone(),
-            data: prepare::data_facts(&self.prepared.dataset),
+            data: facts::of_data(&self.prepared.dataset),
             lengths,
             samples,
+            confusion: self.confusion(),
             plan,
             settings: self.resolved.settings.iter().map(setting).collect(),
             machine: Machine::detect(),
             facts,
         }
+    }
+
+    /// The confusion of the weights that the run ends with.
+    fn confusion(&self) -> Option<Confusion> {
+        let best = best_of(&self.state).filter(|_| self.resolved.config.train.load_best_model_at_end);
+        let evaluations = self.lines.iter().filter_map(|line| match line {
+            Line::Eval(line) => Some(line),
+            Line::Step(_) => None,
+        });
+        let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
+        let labels = self.prepared.arch.score.as_ref()?.labels.clone();
+        let cells = line.eval_confusion.clone();
+        (cells.len() == labels.len() && !cells.is_empty()).then_some(Confusion {
+            title: format!("Validation rows after step {}", line.step),
+            labels,
+            cells,
+        })
     }
 
     fn cards(&self, summary: &Summary) -> Vec<(String, String, String)> {

@@ -9,6 +9,7 @@ use crate::config::{Checkpointing, ConfigValue as _};
 use crate::data::{Batch, Step};
 use crate::error::{Error, Kind, Result};
 use crate::memory;
+use crate::model::Model;
 use crate::plan::{grouped, human_bytes};
 
 /// Sequences in a batch.
@@ -47,19 +48,27 @@ impl Session<'_> {
         }
     }
 
-    /// Takes over what another rank had to cut.
+    /// Takes over what another rank had to cut, and says so.
     ///
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
     pub(super) fn agree_on_passes(&mut self) -> Result<()> {
-        let full = u64::from(self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL);
-        let own = [self.state.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64), full];
-        let all = self.comm.collect(&own)?;
-        let (limits, fulls) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
-        let least = limits.copied().min().filter(|&most| most < u64::MAX);
-        self.state.max_tokens_per_pass = least.map(|most| most as usize);
-        if full == 0 && fulls.copied().max() == Some(1) {
+        let full = self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL;
+        let own = self.state.max_tokens_per_pass;
+        let all = self.comm.collect(&[own.map_or(u64::MAX, |most| most as u64), u64::from(full)])?;
+        let least = all.iter().step_by(2).copied().min().unwrap_or(u64::MAX);
+        let mut taken = Vec::new();
+        if own.is_none_or(|own| least < own as u64) && least < u64::MAX {
+            self.state.max_tokens_per_pass = Some(least as usize);
+            taken.push(format!("in passes of at most {} tokens", grouped(least)));
+        }
+        if !full && all.iter().skip(1).step_by(2).any(|&full| full == 1) {
             self.keep_in_blocks(Checkpointing::FULL);
+            taken.push("with train.gradient_checkpointing: true".to_owned());
+        }
+        if !taken.is_empty() {
+            let text = format!("another rank has no room; all go on from here on {}", taken.join(" and "));
+            self.observer.event(&Event::Notice(&text));
         }
         Ok(())
     }
@@ -69,25 +78,39 @@ impl Session<'_> {
     /// # Errors
     /// Those of the engine; [`Kind::Memory`]: a single row does not fit.
     pub(super) fn loss_within(&mut self, rows: &[usize]) -> Result<(f64, f64, u64)> {
+        let measure =
+            |model: &Model, batch: &Batch| Ok((model.loss(batch)?, batch.label_weight(), batch.label_tokens() as u64));
+        let found = self.passes_within(rows, &measure)?;
+        Ok(found.into_iter().fold((0.0, 0.0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1, sum.2 + it.2)))
+    }
+
+    /// What a head of scores gives for the validation rows, `[rows, outputs]`.
+    ///
+    /// # Errors
+    /// As [`Session::loss_within`].
+    pub(super) fn scores_within(&mut self, rows: &[usize]) -> Result<Vec<f32>> {
+        Ok(self.passes_within(rows, &|model, batch| model.logits(batch, &batch.ends()))?.concat())
+    }
+
+    /// What `measure` makes of passes over the validation rows, in their order.
+    fn passes_within<T>(&mut self, rows: &[usize], measure: &dyn Fn(&Model, &Batch) -> Result<T>) -> Result<Vec<T>> {
         loop {
-            let Some(validation) = &self.prepared.dataset.validation else { return Ok((0.0, 0.0, 0)) };
+            let Some(validation) = &self.prepared.dataset.validation else { return Ok(Vec::new()) };
             let batches = feed::batches(validation, &vec![vec![rows.to_vec()]], self.pass_limit())?;
-            let (mut sum, mut weight, mut label_tokens) = (0.0, 0.0, 0);
+            let mut found = Vec::with_capacity(batches.len());
             let mut failed = None;
             for batch in &batches {
-                match self.model.loss(batch) {
-                    Ok(loss) => sum += loss,
+                match measure(&self.model, batch) {
+                    Ok(measured) => found.push(measured),
                     Err(error) if error.kind() == Kind::Memory => {
                         failed = Some((batch, error));
                         break;
                     }
                     Err(error) => return Err(error),
                 }
-                weight += batch.label_weight();
-                label_tokens += batch.label_tokens() as u64;
             }
             match failed {
-                None => return Ok((sum, weight, label_tokens)),
+                None => return Ok(found),
                 Some((batch, error)) => self.give_way(batch, error, false)?,
             }
         }

@@ -207,6 +207,8 @@ impl<'a> Gauge<'a> {
                 [(before + self.together * grown) as f64, seconds]
             });
         }
+        // Where weights are shared, the others may still be at a pass that did not fit here.
+        self.model.stand_by()?;
         let all = self.comm.collect(&own)?;
         let worst = |at: usize| all.chunks_exact(2).map(|rank| rank[at]).fold(0.0, f64::max);
         Ok(worst(0).is_finite().then(|| (worst(0) as u64, worst(1))))
@@ -238,7 +240,12 @@ impl<'a> Gauge<'a> {
                 for ends in batch.cu_seqlens.windows(2) {
                     let ids = &batch.tokens[ends[0]..ends[1]];
                     let ids = &ids[..ids.len().min(tokens - worst.tokens.len())];
-                    let labels: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+                    let mut labels: Vec<i32> = ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+                    if self.model.arch.score.is_some() {
+                        // Only a row's last token has a label, whatever it is.
+                        labels.fill(IGNORE);
+                        labels.push(0);
+                    }
                     worst.push(ids, &labels);
                 }
             }

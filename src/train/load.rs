@@ -24,18 +24,21 @@ use crate::model::stack::Stack;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, Phases, quantize};
 
+/// A model, and how its frozen weights are shared with other ranks, if they are.
+pub struct Loaded {
+    /// The model.
+    pub model: Model,
+    /// The way to the ranks that hold the rest of it.
+    pub gatherer: Option<Gatherer>,
+}
+
 /// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
 pub fn model(prepared: &Prepared, gatherer: Option<&Gatherer>) -> Result<Model> {
     let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
-    let weights = weights.as_ref();
-    let model = match gatherer.map(Gatherer::shards) {
-        Some(shards) => Model::load_shared(arch, weights, config, stack, cache(weights, config)?, shards)?,
-        None => Model::load_with(arch, weights, config, stack, cache(weights, config)?)?,
-    };
-    Ok(with_adapter(model, adapter.as_ref()))
+    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), gatherer)
 }
 
 /// Codes the base where that is kept and has not been done: of the ranks of a machine the first does it, and the others, whose
@@ -63,8 +66,13 @@ pub fn fresh(
     config: &Config,
     stack: &Stack,
     adapter: Option<&Tensors>,
+    gatherer: Option<&Gatherer>,
 ) -> Result<Model> {
-    let model = Model::load_with(arch, weights, config, stack, cache(weights, config)?)?;
+    let cache = cache(weights, config)?;
+    let model = match gatherer.map(Gatherer::shards) {
+        Some(shards) => Model::load_shared(arch, weights, config, stack, cache, shards)?,
+        None => Model::load_with(arch, weights, config, stack, cache)?,
+    };
     Ok(with_adapter(model, adapter))
 }
 
@@ -118,11 +126,11 @@ impl<'a> Session<'a> {
             }
         }
         observer.event(&Event::Phase("loading the model"));
-        let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
-        let measured = prepared.loaded.take().filter(|_| gatherer.is_none());
-        let mut model = match measured {
-            Some(measured) => measured,
-            None => model(&prepared, gatherer.as_ref())?,
+        let Loaded { mut model, gatherer } = if let Some(measured) = prepared.loaded.take() {
+            measured
+        } else {
+            let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
+            Loaded { model: model(&prepared, gatherer.as_ref())?, gatherer }
         };
         for note in &model.notes {
             observer.event(&Event::Notice(note));

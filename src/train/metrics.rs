@@ -52,9 +52,12 @@ pub struct EvalLine {
     pub eval_rows: u64,
     /// Wall time.
     pub eval_seconds: f64,
-    /// Scores of the answers by name, with `train.predict_with_generate`.
+    /// Scores by name: of the answers, with `train.predict_with_generate`, or those of another task than `causal_lm`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub eval_scores: BTreeMap<String, f64>,
+    /// Of a classification the rows by label and by the label that was found: `[label][found]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_confusion: Vec<Vec<u64>>,
 }
 
 /// A line of the file.
@@ -191,6 +194,7 @@ mod tests {
                 eval_rows: 2,
                 eval_seconds: 0.1,
                 eval_scores: BTreeMap::new(),
+                eval_confusion: Vec::new(),
             })
         };
         let mut metrics = Metrics::create(&path).unwrap();

@@ -26,9 +26,11 @@ pub struct Predictor<'a> {
     prepared: &'a Prepared,
     validation: &'a Split,
     settings: Settings,
+    /// Whether this rank scores the answers. All ranks answer, as all hold the model; a scorer of the user's runs once.
+    scores: bool,
 }
 
-/// A row's prompt, as tokens and as text, and what it should be answered with.
+/// A row's prompt, what it is asked by, and what it should be answered with.
 struct Question {
     prompt: Vec<u32>,
     source: String,
@@ -40,7 +42,8 @@ struct Judge<'a> {
     asked: Asked<'a>,
     stop: &'a Stop,
     questions: &'a [Question],
-    metrics: &'a mut Metrics,
+    /// None where another rank scores.
+    metrics: Option<&'a mut Metrics>,
 }
 
 impl Watcher for Judge<'_> {
@@ -53,18 +56,19 @@ impl Watcher for Judge<'_> {
     }
 
     fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
+        let Some(metrics) = &mut self.metrics else { return Ok(()) };
         let (question, answer) = (&self.questions[text], self.asked.text(answer)?);
         let row = Row { source: &question.source, answer: &answer, reference: &question.reference };
-        self.metrics.add(&row, None).map(drop)
+        metrics.add(&row, None).map(drop)
     }
 }
 
 impl<'a> Predictor<'a> {
-    /// For a run that answers its validation rows; nothing for one that doesn't.
+    /// For a run that answers its validation rows; nothing for one that doesn't. Only the rank that `scores` has scores.
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
-    pub fn new(prepared: &'a Prepared) -> Result<Option<Self>> {
+    pub fn new(prepared: &'a Prepared, scores: bool) -> Result<Option<Self>> {
         let (config, arch) = (&prepared.config, &prepared.arch);
         let Some(validation) = prepared.dataset.validation.as_ref().filter(|_| config.train.predict_with_generate)
         else {
@@ -76,19 +80,20 @@ impl<'a> Predictor<'a> {
         answers.num_beams = config.train.generation_num_beams.unwrap_or(answers.num_beams);
         let stop_ids = [&arch.eos_token_ids[..], &prepared.dataset.stop_ids()?].concat();
         let settings = Settings::new(&config, arch.max_position_embeddings, stop_ids);
-        Ok(Some(Self { prepared, validation, settings }))
+        Ok(Some(Self { prepared, validation, settings, scores }))
     }
 
     /// The rows of `range` that have a prompt and an answer.
     fn questions(&self, range: Range<usize>) -> Result<Vec<Question>> {
+        let (config, dataset) = (&self.prepared.config, &self.prepared.dataset);
+        let sources =
+            if self.scores && config.eval.reads_sources() { dataset.validation_sources(config)? } else { &[] };
         let mut questions = Vec::with_capacity(range.len());
         for index in range {
-            let (prompt, answer) = self.validation.prompt(index)?;
-            if !prompt.is_empty() && !answer.is_empty() {
-                let tokenizer = &self.prepared.dataset.tokenizer;
-                let (source, reference) = (tokenizer.decode(&prompt, true)?, tokenizer.decode(&answer, true)?);
-                questions.push(Question { prompt, source: source.trim().to_owned(), reference });
-            }
+            let Some((prompt, answer)) = dataset.question(self.validation, index)? else { continue };
+            let reference = if self.scores { dataset.tokenizer.decode(&answer, true)? } else { String::new() };
+            let source = sources.get(index).cloned().unwrap_or_default();
+            questions.push(Question { prompt, source, reference });
         }
         Ok(questions)
     }
@@ -106,12 +111,13 @@ impl<'a> Predictor<'a> {
         let batches = config.train.eval_accumulation_steps.unwrap_or(0) as usize;
         let usual = if comm.world().size > 1 { CHUNK_OF_RANKS } else { CHUNK };
         let chunk = if batches > 0 { batches.saturating_mul(config.train.eval_batch_size) } else { usual };
-        let mut metrics = Metrics::new(&config.eval, config.train.seed)?.without_intervals();
+        let metrics = || Metrics::new(&config.eval, config.train.seed).map(Metrics::without_intervals);
+        let mut metrics = self.scores.then(metrics).transpose()?;
         let mut answered = 0;
         for start in (0..rows).step_by(chunk) {
             let questions = self.questions(start..rows.min(start.saturating_add(chunk)))?;
             let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
-            let mut judge = Judge { asked, stop, questions: &questions, metrics: &mut metrics };
+            let mut judge = Judge { asked, stop, questions: &questions, metrics: metrics.as_mut() };
             let settings = Settings { first_text: answered, ..self.settings.clone() };
             answered += questions.len() as u64;
             let (mut gave_up, failed) = match generate(model, &prompts, &settings, &mut judge) {
@@ -126,7 +132,8 @@ impl<'a> Predictor<'a> {
                 return Ok(None);
             }
         }
-        Ok(Some(metrics.scores().into_iter().map(|score| (score.name, score.value)).collect()))
+        let scores = metrics.iter().flat_map(Metrics::scores);
+        Ok(Some(scores.map(|score| (score.name, score.value)).collect()))
     }
 
     /// The scores of the rows that an evaluation answers.
@@ -143,9 +150,9 @@ impl<'a> Predictor<'a> {
     /// As [`Predictor::scores`].
     pub fn trial(mut self, model: &Model, stop: &Stop, comm: &dyn Collectives) -> Result<Option<Scores>> {
         self.settings.max_new_tokens = self.settings.max_new_tokens.min(2);
-        let usable = |&index: &usize| {
-            self.validation.prompt(index).map_or(true, |(prompt, answer)| !prompt.is_empty() && !answer.is_empty())
-        };
+        let dataset = &self.prepared.dataset;
+        let usable =
+            |&index: &usize| dataset.question(self.validation, index).map_or(true, |question| question.is_some());
         let asked = self.prepared.config.train.generation_rows.unwrap_or(usize::MAX);
         let first = (0..self.validation.len().min(asked)).find(usable);
         first.map_or_else(|| Ok(Some(Scores::new())), |first| self.scores(model, first + 1, stop, comm))

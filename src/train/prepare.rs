@@ -2,23 +2,23 @@
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
 use std::path::{Path, PathBuf};
 
+use super::load::{self, Loaded};
 use super::lock::DirLock;
 use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, budget, engine, load, machine, output, scaling, settle, trained};
+use super::{adapter, auto, budget, claim, engine, machine, output, scaling, scores, settle, trained};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
 use crate::config::arch::Arch;
 use crate::config::resolve::{Setting, Source};
-use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, Resume, SaveStrategy};
+use crate::config::{Config, ConfigValue as _, Init, Mode, Quantization, Resolved, SaveStrategy};
 use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
-use crate::model::Model;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
@@ -39,7 +39,7 @@ pub struct Prepared {
     /// Its weights, opened and checked; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
     /// The model as it is before step 1, where measuring has loaded it.
-    pub loaded: Option<Model>,
+    pub loaded: Option<Loaded>,
     /// The configuration, with the settings of `tuning.adapter` where there is one, and with sizes in the place of `auto`.
     pub config: Config,
     /// The tensors of `tuning.adapter`.
@@ -58,12 +58,12 @@ pub struct Prepared {
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
     pub ranks: (usize, String),
+    /// How many of them are threads of this process.
+    pub together: u64,
     /// What the machine is used for, in a line.
     pub platform: String,
     /// How the learning rate was scaled, if it was.
     pub scaled: Option<String>,
-    /// How many of them are threads of this process.
-    pub together: u64,
     /// The rows.
     pub dataset: Dataset,
     /// Their order.
@@ -128,6 +128,8 @@ pub fn parts(
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    hub::fetch_paths(&mut config.data, &downloads)?;
+    scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;
     if let Some(dir) = &source {
         let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -141,7 +143,6 @@ pub fn parts(
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     trained::check_rates(&config, &tensors)?;
     let optimizer = budget::optimizer(&config, tensors, budget::threads(&config))?;
-    hub::fetch_paths(&mut config.data, &downloads)?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());
         if config.model.init == Init::Pretrained {
@@ -205,19 +206,19 @@ pub fn find(
     let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
         for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         for source in &config.tuning.adapters {
-            refuse_own_source(source, output_dir)?;
+            claim::refuse_own_source(source, output_dir)?;
         }
         let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
         if let Some(lock) = &lock {
             stop.leaves_behind(lock.leftovers());
         }
-        let resume = find_checkpoint(config, observer)?;
-        let goes_on_here = resume.as_ref().is_some_and(|resume| is_inside(&resume.dir, output_dir));
+        let resume = claim::find_checkpoint(config, observer)?;
+        let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
-            refuse_earlier_run(output_dir)?;
+            claim::refuse_earlier_run(output_dir)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)
@@ -251,6 +252,10 @@ impl Found {
         observer: &dyn Observer,
     ) -> Result<Prepared> {
         let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
+        if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
+            parts.config.train.strategy = strategy;
+            observer.event(&Event::Notice(&why));
+        }
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let Parts {
             model_dir,
@@ -327,55 +332,6 @@ fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
     }
 }
 
-/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
-fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
-    let output_dir = &config.train.output_dir;
-    match &config.train.resume_from_checkpoint {
-        None => Ok(None),
-        Some(Resume::Dir(directory)) if !directory.exists() => {
-            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
-                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
-        }
-        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
-        Some(Resume::Latest) => {
-            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
-            for (path, error) in &damaged {
-                observer.event(&Event::Notice(&format!(
-                    "{} is damaged and left out: {}",
-                    path.display(),
-                    error.message()
-                )));
-            }
-            if newest.is_none() {
-                if let Some((path, error)) = damaged.into_iter().next() {
-                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
-                }
-                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
-                observer.event(&Event::Notice(&text));
-            }
-            newest.map(checkpoint::open).transpose()
-        }
-    }
-}
-
-/// Whether a checkpoint is one of the output directory's own.
-fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
-    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
-    real(checkpoint).parent() == Some(real(output_dir).as_path())
-}
-
-/// What a run reads must not lie where it writes and tidies up.
-fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
-    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
-    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
-    if !inside.is_some_and(output::is_ours) {
-        return Ok(());
-    }
-    let message =
-        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
-    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
-}
-
 /// The settings as the run uses them, such that training from them again is the same run: a length that gave way to
 /// the model's is the one that holds, sizes are those that were measured, an adapter to start from speaks for itself, and going on is not part of it.
 fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
@@ -393,6 +349,7 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     for setting in &mut settings {
         match setting.key.as_str() {
             "model.max_seq_len" => setting.value = config.model.max_seq_len.into(),
+            "data.labels" => setting.value = config.data.labels.to_json(),
             "train.batch_size" => setting.value = config.train.batch_size.to_json(),
             "train.grad_accum" => setting.value = config.train.grad_accum.to_json(),
             "train.gradient_checkpointing" => setting.value = config.train.gradient_checkpointing.to_json(),
@@ -403,18 +360,6 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
         }
     }
     settings
-}
-
-fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
-    let earlier = output::earlier_run(output_dir);
-    let Some(first) = earlier.first() else { return Ok(()) };
-    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
-    Err(Error::config(format!(
-        "train.output_dir = {} holds an earlier run ({}{more})",
-        output_dir.display(),
-        first.file_name().unwrap_or_default().to_string_lossy(),
-    ))
-    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
 }
 
 fn batches(config: &Config, dataset: &Dataset, sampler: &Sampler, world: usize) -> Result<Batches> {
@@ -501,6 +446,7 @@ impl Prepared {
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));
+        facts.extend(scores::facts(&self.dataset));
         if let Some(budget) = memory::budget() {
             let asked = if train.memory_budget.is_some() { "" } else { ", what the machine has free less a tenth" };
             facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
@@ -544,56 +490,14 @@ pub fn describe(prepared: &Prepared) -> String {
         Mode::Full => "every weight".to_owned(),
         Mode::Freeze => "some weights".to_owned(),
     };
+    let head = match &prepared.arch.score {
+        Some(head) if head.is_number() => " and a head for a number".to_owned(),
+        Some(head) => format!(" and a head for {} labels", head.labels.len()),
+        None => String::new(),
+    };
     let family = format!("{:?}", prepared.arch.family);
     let name = prepared.snapshot.as_ref().map_or_else(|| prepared.model_dir.display().to_string(), Snapshot::label);
-    format!("{name} · {family} · {what} · {} values trained", grouped(prepared.trainable))
-}
-
-/// What the data came to: label and value.
-pub fn data_facts(dataset: &Dataset) -> Vec<(String, String)> {
-    let Dataset { train, validation, test, report, .. } = dataset;
-    let mut facts = Vec::new();
-    let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
-    let count = |number: usize| grouped(number as u64);
-    fact("training rows", count(train.len()));
-    for (label, split) in [("validation rows", validation), ("test rows", test)] {
-        if let Some(split) = split {
-            fact(label, count(split.len()));
-        }
-    }
-    let lengths = train.lengths();
-    let longest = lengths.iter().copied().max().unwrap_or(0);
-    let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
-    fact("training tokens", count(train.tokens()));
-    fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
-    fact(
-        "tokens a row",
-        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
-    );
-    for (label, number) in [
-        ("rows read", report.train.rows),
-        ("rows cut", report.train.truncated),
-        ("rows left out as too long", report.train.too_long),
-        ("rows left out without labels", report.train.unlabeled),
-    ] {
-        fact(label, grouped(number));
-    }
-    for (label, number) in [
-        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
-        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
-        ("rows also in the evaluation rows", report.train.contaminated.rows),
-    ] {
-        if number > 0 {
-            fact(label, grouped(number));
-        }
-    }
-    for share in &report.mix {
-        fact(
-            &format!("rows from {}", share.source),
-            format!("{} of {}", grouped(share.used), grouped(share.available)),
-        );
-    }
-    facts
+    format!("{name} · {family} · {what}{head} · {} values trained", grouped(prepared.trainable))
 }
 
 /// Where event files go.

@@ -6,7 +6,7 @@ use super::ranks::{self, Seat};
 use super::report::Outcome;
 use super::session::Session;
 use super::signals::Stop;
-use super::{auto, engine, finish, prepare, save};
+use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::{EvalStrategy, Resolved};
 use crate::error::{Error, Result};
@@ -100,11 +100,7 @@ fn run_here(
     let found = seat.in_turn(|| prepare::find(resolved, options, stop, observer, &seat))?;
     // Only now: reading the data may take longer than an operation between ranks may.
     let comm = seat.connect()?;
-    let mut prepared = found.settle(resolved, options, &*comm, observer)?;
-    if let Some((strategy, why)) = auto::choose(&prepared, &*comm)? {
-        prepared.config.train.strategy = strategy;
-        observer.event(&Event::Notice(&why));
-    }
+    let prepared = found.settle(resolved, options, &*comm, observer)?;
     prepared.announce(observer);
     let mut session = Session::load(resolved, options, stop, observer, prepared, comm)?;
     session.agree()?;

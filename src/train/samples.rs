@@ -28,13 +28,15 @@ impl<'a> Questions<'a> {
             if rows.len() == config.generation.num_samples {
                 break;
             }
-            let (prompt, answer) = split.prompt(index)?;
-            if !prompt.is_empty() && !answer.is_empty() {
-                rows.push((prompt, answer));
-            }
+            rows.extend(dataset.question(split, index)?);
         }
         let stop_ids = [eos_ids, &dataset.stop_ids()?].concat();
         Ok(Self { dataset, config, stop_ids, rows })
+    }
+
+    /// No questions: of a model that gives no answers.
+    pub const fn none(dataset: &'a Dataset, config: &'a Config) -> Self {
+        Self { dataset, config, stop_ids: Vec::new(), rows: Vec::new() }
     }
 
     /// Whether there is nothing to ask.

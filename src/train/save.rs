@@ -194,6 +194,10 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
         } else {
             peft::stage(staging, adapter, &tensors)?;
         }
+        // An adapter's own files name no labels.
+        if source.scored.is_some() {
+            folder::stage_config(staging, source)?;
+        }
         folder::stage_companions(staging, source)
     })?;
     fetch.as_ref().map_or(Ok(()), Fetch::end)?;
@@ -276,7 +280,12 @@ fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Sou
     // One that the configuration names; else the tokenizer's own, which is copied.
     let named = data.template_path.is_some() || data.chat_template.is_some();
     let template = prepared.dataset.template.as_ref().filter(|_| named).map(data::ChatTemplate::source);
-    folder::Source { dir: &prepared.model_dir, grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)), template }
+    folder::Source {
+        dir: &prepared.model_dir,
+        grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
+        template,
+        scored: prepared.arch.score.as_ref().map(|_| &prepared.arch),
+    }
 }
 
 fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {

@@ -17,6 +17,7 @@ use crate::comm::Collectives;
 use crate::config::{Config, EvalStrategy, Resolved, SaveStrategy, greater_is_better};
 use crate::data::Split;
 use crate::error::{Error, Kind, Result};
+use crate::eval::metrics::Likelihood;
 use crate::model::Model;
 use crate::optim::{Ema, LossScaler, Optimizer};
 
@@ -275,17 +276,19 @@ impl Session<'_> {
         let found = self.published(|session, _| session.validate())?;
         // Validation rows may be longer than any to train on: what was sized for them goes.
         self.model.release();
-        let Some((loss, label_tokens, scores)) = found else { return Ok(()) };
+        let Some(Validation { loss, label_tokens, mut scores, confusion }) = found else { return Ok(()) };
         let step = self.state.step;
         // Before step 1 there are no weights of this run to be the best.
         let best = step > 0 && {
             let measure = Measure::of(self.config());
-            // A scorer may draw, and machines may round otherwise: what the first rank found holds for all.
-            let mut value = [measure.value(loss, &scores)?];
+            // Only the first rank has scores; what it found holds for all.
+            let mut value = [if self.writes() { measure.value(loss, &scores)? } else { 0.0 }];
             self.comm.broadcast(&mut value, 0)?;
             let [value] = value;
             judge(&mut self.state, &measure, value, self.resolved.config.train.early_stopping_threshold)
         };
+        // What these rows leave undefined JSON has no word for.
+        scores.retain(|_, score| score.is_finite());
         let line = EvalLine {
             step,
             epoch: self.state.epoch,
@@ -294,6 +297,7 @@ impl Session<'_> {
             eval_rows: rows,
             eval_seconds: began.elapsed().as_secs_f64(),
             eval_scores: scores,
+            eval_confusion: confusion,
         };
         self.done.evaluating += began.elapsed();
         self.write(&Line::Eval(line.clone()))?;
@@ -318,37 +322,71 @@ impl Session<'_> {
             _ => return Ok(()),
         };
         self.observer.event(&Event::Phase("trying an evaluation"));
-        let tried = self.loss_within(&(0..rows).collect::<Vec<_>>());
+        let rows: Vec<usize> = (0..rows).collect();
+        let head = self.prepared.arch.score.clone();
+        let tried = match &head {
+            Some(head) => self.try_scores(head, &rows),
+            None => self.loss_within(&rows).map(drop),
+        };
         let failed = match tried {
             Err(error) if error.kind() == Kind::Memory => Some(error),
-            tried => tried.map(|_| None)?,
+            tried => tried.map(|()| None)?,
         };
         self.model.stand_by()?;
         ranks::all_have_room(&*self.comm, failed)?;
         self.agree_on_passes()?;
-        let Some(predictor) = Predictor::new(&self.prepared)? else { return Ok(()) };
-        let scores = predictor.trial(&self.model, self.stop, &*self.comm)?;
-        let Some(scores) = scores else { return Ok(()) };
-        if scores.is_empty() {
-            self.observer.event(&Event::Notice(
-                "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
-                 evaluations measure the loss alone",
-            ));
+        if head.is_some() {
+            return Ok(());
         }
-        Measure::of(self.config()).value(0.0, &scores).map(drop)
+        let mut scores = self.likelihood(1.0, 1)?;
+        if let Some(predictor) = Predictor::new(&self.prepared, self.writes())? {
+            let Some(found) = predictor.trial(&self.model, self.stop, &*self.comm)? else { return Ok(()) };
+            if found.is_empty() {
+                self.observer.event(&Event::Notice(
+                    "no validation row has a prompt before its answer: train.predict_with_generate has nothing to ask, \
+                     evaluations measure the loss alone",
+                ));
+            }
+            scores.extend(found);
+        }
+        // The first rank alone has scores.
+        if self.writes() { Measure::of(self.config()).value(0.0, &scores).map(drop) } else { Ok(()) }
     }
 
-    /// The mean loss of the validation split, its label tokens, and the scores of its answers; nothing when the run is
-    /// asked to stop.
-    fn validate(&mut self) -> Result<Option<(f64, u64, Scores)>> {
+    /// What the loss says of the references by another name: the perplexity by token, and by byte of their text, which can
+    /// be compared between tokenizers.
+    fn likelihood(&self, loss: f64, label_tokens: u64) -> Result<Scores> {
+        if !self.writes() {
+            return Ok(Scores::new());
+        }
+        let bytes = self.prepared.dataset.validation_bytes()?;
+        let sums = Likelihood { nll: loss * label_tokens as f64, tokens: label_tokens, right: 0, bytes };
+        let scores = [("perplexity", sums.perplexity()), ("byte_perplexity", sums.byte_perplexity())];
+        Ok(scores
+            .into_iter()
+            .filter(|(_, score)| score.is_finite())
+            .map(|(name, score)| (name.to_owned(), score))
+            .collect())
+    }
+
+    /// The validation split measured; nothing when the run is asked to stop.
+    fn validate(&mut self) -> Result<Option<Validation>> {
+        if let Some(head) = self.prepared.arch.score.clone() {
+            return self.validate_scores(&head);
+        }
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
-        let Some(predictor) = Predictor::new(&self.prepared)? else {
-            return Ok(Some((loss, label_tokens, Scores::new())));
+        let likelihood = self.likelihood(loss, label_tokens)?;
+        let found = |scores: Scores| {
+            let scores = likelihood.into_iter().chain(scores).collect();
+            Validation { loss, label_tokens, scores, confusion: Vec::new() }
+        };
+        let Some(predictor) = Predictor::new(&self.prepared, self.writes())? else {
+            return Ok(Some(found(Scores::new())));
         };
         // What the loss was walked in makes room for caches.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop, &*self.comm)?;
-        Ok(scores.map(|scores| (loss, label_tokens, scores)))
+        Ok(scores.map(found))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.
@@ -400,6 +438,18 @@ impl Session<'_> {
             SaveStrategy::Epoch => self.prepared.batches.ends_epoch(step),
         }
     }
+}
+
+/// What a validation found.
+pub struct Validation {
+    /// The mean loss.
+    pub loss: f64,
+    /// Over so many label tokens.
+    pub label_tokens: u64,
+    /// Of the answers, or of a head of scores.
+    pub scores: Scores,
+    /// `[label][found]` of a classification.
+    pub confusion: Vec<Vec<u64>>,
 }
 
 /// What makes one checkpoint better than another.

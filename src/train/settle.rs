@@ -1,11 +1,13 @@
 //! Puts numbers in the place of `auto`: those of the checkpoint to go on from, of an earlier probe of the same, or measured
 //! now.
+use super::budget;
 use super::gauge::Gauge;
+use super::load::{self, Loaded};
 use super::machine::Machine;
 use super::prepare::Parts;
 use super::probe::{self, Asked, Remembered, Sizes};
 use super::progress::{Event, Observer};
-use super::{budget, load};
+use super::shard::Gatherer;
 use crate::checkpoint::Checkpoint;
 use crate::comm::Collectives;
 use crate::config::{Auto, Checkpointing, Config};
@@ -13,7 +15,6 @@ use crate::data::{Dataset, Sampler};
 use crate::error::Result;
 use crate::memory;
 use crate::memory::limits;
-use crate::model::Model;
 use crate::ops::simd;
 
 /// Fills in what `parts.config` leaves to measurement and sizes the sampler's steps. Returns the model, fresh, where it was
@@ -28,7 +29,7 @@ pub fn sizes(
     sampler: &mut Sampler,
     comm: &dyn Collectives,
     observer: &dyn Observer,
-) -> Result<Option<Model>> {
+) -> Result<Option<Loaded>> {
     let asked = Asked::of(&parts.config, &parts.arch, comm.world().size);
     if asked.given().is_some() {
         return Ok(None);
@@ -102,7 +103,7 @@ fn found(
     asked: &Asked,
     comm: &dyn Collectives,
     observer: &dyn Observer,
-) -> Result<(Sizes, Option<Model>)> {
+) -> Result<(Sizes, Option<Loaded>)> {
     let cache = dataset.cache_dir(&parts.config);
     let path = cache.map(|cache| Remembered::path(&cache, &fingerprint(parts, dataset, asked, comm)));
     let budget = memory::budget().unwrap_or(u64::MAX);
@@ -117,7 +118,8 @@ fn found(
     }
     observer.event(&Event::Phase("loading the model"));
     let Parts { arch, weights, config, stack, adapter, .. } = parts;
-    let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref())?;
+    let gatherer = Gatherer::new(&config.train, comm)?;
+    let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), gatherer.as_ref())?;
     observer.event(&Event::Phase("measuring passes"));
     let mut gauge = Gauge::new(&mut model, (&dataset.train, sampler), later(parts, comm), comm)?;
     let found = probe::choose(&mut gauge, asked, (config, weights.as_ref()))?;
@@ -130,7 +132,7 @@ fn found(
     if let Some(path) = path.filter(|_| comm.world().local_rank == 0) {
         Remembered::of(&found).write(&path);
     }
-    Ok((found.sizes, Some(model)))
+    Ok((found.sizes, Some(Loaded { model, gatherer })))
 }
 
 /// Of all that bytes and times depend on. What the machine has free changes from minute to minute: an earlier choice is

@@ -17,16 +17,17 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
+use super::narrow::Narrow;
 use super::shard;
 use super::timeline::Timeline;
 use crate::comm::exchange::{Exchange, Piece};
 use crate::comm::{Collectives, Partition, World};
-use crate::config::{Strategy, TrainConfig};
+use crate::config::{GradDtype, Strategy, TrainConfig};
 use crate::data::batch::Batch;
 use crate::error::{Error, Kind, Result};
 use crate::model::grads::{Buffer, Collector};
 use crate::model::{Grads, Model, Params};
-use crate::optim::{Optimizer, clip};
+use crate::optim::{Gradients, Optimizer, clip};
 use crate::plan::human_bytes;
 
 /// Segments that wait for the thread where each has a room of its own; where all lie in one buffer any number may.
@@ -46,6 +47,8 @@ pub struct Sharing {
     every_pass: bool,
     /// The sums of the gradients that this rank owns, end to end, where they are summed after every pass.
     sums: Vec<f32>,
+    /// The gradients, where they are kept in bfloat16.
+    narrow: Option<Narrow>,
     exchange: Exchange,
 }
 
@@ -87,12 +90,13 @@ impl Sharing {
             _ => Shares::Nothing,
         };
         let every_pass = train.strategy == Strategy::Zero2 || weights.is_some() || train.reduce_every_pass;
-        Self::of(partition, rank, (shares, several && every_pass))
+        let narrow = (train.grad_dtype == GradDtype::Bfloat16).then(Narrow::default);
+        Self { narrow, ..Self::of(partition, rank, (shares, several && every_pass)) }
     }
 
     fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
         let exchange = Exchange::default();
-        Self { partition, timeline: None, rank, shares, every_pass, sums: Vec::new(), exchange }
+        Self { partition, timeline: None, rank, shares, every_pass, sums: Vec::new(), narrow: None, exchange }
     }
 
     /// Whether each rank keeps the optimizer's state of what it owns alone.
@@ -129,6 +133,26 @@ impl Sharing {
         walk: &mut Walk<'_>,
     ) -> Result<Walked> {
         let mut walked = Walked { total: 0.0, failed: None };
+        if let Some(narrow) = &mut self.narrow {
+            // Nobody needs the buffer for all.
+            model.params.put_grads(Vec::new());
+            narrow.begin(model.params.len());
+            for (pass, batch) in batches.iter().enumerate() {
+                let began = self.timeline.as_ref().map(Timeline::now);
+                let mut grads = narrow.grads();
+                let done = walk(model, batch, &mut grads);
+                grads.finish()?;
+                if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
+                    timeline.computed(format!("pass {}, forward and backward", pass + 1), began);
+                }
+                walked.add(pass, done)?;
+                if walked.failed.is_some() {
+                    break;
+                }
+            }
+            narrow.end();
+            return Ok(walked);
+        }
         if self.every_pass {
             // Nobody needs the buffer for all.
             model.params.put_grads(Vec::new());
@@ -207,7 +231,8 @@ impl Sharing {
                 Ok(thread) => thread,
                 Err(error) => return (Err(Error::io("start", "a thread for sums", &error)), Vec::new()),
             };
-            let clock = timeline.as_ref().map(|timeline| Clock { timeline, pass, began: timeline.now() });
+            let partition = &self.partition;
+            let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
             let hand = Hand { sender: sender.clone(), rooms, clock };
             let mut grads = match whole {
                 Some(values) => Grads::handed(values, Box::new(hand)),
@@ -236,6 +261,9 @@ impl Sharing {
     /// # Errors
     /// [`Kind::Peer`].
     pub fn norm(&self, comm: &dyn Collectives, model: &Model) -> Result<f64> {
+        if let Some(narrow) = &self.narrow {
+            return Ok(narrow.squares().sqrt());
+        }
         let grads = model.params.grads();
         let mut squares = 0.0;
         let mut at = 0;
@@ -275,7 +303,12 @@ impl Sharing {
         let began = self.timeline.as_ref().map(Timeline::now);
         let (values, grads) = model.params.split_mut();
         let own = self.every_pass && self.shares_state();
-        optimizer.update(values, if own { &self.sums } else { grads }, factor, rate);
+        let grads = match &self.narrow {
+            Some(narrow) => Gradients::Bf16(narrow.sums()),
+            None if own => Gradients::F32(&self.sums),
+            None => Gradients::F32(grads),
+        };
+        optimizer.update(values, grads, factor, rate);
         if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
             timeline.computed("update", began);
         }
@@ -312,11 +345,6 @@ impl Sharing {
             values[range].swap_with_slice(now);
             rest = later;
         }
-    }
-
-    /// Gives back what is only needed within a step.
-    pub fn release(&mut self) {
-        self.exchange.release();
     }
 }
 
@@ -372,6 +400,7 @@ struct Hand<'g> {
 /// Since when a pass is on its way to the next segment's gradients.
 struct Clock<'g> {
     timeline: &'g Timeline,
+    partition: &'g Partition,
     pass: usize,
     began: Duration,
 }
@@ -385,8 +414,10 @@ impl<'g> Collector<'g> for Hand<'g> {
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
-        if let Some(Clock { timeline, pass, began }) = &self.clock {
-            timeline.computed(format!("pass {}, down to value {start}", pass + 1), *began);
+        if let Some(Clock { timeline, partition, pass, began }) = &self.clock {
+            let starts = |&segment: &usize| partition.segment(segment).end > start;
+            let segment = (0..partition.segments()).find(starts).unwrap_or_default();
+            timeline.computed(format!("pass {}, backward to segment {segment}", pass + 1), *began);
         }
         send(&self.sender, Handed::Gradients(start, gradients))?;
         if let Some(clock) = &mut self.clock {

@@ -1,5 +1,4 @@
 //! What a rank does when in one step: passes on one line, the summing of gradients on the other.
-use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,13 +55,12 @@ impl Timeline {
         let whole = spans.iter().map(|span| span.to).max().unwrap_or_default().as_secs_f64().max(1e-9);
         let column = |at: Duration| ((at.as_secs_f64() / whole * WIDTH as f64) as usize).min(WIDTH - 1);
         let line = |span: &Span| {
-            let mut line = String::new();
             let (who, mark) = if span.sums { ("ranks", '=') } else { ("pass ", '#') };
             let (from, to) = (1e3 * span.from.as_secs_f64(), 1e3 * span.to.as_secs_f64());
-            let bar: String = std::iter::repeat_n(mark, column(span.to) - column(span.from) + 1).collect();
-            let before = " ".repeat(column(span.from));
-            let _ = write!(line, "{who} {from:9.2} {to:9.2} ms |{:WIDTH$}| {}", format!("{before}{bar}"), span.what); // a String never fails
-            line
+            let before = std::iter::repeat_n(' ', column(span.from));
+            let bar: String =
+                before.chain(std::iter::repeat_n(mark, column(span.to) - column(span.from) + 1)).collect();
+            format!("{who} {from:9.2} {to:9.2} ms |{bar:WIDTH$}| {}", span.what)
         };
         spans.iter().map(line).collect()
     }

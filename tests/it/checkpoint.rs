@@ -185,7 +185,12 @@ fn a_full_checkpoint_is_a_model_folder() {
     let run = run(5, 0.0);
     let root = tempfile::tempdir().unwrap();
     let snapshot = Snapshot {
-        weights: Weights::Model(tunesmith::checkpoint::folder::Source { dir: &dir, grown: None, template: None }),
+        weights: Weights::Model(tunesmith::checkpoint::folder::Source {
+            dir: &dir,
+            grown: None,
+            template: None,
+            scored: None,
+        }),
         specs: &specs,
         values: &values,
         optimizer: optimizer.tensors(),

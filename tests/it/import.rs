@@ -215,6 +215,7 @@ fn sft_plays_includes_are_merged_and_its_broken_keys_are_right() {
     assert!(note(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
     let made = read("play_dapt.yaml");
     assert!(made.yaml.contains("- {path: data/papers.jsonl, format: text, weight: 0.75}"), "{}", made.yaml);
+    assert!(made.yaml.contains("packing: true") && made.yaml.contains("truncation: split"), "{}", made.yaml);
 }
 
 #[test]

@@ -112,6 +112,23 @@ fn a_run_is_scored_while_it_goes_and_asked_afterwards() {
         assert_eq!(row["answer"].as_str().unwrap(), line(&tuned), "one prompt in four forms");
     }
 
+    // Flags of sampling draw, with or without a temperature.
+    let drawn = answered(&["infer", config, "--prompt", "abc", "--top-k", "200", "--seed", "5"], "");
+    let set = ["infer", config, "--prompt", "abc", "gen.do_sample=true", "gen.top_k=200", "gen.seed=5"];
+    assert_eq!(drawn, answered(&set, ""));
+    assert_ne!(drawn, tuned);
+
+    // A row's own answer stays beside ours, and the file still goes on.
+    let own = "{\"question\": \"abc\", \"answer\": \"cba\"}\n";
+    std::fs::write(&rows, own).unwrap();
+    std::fs::remove_file(&out).unwrap();
+    answered(&greedy, "");
+    let first = lines(&out);
+    assert_eq!((&first[0]["own_answer"], first[0]["answer"].as_str().unwrap()), (&Value::from("cba"), line(&tuned)));
+    std::fs::write(&rows, own.repeat(2)).unwrap();
+    answered(&greedy, "");
+    assert_eq!(lines(&out), [first[0].clone(), first[0].clone()]);
+
     // A conversation.
     let saved = fixture.path("talk.jsonl");
     let talk = format!(
@@ -148,4 +165,26 @@ fn what_cannot_be_asked_is_refused() {
     let batch = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap()];
     refusal(&batch, 3, "row 2");
     assert!(!out.exists());
+    refusal(
+        &["infer", config, "--base", "--prompt", "x", "--temperature", "0", "--top-p", "0.5"],
+        2,
+        "--top-p contradicts",
+    );
+    refusal(
+        &["infer", config, "--base", "--prompt", "x", "--top-p", "0.5", "--num-beams", "2"],
+        2,
+        "a beam search draws nothing",
+    );
+    refusal(&["infer", config, "--base", "--prompt", "x", "--out", out.to_str().unwrap()], 2, "--out");
+    // The questions are never written over, whatever they are called.
+    let text = std::fs::read(&rows).unwrap();
+    let link = fixture.path("link.jsonl");
+    std::os::unix::fs::symlink(&rows, &link).unwrap();
+    for out in [&rows, &link] {
+        for more in [None, Some("--overwrite")] {
+            let args = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap()];
+            refusal(&args.into_iter().chain(more).collect::<Vec<_>>(), 2, "that is --in");
+        }
+    }
+    assert_eq!(std::fs::read(&rows).unwrap(), text);
 }

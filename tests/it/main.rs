@@ -1,9 +1,12 @@
 //! The one integration-test binary: a module per subject.
 mod arch;
 mod checkpoint;
+mod classify;
 mod comm;
 mod config;
 mod data;
+mod documents;
+mod eval;
 mod examples;
 mod export;
 mod generate;
@@ -12,6 +15,7 @@ mod hub;
 mod import;
 mod infer;
 mod memory;
+mod merge;
 mod metrics;
 mod objective;
 mod optim;

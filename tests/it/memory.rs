@@ -145,6 +145,46 @@ fn a_step_that_does_not_fit_is_done_again_in_smaller_passes_and_the_losses_stay(
 }
 
 #[test]
+fn gradients_in_bfloat16_take_the_memory_that_is_predicted_and_train_the_same_curve() {
+    let large = Large::new();
+    let (layers, hidden, inner) = (24, 96, 256);
+    let mut config = model_config();
+    for (key, value) in [
+        ("hidden_size", hidden),
+        ("intermediate_size", inner),
+        ("num_hidden_layers", layers),
+        ("max_position_embeddings", 512),
+    ] {
+        config[key] = json!(value);
+    }
+    std::fs::write(large.path("model/config.json"), config.to_string()).unwrap();
+    let full = ["tuning.mode: full", "train.learning_rate: 0.001", "train.max_tokens_per_pass: 400"];
+    let wide = large.good("wide", &full, None);
+    let narrow = large.good("narrow", &[&full[..], &["train.grad_dtype: bfloat16"]].concat(), None);
+    // Two bytes a value less; four a value of the shared table and of a block, which have rooms.
+    let (table, block) = (260 * hidden, hidden * (2 * hidden + 2 * hidden / 2 + 3 * inner + 2));
+    let fewer = 2 * (table + layers * block + hidden) - 4 * (table + block);
+    let saved = wide.held() - narrow.held();
+    assert!(saved.abs_diff(fewer) < fewer / 10, "{saved} saved, {fewer} expected");
+    let predicted = |run: &Run| {
+        let line = run.text.lines().find(|line| line.contains("at most, predicted")).expect("a prediction");
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|&word| word == "MiB").unwrap();
+        (words[at - 1].parse::<f64>().unwrap() * f64::from(1 << 20)) as u64
+    };
+    for run in [&wide, &narrow] {
+        let (predicted, held) = (predicted(run), run.held());
+        assert!(predicted.abs_diff(held) < held / 10, "{predicted} predicted, {held} held");
+    }
+    assert!((predicted(&wide) - predicted(&narrow)).abs_diff(fewer) < fewer / 10 + (200 << 10));
+    let (wide, narrow) = (wide.losses(), narrow.losses());
+    assert_ne!(wide, narrow, "gradients are rounded");
+    for (wide, narrow) in wide.iter().zip(&narrow) {
+        assert!((wide - narrow).abs() < 5e-3 * wide, "{wide} and {narrow}");
+    }
+}
+
+#[test]
 fn ranks_that_share_weights_go_to_the_end_of_a_pass_that_does_not_fit_and_do_the_step_again() {
     let large = Large::new();
     let ranks = ["train.strategy: zero3", "train.dp_ranks: 2", "train.grad_accum: 1"];
@@ -204,11 +244,15 @@ fn a_row_that_does_not_fit_is_refused_with_what_helps() {
             "model.dtype: bfloat16 (saves about",
             "train.bf16: true (saves about",
             "tuning.lora.r: 2 (saves about",
-            ", enough alone)",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        assert!(!text.contains("enough alone"), "{text}");
     }
+    // Where little is lacking, some of it is enough.
+    let output = large.train("little", &[], Some(one_row - (one_row - short) / 8));
+    assert_eq!(output.status.code(), Some(9), "{}", said(&output));
+    assert!(said(&output).contains(", enough alone); "), "{}", said(&output));
     // Where it may, the run goes on with blocks that are run again, found before step 1 or when it is needed.
     let may = ["train.gradient_checkpointing: auto", "data.use_cache: false"];
     let run = large.good("may", &may, Some(budget));
@@ -255,14 +299,14 @@ fn rows_that_are_measured_make_steps_of_the_tokens_that_are_asked_for() {
         let number = |key: &str| run.setting(key).parse::<usize>().unwrap();
         number("batch_size") * number("grad_accum")
     };
-    // 96 rows of 67 tokens on average.
-    assert!(run.text.contains("a step is to have 22 rows a rank, about 1,4"), "{}", run.text);
-    assert_eq!(rows(&run), 22, "{}", run.text);
+    // 96 rows of 66.6 tokens on average: 22.5 would do, 24 can be cut in many ways.
+    assert!(run.text.contains("a step is to have 24 rows a rank, about 1,598 tokens"), "{}", run.text);
+    assert_eq!(rows(&run), 24, "{}", run.text);
     // However little memory there is, and whatever is fastest within it.
     let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 1));
     let tight = large.good("tight", &[&alone[..], &["data.use_cache: false"]].concat(), Some(budget));
     assert!(tight.text.contains("passes are cut to"), "{}", tight.text);
-    assert_eq!(rows(&tight), 22, "{}", tight.text);
+    assert_eq!(rows(&tight), 24, "{}", tight.text);
     for (one, other) in run.losses().iter().zip(tight.losses()) {
         assert!((one - other).abs() < 2e-5, "{one} and {other}");
     }
@@ -358,9 +402,8 @@ fn answers_that_do_not_fit_side_by_side_are_made_in_turns_and_are_the_same() {
         "train.eval_strategy: steps",
         "train.eval_steps: 1",
         "train.eval_batch_size: 1",
-        "train.generation_max_new_tokens: 200",
     ];
-    let answers = ["train.predict_with_generate: true"];
+    let answers = ["train.predict_with_generate: true", "train.generation_max_new_tokens: 200"];
     let silent = large.good("silent", &evaluates, None).held();
     let asks = [&evaluates[..], &answers].concat();
     let free = large.good("free", &asks, None);
@@ -370,18 +413,12 @@ fn answers_that_do_not_fit_side_by_side_are_made_in_turns_and_are_the_same() {
     assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
     let scores = |run: &Run| {
         let text = std::fs::read_to_string(run.dir.join("metrics.jsonl")).unwrap();
-        let line = text.lines().find(|line| line.contains("eval_rouge")).expect("scores").to_owned();
+        let line = text.lines().find(|line| line.contains("eval_scores")).expect("scores").to_owned();
         let mut line: Value = serde_json::from_str(&line).unwrap();
         line.as_object_mut().unwrap().retain(|key, _| key != "eval_seconds");
         line
     };
     assert_eq!(scores(&free), scores(&tight));
-    // One answer alone is too much: that is said, and where.
-    let output = large.train("none", &asks, Some(silent + (silent / 100)));
-    if !output.status.success() {
-        assert_eq!(output.status.code(), Some(9), "{}", said(&output));
-        assert!(said(&output).contains("answering validation rows: a text of "), "{}", said(&output));
-    }
 }
 
 /// A step's gradients with this kept in blocks.

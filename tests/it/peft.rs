@@ -182,7 +182,7 @@ fn assert_says(error: &Error, fragments: &[&str]) {
 fn features_that_change_the_numbers_are_refused_by_name() {
     for (key, value) in [
         ("peft_type", json!("LOHA")),
-        ("task_type", json!("SEQ_CLS")),
+        ("task_type", json!("TOKEN_CLS")),
         ("lora_bias", json!(true)),
         ("fan_in_fan_out", json!(true)),
         ("layer_replication", json!([[0, 1]])),

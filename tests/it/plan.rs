@@ -2,7 +2,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, ScoreHead};
 use tunesmith::config::{Config, Dtype, Mode, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
@@ -87,6 +87,39 @@ fn buffers_are_predicted_to_the_byte() {
         }
     }
     assert_eq!(count, 11 * 15 - 1);
+}
+
+#[test]
+fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
+    for family in ["llama", "qwen2", "gemma2"] {
+        for labels in [0, 3] {
+            let mut arch = arch(family);
+            arch.score = Some(ScoreHead { labels: (0..labels).map(|label| label.to_string()).collect() });
+            for (name, text) in MODES {
+                let whole = |length: usize| {
+                    let labels = [vec![IGNORE; length], vec![2]].concat();
+                    Example { input_ids: (0..length as u32).collect(), labels }
+                };
+                let mut batch = Batch::from_examples(&[70, 33].map(whole));
+                if labels > 0 {
+                    batch.weigh_last(0.5);
+                }
+                let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+                assert_eq!(held, predicted, "{family}, {labels} labels, {name}");
+            }
+        }
+    }
+    let mut arch = arch("llama");
+    let of = |arch: &Arch| {
+        let job = budget::job(&config(LORA), arch, Storage::F32, None).unwrap();
+        Predictor::new(job, Device::Cpu).predict(&Pass::of(4, 60, None))
+    };
+    let plain = of(&arch);
+    arch.score = Some(ScoreHead { labels: ["a", "b"].map(String::from).to_vec() });
+    let scored = of(&arch);
+    let matrix = 4 * (arch.vocab_size * arch.hidden_size) as u64;
+    assert_eq!(plain.weights - scored.weights, matrix, "the head has a matrix of its own");
+    assert_eq!(scored.trained - plain.trained, 4 * 2 * arch.hidden_size as u64);
 }
 
 #[test]

@@ -54,6 +54,18 @@ pub struct Family {
     pub(super) read: fn(&Source<'_>) -> Result<Arch>,
 }
 
+impl Family {
+    /// The entry of `architectures` that Transformers has for it with a head of scores, if it has one.
+    pub fn classifier(&self) -> Option<String> {
+        let name = match self.model_type {
+            "granite" => return None,
+            "gemma3_text" => "Gemma3Text",
+            _ => self.class_name.trim_end_matches("ForCausalLM"),
+        };
+        Some(format!("{name}ForSequenceClassification"))
+    }
+}
+
 impl fmt::Debug for Family {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str(self.model_type)

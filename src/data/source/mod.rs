@@ -15,7 +15,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use self::compressed::Compression;
-use crate::data::row::{Form, PROBE_ROWS, Row, loss_weight};
+use crate::data::row::{Form, PROBE_ROWS, Row, loss_weight, source_of};
 use crate::error::{Error, Result};
 
 /// The longest line or JSON row that is read.
@@ -115,6 +115,15 @@ impl RawRow {
             Ok((Row::parse(value, forms)?, weight))
         };
         self.value().and_then(both).map_err(|error| error.context(place))
+    }
+
+    /// What the row is asked by ([`source_of`]).
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn source(self, forms: &[Form]) -> Result<String> {
+        let place = self.place.clone();
+        self.value().and_then(|value| source_of(value, forms)).map_err(|error| error.context(place))
     }
 
     /// The form that `auto` sees; `None` if the row is malformed, which [`Self::parse`] will report.

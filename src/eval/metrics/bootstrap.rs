@@ -54,6 +54,16 @@ impl Sums {
     }
 }
 
+/// How often each of some rows counts in a replicate, as in [`Sums`].
+pub fn times(seed: u64, rows: usize, replicate: u64) -> Vec<u8> {
+    let bounds = thresholds();
+    let of_row = |row: u64| {
+        let draw = key(seed, row, replicate);
+        bounds.iter().take_while(|&&bound| draw >= bound).count() as u8
+    };
+    (0..rows as u64).map(of_row).collect()
+}
+
 /// The range that holds the share `confidence` of the finite values, between order statistics on a line (as numpy's
 /// `percentile`); none without such values.
 pub fn interval(mut values: Vec<f64>, confidence: f64) -> Option<(f64, f64)> {

@@ -10,6 +10,7 @@ pub mod porter;
 pub mod rouge;
 pub mod sari;
 pub mod schema;
+pub mod scored;
 pub mod scorer;
 pub mod text;
 
@@ -26,7 +27,8 @@ use std::time::Duration;
 /// One answered row.
 #[derive(Debug, Clone, Copy)]
 pub struct Row<'a> {
-    /// What the answer was asked of: the last turn of the user, or the prompt.
+    /// What the answer was asked by: the last turn of the user, or the prompt ([`crate::data::row::source_of`]); empty unless a
+    /// measure reads it.
     pub source: &'a str,
     /// What the model said.
     pub answer: &'a str,
@@ -60,9 +62,26 @@ pub struct Difference {
     pub p_value: Option<f64>,
 }
 
+impl Difference {
+    /// From the scores of both, and the second less the first of each replicate.
+    fn of(name: String, (first, second): (f64, f64), mut replicates: Vec<f64>, confidence: f64) -> Self {
+        replicates.retain(|by| by.is_finite());
+        let share =
+            |is: fn(&f64) -> bool| replicates.iter().filter(|by| is(by)).count() as f64 / replicates.len() as f64;
+        let p_value = 2.0 * share(|by| *by <= 0.0).min(share(|by| *by >= 0.0));
+        Self {
+            name,
+            first,
+            second,
+            p_value: (!replicates.is_empty()).then_some(p_value.min(1.0)),
+            interval: interval(replicates, confidence),
+        }
+    }
+}
+
 /// Whether a lower score is a better one.
 pub fn lower_is_better(name: &str) -> bool {
-    matches!(name, "loss" | "perplexity" | "byte_perplexity")
+    matches!(name, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
 /// Which numbers are counted.
@@ -213,11 +232,24 @@ impl Metrics {
     /// # Errors
     /// [`crate::Kind::Data`] of a scorer that fails.
     pub fn add(&mut self, row: &Row<'_>, likelihood: Option<&Likelihood>) -> Result<Vec<(String, f64)>> {
+        self.count(Some(row), likelihood)
+    }
+
+    /// Adds a row that was not answered, as there is no question in it: no other measure counts it.
+    ///
+    /// # Errors
+    /// None that [`Metrics::add`] has.
+    pub fn add_unanswered(&mut self, likelihood: &Likelihood) -> Result<Vec<(String, f64)>> {
+        self.count(None, Some(likelihood))
+    }
+
+    fn count(&mut self, row: Option<&Row<'_>>, likelihood: Option<&Likelihood>) -> Result<Vec<(String, f64)>> {
         let mut of_row = Vec::new();
         for (measure, sums) in &mut self.measures {
-            let counts = match (&mut *measure, likelihood) {
-                (Measure::Likelihood, Some(likelihood)) => likelihood.counts().to_vec(),
-                (measure, _) => measure.counts(row)?,
+            let counts = match (&mut *measure, row, likelihood) {
+                (Measure::Likelihood, _, Some(likelihood)) => likelihood.counts().to_vec(),
+                (measure, Some(row), _) => measure.counts(row)?,
+                (_, None, _) => continue,
             };
             of_row.extend(measure.names().into_iter().zip(measure.scores(&counts, true)));
             sums.get_or_insert_with(|| Sums::new(counts.len(), self.replicates, self.seed)).add(self.rows, &counts);
@@ -253,19 +285,9 @@ impl Metrics {
             for (index, name) in measure.names().into_iter().enumerate() {
                 let score = |sums: &[f64]| measure.scores(sums, false)[index];
                 let pairs = first.scores(score).into_iter().zip(second.scores(score));
-                let replicates: Vec<f64> =
-                    pairs.map(|(first, second)| second - first).filter(|by| by.is_finite()).collect();
-                let share = |is: fn(&f64) -> bool| {
-                    replicates.iter().filter(|by| is(by)).count() as f64 / replicates.len() as f64
-                };
-                let p_value = 2.0 * share(|by| *by <= 0.0).min(share(|by| *by >= 0.0));
-                differences.push(Difference {
-                    name,
-                    first: score(&first.all),
-                    second: score(&second.all),
-                    p_value: (!replicates.is_empty()).then_some(p_value.min(1.0)),
-                    interval: interval(replicates, self.confidence),
-                });
+                let replicates = pairs.map(|(first, second)| second - first).collect();
+                let both = (score(&first.all), score(&second.all));
+                differences.push(Difference::of(name, both, replicates, self.confidence));
             }
         }
         differences

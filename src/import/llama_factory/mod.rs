@@ -420,6 +420,7 @@ fn objective(work: &mut Work, pretrains: bool) {
     }
     if pretrains {
         work.implied("data.loss_on", Node::Str("all".into()), "stage: pt");
+        work.implied("data.truncation", Node::Str("split".into()), "stage: pt lets long texts fill several blocks");
     }
     let learned = [("train_on_prompt", "all"), ("mask_history", "completion")];
     for (key, word) in learned {

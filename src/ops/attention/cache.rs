@@ -3,6 +3,7 @@
 //! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
 //! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
 use super::Heads;
+use crate::memory;
 use crate::ops::panel::{Act, LANES, Pool};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,10 +14,23 @@ use std::sync::Arc;
 struct Line([f32; LANES]);
 
 /// Keys `[kv head][dim][16 positions]`, then values `[kv head][16 positions][dim, filled up to whole lines]`.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct Page(Vec<Line>);
 
+impl Clone for Page {
+    fn clone(&self) -> Self {
+        memory::admit(size_of_val(self.0.as_slice()));
+        Self(self.0.clone())
+    }
+}
+
 impl Page {
+    /// Of zeros, where the memory budget has room for it ([`memory::admit`]).
+    fn new(lines: usize) -> Self {
+        memory::admit(lines * size_of::<Line>());
+        Self(vec![Line([0.0; LANES]); lines])
+    }
+
     pub(super) const fn ptr(&self) -> *const f32 {
         self.0.as_ptr().cast()
     }
@@ -97,7 +111,7 @@ impl KeyValues {
             let lane = self.length % LANES;
             if self.length / LANES >= self.first + self.pages.len() {
                 let lines = self.page_floats() / LANES;
-                self.pages.push_back(Arc::new(Page(vec![Line([0.0; LANES]); lines])));
+                self.pages.push_back(Arc::new(Page::new(lines)));
             }
             let Some(page) = self.pages.back_mut() else { return };
             let page = Arc::make_mut(page).floats();

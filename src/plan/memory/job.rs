@@ -123,6 +123,8 @@ pub struct Job<'a> {
     pub none: usize,
     /// What waits for the backward pass has two bytes a number.
     pub narrow: bool,
+    /// Gradients of trained values have two bytes each, but for those of the segments that backward is in.
+    pub narrow_gradients: bool,
     /// Gradients between blocks are rounded so too.
     pub rounds_gradients: bool,
     /// Adapters' inputs are dropped in part.

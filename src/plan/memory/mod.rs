@@ -193,6 +193,9 @@ impl<'a> Predictor<'a> {
 
     /// Activations of a pass.
     pub fn activations(&self, pass: &Pass) -> Walked {
+        // A head of scores looks at a token of each row.
+        let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
+        let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
         let key = walk::experts_in_use(&self.job, pass);
         let shape = self.shapes.borrow().get(&key).cloned();
         let shape = shape.unwrap_or_else(|| {
@@ -201,6 +204,18 @@ impl<'a> Predictor<'a> {
             shape
         });
         shape.bytes(&self.job, pass, self.device)
+    }
+
+    /// Bytes of the gradients of a rank that trains alone. Those in two bytes have a room of four beside them for the segment
+    /// that backward is in, and from the head to the end for a table that the head shares; the update widens a tensor.
+    fn gradients(&self) -> u64 {
+        let values = 4 * self.job.trained.values;
+        if !self.job.narrow_gradients {
+            return values;
+        }
+        let trained: Vec<u64> = self.segments.iter().map(|segment| segment.trained).collect();
+        let (shared, rest) = trained.split_at(usize::from(self.job.arch.tie_word_embeddings));
+        values / 2 + shared.iter().sum::<u64>() + rest.iter().copied().max().unwrap_or(0)
     }
 
     /// The most bytes of a rank that trains alone, in passes like this.
@@ -221,7 +236,7 @@ impl<'a> Predictor<'a> {
         let mut breakdown = Breakdown {
             weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + job.dora_constants(),
             trained: trained + start,
-            gradients: values,
+            gradients: self.gradients(),
             optimizer: job.optimizer.state + job.optimizer.average,
             saving: job.optimizer.saving,
             kept,
@@ -292,6 +307,7 @@ pub(super) mod testing {
             full: 0,
             none: 0,
             narrow: false,
+            narrow_gradients: false,
             rounds_gradients: false,
             dropout: false,
             threads: 2,

@@ -146,7 +146,7 @@ impl Shape {
             kept += waiting.bytes_out(layout, each);
             pools += own.bytes(layout, each);
         }
-        let chunk = super::head_chunk(job.arch.vocab_size) as u64;
+        let chunk = super::head_chunk(job.arch.outputs()) as u64;
         Walked { kept, pools, head: self.head.bytes(logits, chunk.min(pass.labelled)) }
     }
 }
@@ -162,13 +162,12 @@ fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
 /// The head's own pool, after what it takes from the walk's.
 fn head(job: &Job<'_>, main: &mut Pool) -> Pool {
     let (arch, hidden) = (job.arch, job.arch.hidden_size as u64);
-    let name = if arch.tie_word_embeddings { "model.embed_tokens.weight" } else { "lm_head.weight" };
-    let trained = job.trained.tensors.contains(name);
-    let rows = Some(arch.new_tokens.len() as u64).filter(|&rows| rows > 0 && !trained);
+    let trained = job.trained.tensors.contains(arch.head_tensor());
+    let rows = Some(arch.new_tokens.len() as u64).filter(|&rows| rows > 0 && !trained && arch.score.is_none());
     // The normed rows and their statistics, the gradient of these, that of the input.
     main.pass([hidden, 1, hidden, hidden]);
-    let vocabulary = arch.vocab_size as u64;
-    let capped = arch.logit_softcap.is_some().then_some(vocabulary);
+    let vocabulary = arch.outputs() as u64;
+    let capped = (arch.logit_softcap.is_some() && arch.score.is_none()).then_some(vocabulary);
     let chunk = [hidden, vocabulary].into_iter().chain(capped).chain([hidden]);
     let gradient = (trained || rows.is_some()).then_some(hidden.next_multiple_of(LANES));
     let mut pool = Pool::default();

@@ -8,7 +8,7 @@ use crate::eval::metrics::{Difference, Score, lower_is_better};
 /// Rows that are seen at once; the others unfold.
 const OPEN: usize = 20;
 /// Rows on the page, at most: the file of samples has all.
-const ROWS: usize = 500;
+pub const ROWS: usize = 200;
 /// No text is shown longer than this.
 const CHARACTERS: usize = 4_000;
 /// Words of a text that are compared one by one.
@@ -45,7 +45,11 @@ pub struct Page<'a> {
     pub asked: &'a [Asked],
     /// Second less first, where there are two.
     pub differences: &'a [Difference],
-    /// The rows.
+    /// Pictures of them, as HTML.
+    pub pictures: &'a [String],
+    /// How many rows were held out.
+    pub count: usize,
+    /// The rows that were answered, the first [`ROWS`] of them.
     pub rows: &'a [Answered],
     /// What else to know: label and text.
     pub facts: &'a [(String, String)],
@@ -53,7 +57,8 @@ pub struct Page<'a> {
 
 /// The page.
 pub fn render(page: &Page<'_>) -> String {
-    let Page { title, asked, differences, rows, facts } = page;
+    let Page { title, asked, differences, pictures, count, rows, facts } = page;
+    let rows = &rows[..rows.len().min(ROWS)];
     let title = escape(title);
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -63,13 +68,15 @@ pub fn render(page: &Page<'_>) -> String {
         style = include_str!("style.css"),
         more = "mark { background: #d9622b33; color: inherit; border-radius: 3px; } .better { color: var(--good); font-weight: 600; } \
                 .worse { color: var(--bad); font-weight: 600; } .number { font-variant-numeric: tabular-nums; white-space: nowrap; }",
-        count = rows.len(),
     );
     scores(&mut out, asked, differences);
-    out.push_str("<h2>Answers</h2>\n");
-    for (index, row) in rows.iter().take(ROWS).enumerate() {
+    out.extend(pictures.iter().map(String::as_str));
+    if !rows.is_empty() {
+        out.push_str("<h2>Answers</h2>\n");
+    }
+    for (index, row) in rows.iter().enumerate() {
         if index == OPEN {
-            let _ = writeln!(out, "<details><summary>{} more rows</summary>", rows.len().min(ROWS) - OPEN);
+            let _ = writeln!(out, "<details><summary>{} more rows</summary>", rows.len() - OPEN);
         }
         sample(&mut out, asked, row);
     }
@@ -227,8 +234,15 @@ mod tests {
         };
         let row =
             Answered { prompt: "<script>".into(), reference: "a b".into(), answers: vec!["a c".into(), "a b".into()] };
-        let page =
-            render(&Page { title: "run", asked: &asked, differences: &[difference], rows: &vec![row; 25], facts: &[] });
+        let page = render(&Page {
+            title: "run",
+            asked: &asked,
+            differences: &[difference],
+            pictures: &[],
+            count: 25,
+            rows: &vec![row; 25],
+            facts: &[],
+        });
         if let Ok(path) = std::env::var("TUNESMITH_WRITE_EVALUATION") {
             std::fs::write(path, &page).unwrap();
         }

@@ -2,11 +2,13 @@
 //! Inline style and SVG, no script; whatever comes from data, model or configuration is escaped.
 pub mod answers;
 mod chart;
+mod confusion;
 mod html;
 
 use std::fmt::Write as _;
 
 use self::chart::{Series, Shape, number, smooth};
+pub use self::confusion::Confusion;
 use self::html::{clipped, escape, pairs};
 use super::machine::Machine;
 use super::metrics::Line;
@@ -99,6 +101,8 @@ pub struct Report {
     pub lengths: Vec<usize>,
     /// Held-out rows, before and after.
     pub samples: Vec<Sample>,
+    /// Of a classification, which labels were taken for which.
+    pub confusion: Option<Confusion>,
     /// The batch maths and learning-rate table.
     pub plan: Vec<(String, String)>,
     /// The whole configuration.
@@ -126,6 +130,9 @@ pub fn render(report: &Report) -> String {
     cards(&mut page, report);
     curves(&mut page, &report.lines);
     samples(&mut page, &report.samples);
+    if let Some(confusion) = &report.confusion {
+        let _ = writeln!(page, "<h2>Labels</h2>\n{}", confusion.render());
+    }
     data(&mut page, report);
     run(&mut page, report);
     configuration(&mut page, &report.settings);
@@ -321,6 +328,7 @@ mod tests {
                 eval_rows: 64,
                 eval_seconds: 0.4,
                 eval_scores: BTreeMap::new(),
+                eval_confusion: Vec::new(),
             })
         };
         let mut lines: Vec<_> = (1..=150).map(step).collect();
@@ -361,6 +369,11 @@ mod tests {
                     after: ">d<".into(),
                 },
             ],
+            confusion: Some(Confusion {
+                title: "Validation rows after step 150".into(),
+                labels: vec!["ham & eggs".into(), "spam".into()],
+                cells: vec![vec![40, 2], vec![5, 17]],
+            }),
             plan: vec![
                 pair("steps in all", "150 (3.00 epochs)"),
                 pair("effective batch", "8 rows x 2 accumulated x 1 rank = 16"),
@@ -390,9 +403,16 @@ mod tests {
         if let Ok(path) = std::env::var("TUNESMITH_WRITE_REPORT") {
             std::fs::write(path, &page).unwrap();
         }
-        for wanted in
-            ["Gradient norm", "configs/a.yaml:12", "✓ equal", "✗ differs", "50 %", "&gt;b&lt;", "prefers-color-scheme"]
-        {
+        for wanted in [
+            "Gradient norm",
+            "ham &amp; eggs",
+            "configs/a.yaml:12",
+            "✓ equal",
+            "✗ differs",
+            "50 %",
+            "&gt;b&lt;",
+            "prefers-color-scheme",
+        ] {
             assert!(page.contains(wanted), "{wanted}");
         }
         for absent in ["<script", "http://", "https://", "NaN", "<b>&quot;"] {

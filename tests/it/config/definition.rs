@@ -83,7 +83,11 @@ fn every_key_has_a_reader() {
         // Configurations of others become settings while ours is read.
         .filter(|def| !config::foreign::KEYS.contains(&def.path().as_str()))
         .filter(|def| {
-            let section = if def.section == "gen" { "generation" } else { def.section.rsplit('.').next().unwrap() };
+            let section = match def.section {
+                "" => "config",
+                "gen" => "generation",
+                other => other.rsplit('.').next().unwrap(),
+            };
             let method = READ_THROUGH.iter().find(|(key, _)| *key == def.path()).map(|(_, method)| *method);
             !code.iter().any(|tokens| reads(tokens, section, method.unwrap_or(def.name)))
         })

@@ -43,7 +43,7 @@ fn every_spelling_of_every_key_reaches_it_by_word_and_by_environment() {
             other => other.to_string(),
         };
         for spelling in def.spellings() {
-            let env = config::env_name(&spelling);
+            let env = config::variable(&spelling);
             for word in [format!("{spelling}={value}"), format!("{env}={value}")] {
                 let resolved = folder.load(&[&word], &[]).unwrap_or_else(|error| panic!("{word}: {error}"));
                 assert_eq!(resolved.source(&def.path()).to_string(), "argument", "{word}");

@@ -121,7 +121,9 @@ fn checkpoints_in_fp4_and_int8_are_read_as_transformers_saves_them() {
             let (shape, mut values) = dense.read(&name).unwrap();
             if format == Format::Int8 {
                 // Transformers passes weights through float16 on their way to int8.
-                values.iter_mut().for_each(|value| *value = f16::from_f32(*value).to_f32());
+                for value in &mut values {
+                    *value = f16::from_f32(*value).to_f32();
+                }
             }
             let ours = encode::quantize(&values, shape[1], format, true).unwrap();
             let theirs = files.read_quantized(&name).unwrap();

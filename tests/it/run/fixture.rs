@@ -62,8 +62,9 @@ impl Fixture {
                 .replace("VAL", self.path("val.jsonl").to_str().unwrap())
                 .replace("CACHE", self.path("cache").to_str().unwrap());
             let value = serde_json::from_str(&value).unwrap_or(Value::String(value));
-            let (sections, last) = key.rsplit_once('.').unwrap();
-            let section = sections.split('.').fold(&mut config, |node, part| &mut node[part]);
+            let (sections, last) = key.rsplit_once('.').unwrap_or(("", key));
+            let section =
+                sections.split('.').filter(|part| !part.is_empty()).fold(&mut config, |node, part| &mut node[part]);
             section[last] = value;
             if section[last] == "UNSET" {
                 section.as_object_mut().unwrap().remove(last);

@@ -1,5 +1,6 @@
 //! `tunesmith train`, end to end on a tiny model made here.
 mod backend;
+mod classify;
 mod crash;
 mod ends;
 mod events;

@@ -1,0 +1,384 @@
+//! The text of an HTML page. Any input is a page, as for a browser: tags that are not closed or not known do no harm. What
+//! is no part of what the page says (scripts, styles, navigation, controls) is left out.
+use super::page::{Line, Page, Table};
+
+/// Elements whose content is left out.
+const LEFT_OUT: [&str; 13] = [
+    "template", "noscript", "nav", "footer", "aside", "button", "select", "svg", "math", "object", "canvas", "audio",
+    "video",
+];
+/// Elements whose content is no markup: it ends with their own end tag and nothing else.
+const RAW: [&str; 5] = ["script", "style", "textarea", "title", "iframe"];
+/// Elements that begin and end a paragraph.
+const BLOCKS: [&str; 25] = [
+    "address",
+    "article",
+    "blockquote",
+    "body",
+    "caption",
+    "center",
+    "dd",
+    "details",
+    "div",
+    "dl",
+    "dt",
+    "fieldset",
+    "figcaption",
+    "figure",
+    "form",
+    "header",
+    "hgroup",
+    "hr",
+    "html",
+    "legend",
+    "main",
+    "p",
+    "search",
+    "section",
+    "summary",
+];
+/// Lists within lists within lists: further ones count as the last.
+const LISTS: usize = 64;
+/// The longest name of a letter, its `&` and `;` included.
+const LONGEST_ENTITY: usize = 32;
+
+/// The text of a page.
+pub(super) fn text(html: &str) -> String {
+    let mut reader = Reader::default();
+    let mut rest = html;
+    while let Some(at) = rest.find('<') {
+        reader.text(&rest[..at]);
+        rest = reader.markup(&rest[at..]);
+    }
+    reader.text(rest);
+    reader.finish()
+}
+
+#[derive(Default)]
+struct Reader {
+    page: Page,
+    line: Line,
+    heading: Option<usize>,
+    /// The open lists: the number of the next item of an ordered one.
+    lists: Vec<Option<u32>>,
+    /// The item whose text has not begun.
+    item: Option<(usize, Option<u32>)>,
+    table: Option<Table>,
+    /// Tables within the table.
+    inner_tables: usize,
+    /// The element that is left out, and how many of its name are open.
+    left_out: Option<(&'static str, usize)>,
+    preformatted: usize,
+}
+
+impl Reader {
+    fn text(&mut self, text: &str) {
+        if self.left_out.is_some() {
+            return;
+        }
+        let mut rest = text;
+        while let Some(at) = rest.find('&') {
+            self.push(&rest[..at]);
+            let (meant, length) = entity(&rest[at..]);
+            match meant {
+                Some(letter) => self.push(letter.encode_utf8(&mut [0; 4])),
+                None => self.push(&rest[at..at + length]),
+            }
+            rest = &rest[at + length..];
+        }
+        self.push(rest);
+    }
+
+    fn push(&mut self, text: &str) {
+        if self.preformatted > 0 && self.table.is_none() {
+            self.line.push_raw(text);
+        } else {
+            self.line.push(text);
+        }
+    }
+
+    /// Takes what `rest`, which begins with `<`, begins with; returns what follows.
+    fn markup<'a>(&mut self, rest: &'a str) -> &'a str {
+        let bytes = rest.as_bytes();
+        if let Some(comment) = rest.strip_prefix("<!--") {
+            return comment.find("-->").map_or("", |end| &comment[end + 3..]);
+        }
+        let closes = bytes.get(1) == Some(&b'/');
+        let start = 1 + usize::from(closes);
+        if matches!(bytes.get(1), Some(b'!' | b'?')) {
+            return rest.find('>').map_or("", |end| &rest[end + 1..]);
+        }
+        if !bytes.get(start).is_some_and(u8::is_ascii_alphabetic) {
+            self.text("<");
+            return &rest[1..];
+        }
+        let end = rest[start..].find(|letter: char| letter.is_whitespace() || matches!(letter, '/' | '>'));
+        let end = end.map_or(rest.len(), |end| start + end);
+        let name = rest[start..end].to_ascii_lowercase();
+        let after = &rest[end + attributes(&rest[end..])..];
+        if closes {
+            self.close(&name);
+            return after;
+        }
+        if let Some(raw) = RAW.iter().find(|raw| **raw == name) {
+            // Neither of them is text that the page says; what follows begins with their end tag.
+            let end = find_end(after, raw);
+            return after.get(end..).map_or("", |tag| tag.find('>').map_or("", |end| &tag[end + 1..]));
+        }
+        self.open(&name);
+        after
+    }
+
+    fn open(&mut self, name: &str) {
+        if let Some((open, count)) = &mut self.left_out {
+            *count += usize::from(*open == name);
+            return;
+        }
+        if let Some(name) = LEFT_OUT.iter().find(|known| **known == name) {
+            self.flush();
+            self.left_out = Some((name, 1));
+            return;
+        }
+        match name {
+            "br" if self.preformatted > 0 => self.line.push_raw("\n"),
+            "br" => self.line.end_line(),
+            "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => {
+                self.flush();
+                self.heading = name[1..].parse().ok();
+            }
+            "ul" | "menu" | "ol" => {
+                self.flush();
+                if self.lists.len() < LISTS {
+                    self.lists.push((name == "ol").then_some(1));
+                }
+            }
+            "li" => {
+                self.flush();
+                let level = self.lists.len().saturating_sub(1);
+                let number = self.lists.last_mut().and_then(|next| {
+                    let number = *next;
+                    *next = next.map(|next| next.saturating_add(1));
+                    number
+                });
+                self.item = Some((level, number));
+            }
+            "pre" => {
+                self.flush();
+                self.preformatted += 1;
+            }
+            "table" => {
+                self.flush();
+                if self.table.is_none() { self.table = Some(Table::default()) } else { self.inner_tables += 1 }
+            }
+            "tr" | "thead" | "tbody" | "tfoot" => self.cells(Table::end_row),
+            "td" | "th" => self.cells(Table::begin_cell),
+            _ if BLOCKS.contains(&name) => self.flush(),
+            _ => {}
+        }
+    }
+
+    fn close(&mut self, name: &str) {
+        if let Some((open, count)) = &mut self.left_out {
+            *count -= usize::from(*open == name);
+            // An element that was never closed ends with the page.
+            if *count == 0 || matches!(name, "body" | "html") {
+                self.left_out = None;
+            }
+            return;
+        }
+        match name {
+            "h1" | "h2" | "h3" | "h4" | "h5" | "h6" => {
+                self.flush();
+                self.heading = None;
+            }
+            "ul" | "menu" | "ol" => {
+                self.flush();
+                self.lists.pop();
+                self.item = None;
+            }
+            "li" => {
+                self.flush();
+                self.item = None;
+            }
+            "pre" => {
+                self.flush();
+                self.preformatted = self.preformatted.saturating_sub(1);
+            }
+            "table" => {
+                self.flush();
+                if self.inner_tables > 0 {
+                    self.inner_tables -= 1;
+                } else if let Some(table) = self.table.take() {
+                    self.page.table(&table.finish());
+                }
+            }
+            "tr" | "thead" | "tbody" | "tfoot" => self.cells(Table::end_row),
+            "td" | "th" => self.cells(Table::end_cell),
+            _ if BLOCKS.contains(&name) => self.flush(),
+            _ => {}
+        }
+    }
+
+    /// A tag of a table: of the outermost one, else only an end of a paragraph.
+    fn cells(&mut self, act: fn(&mut Table)) {
+        self.flush();
+        if let Some(table) = self.table.as_mut().filter(|_| self.inner_tables == 0) {
+            act(table);
+        }
+    }
+
+    /// Ends the paragraph.
+    fn flush(&mut self) {
+        let raw = self.preformatted > 0 && self.table.is_none();
+        let text = if raw { self.line.take_raw() } else { self.line.take() };
+        if text.is_empty() || self.table.as_mut().is_some_and(|table| table.add(&text)) {
+            return;
+        }
+        match (self.heading, self.item.take()) {
+            (Some(level), _) => self.page.heading(level, &text),
+            (None, Some((level, number))) => self.page.item(level, number, &text),
+            (None, None) if raw => self.page.code(&text),
+            (None, None) => self.page.paragraph(&text),
+        }
+    }
+
+    fn finish(mut self) -> String {
+        self.flush();
+        if let Some(table) = self.table.take() {
+            self.page.table(&table.finish());
+        }
+        self.page.finish()
+    }
+}
+
+/// How many bytes a tag takes behind its name, its `>` included; that of a quoted value is none.
+fn attributes(text: &str) -> usize {
+    let mut quote = None;
+    for (at, byte) in text.bytes().enumerate() {
+        match (quote, byte) {
+            (None, b'>') => return at + 1,
+            // A quotation mark that no sign of equality precedes belongs to a name.
+            (None, b'"' | b'\'') if text[..at].trim_end().ends_with('=') => quote = Some(byte),
+            (Some(open), byte) if open == byte => quote = None,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// Where the end tag of `name` begins, or the end.
+fn find_end(text: &str, name: &str) -> usize {
+    let mut from = 0;
+    while let Some(at) = text[from..].find("</") {
+        let here = from + at;
+        let tag = &text.as_bytes()[here + 2..];
+        if tag.len() >= name.len() && tag[..name.len()].eq_ignore_ascii_case(name.as_bytes()) {
+            return here;
+        }
+        from = here + 2;
+    }
+    text.len()
+}
+
+/// The letter that an entity at the start of the text means, and the entity's length; 1 for a plain `&`.
+fn entity(text: &str) -> (Option<char>, usize) {
+    let head = &text.as_bytes()[..text.len().min(LONGEST_ENTITY)];
+    let Some(end) = head.iter().position(|&byte| byte == b';') else { return (None, 1) };
+    let name = &text[1..end];
+    let number = |digits: &str, radix| u32::from_str_radix(digits, radix).ok().and_then(char::from_u32);
+    let meant = match name.strip_prefix('#') {
+        Some(code) => match code.strip_prefix(['x', 'X']) {
+            Some(digits) => number(digits, 16),
+            None => number(code, 10),
+        },
+        None => named(name),
+    };
+    meant.map_or((None, 1), |letter| (Some(letter), end + 1))
+}
+
+/// The letters from U+00A0 to U+00FF by their names.
+const LATIN_1: &str = "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 acute \
+    micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave Aacute Acirc Atilde Auml Aring AElig Ccedil Egrave \
+    Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc Uuml \
+    Yacute THORN szlig agrave aacute acirc atilde auml aring aelig ccedil egrave eacute ecirc euml igrave iacute icirc iuml eth \
+    ntilde ograve oacute ocirc otilde ouml divide oslash ugrave uacute ucirc uuml yacute thorn yuml";
+/// The small letters from alpha (U+03B1) on; those in capitals begin at U+0391.
+const GREEK: &str = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigmaf sigma tau upsilon \
+    phi chi psi omega";
+/// Others that texts have.
+const OTHERS: &str = "amp& lt< gt> quot\" apos' ndash– mdash— lsquo‘ rsquo’ sbquo‚ ldquo“ rdquo” bdquo„ dagger† Dagger‡ bull• hellip… \
+    permil‰ prime′ Prime″ lsaquo‹ rsaquo› euro€ trade™ larr← uarr↑ rarr→ darr↓ harr↔ rArr⇒ hArr⇔ forall∀ part∂ exist∃ empty∅ isin∈ \
+    notin∉ sum∑ prod∏ minus− radic√ infin∞ cap∩ cup∪ int∫ asymp≈ ne≠ equiv≡ le≤ ge≥ sub⊂ sup⊃ sube⊆ supe⊇ oplus⊕ otimes⊗ loz◊ \
+    OElig\u{152} oelig\u{153} Scaron\u{160} scaron\u{161} Yuml\u{178} fnof\u{192} circ\u{2c6} tilde\u{2dc} ensp\u{2002} emsp\u{2003} \
+    thinsp\u{2009} zwnj\u{200c} zwj\u{200d} num# excl! dollar$ percnt% lpar( rpar) ast* plus+ comma, period. sol/ colon: semi; \
+    equals= quest? commat@ lsqb[ bsol\\ rsqb] Hat^ lowbar_ grave` lbrace{ verbar| vert| rbrace} NewLine\u{a} Tab\u{9}";
+
+fn named(name: &str) -> Option<char> {
+    let nth = |list: &str, name: &str| list.split(' ').filter(|word| !word.is_empty()).position(|word| word == name);
+    if let Some(at) = nth(LATIN_1, name) {
+        return char::from_u32(0xa0 + at as u32);
+    }
+    if let Some(at) = nth(GREEK, name) {
+        return char::from_u32(0x3b1 + at as u32);
+    }
+    let lower = name.to_lowercase();
+    if name.starts_with(char::is_uppercase)
+        && let Some(at) = nth(GREEK, &lower)
+    {
+        return char::from_u32(0x391 + at as u32);
+    }
+    OTHERS.split(' ').find_map(|entry| {
+        let letter = entry.strip_prefix(name)?;
+        let mut letters = letter.chars();
+        letters.next().filter(|letter| letters.next().is_none() && !letter.is_ascii_alphanumeric())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_becomes_blocks_lists_and_tables() {
+        let page = "<!DOCTYPE html><html><head><title>No</title><style>p{}</style></head><body><nav><a href='#'>Home</a></nav>\n\
+            <header><h1>The  <i>first</i>\n line</h1></header><p>One &amp; two&nbsp;three &lt;b&gt; &#8212; &#x263A; &unknown; AT&T<br>next</p>\
+            <ul><li>a<ul><li>b</li></ul></li><li><p>c</p></li></ul><ol><li>x<li>y</ol>\
+            <table><tr><th>k<th>v</tr><tr><td>1</td><td>p | q<br>r</td></tr></table>\
+            <pre>  let x = 1;\n\n  y &lt; 2</pre><script>if (a < b) document.write('</p>')</script><p>end<!-- no --> of it</p>\
+            <footer>legal</footer></body></html>";
+        assert_eq!(
+            text(page),
+            "# The first line\n\nOne & two three <b> — ☺ &unknown; AT&T\nnext\n\n- a\n  - b\n- c\n1. x\n2. y\n\n\
+             | k | v |\n| --- | --- |\n| 1 | p \\| q r |\n\n```\n  let x = 1;\n\n  y < 2\n```\n\nend of it"
+        );
+    }
+
+    #[test]
+    fn names_of_letters_are_those_of_the_standard() {
+        for (name, letter) in
+            [("eacute", 'é'), ("yuml", 'ÿ'), ("omega", 'ω'), ("Delta", 'Δ'), ("amp", '&'), ("euro", '€')]
+        {
+            assert_eq!(named(name), Some(letter));
+        }
+        assert_eq!([named(""), named("am"), named("le "), named("ampx")], [None; 4]);
+    }
+
+    #[test]
+    fn broken_pages_are_pages() {
+        assert_eq!(text("a < b and c <"), "a < b and c <");
+        assert_eq!(text("<p>x<p>y</div></table></ul><td>z"), "x\n\ny\n\nz");
+        assert_eq!(text("<p title='>'>x</p><p title=\"a"), "x");
+        assert_eq!(text("<p>x</p><nav>never closed <p>y</body> after"), "x\n\nafter");
+        assert_eq!(text("x<!-- never closed"), "x");
+        assert_eq!(text("x<script>never closed"), "x");
+        assert_eq!(
+            text("<table><tr><td>a<table><tr><td>b</td><td>c</td></tr></table></td><td>d</td></tr></table>"),
+            "| a b c | d |\n| --- | --- |"
+        );
+        assert_eq!(text("<table><tr><td>laid out</td></tr></table>"), "laid out");
+        assert_eq!(text("<li>alone</li>"), "- alone");
+        // Deeper than any stack.
+        let deep = "<div>".repeat(200_000) + "x" + &"<ul><li>".repeat(200_000) + "y";
+        assert!(text(&deep).starts_with("x\n\n"));
+    }
+}

@@ -1,0 +1,179 @@
+//! A document as it grows: blocks of text with a blank line between them, headings, lists and tables as Markdown writes
+//! them.
+
+/// Items further in are indented no more.
+const LEVELS: usize = 8;
+
+/// The text so far.
+#[derive(Debug, Default)]
+pub(super) struct Page {
+    text: String,
+    /// Whether the last block is an item of a list.
+    item: bool,
+}
+
+impl Page {
+    fn begin(&mut self, item: bool) {
+        if !self.text.is_empty() {
+            self.text.push_str(if item && self.item { "\n" } else { "\n\n" });
+        }
+        self.item = item;
+    }
+
+    /// Adds a paragraph.
+    pub fn paragraph(&mut self, text: &str) {
+        self.begin(false);
+        self.text.push_str(text);
+    }
+
+    /// Adds a heading, level 1 to 6.
+    pub fn heading(&mut self, level: usize, text: &str) {
+        self.begin(false);
+        self.text.extend(std::iter::repeat_n('#', level.clamp(1, 6)));
+        self.text.push(' ');
+        self.text.push_str(&text.replace('\n', " "));
+    }
+
+    /// Adds an item of a list; `number` is that of an ordered one, `level` counts from 0.
+    pub fn item(&mut self, level: usize, number: Option<u32>, text: &str) {
+        self.begin(true);
+        let indent = 2 * level.min(LEVELS);
+        self.text.extend(std::iter::repeat_n(' ', indent));
+        match number {
+            Some(number) => self.text.push_str(&format!("{number}. ")),
+            None => self.text.push_str("- "),
+        }
+        self.text.push_str(&text.replace('\n', " "));
+    }
+
+    /// Adds lines that stay as they are, between fences.
+    pub fn code(&mut self, text: &str) {
+        let fence = if text.contains("```") { "~~~~" } else { "```" };
+        self.begin(false);
+        for part in [fence, "\n", text, "\n", fence] {
+            self.text.push_str(part);
+        }
+    }
+
+    /// Adds a table; its first row is its head. One of a single cell is a paragraph: pages are laid out so.
+    pub fn table(&mut self, rows: &[Vec<String>]) {
+        let full = |row: &&Vec<String>| row.iter().any(|cell| !cell.is_empty());
+        let rows: Vec<&Vec<String>> = rows.iter().filter(full).collect();
+        if let [only] = rows.as_slice()
+            && let [cell] = only.as_slice()
+        {
+            return self.paragraph(cell);
+        }
+        for (number, row) in rows.iter().enumerate() {
+            if number == 0 {
+                self.begin(false)
+            } else {
+                self.text.push('\n')
+            }
+            self.text.push('|');
+            for cell in *row {
+                self.text.push(' ');
+                self.text.push_str(&cell.replace('\n', " ").replace('|', "\\|"));
+                self.text.push_str(" |");
+            }
+            if number == 0 {
+                self.text.push_str("\n|");
+                row.iter().for_each(|_| self.text.push_str(" --- |"));
+            }
+        }
+    }
+
+    /// The whole text.
+    pub fn finish(self) -> String {
+        self.text
+    }
+}
+
+/// A line of running text: white space becomes single spaces, breaks stay.
+#[derive(Debug, Default)]
+pub(super) struct Line(String);
+
+impl Line {
+    /// Adds text.
+    pub fn push(&mut self, text: &str) {
+        for letter in text.chars() {
+            if !letter.is_whitespace() {
+                self.0.push(letter);
+            } else if !self.0.is_empty() && !self.0.ends_with([' ', '\n']) {
+                self.0.push(' ');
+            }
+        }
+    }
+
+    /// Adds text as it is.
+    pub fn push_raw(&mut self, text: &str) {
+        self.0.push_str(text);
+    }
+
+    /// Begins a new line.
+    pub fn end_line(&mut self) {
+        while self.0.ends_with(' ') {
+            self.0.pop();
+        }
+        if !self.0.is_empty() {
+            self.0.push('\n');
+        }
+    }
+
+    /// What was added, without white space at both ends; empties the line.
+    pub fn take(&mut self) -> String {
+        let text = std::mem::take(&mut self.0);
+        let trimmed = text.trim();
+        if trimmed.len() == text.len() { text } else { trimmed.to_owned() }
+    }
+
+    /// As [`Self::take`], with the indentation of the first line.
+    pub fn take_raw(&mut self) -> String {
+        std::mem::take(&mut self.0).trim_start_matches('\n').trim_end().to_owned()
+    }
+}
+
+/// A table under way. Tables within its cells are text.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+    row: Option<Vec<String>>,
+    cell: Option<String>,
+}
+
+impl Table {
+    /// Adds a paragraph to the open cell; gives it back where there is none.
+    pub fn add(&mut self, text: &str) -> bool {
+        let Some(cell) = &mut self.cell else { return false };
+        if !cell.is_empty() {
+            cell.push(' ');
+        }
+        cell.push_str(text);
+        true
+    }
+
+    /// Ends the open cell and begins another.
+    pub fn begin_cell(&mut self) {
+        self.end_cell();
+        self.cell = Some(String::new());
+    }
+
+    /// Ends the open cell.
+    pub fn end_cell(&mut self) {
+        if let Some(cell) = self.cell.take() {
+            self.row.get_or_insert_default().push(cell);
+        }
+    }
+
+    /// Ends the open row.
+    pub fn end_row(&mut self) {
+        self.end_cell();
+        self.rows.extend(self.row.take());
+    }
+
+    /// Ends the table.
+    pub fn finish(mut self) -> Vec<Vec<String>> {
+        self.end_row();
+        self.rows
+    }
+}

@@ -1,0 +1,79 @@
+//! What a run finds where it is going to write: the checkpoint to go on from, an earlier run, its own sources.
+use std::path::Path;
+
+use super::output;
+use super::progress::{Event, Observer};
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::{Config, Resume};
+use crate::error::{Error, Result};
+
+/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`]: there is none where it should be, or it is damaged and there is no other.
+pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
+    let output_dir = &config.train.output_dir;
+    match &config.train.resume_from_checkpoint {
+        None => Ok(None),
+        Some(Resume::Dir(directory)) if !directory.exists() => {
+            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
+                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
+        }
+        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
+        Some(Resume::Latest) => {
+            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
+            for (path, error) in &damaged {
+                observer.event(&Event::Notice(&format!(
+                    "{} is damaged and left out: {}",
+                    path.display(),
+                    error.message()
+                )));
+            }
+            if newest.is_none() {
+                if let Some((path, error)) = damaged.into_iter().next() {
+                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
+                }
+                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
+                observer.event(&Event::Notice(&text));
+            }
+            newest.map(checkpoint::open).transpose()
+        }
+    }
+}
+
+/// Whether a checkpoint is one of the output directory's own.
+pub fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    real(checkpoint).parent() == Some(real(output_dir).as_path())
+}
+
+/// What a run reads must not lie where it writes and tidies up.
+///
+/// # Errors
+/// [`crate::Kind::Config`], naming both.
+pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
+    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
+    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
+    if !inside.is_some_and(output::is_ours) {
+        return Ok(());
+    }
+    let message =
+        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
+    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
+}
+
+/// A directory that holds an earlier run is not written to.
+///
+/// # Errors
+/// [`crate::Kind::Config`], naming what is there.
+pub fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
+    let earlier = output::earlier_run(output_dir);
+    let Some(first) = earlier.first() else { return Ok(()) };
+    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
+    Err(Error::config(format!(
+        "train.output_dir = {} holds an earlier run ({}{more})",
+        output_dir.display(),
+        first.file_name().unwrap_or_default().to_string_lossy(),
+    ))
+    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
+}
