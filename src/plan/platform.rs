@@ -191,13 +191,8 @@ mod tests {
         choose(host, layout, engine).into_iter().map(|choice| choice.value).collect()
     }
 
-<<<<<<< HEAD
-    /// System, cards, layout, build; what is chosen.
-    type Case<'a> = (System, &'a [Card], Layout, Engine, [&'a str; 4]);
-=======
     /// System, cards, layout, build; and what is expected.
     type Case<'a> = (System, &'a [Card], Layout, Engine, [&'static str; 4]);
->>>>>>> b778d415ce38ae2f049b744f353576e9b998ae72
 
     #[test]
     fn simulated_machines_get_what_they_have() {
