@@ -9,8 +9,9 @@ use serde_json::{Map, Value, json};
 use super::asking::Asker;
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, Which, choose, difference_json, place, score_json, table};
+use super::eval::{Args, Which, choose, difference_json, names, place, score_json, table};
 use super::infer::interrupt;
+use super::staged::Staged;
 use super::terminal::{print, print_note, print_text};
 use crate::checkpoint::atomic;
 use crate::checkpoint::disk::RealDisk;
@@ -240,10 +241,13 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let (part, split) = choose(args.split.as_deref(), &dataset)?;
     let split_name = part.name();
     let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
+    let names = names(&which, &places)?;
+    let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
+    let mut samples = Staged::create(&target.join("samples.jsonl"))?;
     let began = Instant::now();
     let mut results = Vec::new();
-    for (which, dir) in which.iter().zip(&places) {
-        print_text(&format!("asking {} ({})\n", which.name(), dir.display()));
+    for (name, dir) in names.iter().zip(&places) {
+        print_text(&format!("asking {name} ({})\n", dir.display()));
         let model = load(dir, &config, &base)?;
         results.push(score(&model, &head, split, rows, config.train.eval_batch_size)?);
     }
@@ -256,19 +260,18 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         [first, second] => first.differences(second, bootstrap),
         _ => Vec::new(),
     };
-    let asked: Vec<Asked> = which
-        .iter()
+    let asked: Vec<Asked> = names
+        .into_iter()
         .zip(&places)
         .zip(&results)
-        .map(|((which, dir), result)| Asked {
-            name: which.name(),
+        .map(|((name, dir), result)| Asked {
+            name,
             origin: dir.display().to_string(),
             scores: result.scores(bootstrap).into_iter().filter(|score| score.value.is_finite()).collect(),
         })
         .collect();
-    let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
-    std::fs::create_dir_all(&target).map_err(|source| Error::io("create", &target, &source))?;
-    let shown = write_samples(&target.join("samples.jsonl"), &dataset, split, &head, (&asked, &results))?;
+    let shown = write_samples(&mut samples, &dataset, split, &head, (&asked, &results))?;
+    samples.publish()?;
     let pictures: Vec<String> = asked
         .iter()
         .zip(&results)
@@ -325,13 +328,13 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
 
 /// Writes a line a row, and returns what the page shows: those first that the last model has wrong.
 fn write_samples(
-    path: &Path,
+    samples: &mut Staged,
     dataset: &Dataset,
     split: &Split,
     head: &ScoreHead,
     (asked, results): (&[Asked], &[Scored]),
 ) -> Result<Vec<Answered>> {
-    let (mut text, mut right, mut wrong) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut right, mut wrong) = (Vec::new(), Vec::new());
     let rows = results.first().map_or(0, Scored::rows);
     for row in 0..rows {
         let prompt = dataset.tokenizer.decode(&split.example(row)?.input_ids, false)?;
@@ -349,14 +352,13 @@ fn write_samples(
         if !head.is_number() {
             line["probabilities"] = by_name(1).into();
         }
-        writeln!(text, "{line}").map_err(|source| Error::io("write", path, &source))?;
+        samples.push(&line.to_string())?;
         let plain = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         let answers: Vec<String> = fields.iter().map(|[(_, found), _]| plain(found)).collect();
         let reference = plain(&reference);
         let is_right = answers.last() == Some(&reference);
         if is_right { &mut right } else { &mut wrong }.push(Answered { prompt, reference, answers });
     }
-    std::fs::write(path, text).map_err(|source| Error::io("write", path, &source))?;
     wrong.extend(right);
     Ok(wrong)
 }

@@ -87,7 +87,7 @@ impl Which {
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: they are one.
-fn names(which: &[Which], places: &[PathBuf]) -> Result<Vec<String>> {
+pub(super) fn names(which: &[Which], places: &[PathBuf]) -> Result<Vec<String>> {
     let names: Vec<String> = which.iter().map(Which::name).collect();
     let ([first, second], [here, there]) = (names.as_slice(), places) else { return Ok(names) };
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());

@@ -335,6 +335,9 @@ impl Session<'_> {
         self.model.stand_by()?;
         ranks::all_have_room(&*self.comm, failed)?;
         self.agree_on_passes()?;
+        if head.is_some() {
+            return Ok(());
+        }
         let mut scores = self.likelihood(1.0, 1)?;
         if let Some(predictor) = Predictor::new(&self.prepared, self.writes())? {
             let Some(found) = predictor.trial(&self.model, self.stop, &*self.comm)? else { return Ok(()) };
@@ -373,12 +376,17 @@ impl Session<'_> {
         }
         let Some((loss, label_tokens)) = self.validation_loss()? else { return Ok(None) };
         let likelihood = self.likelihood(loss, label_tokens)?;
-        let found = |scores| Some(Validation { loss, label_tokens, scores, confusion: Vec::new() });
-        let Some(predictor) = Predictor::new(&self.prepared, self.writes())? else { return Ok(found(likelihood)) };
+        let found = |scores: Scores| {
+            let scores = likelihood.into_iter().chain(scores).collect();
+            Validation { loss, label_tokens, scores, confusion: Vec::new() }
+        };
+        let Some(predictor) = Predictor::new(&self.prepared, self.writes())? else {
+            return Ok(Some(found(Scores::new())));
+        };
         // What the loss was walked in makes room for caches.
         self.model.release();
         let scores = predictor.evaluate(&self.model, self.stop, &*self.comm)?;
-        Ok(scores.and_then(|scores| found(likelihood.into_iter().chain(scores).collect())))
+        Ok(scores.map(found))
     }
 
     /// The mean loss of the validation split and its label tokens; nothing when the run is asked to stop.

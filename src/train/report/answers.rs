@@ -58,6 +58,7 @@ pub struct Page<'a> {
 /// The page.
 pub fn render(page: &Page<'_>) -> String {
     let Page { title, asked, differences, pictures, count, rows, facts } = page;
+    let rows = &rows[..rows.len().min(ROWS)];
     let title = escape(title);
     let mut out = format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
