@@ -106,6 +106,7 @@ pub enum Policy {
     Full,
 }
 
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 /// Everything that memory depends on, but for the batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job<'a> {
