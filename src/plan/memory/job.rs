@@ -106,6 +106,7 @@ pub enum Policy {
     Full,
 }
 
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 /// Everything that memory depends on, but for the batch.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
