@@ -29,7 +29,7 @@ const NAMED: usize = 5;
 /// Turn documents into rows: text, Markdown, HTML and DOCX files, and those in folders.
 ///
 /// Each document becomes a row {"text": …, "source": …} with its headings, lists and tables as Markdown. Beside FILE.jsonl comes
-/// FILE.report.json. Of the settings data.dedupe, data.dedupe_threshold and data.num_proc are read, and model.name, whose
+/// FILE.report.json. Of the settings `data.dedupe`, `data.dedupe_threshold` and `data.num_proc` are read, and `model.name`, whose
 /// tokenizer counts the tokens.
 #[derive(Debug, clap::Args)]
 pub struct Args {

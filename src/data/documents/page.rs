@@ -40,7 +40,10 @@ impl Page {
         let indent = 2 * level.min(LEVELS);
         self.text.extend(std::iter::repeat_n(' ', indent));
         match number {
-            Some(number) => self.text.push_str(&format!("{number}. ")),
+            Some(number) => {
+                self.text.push_str(&number.to_string());
+                self.text.push_str(". ");
+            }
             None => self.text.push_str("- "),
         }
         self.text.push_str(&text.replace('\n', " "));
@@ -66,9 +69,9 @@ impl Page {
         }
         for (number, row) in rows.iter().enumerate() {
             if number == 0 {
-                self.begin(false)
+                self.begin(false);
             } else {
-                self.text.push('\n')
+                self.text.push('\n');
             }
             self.text.push('|');
             for cell in *row {
