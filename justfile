@@ -280,6 +280,18 @@ classify-check *ARGS: _build
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
 
+# holds GGUF exports of twelve families against llama.cpp (needs PYTHON with cyllama, gguf, torch, transformers, peft; a few minutes)
+[group('develop')]
+[no-exit-message]
+@gguf-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/gguf_check.py --tunesmith "{{ tunesmith }}" "$@"
+
+# holds exported folders and adapters of all families against Transformers and PEFT (needs PYTHON with both; a few minutes)
+[group('develop')]
+[no-exit-message]
+@export-check *ARGS: _build
+    "${PYTHON:-python3}" scripts/export_check.py --binary "{{ tunesmith }}" "$@"
+
 # steps of 1, 2 and 4 ranks on this machine, beside what the model of docs/scaling.md says (on a quiet machine)
 [group('develop')]
 [no-exit-message]

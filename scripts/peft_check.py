@@ -64,6 +64,28 @@ def run_loss(run, base, rows, below=()):
     return total / count, own
 
 
+def golden_difference(folder, model=None, adapter=None, expect="lora"):
+    """The largest differences of a logit and of a token's loss from those stored in a golden folder."""
+    import peft
+    import torch
+    import torch.nn.functional as F
+    import transformers
+    from safetensors.torch import load_file
+
+    golden = load_file(f"{folder}/forward.safetensors")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(model or f"{folder}/model", dtype=torch.float32, attn_implementation="eager")
+    if adapter:
+        loaded = peft.PeftModel.from_pretrained(loaded, adapter)
+    ids, mask, labels = (golden[name].long() for name in ("input_ids", "attention_mask", "labels"))
+    with torch.no_grad():
+        logits = loaded(input_ids=ids, attention_mask=mask).logits
+    rows = logits[:, :-1].reshape(-1, logits.shape[-1])
+    losses = F.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=-100, reduction="none").reshape(ids.shape[0], -1)
+    stored = logits[golden["sel_row"].long(), golden["sel_pos"].long()]
+    difference = lambda found, name: float((found - golden[f"{name}_{expect}"]).abs().max())
+    return difference(stored, "logits"), difference(losses, "nll")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", help="the output folder of a run")
@@ -81,31 +103,9 @@ def main():
         print(json.dumps({"run": args.run, "loss": theirs, "eval_loss": own, "diff": abs(theirs - own)}))
         sys.exit(abs(theirs - own) > args.limit)
 
-    import peft
-    import torch
-    import torch.nn.functional as F
-    import transformers
-    from safetensors.torch import load_file
-
-    golden = load_file(f"{args.golden}/forward.safetensors")
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        args.model or f"{args.golden}/model", dtype=torch.float32, attn_implementation="eager"
-    )
-    if args.adapter:
-        model = peft.PeftModel.from_pretrained(model, args.adapter)
-    ids, mask, labels = (golden[name].long() for name in ("input_ids", "attention_mask", "labels"))
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=mask).logits
-    rows = logits[:, :-1].reshape(-1, logits.shape[-1])
-    losses = F.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=-100, reduction="none").reshape(ids.shape[0], -1)
-    stored = logits[golden["sel_row"].long(), golden["sel_pos"].long()]
-    result = {
-        "expect": args.expect,
-        "max_logit_diff": float((stored - golden[f"logits_{args.expect}"]).abs().max()),
-        "max_nll_diff": float((losses - golden[f"nll_{args.expect}"]).abs().max()),
-    }
-    print(json.dumps(result))
-    sys.exit(max(result["max_logit_diff"], result["max_nll_diff"]) > args.limit)
+    logits, losses = golden_difference(args.golden, args.model, args.adapter, args.expect)
+    print(json.dumps({"expect": args.expect, "max_logit_diff": logits, "max_nll_diff": losses}))
+    sys.exit(max(logits, losses) > args.limit)
 
 
 if __name__ == "__main__":

@@ -356,8 +356,8 @@ impl Checkpoint {
         optimizer: &mut Optimizer,
         averages: Option<&mut Ema>,
     ) -> Result<()> {
-        let everything = [0..values.len()];
-        self.restore_kept(specs, (values, &everything), optimizer, averages)
+        let everything = 0..values.len();
+        self.restore_kept(specs, (values, std::slice::from_ref(&everything)), optimizer, averages)
     }
 
     /// As [`Checkpoint::restore`], of values of which the flat ranges `kept` are kept, end to end.
@@ -411,8 +411,8 @@ impl Checkpoint {
     /// # Errors
     /// As [`Checkpoint::restore`].
     pub fn restore_values(&self, specs: &[ParamSpec], values: &mut [f32]) -> Result<()> {
-        let everything = [0..values.len()];
-        self.restore_kept_values(specs, (values, &everything))
+        let everything = 0..values.len();
+        self.restore_kept_values(specs, (values, std::slice::from_ref(&everything)))
     }
 
     /// As [`Checkpoint::restore_values`], of values of which the flat ranges `kept` are kept, end to end.

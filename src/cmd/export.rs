@@ -3,6 +3,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
+use super::download::Downloads;
 use super::merge::{Opened, PartsArgs, apart, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
@@ -14,6 +15,7 @@ use crate::export::card::Card;
 use crate::export::folder::{self, Form};
 use crate::export::gguf::{self, Format, Vocabulary};
 use crate::export::merge::Parts;
+use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::train::metrics::{self, Line};
 use crate::train::output;
@@ -53,12 +55,15 @@ pub struct Args {
     /// Replace the output if it is there
     #[arg(long)]
     overwrite: bool,
-    /// Show what a push of the folder to this repository of the hub would upload, and upload nothing
-    #[arg(long, value_name = "OWNER/NAME", requires = "dry_run", conflicts_with = "gguf")]
+    /// Send the result to this repository of the hub, which is made if it is not there, in one commit
+    #[arg(long, value_name = "OWNER/NAME")]
     push: Option<String>,
-    /// With --push: needed, as uploads are not part of this version
+    /// With --push: show what would be sent, and send nothing
     #[arg(long, requires = "push")]
     dry_run: bool,
+    /// With --push: a repository that is made is private
+    #[arg(long, requires = "push")]
+    private: bool,
 }
 
 /// Runs the subcommand.
@@ -77,6 +82,12 @@ pub fn run(args: &Args) -> Result<()> {
             .hint("say --gguf f16, or leave --adapter-only out"));
     }
     let dtype = parse_dtype(&args.dtype)?;
+    let downloads = Downloads::default();
+    let hub = args.push.as_ref().filter(|_| !args.dry_run).map(|_| Hub::from_env(&downloads)).transpose()?;
+    if let (Some(hub), Some(repository)) = (&hub, &args.push) {
+        // What cannot be sent is said before all the work.
+        hub.push(repository, &[], args.private, "")?;
+    }
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
     let card = card(&opened, args.peft);
@@ -110,7 +121,9 @@ pub fn run(args: &Args) -> Result<()> {
         let how = if args.adapter_only { "--lora" } else { "-m" };
         let _ = writeln!(text, "file            {} ({})", path.display(), human_bytes(bytes)); // a String never fails
         let _ = writeln!(text, "use it          llama-cli {how} {}", path.display());
-        return print(&text);
+        print(&text)?;
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        return push(args, hub.as_ref(), &[(name, path)]);
     }
     let form_name = if args.peft { "peft" } else { "hf" };
     let target = output_dir(args.output.as_deref(), config.as_ref(), &format!("export-{form_name}"))?;
@@ -138,10 +151,8 @@ pub fn run(args: &Args) -> Result<()> {
         folder::write(&target, &model, &form)?;
     }
     let _ = writeln!(text, "folder          {}", target.display());
-    if let Some(repository) = &args.push {
-        text += &push(repository, &target)?;
-    }
-    print(&text)
+    print(&text)?;
+    push(args, hub.as_ref(), &files_of(&target)?)
 }
 
 fn no_adapter() -> Error {
@@ -186,27 +197,38 @@ fn write_peft(
     Ok(())
 }
 
-/// What an upload would send.
-fn push(repository: &str, folder: &Path) -> Result<String> {
-    if !crate::config::is_hub_name(repository) {
-        return Err(Error::config(format!("--push {repository}: expected owner/name")));
-    }
-    let mut files: Vec<(String, u64)> = Vec::new();
+/// The files of a folder that are sent, by name.
+fn files_of(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut files = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|source| Error::io("read", folder, &source))? {
         let entry = entry.map_err(|source| Error::io("read", folder, &source))?;
         let name = entry.file_name().to_string_lossy().into_owned();
         // The manifest is for this machine.
         if name != atomic::MANIFEST {
-            files.push((name, entry.metadata().map_or(0, |metadata| metadata.len())));
+            files.push((name, entry.path()));
         }
     }
     files.sort();
-    let mut text = format!("would upload to {repository} (nothing was sent: uploads are not part of this version)\n");
-    for (name, bytes) in &files {
-        let _ = writeln!(text, "  {name}  {}", human_bytes(*bytes));
+    Ok(files)
+}
+
+/// Sends `files` where `--push` says, or shows what would be sent.
+fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Result<()> {
+    let Some(repository) = &args.push else { return Ok(()) };
+    if let Some(hub) = hub {
+        let pushed = hub.push(repository, files, args.private, "Upload by tunesmith")?;
+        let Pushed { commit, address, sent } = pushed;
+        return print(&format!("pushed          {sent} files to {address}, commit {commit}\n"));
     }
-    let _ = writeln!(text, "by hand         hf upload {repository} {}", folder.display());
-    Ok(text)
+    if !crate::config::is_hub_name(repository) {
+        return Err(Error::config(format!("--push {repository}: expected owner/name")));
+    }
+    let mut text = format!("would upload to {repository} (--dry-run: nothing was sent)\n");
+    for (name, file) in files {
+        let bytes = std::fs::metadata(file).map_or(0, |metadata| metadata.len());
+        let _ = writeln!(text, "  {name}  {}", human_bytes(bytes));
+    }
+    print(&text)
 }
 
 /// `README.md` of what was opened.

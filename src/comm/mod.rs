@@ -54,6 +54,7 @@ impl World {
     pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
 
     /// Its place among those.
+    #[must_use]
     pub const fn among(self, who: Among) -> Self {
         match who {
             Among::All => self,

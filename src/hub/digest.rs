@@ -16,31 +16,36 @@ pub(super) fn of_kind(etag: &str, path: &Path) -> Result<Option<String>> {
     if !etag.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Ok(None);
     }
-    let failed = |source: std::io::Error| Error::io("read", path, &source);
-    let mut file = File::open(path).map_err(failed)?;
-    let length = file.metadata().map_err(failed)?.len();
-    let mut chunk = vec![0; CHUNK];
-    let mut each = |take: &mut dyn FnMut(&[u8])| {
-        loop {
-            match file.read(&mut chunk).map_err(failed)? {
-                0 => return Ok::<(), Error>(()),
-                read => take(&chunk[..read]),
-            }
-        }
-    };
     match etag.len() {
-        64 => {
-            let mut sum = Sha256::new();
-            each(&mut |bytes| sum.update(bytes))?;
-            Ok(Some(hex(&sum.finalize())))
-        }
+        64 => Ok(Some(sha256(path)?)),
         40 => {
+            let length = path.metadata().map_err(|source| Error::io("read", path, &source))?.len();
             let mut sum = Sha1::default();
             sum.update(format!("blob {length}\0").as_bytes());
-            each(&mut |bytes| sum.update(bytes))?;
+            each(path, |bytes| sum.update(bytes))?;
             Ok(Some(hex(&sum.finish())))
         }
         _ => Ok(None),
+    }
+}
+
+/// The SHA-256 of the file at `path`.
+pub(super) fn sha256(path: &Path) -> Result<String> {
+    let mut sum = Sha256::new();
+    each(path, |bytes| sum.update(bytes))?;
+    Ok(hex(&sum.finalize()))
+}
+
+/// Gives the bytes of the file at `path` to `take`, some at a time.
+fn each(path: &Path, mut take: impl FnMut(&[u8])) -> Result<()> {
+    let failed = |source: std::io::Error| Error::io("read", path, &source);
+    let mut file = File::open(path).map_err(failed)?;
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        match file.read(&mut chunk).map_err(failed)? {
+            0 => return Ok(()),
+            read => take(&chunk[..read]),
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 //! settings (endpoint, cache, token, offline)  name (owner/name, hf://…)
 //!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
 //!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
+//! settings, name -> upload (a folder's files, one commit)
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
@@ -26,6 +27,8 @@ mod settings;
 mod store;
 #[cfg(feature = "hub")]
 mod transfer;
+#[cfg(feature = "hub")]
+mod upload;
 
 pub use checkout::{Checkout, Snapshot};
 pub use datasets::choose;
@@ -68,6 +71,17 @@ pub enum Place {
     Cache,
     /// A folder of the user's, under the names that the files have in the repository.
     Folder(PathBuf),
+}
+
+/// What an upload came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pushed {
+    /// The new commit.
+    pub commit: String,
+    /// The repository's page.
+    pub address: String,
+    /// Files that the commit names.
+    pub sent: usize,
 }
 
 /// The hub as this machine sees it.
@@ -120,6 +134,42 @@ impl<'a> Hub<'a> {
         let checkout = self.open(Repo::new(Kind::Dataset, name)?, revision, place)?;
         let files = datasets::fetch(&checkout, config, split)?;
         Ok((checkout.snapshot(), files))
+    }
+
+    /// Sends `files` (the path in the repository, and where it lies) to the model repository `name` in one commit with this
+    /// message; the repository is made if it is not there.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
+    /// [`crate::Kind::Model`]: the hub refuses; [`crate::Kind::Io`]: no way to the hub, or a file that cannot be read.
+    pub fn push(&self, name: &str, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
+        let repo = Repo::new(Kind::Model, name)?;
+        if !name.contains('/') {
+            return Err(Error::config(format!("--push {name}: expected owner/name")));
+        }
+        if self.settings.offline {
+            return Err(Error::config(format!("push to {repo}: HF_HUB_OFFLINE is set")).hint("unset it, or --dry-run"));
+        }
+        if self.settings.token.is_none() {
+            let host = self.settings.shown_endpoint();
+            return Err(Error::config(format!("push to {repo}: there is no token"))
+                .hint(format!("set HF_TOKEN to one with the role `write` from {host}/settings/tokens")));
+        }
+        self.send(&repo, files, private, message)
+    }
+
+    #[cfg(feature = "hub")]
+    fn send(&self, repo: &Repo, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
+        if files.is_empty() {
+            // Only whether it could be done.
+            return Ok(Pushed::default());
+        }
+        upload::Uploader::new(&self.settings, self.watch, repo)?.push(files, private, message)
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn send(&self, _: &Repo, _: &[(String, PathBuf)], _: bool, _: &str) -> Result<Pushed> {
+        Err(Error::config("this tunesmith was built without the feature `hub`, which uploads"))
     }
 
     /// `paths` with each `hf://…` replaced by the files that it names, which are fetched.

@@ -228,23 +228,8 @@ impl<'a> Carrier<'a> {
     }
 
     /// The hub's words on why it refuses.
-    fn refused(&self, mut answer: Response) -> Refused {
-        let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-        let retry_after = header("retry-after").and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);
-        let (code, mut words) = (header("x-error-code"), header("x-error-message"));
-        let status = answer.status().as_u16();
-        if words.is_none() {
-            let mut body = Vec::new();
-            while let Ok(Some(bytes)) = self.runtime.block_on(async { answer.chunk().await }) {
-                body.extend_from_slice(&bytes);
-                if body.len() > WORDS_BYTES {
-                    break;
-                }
-            }
-            let json: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
-            words = json.and_then(|json| Some(json.get("error")?.as_str()?.to_owned()));
-        }
-        Refused { status, code, words, retry_after }
+    fn refused(&self, answer: Response) -> Refused {
+        self.runtime.block_on(refused(answer))
     }
 
     fn url(&self, path: &str) -> String {
@@ -257,6 +242,26 @@ impl<'a> Carrier<'a> {
         let host = endpoint.find("://").map_or(0, |at| at + 3);
         endpoint[host..].find('/').map_or(endpoint, |slash| &endpoint[..host + slash])
     }
+}
+
+/// The hub's words on why it refuses.
+pub(super) async fn refused(mut answer: Response) -> Refused {
+    let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let retry_after = header("retry-after").and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);
+    let (code, mut words) = (header("x-error-code"), header("x-error-message"));
+    let status = answer.status().as_u16();
+    if words.is_none() {
+        let mut body = Vec::new();
+        while let Ok(Some(bytes)) = answer.chunk().await {
+            body.extend_from_slice(&bytes);
+            if body.len() > WORDS_BYTES {
+                break;
+            }
+        }
+        let json: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+        words = json.and_then(|json| Some(json.get("error")?.as_str()?.to_owned()));
+    }
+    Refused { status, code, words, retry_after }
 }
 
 /// Where a redirect leads that stays on the host.

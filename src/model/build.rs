@@ -352,7 +352,7 @@ impl Builder<'_> {
             self.params.push(name, shape, true, values)
         };
         let (a, b) = (push(&a), push(&b));
-        let magnitude = magnitudes.map(|(squares, norms)| Magnitude { range: push(&norms), squares });
+        let magnitude = magnitudes.map(|(squares, norms)| Magnitude::new(push(&norms), squares));
         Lora { a, b, rank, scale, module, magnitude, expert: None }
     }
 

@@ -5,10 +5,10 @@
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
 use super::weight::Weight;
 use crate::ops::gemm::{Init, Matrix, Store, Term, matmul};
-use crate::ops::panel::{Act, Pool};
+use crate::ops::panel::{Act, LANES, Pool};
 use rayon::prelude::*;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The magnitudes of one module.
 #[derive(Debug, Clone)]
@@ -17,6 +17,47 @@ pub struct Magnitude {
     pub range: Range<usize>,
     /// `||W_j||²` of each row of the base.
     pub squares: Vec<f64>,
+    /// What [`Magnitude::norms`] found last.
+    known: Arc<Mutex<Option<Known>>>,
+}
+
+/// Row norms, and the A and B that they belong to.
+#[derive(Debug)]
+struct Known {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    norms: Vec<f32>,
+}
+
+impl Magnitude {
+    /// Magnitudes at `range` of the trained values, of a base whose rows have these squares.
+    pub fn new(range: Range<usize>, squares: Vec<f64>) -> Self {
+        Self { range, squares, known: Arc::default() }
+    }
+
+    /// As [`row_norms`]. Where a few `tokens` are asked for, as token by token of an answer, the norms are kept until A or
+    /// B is another: they cost a product with the whole base.
+    pub fn norms(
+        &self,
+        pool: &Arc<Pool>,
+        weight: Store<'_>,
+        update: Update<'_>,
+        in_features: usize,
+        tokens: usize,
+    ) -> Vec<f32> {
+        let fresh = || row_norms(pool, weight, &self.squares, update, in_features);
+        if tokens > LANES {
+            return fresh();
+        }
+        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().as_ref().filter(|known| known.a == update.a && known.b == update.b) {
+            return known.norms.clone();
+        }
+        // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
+        let norms = fresh();
+        *lock() = Some(Known { a: update.a.to_vec(), b: update.b.to_vec(), norms: norms.clone() });
+        norms
+    }
 }
 
 /// The low-rank update of a weight: `scale * B A`.
@@ -85,7 +126,16 @@ mod tests {
         let weight = Weight::frozen(w.clone(), &[out, inputs]).unwrap();
         let squares = row_squares(&weight, &[], inputs);
         let update = Update { a: &a, b: &b, rank, scale };
-        let norms = row_norms(&Pool::new(), weight.view(Values::default()).store(), &squares, update, inputs);
+        let magnitude = Magnitude::new(0..out, squares);
+        let found = |update, tokens| {
+            magnitude.norms(&Pool::new(), weight.view(Values::default()).store(), update, inputs, tokens)
+        };
+        let norms = found(update, 1);
+        let other = numbers(4, out * rank);
+        let moved = Update { b: &other, ..update };
+        assert_ne!(found(moved, 1), norms, "what is kept is of A and B");
+        assert_eq!(found(update, 1), found(update, 17), "kept as found");
+        assert_eq!(found(update, 1), norms);
         for (row, norm) in norms.into_iter().enumerate() {
             let square: f64 = (0..inputs)
                 .map(|i| {

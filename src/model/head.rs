@@ -54,7 +54,7 @@ impl Head {
 
     /// Logits of the rows `h`.
     fn project(&self, weight: Store<'_>, h: &Act) -> Act {
-        let mut logits = self.pool.act(h.tokens(), self.vocabulary);
+        let mut logits = self.pool.blank(h.tokens(), self.vocabulary);
         matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(weight, h.features()), x: h }]);
         if let Some(cap) = self.softcap {
             softcap::forward(&mut logits, cap);

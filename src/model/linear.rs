@@ -9,7 +9,7 @@
 //!
 //! With (IA)³ (Liu et al., 2022) a factor l is trained for each output, `y = l ⊙ (W x + b)`, or for each input,
 //! `y = W (l ⊙ x) + b`.
-use super::dora::{self, Magnitude, Update};
+use super::dora::{Magnitude, Update};
 use super::grads::Grads;
 use super::pass::Pass;
 use super::targets::Side;
@@ -151,13 +151,13 @@ impl Linear {
         let weight = self.weight.view(pass.values);
         let bias = self.bias.as_ref().map(|bias| bias.view(pass.values));
         let base = Term { matrix: Matrix::rows(weight.store(), self.in_features), x };
-        let mut y = x.pool().act(x.tokens(), self.out_features);
+        let mut y = x.pool().blank(x.tokens(), self.out_features);
         let init = match (residual, bias.as_ref()) {
             (Some(residual), _) => Init::Add(residual),
             (None, Some(bias)) => Init::Bias(bias.vector()),
             (None, None) => Init::Zero,
         };
-        let mut low = x.pool().act(x.tokens(), lora.rank);
+        let mut low = x.pool().blank(x.tokens(), lora.rank);
         let dropped = pass.dropout.map(|drops| drops.of(lora.module, x.tokens()).apply(x));
         let a = Matrix::rows(pass.values.at(&lora.a), self.in_features);
         let x_low = dropped.as_ref().unwrap_or(x);
@@ -167,7 +167,7 @@ impl Linear {
         let b = Term { matrix: Matrix::strided(b, row, col), x: &low };
         let mut direction = None;
         if let Some(magnitude) = &lora.magnitude {
-            let mut v = x.pool().act(x.tokens(), self.out_features);
+            let mut v = x.pool().blank(x.tokens(), self.out_features);
             matmul(&mut v, Init::Zero, &[Term { x: x_low, ..base }, b]);
             if let Some(dropped) = dropped {
                 let rest = minus(x, &dropped);
@@ -175,8 +175,7 @@ impl Linear {
             } else {
                 fill(&mut y, init);
             }
-            let norm =
-                dora::row_norms(x.pool(), weight.store(), &magnitude.squares, lora.update(pass), self.in_features);
+            let norm = magnitude.norms(x.pool(), weight.store(), lora.update(pass), self.in_features, x.tokens());
             let magnitudes = pass.values.at(&magnitude.range);
             let gain: Vec<f32> = magnitudes.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
             gain::add(&mut y, &v, &gain);
@@ -194,7 +193,7 @@ impl Linear {
     fn plain(&self, pass: &Pass<'_>, x: &Act, residual: Option<&Act>) -> Act {
         let weight = self.weight.view(pass.values);
         let bias = self.bias.as_ref().map(|bias| bias.view(pass.values));
-        let mut y = x.pool().act(x.tokens(), self.out_features);
+        let mut y = x.pool().blank(x.tokens(), self.out_features);
         let init = match (residual, bias.as_ref()) {
             (Some(residual), _) => Init::Add(residual),
             (None, Some(bias)) => Init::Bias(bias.vector()),
@@ -382,6 +381,7 @@ fn sum_tokens(dy: &Act, out: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::dora;
     use crate::model::pass::Drops;
     use crate::ops::panel::Pool;
     use crate::ops::testing::{check_gradient, each_level, numbers};
@@ -434,7 +434,7 @@ mod tests {
                         rank: RANK,
                         scale: SCALE as f32,
                         module: 5,
-                        magnitude: Some(Magnitude { range: m_range.clone(), squares: squares.clone() }),
+                        magnitude: Some(Magnitude::new(m_range.clone(), squares.clone())),
                         expert: None,
                     }),
                     weight,

@@ -126,7 +126,7 @@ impl Params {
 
     /// The flat ranges of the values that are here, end to end.
     pub fn ranges(&self) -> Vec<Range<usize>> {
-        self.kept().map_or_else(|| vec![0..self.len()], <[Range<usize>]>::to_vec)
+        self.kept().map_or_else(|| std::iter::once(0..self.len()).collect(), <[Range<usize>]>::to_vec)
     }
 
     /// How many numbers are trained, by all ranks together.

@@ -73,7 +73,7 @@ dispatch! {
 /// `act(gate) * up`, all `[tokens, features]`.
 pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
     assert_eq!((gate.tokens(), gate.features()), (up.tokens(), up.features()), "gate and up have one shape");
-    let mut out = gate.pool().act(gate.tokens(), gate.features());
+    let mut out = gate.pool().blank(gate.tokens(), gate.features());
     let (to, stride) = (out.shared(), out.stride());
     par::run(gate.panels(), |panel| {
         let (gate, up) = (gate.panel(panel).as_ptr(), up.panel(panel).as_ptr());

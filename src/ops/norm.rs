@@ -109,7 +109,7 @@ dispatch! {
 /// `1 / sqrt(mean(x^2) + eps)` of each token and group: `[tokens, groups]`, for `x [tokens, groups * dim]`.
 pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
     assert!(x.features().is_multiple_of(groups), "whole groups");
-    let mut out = x.pool().act(x.tokens(), groups);
+    let mut out = x.pool().blank(x.tokens(), groups);
     let (to, stride, dim) = (out.shared(), out.stride(), x.features() / groups);
     par::run(x.panels(), |panel| {
         // SAFETY: a task owns its panel.
@@ -122,7 +122,7 @@ pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
 pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
     let groups = rstd.features();
     assert_eq!(x.features(), groups * gain.weight.len(), "a weight for each feature");
-    let mut out = x.pool().act(x.tokens(), x.features());
+    let mut out = x.pool().blank(x.tokens(), x.features());
     let (to, stride) = (out.shared(), out.stride());
     par::run(x.panels(), |panel| {
         let (x, rstd) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr());

@@ -116,15 +116,19 @@ impl Pool {
 
     /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
     pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
-        let panels = tokens.div_ceil(LANES);
+        let mut act = self.blank(tokens, features);
+        if !tokens.is_multiple_of(LANES) {
+            act.panel_mut(tokens / LANES).fill(0.0);
+        }
+        act
+    }
+
+    /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
+    pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
         let floats = self.sized(tokens) * features * LANES;
         let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&floats).and_then(Vec::pop);
         let buffer = reused.unwrap_or_else(|| Buffer::new(floats));
-        let mut act = Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) };
-        if !tokens.is_multiple_of(LANES) {
-            act.panel_mut(panels - 1).fill(0.0);
-        }
-        act
+        Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
     }
 }
 

@@ -4,6 +4,8 @@
 //! makes an entry that calls it inside a function with the right `#[target_feature]`.
 use std::sync::atomic::{AtomicU8, Ordering};
 
+mod turn;
+
 /// The instruction set that kernels run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -130,6 +132,8 @@ pub trait Simd: Copy + 'static {
     unsafe fn round(a: Self::V) -> Self::V;
     /// `2^n` for integral lanes n in -126..=127.
     unsafe fn exp2i(n: Self::V) -> Self::V;
+    /// The columns of 16 rows.
+    unsafe fn turn(rows: &[Self::V; 16]) -> [Self::V; 16];
 
     /// `e^x` with a relative error of about 1e-7; 0 below -87.3, where the result would be subnormal.
     #[inline(always)]
@@ -278,6 +282,10 @@ impl Simd for Portable {
     unsafe fn exp2i(n: Self::V) -> Self::V {
         lanes!(i => f32::from_bits(((n[i] as i32 + 127) as u32) << 23))
     }
+    #[inline(always)]
+    unsafe fn turn(rows: &[Self::V; 16]) -> [Self::V; 16] {
+        turn::portable(rows)
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -285,7 +293,7 @@ pub use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::Simd;
+    use super::{Simd, turn};
     #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
     use std::arch::x86_64::*;
 
@@ -429,6 +437,10 @@ mod x86 {
             }
             unsafe { Pair(half(n.0), half(n.1)) }
         }
+        #[inline(always)]
+        unsafe fn turn(rows: &[Pair; 16]) -> [Pair; 16] {
+            unsafe { turn::avx2(&rows.map(|row| row.0), &rows.map(|row| row.1)).map(|[low, high]| Pair(low, high)) }
+        }
     }
 
     /// One 16-lane register.
@@ -525,6 +537,10 @@ mod x86 {
                 let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
             }
+        }
+        #[inline(always)]
+        unsafe fn turn(rows: &[__m512; 16]) -> [__m512; 16] {
+            unsafe { turn::avx512(rows) }
         }
     }
 }

@@ -28,7 +28,9 @@ impl Ema {
             return Self { decay, values: values.to_vec(), owned };
         }
         let mut copy = Vec::with_capacity(count);
-        owned.iter().for_each(|range| copy.extend_from_slice(&values[range.clone()]));
+        for range in &owned {
+            copy.extend_from_slice(&values[range.clone()]);
+        }
         Self { decay, values: copy, owned }
     }
 

@@ -271,8 +271,8 @@ impl<'a> Rest<'a> {
 impl Optimizer {
     /// Fresh state for tensors that lie end to end in `values`.
     pub fn new(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32]) -> Self {
-        let everything = [0..values.len()];
-        Self::shared(rule, slots, values, &everything)
+        let everything = 0..values.len();
+        Self::shared(rule, slots, values, std::slice::from_ref(&everything))
     }
 
     /// Fresh state for the flat ranges `owned` (rising, cut only where [`legal_cuts`] allows) of tensors that lie end to

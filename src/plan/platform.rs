@@ -191,6 +191,9 @@ mod tests {
         choose(host, layout, engine).into_iter().map(|choice| choice.value).collect()
     }
 
+    /// System, cards, layout, build; and what is expected.
+    type Case<'a> = (System, &'a [Card], Layout, Engine, [&'static str; 4]);
+
     #[test]
     fn simulated_machines_get_what_they_have() {
         let (h100, rtx4090, t4) =
@@ -201,7 +204,7 @@ mod tests {
         let (linux, windows, macos) = (System::Linux, System::Windows, System::MacOs);
         let (two, eight) = ([rtx4090.clone(), rtx4090.clone()], vec![h100.clone(); 8]);
         // system, cards, layout, build: device, between ranks, activations, threads a rank
-        let table: [(System, &[Card], Layout, Engine, [&str; 4]); 15] = [
+        let table: [Case<'_>; 15] = [
             (linux, &[], processes(1, 1), Engine::Cpu, ["cpu", "none", "float32", "16"]),
             (linux, &[], processes(4, 4), Engine::Cpu, ["cpu", "gloo", "float32", "4"]),
             (linux, &[], threads(4), Engine::Cpu, ["cpu", "threads", "float32", "4"]),

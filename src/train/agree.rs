@@ -17,8 +17,6 @@ const MEETING: &[&str] = &[
     "train.logging_steps",
     "train.replica_check_steps",
     "train.ddp_bucket_cap_mb",
-    "train.strategy",
-    "train.reduce_every_pass",
     "train.max_nonfinite_steps",
     "train.eval_strategy",
     "train.eval_steps",

@@ -84,7 +84,11 @@ impl<'a> Fetch<'a> {
             let mut asked = [0u64];
             self.comm.broadcast(&mut asked, 0)?;
             match asked {
-                [END] => return Ok(()),
+                [END] => {
+                    // It was for this rank too.
+                    self.ended.set(true);
+                    return Ok(());
+                }
                 [index] => self.tensor(index as usize, &mut io::sink())?,
             }
         }

@@ -126,12 +126,11 @@ impl<'a> Session<'a> {
             }
         }
         observer.event(&Event::Phase("loading the model"));
-        let Loaded { mut model, gatherer } = match prepared.loaded.take() {
-            Some(measured) => measured,
-            None => {
-                let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
-                Loaded { model: model(&prepared, gatherer.as_ref())?, gatherer }
-            }
+        let Loaded { mut model, gatherer } = if let Some(measured) = prepared.loaded.take() {
+            measured
+        } else {
+            let gatherer = Gatherer::new(&prepared.config.train, &*comm)?;
+            Loaded { model: model(&prepared, gatherer.as_ref())?, gatherer }
         };
         for note in &model.notes {
             observer.event(&Event::Notice(note));

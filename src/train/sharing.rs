@@ -112,7 +112,7 @@ impl Sharing {
     /// The flat ranges whose state this rank keeps.
     pub fn kept(&self) -> Vec<Range<usize>> {
         let everything = self.partition.segments().checked_sub(1).map_or(0, |last| self.partition.segment(last).end);
-        if self.shares_state() { self.owned() } else { vec![0..everything] }
+        if self.shares_state() { self.owned() } else { std::iter::once(0..everything).collect() }
     }
 
     fn owned(&self) -> Vec<Range<usize>> {

@@ -79,7 +79,7 @@ impl Timeline {
     pub fn overlap(&self) -> [Duration; 3] {
         let spans = self.spans.lock().unwrap_or_else(PoisonError::into_inner);
         let of = |sums: bool| spans.iter().filter(move |span| span.sums == sums);
-        let sum = |sums: bool| of(sums).map(|span| span.to - span.from).sum();
+        let sum = |sums: bool| of(sums).map(|span| span.to.saturating_sub(span.from)).sum();
         let both = of(true)
             .flat_map(|one| of(false).map(move |other| one.to.min(other.to).saturating_sub(one.from.max(other.from))));
         [sum(false), sum(true), both.sum()]

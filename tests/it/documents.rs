@@ -255,8 +255,8 @@ fn mixed(fixture: &Fixture, extra: &[&str]) -> PathBuf {
     fs::write(fixture.path("held.jsonl"), texts(40..46)).unwrap();
     let sets = format!(
         "data.datasets: [{{\"path\": {:?}, \"format\": \"text\", \"weight\": 0.9}}, {{\"path\": {:?}, \"weight\": 0.1}}]",
-        fixture.path("texts.jsonl"),
-        fixture.path("train.jsonl")
+        fixture.path("texts.jsonl").display().to_string(),
+        fixture.path("train.jsonl").display().to_string()
     );
     let held = format!("data.val_path: {}", fixture.path("held.jsonl").display());
     let lines = [

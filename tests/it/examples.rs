@@ -124,7 +124,7 @@ fn every_shipped_configuration_resolves_or_lacks_only_what_its_header_names() {
         load(&folder.path().join(path.file_name().expect("a name"))).unwrap_or_else(|error| panic!("{error}"));
         counts.1 += 1;
     }
-    assert!(counts.0 >= 16 && counts.1 >= 1, "{counts:?}");
+    assert!(counts.0 + counts.1 >= 20, "{counts:?}");
 }
 
 /// Trains an example for two steps into a folder.

@@ -254,7 +254,15 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
     assert!(said.contains("would upload to me/mine") && said.contains("adapter_model.safetensors"), "{said}");
     let card = fs::read_to_string(folder.join("README.md")).unwrap();
     assert!(card.contains("library_name: peft"), "{card}");
-    fails(&[&["export", "--peft", "--push", "me/mine", "--output", "x"], &parts[..]].concat(), 2, "--dry-run");
+    fails(
+        &[
+            &["export", "--peft", "--push", "mine", "--dry-run", "--overwrite", "--output", folder.to_str().unwrap()],
+            &parts[..],
+        ]
+        .concat(),
+        2,
+        "owner/name",
+    );
     // What a form does not read is refused with it.
     for (words, wanted) in [
         (&["--hf", "--dry-run"][..], "--push"),
@@ -263,7 +271,6 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
         (&["--peft", "--dtype", "float32"], "--dtype"),
         (&["--hf", "--pre-tokenizer", "gpt-2"], "--pre-tokenizer"),
         (&["--gguf", "f16", "--adapter-only", "--pre-tokenizer", "gpt-2"], "--pre-tokenizer"),
-        (&["--gguf", "f16", "--push", "me/mine", "--dry-run"], "--push"),
         (&["--peft", "--max-difference", "1"], "--max-difference"),
     ] {
         fails(&[&["export", "--output", "x"], words, &parts[..]].concat(), 2, wanted);

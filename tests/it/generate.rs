@@ -1,15 +1,17 @@
 //! Generation: with a cache as without to the bit, alone as in company, and as Transformers' `generate`
 //! (`tests/golden/generate`).
-use crate::parity::{FAMILIES, adapted, adapter_config, golden, load, put, recipe, tensors};
+use crate::parity::{FAMILIES, adapted, golden, load, recipe};
 use serde_json::Value;
 use std::path::Path;
-use tunesmith::config::Dtype;
+use tunesmith::config::arch::Arch;
+use tunesmith::config::{Bias, Config, Dtype, Mode, Quantization};
 use tunesmith::data::batch::{Batch, Example};
 use tunesmith::eval::beam::{Beams, EarlyStopping};
 use tunesmith::eval::chat::Memory;
 use tunesmith::eval::sample::{Sampling, distribution, penalise};
 use tunesmith::eval::{Answer, End, Go, Settings, Strategy, Unwatched, Watcher, While, generate};
 use tunesmith::model::Model;
+use tunesmith::model::weights::WeightFiles;
 
 /// The logits after the last token, from the whole text.
 fn uncached(model: &Model, text: &[u32]) -> Vec<f32> {
@@ -66,19 +68,75 @@ fn every_family_goes_on_from_its_cache_to_the_bit() {
     }
 }
 
+/// What is set, and what trained values are moved away from.
+type Case = (&'static str, &'static str, fn(&mut Config));
+
+/// Every kind of adapter and every way in which weights are kept, together where a run may have both.
+const KINDS: [Case; 17] = [
+    ("bfloat16", "qwen3", |config| config.model.dtype = Dtype::Bfloat16),
+    ("bfloat16 and DoRA", "llama", |config| {
+        (config.model.dtype, config.tuning.lora.use_dora) = (Dtype::Bfloat16, true);
+    }),
+    ("nf4", "llama", |config| config.model.quantization = Quantization::Nf4),
+    ("nf4 without double quantization, of a fused family", "phi3", |config| {
+        (config.model.quantization, config.model.double_quant) = (Quantization::Nf4, false);
+    }),
+    ("fp4", "gemma2", |config| config.model.quantization = Quantization::Fp4),
+    ("int8", "qwen2", |config| config.model.quantization = Quantization::Int8),
+    ("nf4 and DoRA", "qwen3", |config| {
+        (config.model.quantization, config.tuning.lora.use_dora) = (Quantization::Nf4, true);
+    }),
+    ("nf4 and (IA)3", "llama", |config| {
+        (config.model.quantization, config.tuning.mode) = (Quantization::Nf4, Mode::Ia3);
+    }),
+    ("DoRA", "gemma3", |config| config.tuning.lora.use_dora = true),
+    ("rank-stabilised", "granite", |config| config.tuning.lora.use_rslora = true),
+    ("(IA)3", "mistral", |config| config.tuning.mode = Mode::Ia3),
+    ("(IA)3 of a fused family", "phi3", |config| config.tuning.mode = Mode::Ia3),
+    ("biases", "qwen2", |config| config.tuning.lora.bias = Bias::All),
+    ("a head of its own", "llama", |config| config.tuning.lora.modules_to_save = vec!["lm_head".into()]),
+    ("experts", "mixtral", |config| {
+        config.tuning.lora.target_parameters = vec!["mlp.experts.gate_up_proj".into(), "mlp.experts.down_proj".into()];
+    }),
+    ("a router of its own", "mixtral", |config| config.tuning.lora.modules_to_save = vec!["mlp.gate".into()]),
+    ("in full", "olmo2", |config| config.tuning.mode = Mode::Full),
+];
+
 #[test]
 fn every_adapter_and_storage_goes_on_from_its_cache_to_the_bit() {
-    for (variant, family) in
-        [("dora", "llama"), ("rslora", "llama"), ("modules_to_save", "llama"), ("patterns", "llama"), ("ia3", "qwen2")]
-    {
-        let dir = golden("variants").join(variant).join("adapter_final");
-        let mut model = load(family, &adapter_config(&dir.join("adapter_config.json")));
-        put(&mut model, &tensors(&dir.join("adapter_model.safetensors")));
+    // Trained values other than those they begin with, so that every one shows.
+    let moved = |mut model: Model| {
+        for (at, value) in model.params.values_mut().iter_mut().enumerate() {
+            *value += 0.02 * ((at * 7919 % 1000) as f32 / 500.0 - 1.0);
+        }
+        model
+    };
+    let mut answers = Vec::new();
+    for (what, family, set) in KINDS {
+        let mut config = recipe();
+        set(&mut config);
+        let (start, model) = (load(family, &config), moved(load(family, &config)));
+        let prompt = text(3, 20);
+        assert_ne!(uncached(&model, &prompt), uncached(&start, &prompt), "{what}: trained values show");
         check_cache(&model);
+        answers.push(uncached(&model, &prompt));
     }
-    let mut config = recipe();
-    config.model.dtype = Dtype::Bfloat16;
-    check_cache(&load("qwen3", &config));
+    assert!(answers.iter().all(|logits| logits.iter().all(|logit| logit.is_finite())));
+    for family in ["llama", "qwen2"] {
+        let dir = golden(family).join("model");
+        let mut arch = Arch::from_dir(&dir).unwrap();
+        let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        // One that a text of `check_cache` holds, and two that are new.
+        arch.grow(vec![text(1, 2)[1], 512, 513]);
+        let model = moved(Model::load(&arch, Some(&weights), &recipe()).unwrap());
+        check_cache(&model);
+        let mut cache = model.cache();
+        for at in 0..3 {
+            let whole = [512, 513, 512];
+            let logits = model.extend(&mut [(&mut cache, &whole[at..=at])]).unwrap();
+            assert_eq!(bits(&logits.row(0)), bits(&uncached(&model, &whole[..=at])), "{family} new tokens");
+        }
+    }
 }
 
 #[test]

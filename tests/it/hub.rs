@@ -1,5 +1,7 @@
 //! Models and data sets by name, from a hub on the loopback: the cache's layout, resuming, hashes, refusals.
+mod accept;
 mod program;
+mod push;
 mod server;
 
 use std::fs;

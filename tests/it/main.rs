@@ -15,6 +15,7 @@ mod hub;
 mod import;
 mod infer;
 mod memory;
+mod merge;
 mod metrics;
 mod objective;
 mod optim;

@@ -70,6 +70,9 @@ fn said(model: &mut Model, batch: &Batch) -> (f64, Vec<f32>, Vec<f32>, Vec<f32>,
     (loss, grads, losses, logits, next)
 }
 
+/// A name, what it sets, how it shares, and with how many ranks.
+type Case<'a> = (&'a str, &'a dyn Fn(&mut Config), Sharding, &'a [usize]);
+
 #[test]
 fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     let as_it_is = |_: &mut Config| {};
@@ -80,7 +83,7 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
     };
     let int8 = |config: &mut Config| config.model.quantization = Quantization::Int8;
     let full = |config: &mut Config| config.tuning.mode = Mode::Full;
-    let cases: [(&str, &dyn Fn(&mut Config), Sharding, &[usize]); 12] = [
+    let cases: [Case<'_>; 12] = [
         ("llama", &as_it_is, Sharding::FullShard, &[2]),
         ("llama", &nf4, Sharding::FullShard, &[4]),
         ("llama", &bf16, Sharding::ShardGradOp, &[3]),

@@ -40,10 +40,7 @@ impl Page {
         let indent = 2 * level.min(LEVELS);
         self.text.extend(std::iter::repeat_n(' ', indent));
         match number {
-            Some(number) => {
-                self.text.push_str(&number.to_string());
-                self.text.push_str(". ");
-            }
+            Some(number) => self.text.extend([&*number.to_string(), ". "]),
             None => self.text.push_str("- "),
         }
         self.text.push_str(&text.replace('\n', " "));

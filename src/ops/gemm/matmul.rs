@@ -1,6 +1,6 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
 use super::coded::{self, Strip};
-use super::{Matrix, Store, tile, tile_rows, with_tile};
+use super::{Matrix, Store, tile, tile_rows, vector, with_tile};
 use crate::ops::panel::{Act, LANES};
 use crate::ops::par;
 use crate::ops::quant::Quantized;
@@ -345,6 +345,9 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
             assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
             job.addend = other.ptr();
         }
+    }
+    if vector::fits(out, terms) {
+        return vector::multiply(out, init, terms);
     }
     job.out = out.shared().get();
     // Enough tasks for every thread, in the order that keeps a thread on the same rows of the matrix.

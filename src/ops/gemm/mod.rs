@@ -14,6 +14,7 @@ mod matmul;
 mod outer;
 #[cfg(test)]
 mod tests;
+mod vector;
 
 pub use matmul::{Init, Term, matmul};
 pub use outer::{Target, Transposed, outer};

@@ -130,3 +130,39 @@ fn a_quantized_matrix_multiplies_as_its_values_do() {
         }
     });
 }
+
+#[test]
+fn one_token_alone_has_the_bits_that_it_has_in_company() {
+    use crate::ops::quant::{Format, encode};
+    each_level(|level| {
+        for (depth, rows) in [(1, 1), (3, 7), (8, 16), (33, 17), (16, 32), (600, 100), (1100, 33), (576, 257)] {
+            let pool = Pool::new();
+            let (values, b, bias) = (numbers(2, rows * depth), numbers(4, rows * 5), numbers(5, rows));
+            let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            let coded = encode::quantize(&values, depth, Format::Nf4, true).unwrap();
+            let (x, z, rest) = (numbers(1, 3 * depth), numbers(3, 3 * 5), numbers(6, 3 * rows));
+            let act =
+                |tokens: usize, values: &[f32], width: usize| Act::from_rows(&pool, &values[..tokens * width], width);
+            for (kind, store) in
+                [("f32", Store::F32(&values)), ("bf16", Store::Bf16(&narrow)), ("nf4", Store::Quantized(&coded))]
+            {
+                for case in 0..4 {
+                    let run = |tokens: usize| {
+                        let (xa, za, added) = (act(tokens, &x, depth), act(tokens, &z, 5), act(tokens, &rest, rows));
+                        let init = [Init::Zero, Init::Bias(&bias), Init::Add(&added), Init::Out][case];
+                        let mut out = added.copy();
+                        let matrix = Matrix::rows(store, depth);
+                        matmul(
+                            &mut out,
+                            init,
+                            &[Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }],
+                        );
+                        assert!(out.data().iter().all(|value| value.is_finite()));
+                        out.to_rows().into_iter().take(rows).map(f32::to_bits).collect::<Vec<_>>()
+                    };
+                    assert!(run(1) == run(3), "{level:?} {kind} case {case} [{depth}, {rows}]");
+                }
+            }
+        }
+    });
+}

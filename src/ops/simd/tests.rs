@@ -74,3 +74,25 @@ fn exp_is_accurate_and_saturates() {
     unsafe { exp_lanes(lanes.as_mut_ptr()) };
     assert_eq!(lanes, [0.0; 16]);
 }
+
+#[inline(always)]
+unsafe fn turn_kernel<S: Simd>(values: *mut f32) {
+    unsafe {
+        let rows: [S::V; 16] = std::array::from_fn(|row| S::load(values.add(16 * row)));
+        for (column, lanes) in S::turn(&rows).into_iter().enumerate() {
+            S::store(values.add(16 * column), lanes);
+        }
+    }
+}
+dispatch! { fn turn_lanes = turn_kernel(values: *mut f32); }
+
+#[test]
+fn rows_become_columns() {
+    crate::ops::testing::each_level(|level| {
+        let mut values: Vec<f32> = (0..256u16).map(f32::from).collect();
+        unsafe { turn_lanes(values.as_mut_ptr()) };
+        for (at, value) in values.into_iter().enumerate() {
+            assert_eq!(value, (at % 16 * 16 + at / 16) as f32, "{level:?} {at}");
+        }
+    });
+}

@@ -108,6 +108,7 @@ pub enum Policy {
 
 /// Everything that memory depends on, but for the batch.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
 pub struct Job<'a> {
     /// The model's shape.
     pub arch: &'a Arch,

@@ -1,12 +1,15 @@
-//! A hub on the loopback: the part of its protocol that downloads need, with faults on demand.
+//! A hub on the loopback: the part of its protocol that downloads need (that of uploads is [`super::accept`]), with faults
+//! on demand.
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use serde_json::json;
 use sha2::{Digest as _, Sha256};
+
+use super::accept::{self, Storage};
 
 /// Files of a listing page, so that listings have several.
 const PAGE: usize = 3;
@@ -19,6 +22,7 @@ pub struct Request {
     pub target: String,
     pub range: Option<u64>,
     pub token: Option<String>,
+    pub body: Vec<u8>,
 }
 
 impl Request {
@@ -47,14 +51,17 @@ impl Reply {
 /// Changes an answer, given the request and how many such requests (method and target) came before.
 type Fault = Box<dyn Fn(&Request, usize, Reply) -> Reply + Send>;
 
-struct Repo {
-    refs: BTreeMap<String, String>,
-    commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
+#[derive(Default)]
+pub struct Repo {
+    pub refs: BTreeMap<String, String>,
+    pub commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
+    pub private: bool,
 }
 
 #[derive(Default)]
-struct State {
-    repos: BTreeMap<String, Repo>,
+pub struct State {
+    pub repos: BTreeMap<String, Repo>,
+    pub storage: Storage,
     log: Vec<Request>,
     fault: Option<Fault>,
 }
@@ -82,7 +89,7 @@ impl Server {
         server
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -92,8 +99,7 @@ impl Server {
             files.iter().map(|(path, bytes)| ((*path).to_owned(), bytes.to_vec())).collect();
         let commit = sha1(format!("{repo} {revision} {files:?}").as_bytes());
         let mut state = self.state();
-        let repo =
-            state.repos.entry(repo.to_owned()).or_insert(Repo { refs: BTreeMap::new(), commits: BTreeMap::new() });
+        let repo = state.repos.entry(repo.to_owned()).or_default();
         repo.refs.insert(revision.to_owned(), commit.clone());
         repo.commits.insert(commit.clone(), files);
         commit
@@ -125,7 +131,8 @@ impl Server {
             let same = |old: &&Request| old.method == request.method && old.target == request.target;
             let before = state.log.iter().filter(same).count();
             state.log.push(request.clone());
-            let mut reply = self.answer(&state, &request);
+            let uploaded = accept::answer(&mut state, &request, &self.endpoint, self.port);
+            let mut reply = uploaded.unwrap_or_else(|| self.answer(&state, &request));
             if let Some(fault) = &state.fault {
                 reply = fault(&request, before, reply);
             }
@@ -215,7 +222,7 @@ impl Server {
     }
 }
 
-fn is_large(path: &str) -> bool {
+pub fn is_large(path: &str) -> bool {
     [".safetensors", ".parquet", ".gz"].iter().any(|end| path.ends_with(end))
 }
 
@@ -248,13 +255,19 @@ fn read(reader: &mut BufReader<TcpStream>) -> Option<Request> {
     reader.read_line(&mut line).ok().filter(|&count| count > 0)?;
     let mut words = line.split_whitespace();
     let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
-    let mut request = Request { method, target, range: None, token: None };
+    let mut request = Request { method, target, range: None, token: None, body: Vec::new() };
+    let mut length = 0;
     loop {
         let mut line = String::new();
         reader.read_line(&mut line).ok().filter(|&count| count > 0)?;
-        let Some((name, value)) = line.trim().split_once(':') else { return Some(request) };
+        let Some((name, value)) = line.trim().split_once(':') else {
+            request.body = vec![0; length];
+            reader.read_exact(&mut request.body).ok()?;
+            return Some(request);
+        };
         match name.to_lowercase().as_str() {
             "range" => request.range = value.trim().strip_prefix("bytes=")?.trim_end_matches('-').parse().ok(),
+            "content-length" => length = value.trim().parse().ok()?,
             "authorization" => request.token = Some(value.trim().to_owned()),
             _ => {}
         }
@@ -287,7 +300,7 @@ pub fn git_name(bytes: &[u8]) -> String {
 }
 
 /// SHA-1 as its definition reads.
-fn sha1(message: &[u8]) -> String {
+pub fn sha1(message: &[u8]) -> String {
     let mut state: [u32; 5] = [0x6745_2301, 0xefcd_ab89, 0x98ba_dcfe, 0x1032_5476, 0xc3d2_e1f0];
     let mut padded = message.to_vec();
     padded.push(0x80);

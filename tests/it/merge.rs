@@ -1,0 +1,167 @@
+//! `tunesmith merge` of what each way of training leaves: the printed difference of the merged model's logits from those of
+//! the adapter at work, in memory and as written.
+use crate::run::fixture::{Fixture, said, train, tunesmith};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use tunesmith::config::arch::Arch;
+use tunesmith::export::merge::{compare, plain_model, sample_logits};
+
+fn merge(args: &[&str]) -> String {
+    let output = tunesmith(&[&["merge"], args].concat()).env_remove("CONFIG").output().unwrap();
+    assert!(output.status.success(), "{args:?}: {}", said(&output));
+    said(&output)
+}
+
+/// The differences that were printed: of the model in memory, and of the folder.
+fn differences(text: &str) -> [f32; 2] {
+    ["merged, float32", "as written"].map(|start| {
+        let line = text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no {start}: {text}"));
+        let number = line.split("adapter's: ").nth(1).unwrap().split(' ').next().unwrap();
+        number.parse().unwrap()
+    })
+}
+
+#[track_caller]
+fn equal(what: &str, text: &str) {
+    for difference in differences(text) {
+        assert!(difference < 1e-4, "{what}: {text}");
+    }
+}
+
+/// The largest difference of a logit between two model folders.
+fn apart(left: &Path, right: &Path) -> f32 {
+    let logits = |dir: &Path| sample_logits(&plain_model(dir).unwrap()).unwrap();
+    compare(&logits(left), &logits(right), Arch::from_dir(left).unwrap().vocab_size).largest
+}
+
+#[test]
+fn what_a_run_leaves_merges_whatever_was_trained() {
+    let fixture = Fixture::new();
+    let cases: [(&str, &[&str]); 9] = [
+        ("lora", &[]),
+        ("dora", &["tuning.lora.use_dora: true", "tuning.lora.lora_dropout: 0.0"]),
+        ("dora_rslora", &["tuning.lora.use_dora: true", "tuning.lora.use_rslora: true"]),
+        ("biases", &["tuning.lora.bias: all"]),
+        ("ia3", &["tuning.mode: ia3", "train.learning_rate: 0.05"]),
+        ("pissa", &["tuning.lora.init_lora_weights: pissa"]),
+        ("patterns", &["tuning.lora.rank_pattern: {\"q_proj\": 2}", "tuning.lora.alpha_pattern: {\"down_proj\": 3}"]),
+        ("tokens", &["tuning.new_tokens: [\"<one>\", \"<two>\"]"]),
+        ("qlora", &["tuning.mode: qlora"]),
+    ];
+    for (name, extra) in cases {
+        let out = format!("train.output_dir: {}", fixture.path(name).display());
+        let lines = [extra, &["train.max_steps: 2", "train.warmup_steps: 0", &out]].concat();
+        let config = fixture.config(name, &lines);
+        let trained = train(&config, &[]);
+        assert!(trained.status.success(), "{name}: {}", said(&trained));
+        let text = merge(&[config.to_str().unwrap(), "--dtype", "float32"]);
+        equal(name, &text);
+        let merged = fixture.path(name).join("merged");
+        let about: Value = serde_json::from_str(&std::fs::read_to_string(merged.join("config.json")).unwrap()).unwrap();
+        let new = extra
+            .iter()
+            .filter(|line| line.contains("new_tokens"))
+            .map(|line| line.matches('<').count())
+            .sum::<usize>();
+        assert_eq!(about["vocab_size"], 260 + new, "{name}");
+        if new == 0 {
+            assert!(apart(&merged, &fixture.path("model")) > 1e-3, "{name}: training shows");
+        } else {
+            let tokenizer = std::fs::read_to_string(merged.join("tokenizer.json")).unwrap();
+            assert!(tokenizer.contains("<one>"), "{name}: the tokenizer has the new tokens");
+        }
+        // QLoRA's adapter was trained on a base that differs from the stored one: a note says so.
+        assert_eq!(text.contains("what the coding lost is back"), name == "qlora", "{text}");
+    }
+    // What a card says of a run.
+    let config = fixture.path("lora.yaml").display().to_string();
+    let target = fixture.path("card").display().to_string();
+    let exported = tunesmith(&["export", &config, "--hf", "--output", &target]).env_remove("CONFIG").output().unwrap();
+    assert!(exported.status.success(), "{}", said(&exported));
+    let card = std::fs::read_to_string(fixture.path("card/README.md")).unwrap();
+    for wanted in [
+        "## Results",
+        "| steps | 2 |",
+        "training loss of the last step",
+        "## Data",
+        "train.jsonl",
+        "| train.max_steps | 2 |",
+    ] {
+        assert!(card.contains(wanted), "no {wanted}: {card}");
+    }
+    // An adapter on top of a merged one below, named by flags and not by a configuration.
+    let path = |name: &str| fixture.path(name).display().to_string();
+    let (base, below, merged) = (path("model"), path("dora/adapter"), path("stacked"));
+    let on_top = format!("tuning.adapters: [{below:?}]");
+    let config = fixture.config("top", &[&on_top, "train.max_steps: 2", &format!("train.output_dir: {}", path("top"))]);
+    let trained = train(&config, &[]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    let top = path("top/adapter");
+    let parts = ["--base", &base, "--adapter", &top, "--output", &merged, "--dtype", "float32"];
+    let refused = tunesmith(&[&["merge"], &parts[..]].concat()).env_remove("CONFIG").output().unwrap();
+    assert_eq!(refused.status.code(), Some(5), "the adapter below is missing: {}", said(&refused));
+    equal("stacked", &merge(&[&parts[..], &["--below", &below]].concat()));
+}
+
+#[test]
+fn what_peft_wrote_merges_too() {
+    let root = tempfile::tempdir().unwrap();
+    let golden =
+        |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path).display().to_string();
+    for (variant, family) in
+        [("dora", "llama"), ("rslora", "llama"), ("modules_to_save", "llama"), ("patterns", "llama"), ("ia3", "qwen2")]
+    {
+        let (base, adapter) =
+            (golden(&format!("{family}/model")), golden(&format!("variants/{variant}/adapter_final")));
+        let merged = root.path().join(variant);
+        let target = merged.display().to_string();
+        equal(variant, &merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]));
+        assert!(apart(&merged, Path::new(&base)) > 1e-3, "{variant}: training shows");
+    }
+}
+
+#[test]
+fn a_base_in_four_bits_is_merged_into_a_dense_model() {
+    let golden =
+        |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(path).display().to_string();
+    let root = tempfile::tempdir().unwrap();
+    for label in ["nf4", "nf4dq"] {
+        let (base, adapter) = (golden(&format!("b/llama_{label}/model")), golden("a/llama/adapter_init"));
+        let merged = root.path().join(label);
+        let target = merged.display().to_string();
+        let text = merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]);
+        equal(label, &text);
+        let config = std::fs::read_to_string(merged.join("config.json")).unwrap();
+        assert!(!config.contains("quantization_config"), "{config}");
+        let dense = root.path().join(format!("{label}_dense")).display().to_string();
+        merge(&["--base", &golden("a/llama/model"), "--adapter", &adapter, "--output", &dense, "--dtype", "float32"]);
+        let lost = apart(&merged, Path::new(&dense));
+        assert!(lost > 1e-3, "{label}: the base is the coded one, whose numbers differ: {lost}");
+    }
+}
+
+#[test]
+fn blends_of_every_kind_merge() {
+    let golden = |path: &str| {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a/llama").join(path).display().to_string()
+    };
+    let root = tempfile::tempdir().unwrap();
+    let (base, first, second) = (golden("model"), golden("adapter_init"), golden("adapter_final"));
+    let mut before: Vec<PathBuf> = Vec::new();
+    for how in ["cat", "linear", "ties", "dare_linear", "dare_ties", "magnitude_prune"] {
+        let merged = root.path().join(how);
+        let target = merged.display().to_string();
+        let parts = ["--base", &base, "--adapter", &first, "--adapter", &second, "--weights", "0.8,0.4"];
+        equal(
+            how,
+            &merge(
+                &[&parts[..], &["--combine", how, "--density", "0.4", "--output", &target, "--dtype", "float32"]]
+                    .concat(),
+            ),
+        );
+        for other in &before {
+            assert!(apart(&merged, other) > 1e-4, "{how} is {}", other.display());
+        }
+        before.push(merged);
+    }
+}
