@@ -105,7 +105,7 @@ mod tests {
         };
         let number = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().0;
         assert_eq!(number(&asked("auto", &[], None, None), 0), 1);
-        assert_eq!(number(&asked("3", &[], Some("1"), Some("")), 0), 3);
+        assert_eq!(number(&asked("3", &[], Some("3"), Some("")), 0), 3);
         let said = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().1;
         assert!(said(&asked("2", &[], None, None), 0).contains("no GPU here"));
         assert!(said(&asked("2", &[], None, Some("0,1,7,2")), 4).starts_with("2 of 4 GPUs"));

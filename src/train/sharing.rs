@@ -210,7 +210,9 @@ impl Sharing {
         walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
     ) -> (Result<Result<f64>>, Vec<f32>) {
         let timeline = self.timeline.take();
-        let waiting = if whole.is_some() { ANY } else { ROOMS_WAITING };
+        // Where weights are shared, a rank that has nothing to train on hands over nothing before the end of its route, and
+        // comes there only with the others: nobody may wait for its sums meanwhile.
+        let waiting = if whole.is_some() || self.shares_values() { ANY } else { ROOMS_WAITING };
         let (sender, receiver) = sync_channel(waiting);
         let (back, rooms) = channel();
         let reducer = Reducer {

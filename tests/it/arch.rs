@@ -144,7 +144,7 @@ fn unsupported_features_are_refused_by_name() {
     refused("gemma3", &[("sliding_window", json!(null))], &["layer 0", "sliding_window"]);
     refused("smollm3", &[("no_rope_layers", json!([1, 2]))], &["no_rope_layers", "2"]);
     refused("llama", &[("attention_dropout", json!(0.1))], &["attention_dropout"]);
-    refused("llama", &[("architectures", json!(["LlamaForSequenceClassification"]))], &["LlamaForCausalLM"]);
+    refused("llama", &[("architectures", json!(["LlamaForTokenClassification"]))], &["LlamaForCausalLM"]);
     refused("llama", &[("sliding_window", json!(4096))], &["sliding_window is 4096", "no window"]);
     let kinds = json!(["full_attention", "sliding_attention"]);
     refused("qwen2", &[("layer_types", kinds)], &["layer 1", "sliding_window is not set or not used"]);

@@ -168,7 +168,6 @@ fn memory_does_not_grow_with_the_rows_of_an_evaluation() {
             "train.eval_on_start: true",
             "train.max_steps: 1",
             "train.final_eval: false",
-            "train.generation_max_new_tokens: 4",
             "gen.max_new_tokens: 4",
             "eval.bootstrap_samples: 50",
             "logging.report: false",

@@ -70,8 +70,8 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
             let tokenizer = std::fs::read_to_string(merged.join("tokenizer.json")).unwrap();
             assert!(tokenizer.contains("<one>"), "{name}: the tokenizer has the new tokens");
         }
-        // QLoRA's adapter was trained on a base that differs from the stored one: a note says so.
-        assert_eq!(text.contains("what the coding lost is back"), name == "qlora", "{text}");
+        // QLoRA's adapter was trained on widened codes, and goes onto them: a note says so.
+        assert_eq!(text.contains("their codes are widened"), name == "qlora", "{text}");
     }
     // What a card says of a run.
     let config = fixture.path("lora.yaml").display().to_string();
