@@ -1,6 +1,6 @@
 //! Weights of which each rank keeps a share: a segment's numbers are brought together before a walk comes to it, the next
 //! segment's meanwhile, and given up behind it. Frozen weights lie in the segment, trained ones in
-//! [`Params`](super::params::Params), which then hold this rank's share of them, end to end.
+//! [`Params`], which then hold this rank's share of them, end to end.
 //!
 //! Every rank must bring the same segments in the same order, or some would wait for ever. So a pass follows a fixed route,
 //! whatever happens on the way: one that breaks off goes to the end of its route without computing ([`Shards::end`]), and
