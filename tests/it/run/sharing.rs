@@ -571,7 +571,7 @@ fn a_rank_holds_what_the_plan_says() {
     for ranks in [2, 4] {
         let mut before: Option<(f64, f64)> = None;
         for (strategy, planned) in [
-            ("dp", strategies::Strategy::Ddp),
+            ("dp", strategies::Strategy::Dp),
             ("zero1", strategies::Strategy::Zero1),
             ("zero2", strategies::Strategy::Zero2),
             ("zero3", strategies::Strategy::Zero3),
