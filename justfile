@@ -280,7 +280,7 @@ classify-check *ARGS: _build
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
 
-# holds GGUF exports of twelve families against llama.cpp (needs PYTHON with cyllama, gguf, torch, transformers, peft; a few minutes)
+# holds GGUF exports of all families against llama.cpp (needs PYTHON with xllamacpp, cffi, torch, transformers, peft; a few minutes)
 [group('develop')]
 [no-exit-message]
 @gguf-check *ARGS: _build
