@@ -30,11 +30,6 @@ use crate::model::{Grads, Model, Params};
 use crate::optim::{Gradients, Optimizer, clip};
 use crate::plan::human_bytes;
 
-/// Segments that wait for the thread where each has a room of its own; where all lie in one buffer any number may.
-const ROOMS_WAITING: usize = 0;
-/// More segments than a model has.
-const ANY: usize = 1 << 16;
-
 /// Who keeps what, and what is kept for it.
 #[derive(Debug)]
 pub struct Sharing {
@@ -174,7 +169,7 @@ impl Sharing {
                 let (added, sums) = (pass > 0, std::mem::take(&mut self.sums));
                 let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                     Some(batch) => walk(model, batch, grads),
-                    None => model.idle().map(|()| 0.0),
+                    None => model.idle(grads).map(|()| 0.0),
                 };
                 let (done, sums) = self.round(model, comm, None, Some((sums, added)), pass, &mut walk);
                 self.sums = sums;
@@ -222,9 +217,9 @@ impl Sharing {
         walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
     ) -> (Result<Result<f64>>, Vec<f32>) {
         let timeline = self.timeline.take();
-        // Where weights are shared, a rank that has nothing to train on hands over nothing before the end of its route, and
-        // comes there only with the others: nobody may wait for its sums meanwhile.
-        let waiting = if whole.is_some() || self.shares_values() { ANY } else { ROOMS_WAITING };
+        // Rooms wait for the thread, so that there are no more than two. What lies in one buffer does not: room for every
+        // segment, a rest and the end.
+        let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
         let (back, rooms) = channel();
         let reducer = Reducer {

@@ -19,6 +19,7 @@ use tunesmith::train::{budget, optimizer};
 
 use super::ends::metrics;
 use super::fixture::{Fixture, model_config, said, train};
+use super::quantized::rank;
 use super::ranks::{apart, curve, launch};
 use super::resume::{assert_same_ending, go, timeless};
 use crate::comm::gloo_is_there;
@@ -88,6 +89,99 @@ fn shares_have_the_bits_of_copies() {
     copies_and_shares(&[], 4, 2);
     copies_and_shares(&["tuning.mode: qlora"], 2, 2);
     copies_and_shares(&["tuning.mode: full", "train.learning_rate: 0.002"], 3, 1);
+}
+
+/// A rank of a machine with nothing to train on goes its way through the weights only with the others, which must not wait for
+/// its gradients before: five blocks, so that it cannot be ahead of all of theirs.
+#[test]
+fn ranks_of_a_machine_that_share_weights_wait_for_nobody_in_vain() {
+    let fixture = Fixture::new();
+    let mut shape = model_config();
+    shape["num_hidden_layers"] = serde_json::json!(5);
+    std::fs::write(fixture.path("model/config.json"), shape.to_string()).unwrap();
+    let lines = ["model.init: random", "train.max_steps: 6", "data.max_rows: 22", "train.ddp_timeout: 20"];
+    for (name, more) in [("lora", "tuning.mode: lora"), ("full", "tuning.mode: full")] {
+        let config = fixture.config(name, &[&lines[..], &[more]].concat());
+        for (how, strategy) in [("zero2", "zero2"), ("hybrid_shard", "fsdp"), ("full_shard", "fsdp")] {
+            let sharding = format!("train.fsdp_sharding_strategy={how}");
+            let ranks = ranks(strategy, 2, 2);
+            let mut all = words(&ranks);
+            all.extend((strategy == "fsdp").then_some(&*sharding));
+            assert!(run(&fixture, &config, &format!("{name}-{how}"), &all, END), "{name}, {how}");
+            let file = if name == "lora" { "adapter/adapter_model.safetensors" } else { "model/model.safetensors" };
+            let weights = |how: &str| std::fs::read(fixture.path(&format!("{name}-{how}")).join(file)).unwrap();
+            assert!(weights("zero2") == weights(how), "{name}, {how}");
+        }
+    }
+}
+
+/// What `words` make of two ranks that are processes, each with a folder of its own.
+fn apart_on_disk(config: &Path, outs: [&Path; 2], words: &[&str]) -> [std::process::Output; 2] {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |(number, out): (usize, &Path)| {
+        let to = format!("train.output_dir={}", out.display());
+        let words: Vec<String> = words.iter().copied().chain([&*to]).map(str::to_owned).collect();
+        rank(number, port, config, &words)
+    };
+    [(0, outs[0]), (1, outs[1])].map(start).map(|child| child.wait_with_output().unwrap())
+}
+
+#[test]
+fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_one_is_refused() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let lines = [
+        "train.max_steps: 6",
+        // Far too high: an earlier step is the best.
+        "train.learning_rate: 0.6",
+        "train.lr_scheduler_type: constant",
+        "train.warmup_steps: 0",
+        "train.grad_accum: 1",
+        "train.eval_strategy: steps",
+        "train.eval_steps: 2",
+        "train.save_strategy: steps",
+        "train.save_steps: 2",
+        "train.load_best_model_at_end: true",
+        "train.ddp_bucket_cap_mb: 1",
+    ];
+    let weights = |out: &Path| {
+        let file = ["adapter/adapter_model.safetensors", "model/model.safetensors"].map(|file| out.join(file));
+        std::fs::read(file.iter().find(|file| file.exists()).unwrap()).unwrap()
+    };
+    for (mode, strategy) in [("lora", "fsdp"), ("full", "zero3")] {
+        let config = fixture.config(mode, &[&lines[..], &[&format!("tuning.mode: {mode}")]].concat());
+        let seen = fixture.path(&format!("{mode}-seen"));
+        let to = format!("train.output_dir={}", seen.display());
+        let output = train(&config, &["train.strategy=dp", "train.dp_ranks=2", &to]);
+        assert!(said(&output).contains("back to the best weights: step "), "{}", said(&output));
+        assert!(output.status.success(), "{}", said(&output));
+        let outs = [fixture.path(&format!("{mode}-0")), fixture.path(&format!("{mode}-1"))];
+        let strategy = format!("train.strategy={strategy}");
+        for output in apart_on_disk(&config, [&outs[0], &outs[1]], &[&strategy]) {
+            assert!(output.status.success(), "{}", said(&output));
+        }
+        assert!(weights(&seen) == weights(&outs[0]), "{mode}: the best of all ranks' weights");
+        assert!(!outs[1].exists(), "only the first rank writes");
+        // To go on every rank needs the checkpoint.
+        let more = [&*strategy, "--resume", "train.max_steps=8"];
+        for output in apart_on_disk(&config, [&outs[0], &outs[1]], &more) {
+            assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+            let told = "the checkpoint to go on from is that of step 6 on rank 0 and none on rank 1";
+            assert!(said(&output).contains(told), "{}", said(&output));
+        }
+        let saved = "checkpoint-000006";
+        std::fs::create_dir_all(outs[1].join(saved)).unwrap();
+        for entry in std::fs::read_dir(outs[0].join(saved)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), outs[1].join(saved).join(entry.file_name())).unwrap();
+        }
+        for output in apart_on_disk(&config, [&outs[0], &outs[1]], &more) {
+            assert!(output.status.success(), "{}", said(&output));
+        }
+        assert_eq!(curve(&outs[0], "loss").len(), 8, "{mode}: with a copy it goes on");
+    }
 }
 
 #[test]
