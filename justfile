@@ -310,6 +310,11 @@ crash-test *ARGS:
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked "$@"
 
+# draws the guides' pictures again, those with curves from runs of the examples (a minute; needs python3)
+[group('develop')]
+guide-pictures: _build
+    "${PYTHON:-python3}" scripts/guides_svg.py "{{ tunesmith }}" docs/guides
+
 # makes the quickstart's base model again, from scratch (about ten minutes; needs python3 with tokenizers)
 [group('develop')]
 quickstart-pretrain *ARGS: _build
