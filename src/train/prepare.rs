@@ -252,6 +252,7 @@ impl Found {
         observer: &dyn Observer,
     ) -> Result<Prepared> {
         let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
+        claim::go_on_together(comm, parts.resume.as_ref(), &parts.config.train.output_dir)?;
         if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
             parts.config.train.strategy = strategy;
             observer.event(&Event::Notice(&why));
