@@ -57,7 +57,7 @@ fn stage(name: &str) -> Option<&'static str> {
 /// `HYBRID_SHARD`.
 pub(super) fn fsdp(work: &mut Work, alone: bool) {
     let (words, config) = (work.get(&["fsdp"]), work.get(&["fsdp_config"]));
-    let on = |found: &Option<(String, Node)>| found.as_ref().is_some_and(|(_, node)| !is_off(node));
+    let on = |found: Option<&(String, Node)>| found.is_some_and(|(_, node)| !is_off(node));
     let replicas = match work.get(&["dp_replicate_size"]) {
         Some((key, Node::Int(copies))) if copies > 1 => Some(key),
         Some((key, _)) => {
@@ -71,7 +71,7 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
             work.needless(key, "there is one FSDP, and what is saved is whole");
         }
     }
-    if !on(&words) && !(alone && on(&config)) {
+    if !on(words.as_ref()) && !(alone && on(config.as_ref())) {
         for (key, _) in [words, config].into_iter().flatten() {
             work.needless(&key, "FSDP is not asked for");
         }
