@@ -131,8 +131,9 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
     let fixture = Fixture::new();
     let lines = [
         "train.max_steps: 6",
-        // Far too high: an earlier step is the best.
-        "train.learning_rate: 0.6",
+        // The highest loss is the best: that of the first evaluation.
+        "train.greater_is_better: true",
+        "train.learning_rate: 0.003",
         "train.lr_scheduler_type: constant",
         "train.warmup_steps: 0",
         "train.grad_accum: 1",
@@ -148,7 +149,8 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
         std::fs::read(file.iter().find(|file| file.exists()).unwrap()).unwrap()
     };
     for (mode, strategy) in [("lora", "fsdp"), ("full", "zero3")] {
-        let config = fixture.config(mode, &[&lines[..], &[&format!("tuning.mode: {mode}")]].concat());
+        let mode_line = format!("tuning.mode: {mode}");
+        let config = fixture.config(mode, &[&lines[..], &[&*mode_line]].concat());
         let seen = fixture.path(&format!("{mode}-seen"));
         let to = format!("train.output_dir={}", seen.display());
         let output = train(&config, &["train.strategy=dp", "train.dp_ranks=2", &to]);
