@@ -131,16 +131,16 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
     let fixture = Fixture::new();
     let lines = [
         "train.max_steps: 6",
-        // The highest loss is the best: that of the first evaluation.
-        "train.greater_is_better: true",
+        // The one evaluation is not of the last step.
+        "train.final_eval: false",
         "train.learning_rate: 0.003",
         "train.lr_scheduler_type: constant",
         "train.warmup_steps: 0",
         "train.grad_accum: 1",
         "train.eval_strategy: steps",
-        "train.eval_steps: 2",
+        "train.eval_steps: 4",
         "train.save_strategy: steps",
-        "train.save_steps: 2",
+        "train.save_steps: 4",
         "train.load_best_model_at_end: true",
         "train.ddp_bucket_cap_mb: 1",
     ];
