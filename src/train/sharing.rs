@@ -18,8 +18,8 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use super::narrow::Narrow;
-use super::shard;
 use super::timeline::Timeline;
+use super::{ranks, shard};
 use crate::comm::exchange::{Exchange, Piece};
 use crate::comm::{Collectives, Partition, World};
 use crate::config::{GradDtype, Strategy, TrainConfig};
@@ -37,6 +37,8 @@ pub struct Sharing {
     pub partition: Partition,
     /// What the next step did when, where that is wanted.
     pub timeline: Option<Timeline>,
+    /// The next step by number, where the values that it is computed with are then held against those of the other ranks.
+    pub compares: Option<u64>,
     rank: usize,
     shares: Shares,
     every_pass: bool,
@@ -91,7 +93,17 @@ impl Sharing {
 
     fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
         let exchange = Exchange::default();
-        Self { partition, timeline: None, rank, shares, every_pass, sums: Vec::new(), narrow: None, exchange }
+        Self {
+            partition,
+            timeline: None,
+            compares: None,
+            rank,
+            shares,
+            every_pass,
+            sums: Vec::new(),
+            narrow: None,
+            exchange,
+        }
     }
 
     /// Whether each rank keeps the optimizer's state of what it owns alone.
@@ -272,6 +284,15 @@ impl Sharing {
         let mut all = [squares];
         comm.all_reduce(&mut all)?;
         Ok(all[0].sqrt())
+    }
+
+    /// Holds the values against those of the other ranks, where that is wanted. Before the update: it spreads what an owner has,
+    /// right or wrong, to ranks that share the state.
+    ///
+    /// # Errors
+    /// As [`ranks::compare_replicas`].
+    pub fn compare(&mut self, comm: &dyn Collectives, model: &Model) -> Result<()> {
+        self.compares.take().map_or(Ok(()), |step| ranks::compare_replicas(comm, model.params.values(), step))
     }
 
     /// Updates what this rank keeps the state of, and brings all values to every rank.

@@ -76,7 +76,8 @@ pub fn step(
 /// weights) in the whole effective batch, so that neither the number of micro-batches nor of ranks changes it.
 ///
 /// # Errors
-/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone.
+/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone,
+/// [`crate::Kind::Numeric`] for ranks whose values differ, where they are compared.
 pub fn attempt(
     model: &mut Model,
     optimizer: &mut Optimizer,
@@ -119,6 +120,7 @@ pub fn attempt(
     }
 
     // Update.
+    sharing.compare(comm, model)?;
     let mut sum = [total];
     comm.all_reduce(&mut sum)?;
     let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };

@@ -45,7 +45,7 @@ pub(super) fn apart(first: &[f64], second: &[f64]) -> f64 {
 }
 
 /// Processes whose parent is `parent`.
-fn children(parent: u32) -> Vec<i32> {
+pub(super) fn children(parent: u32) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let is_child = |process: &i32| {
@@ -58,12 +58,12 @@ fn children(parent: u32) -> Vec<i32> {
     found
 }
 
-fn alive(process: i32) -> bool {
+pub(super) fn alive(process: i32) -> bool {
     // SAFETY: signal 0 only asks.
     unsafe { libc::kill(process, 0) == 0 }
 }
 
-fn send(process: i32, signal: i32) {
+pub(super) fn send(process: i32, signal: i32) {
     // SAFETY: a plain system call.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
