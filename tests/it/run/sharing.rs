@@ -667,7 +667,7 @@ fn a_rank_holds_what_the_plan_says() {
     for ranks in [2, 4] {
         let mut before: Option<(f64, f64)> = None;
         for (strategy, planned) in [
-            ("dp", strategies::Strategy::Ddp),
+            ("dp", strategies::Strategy::Dp),
             ("zero1", strategies::Strategy::Zero1),
             ("zero2", strategies::Strategy::Zero2),
             ("zero3", strategies::Strategy::Zero3),
@@ -676,7 +676,9 @@ fn a_rank_holds_what_the_plan_says() {
             let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
             let rank = strategies::rank(&predictor, &machine, way, &pass);
             // The program's own memory is not the allocator's.
-            let predicted = program(&rank) as f64;
+            let process = program(&rank) as f64;
+            // Threads look into each other's memory, where processes have two messages on their way.
+            let predicted = if planned.shards_optimizer() { process - f64::from(2 << 20) } else { process };
             let (how, count) = (format!("train.strategy={strategy}"), format!("train.dp_ranks={ranks}"));
             let output = train(&path, &[&how, &count, "--overwrite"]);
             let text = said(&output);
@@ -695,12 +697,13 @@ fn a_rank_holds_what_the_plan_says() {
                 assert!((less - planned).abs() < 0.1 * before.1, "{strategy}, {ranks} ranks: {less} less, {planned}");
             }
             // As a process of its own.
-            if ranks == 2 && planned.shards_optimizer() && gloo_is_there() {
-                let output = launch(&path, 2, &[&how, "--overwrite"]).wait_with_output().unwrap();
+            let launched = if ranks == 2 { planned.shards_optimizer() } else { planned == strategies::Strategy::Zero3 };
+            if launched && gloo_is_there() {
+                let output = launch(&path, ranks as usize, &[&how, "--overwrite"]).wait_with_output().unwrap();
                 assert!(output.status.success(), "{}", said(&output));
                 let found = held(&said(&output).replace("[rank 0] ", ""));
-                println!("    {:.2} MiB as a process, {:.3} of the plan", mib(found), found / predicted);
-                assert!((0.9..1.1).contains(&(found / predicted)), "{strategy}, a process: {found} of {rank:?}");
+                println!("    {:.2} MiB as a process, {:.3} of the plan", mib(found), found / process);
+                assert!((0.9..1.1).contains(&(found / process)), "{strategy}, a process: {found} of {rank:?}");
             }
         }
     }
