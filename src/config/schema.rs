@@ -393,8 +393,6 @@ section! {
         /// Where the optimizer's state lies.
         "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
             because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
-        /// What gradients are kept in.
-        "gradient_dtype" = [Scalar::Str("float32")], because "gradients of what is trained are summed and kept in float32 alone";
     }
 }
 

@@ -207,6 +207,10 @@ impl Model {
 
     /// After a pass, also one that failed: the other ranks are still at theirs.
     fn end<T>(&self, walked: Result<T>) -> Result<T> {
+        if walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Memory) {
+            // Ranks that are threads share the budget: what lies idle here may be what another lacks.
+            self.release();
+        }
         match &self.shards {
             Some(shards) if !walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Peer) => {
                 shards.end(self.params.values())?;

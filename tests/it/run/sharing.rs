@@ -9,7 +9,7 @@ use tunesmith::config::{Config, Optim, Strategy, TrainConfig, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::optim::State;
-use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
+use tunesmith::plan::memory::{Device, Job, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Way};
 use tunesmith::train::step::{Attempt, StepStats, attempt};
 use tunesmith::train::{budget, optimizer};
@@ -85,6 +85,54 @@ fn shares_have_the_bits_of_copies() {
     copies_and_shares(&[], 4, 2);
     copies_and_shares(&["tuning.mode: qlora"], 2, 2);
     copies_and_shares(&["tuning.mode: full", "train.learning_rate: 0.002"], 3, 1);
+    let narrow = ["tuning.mode: full", "train.learning_rate: 0.002", "train.grad_dtype: bfloat16"];
+    copies_and_shares(&narrow, 3, 1);
+    copies_and_shares(&narrow, 2, 2);
+}
+
+#[test]
+fn gradients_in_bfloat16_are_summed_over_ranks_in_float32_and_rounded_once() {
+    let fixture = Fixture::new();
+    // A step of plain descent: the change of the weights is the gradient, of which each rank has a part.
+    let lines = [
+        "tuning.mode: full",
+        "train.max_steps: 1",
+        "train.warmup_steps: 0",
+        "train.lr_scheduler_type: constant",
+        "train.learning_rate: 1.0",
+        "train.optim: sgd",
+        "train.weight_decay: 0.0",
+        "train.max_grad_norm: 0.0",
+        "train.grad_accum: 1",
+        "train.batch_size: 3",
+    ];
+    let config = fixture.config("run", &lines);
+    let read = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut names = file.names();
+        names.sort_unstable();
+        let floats = |name: &&str| file.tensor(name).unwrap().data().to_vec();
+        let all: Vec<u8> = names.iter().flat_map(floats).collect();
+        all.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
+    };
+    let before = read(&fixture.path("model/model.safetensors"));
+    let gradient = |name: &str, more: &[&str]| -> Vec<f32> {
+        assert!(run(&fixture, &config, name, &[&words(&ranks("dp", 3, 1)), more].concat(), END));
+        let after = read(&fixture.path(name).join("model/model.safetensors"));
+        before.iter().zip(after).map(|(before, after)| before - after).collect()
+    };
+    let (wide, narrow) = (gradient("wide", &[]), gradient("narrow", &["train.grad_dtype=bfloat16"]));
+    assert_eq!(wide.len(), narrow.len());
+    let mut moved = 0;
+    for (wide, narrow) in wide.iter().zip(&narrow) {
+        // Half a unit of the last of eight bits (a rank that rounded its part would be further off where parts cancel out),
+        // and the rounding of the weights themselves.
+        let most = wide.abs() / 512.0 * 1.01 + 2e-7;
+        assert!((wide - narrow).abs() <= most, "{wide} {narrow}");
+        moved += usize::from((wide - narrow).abs() > 2e-7);
+    }
+    assert!(moved > wide.len() / 8, "{moved} of {} were rounded", wide.len());
 }
 
 #[test]
@@ -442,9 +490,11 @@ fn a_rank_holds_what_the_plan_says() {
     let path = fixture.config("run", &lines);
     let config = tunesmith::config::load(&path, &[], &[], &[]).unwrap().config;
     let arch = tunesmith::config::arch::Arch::from_dir(&fixture.path("model")).unwrap();
-    let predictor = Predictor::new(budget::job(&config, &arch, Storage::F32, None).unwrap(), Device::Cpu);
+    let job = budget::job(&config, &arch, Storage::F32, None).unwrap();
+    let narrow = Predictor::new(Job { narrow_gradients: true, ..job.clone() }, Device::Cpu);
+    let wide = Predictor::new(job, Device::Cpu);
     let pass = Pass { tokens: 20, longest: 20, labelled: 10 };
-    for ranks in [2, 4] {
+    for (predictor, ranks, kept) in [(&wide, 2, "float32"), (&wide, 4, "float32"), (&narrow, 2, "bfloat16")] {
         for (strategy, planned) in [
             ("dp", strategies::Strategy::Ddp),
             ("zero1", strategies::Strategy::Zero1),
@@ -452,19 +502,20 @@ fn a_rank_holds_what_the_plan_says() {
         ] {
             let machine = Machine { device: Device::Cpu, ranks, memory: u64::MAX };
             let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
-            let rank = strategies::rank(&predictor, &machine, way, &pass);
+            let rank = strategies::rank(predictor, &machine, way, &pass);
             // The program's own memory is not the allocator's.
             let predicted = (ranks * (rank.total() - rank.program)) as f64;
             let (strategy, count) = (format!("train.strategy={strategy}"), format!("train.dp_ranks={ranks}"));
-            let output = train(&path, &[&strategy, &count, "--overwrite"]);
+            let kept = format!("train.grad_dtype={kept}");
+            let output = train(&path, &[&strategy, &count, &kept, "--overwrite"]);
             let text = said(&output);
             assert!(output.status.success(), "{text}");
             let ratio = held(&text) / predicted;
             println!(
-                "{strategy}, {ranks} ranks: {:.1} MiB held, {ratio:.3} of the plan",
+                "{strategy}, {ranks} ranks, {kept}: {:.1} MiB held, {ratio:.3} of the plan",
                 held(&text) / f64::from(1 << 20)
             );
-            assert!((0.9..1.1).contains(&ratio), "{strategy}, {ranks} ranks: {ratio:.3} of {rank:?}");
+            assert!((0.9..1.1).contains(&ratio), "{strategy}, {ranks} ranks, {kept}: {ratio:.3} of {rank:?}");
         }
     }
 }
