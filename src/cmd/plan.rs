@@ -14,12 +14,8 @@ use crate::train::machine;
 use crate::train::probe::Asked;
 use crate::train::rate::Rate;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-
-/// What this version's training refuses and a plan can show.
-const AHEAD: &[crate::config::Ahead] = &[("train.strategy", &["auto", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp"])];
 
 /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
 #[derive(Debug, clap::Args)]
@@ -95,11 +91,14 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn report(args: &Args) -> Result<Report> {
-    let (resolved, asked) = args.config.load_ahead(args.model.is_some(), AHEAD)?;
+    let resolved = match args.model {
+        Some(_) => args.config.load_optional(&[])?.0,
+        None => args.config.load_partial()?,
+    };
     let mut config = resolved.config.clone();
     let (mut arch, stored, name) = model(args, &mut config, &resolved)?;
     let machine = machine(args)?;
-    let mut notes = notes(&asked);
+    let mut notes = Vec::new();
     if config.task() != Task::CausalLm && arch.score.is_none() {
         let mut labels = config.data.labels.0.clone();
         if config.task() == Task::Classification && labels.is_empty() {
@@ -159,14 +158,6 @@ fn report(args: &Args) -> Result<Report> {
     };
     let facts = facts(&name, &config, &arch, &predictor, &batch, &machine);
     Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, scaling, notes })
-}
-
-/// What the configuration asks for that training does not have yet.
-fn notes(asked: &BTreeMap<String, String>) -> Vec<String> {
-    let note = |(key, word): (&String, &String)| {
-        format!("{key}: {word} is planned; training in this version does not have it yet")
-    };
-    asked.iter().map(note).collect()
 }
 
 /// The model's shape, how its checkpoint is stored, and its name.

@@ -151,7 +151,7 @@ pub(super) const ROWS: &[Row] = &[
     row("bf16.bf16_master_weights_and_grads", Unless(OFF, "trained values are kept in float32")),
     row("bf16.bf16_optimizer_states", Unless(OFF, "states are float32; train.optim: adamw_8bit has smaller ones")),
     section("torch_autocast", Unless(OFF, "set bf16 or fp16 instead")),
-    row("data_types.grad_accum_dtype", With(gradient_dtype, "train.grad_dtype; fp16 is refused")),
+    row("data_types.grad_accum_dtype", With(grad_dtype, "train.grad_dtype")),
     row(
         "data_types.param_dtype",
         Unless(&[Str("fp32")], "model.dtype says how frozen weights are kept; what is trained is float32"),
@@ -348,7 +348,7 @@ fn offload(reader: &mut Reader, value: &Value) -> Result<()> {
     }
 }
 
-fn gradient_dtype(reader: &mut Reader, value: &Value) -> Result<()> {
+fn grad_dtype(reader: &mut Reader, value: &Value) -> Result<()> {
     let ours = "train.grad_dtype";
     if value.is_auto() {
         return reader.auto(value, ours);
