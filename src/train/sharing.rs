@@ -144,7 +144,8 @@ impl Sharing {
         if narrow || self.every_pass {
             // Nobody needs the buffer for all.
             model.params.put_grads(Vec::new());
-            self.sums.begin(if self.packs() { self.partition.count(self.rank) } else { self.everything() });
+            let count = if self.packs() { self.partition.count(self.rank) } else { self.everything() };
+            self.sums.begin(count);
         }
         if self.every_pass {
             for pass in 0..most {
