@@ -72,13 +72,16 @@ def golden_difference(folder, model=None, adapter=None, expect="lora"):
     import transformers
     from safetensors.torch import load_file
 
+    sys.path.insert(0, f"{os.path.dirname(os.path.abspath(__file__))}/golden")
+    from common import outputs_of
+
     golden = load_file(f"{folder}/forward.safetensors")
     loaded = transformers.AutoModelForCausalLM.from_pretrained(model or f"{folder}/model", dtype=torch.float32, attn_implementation="eager")
     if adapter:
         loaded = peft.PeftModel.from_pretrained(loaded, adapter)
     ids, mask, labels = (golden[name].long() for name in ("input_ids", "attention_mask", "labels"))
     with torch.no_grad():
-        logits = loaded(input_ids=ids, attention_mask=mask).logits
+        logits = outputs_of(loaded, ids, mask)[0]
     rows = logits[:, :-1].reshape(-1, logits.shape[-1])
     losses = F.cross_entropy(rows, labels[:, 1:].reshape(-1), ignore_index=-100, reduction="none").reshape(ids.shape[0], -1)
     stored = logits[golden["sel_row"].long(), golden["sel_pos"].long()]

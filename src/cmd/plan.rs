@@ -182,10 +182,10 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     let default = *resolved.source("model.max_seq_len") == crate::config::Source::Default;
     if default {
         config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
-    } else if config.model.max_seq_len > arch.max_position_embeddings {
-        let (asked, limit) = (config.model.max_seq_len, arch.max_position_embeddings);
+    } else if config.model.max_seq_len > arch.reach() {
+        let (asked, limit) = (config.model.max_seq_len, arch.reach());
         return Err(Error::config(format!(
-            "model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
+            "model.max_seq_len = {asked} is longer than what the model sees, {limit} tokens by its config.json"
         ))
         .hint(format!("set model.max_seq_len to at most {limit}")));
     }
@@ -305,17 +305,8 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
 /// State by optimizer.
 fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result<Vec<(String, u64)>> {
     use crate::config::Optim;
-    const ALL: [Optim; 7] = [
-        Optim::AdamW,
-        Optim::AdamW8bit,
-        Optim::Adafactor,
-        Optim::Lion,
-        Optim::Muon,
-        Optim::ScheduleFreeAdamW,
-        Optim::Sgd,
-    ];
     let mut states = Vec::new();
-    for optim in ALL {
+    for &optim in Optim::ALL {
         let mut other = config.clone();
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());

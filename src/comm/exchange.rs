@@ -1,6 +1,7 @@
-//! Sums and gathers over parts that lie anywhere: several short pieces in one message, a long one in several, none of
-//! more than [`Limits::bucket`](super::Limits) bytes. Sums go from the first rank to the last, as everywhere in
-//! [`super`], so that neither the messages nor the parts move a bit.
+//! Sums and gathers over parts that lie anywhere. What lies whole and is neither short nor too long travels as it lies; several
+//! short pieces go in one message, a long one in several. Nothing beside the pieces takes more than
+//! [`Limits::bucket`](super::Limits) bytes for a message. Sums go from the first rank to the last, as everywhere in [`super`], so
+//! that neither the messages nor the parts move a bit.
 use std::ops::Range;
 
 use super::bytes::{self, Element as _};
@@ -23,11 +24,26 @@ pub struct Exchange {
     receive: Vec<f32>,
 }
 
+/// Pieces from so many bytes on are not put together with others.
+const LARGE: usize = 64 << 10;
+
+impl Piece<'_> {
+    /// Every rank's part in bytes, if the parts follow one another from end to end and make up so many bytes.
+    fn whole(&self, bytes: Range<usize>) -> Option<Vec<Range<usize>>> {
+        let ends = std::iter::once(0).chain(self.parts.iter().map(|part| part.end));
+        let whole = self.parts.iter().zip(ends).all(|(part, end)| part.start == end && part.end >= end)
+            && self.parts.last().is_some_and(|last| last.end == self.values.len())
+            && bytes.contains(&size_of_val(self.values));
+        let width = size_of::<f32>();
+        whole.then(|| self.parts.iter().map(|part| part.start * width..part.end * width).collect())
+    }
+}
+
 /// A stretch of a rank's parts: where it lies in which piece.
 type Stretch = (usize, Range<usize>);
 
 /// The numbers `from..to` of a rank's parts, which are counted through all pieces.
-fn stretches(pieces: &[Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
+fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
     let (mut found, mut at) = (Vec::new(), 0);
     for (index, piece) in pieces.iter().enumerate() {
         let part = &piece.parts[rank];
@@ -49,7 +65,7 @@ struct Message {
 }
 
 /// Cuts what all ranks have in `pieces` into messages of at most `bucket` bytes.
-fn messages(pieces: &[Piece<'_>], size: usize, bucket: usize) -> Vec<Message> {
+fn messages(pieces: &[&mut Piece<'_>], size: usize, bucket: usize) -> Vec<Message> {
     let count = |rank: usize| pieces.iter().map(|piece| piece.parts[rank].len()).sum::<usize>();
     let most = (0..size).map(count).max().unwrap_or(0);
     let step = (bucket / (size * size_of::<f32>())).max(1);
@@ -81,22 +97,33 @@ impl Exchange {
         if let Some(threads) = comm.shared_memory() {
             return threads.sum_parts(pieces);
         }
-        for Message { stretches, parts } in messages(pieces, size, comm.limits().bucket) {
+        let bucket = comm.limits().bucket;
+        let mut rest = Vec::new();
+        for piece in pieces {
+            let Some(parts) = piece.whole(LARGE..bucket.saturating_add(1)) else {
+                rest.push(piece);
+                continue;
+            };
+            let own = piece.parts[rank].clone();
+            let receive = room(&mut self.receive, own.len() * size);
+            comm.all_to_all_bytes(bytes::of(piece.values), &parts, bytes::of_mut(receive))?;
+            f32::sum(&mut piece.values[own], receive);
+        }
+        for Message { stretches, parts } in messages(&rest, size, bucket) {
             self.send.clear();
             for (piece, range) in stretches.iter().flatten() {
-                self.send.extend_from_slice(&pieces[*piece].values[range.clone()]);
+                self.send.extend_from_slice(&rest[*piece].values[range.clone()]);
             }
             let own = parts[rank].len() / size_of::<f32>();
-            self.receive.clear();
-            self.receive.resize(own * size, 0.0);
-            comm.all_to_all_bytes(bytes::of(&self.send), &parts, bytes::of_mut(&mut self.receive))?;
+            let receive = room(&mut self.receive, own * size);
+            comm.all_to_all_bytes(bytes::of(&self.send), &parts, bytes::of_mut(receive))?;
             let sums = &mut self.send[..own];
-            f32::sum(sums, &self.receive);
-            let mut rest = &sums[..];
+            f32::sum(sums, receive);
+            let mut sums = &sums[..];
             for (piece, range) in &stretches[rank] {
-                let (now, later) = rest.split_at(range.len());
-                pieces[*piece].values[range.clone()].copy_from_slice(now);
-                rest = later;
+                let (now, later) = sums.split_at(range.len());
+                rest[*piece].values[range.clone()].copy_from_slice(now);
+                sums = later;
             }
         }
         Ok(())
@@ -114,26 +141,40 @@ impl Exchange {
         if let Some(threads) = comm.shared_memory() {
             return threads.fill_parts(pieces);
         }
-        for Message { stretches, parts } in messages(pieces, size, comm.limits().bucket) {
-            let floats = |range: &Range<usize>| range.start / size_of::<f32>()..range.end / size_of::<f32>();
-            self.receive.clear();
-            self.receive.resize(floats(&parts[size - 1]).end, 0.0);
-            let mut rest = &mut self.receive[floats(&parts[rank])];
-            for (piece, range) in &stretches[rank] {
-                let (now, later) = rest.split_at_mut(range.len());
-                now.copy_from_slice(&pieces[*piece].values[range.clone()]);
-                rest = later;
+        let mut rest = Vec::new();
+        for piece in pieces {
+            match piece.whole(LARGE..usize::MAX) {
+                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.values), &parts)?,
+                None => rest.push(piece),
             }
-            comm.all_gather_bytes(bytes::of_mut(&mut self.receive), &parts)?;
-            let mut rest = &self.receive[..];
+        }
+        for Message { stretches, parts } in messages(&rest, size, comm.limits().bucket) {
+            let floats = |range: &Range<usize>| range.start / size_of::<f32>()..range.end / size_of::<f32>();
+            let message = room(&mut self.receive, floats(&parts[size - 1]).end);
+            let mut own = &mut message[floats(&parts[rank])];
+            for (piece, range) in &stretches[rank] {
+                let (now, later) = own.split_at_mut(range.len());
+                now.copy_from_slice(&rest[*piece].values[range.clone()]);
+                own = later;
+            }
+            comm.all_gather_bytes(bytes::of_mut(message), &parts)?;
+            let mut all = &message[..];
             for (piece, range) in stretches.iter().flatten() {
-                let (now, later) = rest.split_at(range.len());
-                pieces[*piece].values[range.clone()].copy_from_slice(now);
-                rest = later;
+                let (now, later) = all.split_at(range.len());
+                rest[*piece].values[range.clone()].copy_from_slice(now);
+                all = later;
             }
         }
         Ok(())
     }
+}
+
+/// The first `length` numbers of a buffer, whatever they are.
+fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    if buffer.len() < length {
+        buffer.resize(length, 0.0);
+    }
+    &mut buffer[..length]
 }
 
 #[cfg(test)]
@@ -188,7 +229,8 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
         #[test]
         fn pieces_of_any_size_are_summed_and_gathered_in_messages_of_any_size(
-            lengths in prop::collection::vec(0usize..300, 1..6), size in 2usize..5, bucket in 4usize..3000, shift in 0usize..40,
+            lengths in prop::collection::vec(prop_oneof![4 => 0usize..300, 1 => 16_000usize..40_000], 1..6), size in 2usize..5,
+            bucket in prop_oneof![4usize..3000, 100_000usize..200_000], shift in 0usize..40,
             messages: bool,
         ) {
             let total: usize = lengths.iter().sum();

@@ -266,9 +266,9 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     let on_its_way = 2 * bucket.min(gradients);
     let segments = predictor.segments();
     match strategy {
-        Strategy::Single => {}
-        // On GPUs the first device sums; threads of a process do as processes do.
+        // Threads of a process look into each other's memory; on GPUs the first device sums.
         Strategy::Dp if machine.device == Device::Gpu => rank.collectives = gradients,
+        Strategy::Single | Strategy::Dp => {}
         _ => rank.collectives = on_its_way,
     }
     if strategy.shards_optimizer() {
@@ -286,7 +286,9 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         let two = rest.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0);
         let kept = if shares { share(sums) } else { sums };
         rank.gradients = kept + (two + waits.iter().sum::<u64>()).min(whole);
-        rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));
+        if strategy != Strategy::Dp {
+            rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));
+        }
     }
     if strategy.shards_weights() && (machine.ranks > 1 || way.offload_weights) {
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());

@@ -12,7 +12,6 @@ use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
 use crate::error::Result;
-use crate::memory;
 use crate::model::Grads;
 use crate::model::grads::{Buffer, Collector};
 use crate::optim::{Gradients, clip};
@@ -129,8 +128,7 @@ fn refill<T: Copy>(sums: &mut Vec<T>, count: usize, value: T) {
     }
 }
 
-/// An empty room for a segment of so many values, in the memory of another where it is as large; where the memory budget has
-/// room for it ([`memory::admit`]).
+/// An empty room for a segment of so many values, in the memory of another where it is as large.
 pub fn room(spare: Vec<f32>, length: usize) -> Vec<f32> {
     let mut room = spare;
     if room.len() == length {
@@ -139,7 +137,7 @@ pub fn room(spare: Vec<f32>, length: usize) -> Vec<f32> {
     }
     // Before the next one is there: a table's is larger than any block's.
     drop(room);
-    memory::admit(length * size_of::<f32>(), || vec![0.0; length])
+    vec![0.0; length]
 }
 
 /// Adds what rooms hold to the sums.
