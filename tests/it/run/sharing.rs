@@ -132,11 +132,11 @@ fn gradients_in_bfloat16_are_summed_over_ranks_in_float32_and_rounded_once() {
     for (wide, narrow) in wide.iter().zip(&narrow) {
         // Half a unit of the last of eight bits (a rank that rounded its part would be further off where parts cancel out),
         // and the rounding of the weights themselves.
-        let most = wide.abs() / 512.0 * 1.01 + 2e-7;
+        let most = wide.abs() / 256.0 + 2e-7;
         assert!((wide - narrow).abs() <= most, "{wide} {narrow}");
         moved += usize::from((wide - narrow).abs() > 2e-7);
     }
-    assert!(moved > wide.len() / 8, "{moved} of {} were rounded", wide.len());
+    assert!(moved > 100, "{moved} of {} were rounded", wide.len());
 }
 
 /// A rank of a machine with nothing to train on goes its way through the weights only with the others, which must not wait for
