@@ -275,7 +275,7 @@ test *ARGS:
 classify-check *ARGS: _build
     "${PYTHON:-python3}" scripts/classify_check.py --tunesmith "{{ tunesmith }}" "$@"
 
-# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
+# kills runs (lora, qlora, two ranks) at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
