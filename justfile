@@ -242,11 +242,11 @@ install *ARGS:
 @gloo:
     shim/gloo/build
 
-# kills ranks at fifty moments, and reduces 16 Mi elements with every engine (about five minutes)
+# kills ranks at sixty moments, stops one, cuts a cable; torchrun, Slurm's script; 16 Mi elements with every engine (ten minutes; root, torchrun)
 [group('develop')]
 rank-test:
     shim/gloo/build
-    cargo test --locked --test it -- --ignored --nocapture a_rank_killed sixteen_mi torchrun
+    cargo test --locked --test it -- --include-ignored --nocapture a_rank_killed a_stopped_rank two_machines sixteen_mi torchrun the_script_for_slurm
 
 # holds every strategy's curve over fifty steps against that of one process (about ten minutes)
 [group('develop')]

@@ -65,6 +65,7 @@ CONVERSATIONS = {
     "parts": ([message("system", [dict(type="text", text="See.")]), message("user", [dict(type="image"), dict(type="text", text=" What is it? ")]), message("assistant", [dict(type="text", text="A cat. ")])], None),
     "unicode": ([message("user", "漢字 🙂 e\u0301 \u00a0x"), message("assistant", " naïve “quotes” \n")], None),
     "tool_string": ([message("user", "Weather?"), message("assistant", "", tool_calls=[dict(id="call00001", type="function", function=dict(name="get_weather", arguments='{"city": "Zürich", "days": 2}'))]), RESULT, message("assistant", "Fine.")], [WEATHER]),
+    "tool_null": ([message("user", "Weather?"), message("assistant", None, tool_calls=[WEATHER_CALL]), RESULT, message("assistant", "Fine.")], [WEATHER]),
     "tool_thoughts": ([message("user", "Weather?"), message("assistant", "Let me look.", reasoning_content="First the tool.", tool_calls=[WEATHER_CALL]), RESULT, message("assistant", "", reasoning_content="Now the time.", tool_calls=[call("call00002", "get_time")]), message("tool", "12:00", tool_call_id="call00002"), message("assistant", "21 degrees at noon.", reasoning_content="Both are there.")], [WEATHER, TIME]),
     "thinking": ([message("user", "2+2?"), message("assistant", "4", thinking="Two and two."), message("user", "3+3?"), message("assistant", "6", thinking="Three and three.")], None),
     "two_users": ([message("user", "a"), message("user", "b"), message("assistant", "c")], None),

@@ -1,7 +1,6 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Result};
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
@@ -50,24 +49,6 @@ impl ConfigArgs {
     pub fn load_partial(&self) -> Result<Resolved> {
         let (path, words) = self.split()?;
         config::load_partial(&path, &words, &environment()?, &[]).inspect(print_notes)
-    }
-
-    /// As [`ConfigArgs::load_partial`], with what [`config::load_ahead`] gives; there may be no file where `optional`.
-    ///
-    /// # Errors
-    /// As [`ConfigArgs::load`].
-    pub fn load_ahead(
-        &self,
-        optional: bool,
-        ahead: &'static [config::Ahead],
-    ) -> Result<(Resolved, BTreeMap<String, String>)> {
-        let (file, words) = self.files()?;
-        if file.is_none() && !optional {
-            self.split()?;
-        }
-        let (resolved, asked) = config::load_ahead(file.as_deref(), &words, &environment()?, ahead)?;
-        print_notes(&resolved);
-        Ok((resolved, asked))
     }
 
     /// As [`ConfigArgs::load_partial`], where there may be no file either; says whether there is one.

@@ -14,12 +14,8 @@ use crate::train::machine;
 use crate::train::probe::Asked;
 use crate::train::rate::Rate;
 use serde::Serialize;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-
-/// What this version's training refuses and a plan can show.
-const AHEAD: &[crate::config::Ahead] = &[("train.strategy", &["auto", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp"])];
 
 /// Show the memory that a run needs on each rank, by strategy, what fits, and how long it takes
 #[derive(Debug, clap::Args)]
@@ -95,11 +91,14 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 fn report(args: &Args) -> Result<Report> {
-    let (resolved, asked) = args.config.load_ahead(args.model.is_some(), AHEAD)?;
+    let resolved = match args.model {
+        Some(_) => args.config.load_optional(&[])?.0,
+        None => args.config.load_partial()?,
+    };
     let mut config = resolved.config.clone();
     let (mut arch, stored, name) = model(args, &mut config, &resolved)?;
     let machine = machine(args)?;
-    let mut notes = notes(&asked);
+    let mut notes = Vec::new();
     if config.task() != Task::CausalLm && arch.score.is_none() {
         let mut labels = config.data.labels.0.clone();
         if config.task() == Task::Classification && labels.is_empty() {
@@ -161,14 +160,6 @@ fn report(args: &Args) -> Result<Report> {
     Ok(Report { facts, machine, batch, plan, checkpointing, optimizers, time, scaling, notes })
 }
 
-/// What the configuration asks for that training does not have yet.
-fn notes(asked: &BTreeMap<String, String>) -> Vec<String> {
-    let note = |(key, word): (&String, &String)| {
-        format!("{key}: {word} is planned; training in this version does not have it yet")
-    };
-    asked.iter().map(note).collect()
-}
-
 /// The model's shape, how its checkpoint is stored, and its name.
 fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch, Storage, String)> {
     if let Some(model) = &args.model {
@@ -191,10 +182,10 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     let default = *resolved.source("model.max_seq_len") == crate::config::Source::Default;
     if default {
         config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
-    } else if config.model.max_seq_len > arch.max_position_embeddings {
-        let (asked, limit) = (config.model.max_seq_len, arch.max_position_embeddings);
+    } else if config.model.max_seq_len > arch.reach() {
+        let (asked, limit) = (config.model.max_seq_len, arch.reach());
         return Err(Error::config(format!(
-            "model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
+            "model.max_seq_len = {asked} is longer than what the model sees, {limit} tokens by its config.json"
         ))
         .hint(format!("set model.max_seq_len to at most {limit}")));
     }
@@ -314,17 +305,8 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
 /// State by optimizer.
 fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result<Vec<(String, u64)>> {
     use crate::config::Optim;
-    const ALL: [Optim; 7] = [
-        Optim::AdamW,
-        Optim::AdamW8bit,
-        Optim::Adafactor,
-        Optim::Lion,
-        Optim::Muon,
-        Optim::ScheduleFreeAdamW,
-        Optim::Sgd,
-    ];
     let mut states = Vec::new();
-    for optim in ALL {
+    for &optim in Optim::ALL {
         let mut other = config.clone();
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());

@@ -1,6 +1,7 @@
-//! Sums and gathers over parts that lie anywhere: several short pieces in one message, a long one in several, none of
-//! more than [`Limits::bucket`](super::Limits) bytes. Sums go from the first rank to the last, as everywhere in
-//! [`super`], so that neither the messages nor the parts move a bit.
+//! Sums and gathers over parts that lie anywhere. What lies whole and is neither short nor too long travels as it lies; several
+//! short pieces go in one message, a long one in several. Nothing beside the pieces takes more than
+//! [`Limits::bucket`](super::Limits) bytes for a message. Sums go from the first rank to the last, as everywhere in [`super`], so
+//! that neither the messages nor the parts move a bit.
 use std::ops::Range;
 
 use super::bytes::{self, Element as _};
@@ -23,11 +24,26 @@ pub struct Exchange {
     receive: Vec<f32>,
 }
 
+/// Pieces from so many bytes on are not put together with others.
+const LARGE: usize = 64 << 10;
+
+impl Piece<'_> {
+    /// Every rank's part in bytes, if the parts follow one another from end to end and make up so many bytes.
+    fn whole(&self, bytes: Range<usize>) -> Option<Vec<Range<usize>>> {
+        let ends = std::iter::once(0).chain(self.parts.iter().map(|part| part.end));
+        let whole = self.parts.iter().zip(ends).all(|(part, end)| part.start == end && part.end >= end)
+            && self.parts.last().is_some_and(|last| last.end == self.values.len())
+            && bytes.contains(&size_of_val(self.values));
+        let width = size_of::<f32>();
+        whole.then(|| self.parts.iter().map(|part| part.start * width..part.end * width).collect())
+    }
+}
+
 /// A stretch of a rank's parts: where it lies in which piece.
 type Stretch = (usize, Range<usize>);
 
 /// The numbers `from..to` of a rank's parts, which are counted through all pieces.
-fn stretches(pieces: &[Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
+fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
     let (mut found, mut at) = (Vec::new(), 0);
     for (index, piece) in pieces.iter().enumerate() {
         let part = &piece.parts[rank];
@@ -49,7 +65,7 @@ struct Message {
 }
 
 /// Cuts what all ranks have in `pieces` into messages of at most `bucket` bytes.
-fn messages(pieces: &[Piece<'_>], size: usize, bucket: usize) -> Vec<Message> {
+fn messages(pieces: &[&mut Piece<'_>], size: usize, bucket: usize) -> Vec<Message> {
     let count = |rank: usize| pieces.iter().map(|piece| piece.parts[rank].len()).sum::<usize>();
     let most = (0..size).map(count).max().unwrap_or(0);
     let step = (bucket / (size * size_of::<f32>())).max(1);
@@ -78,22 +94,36 @@ impl Exchange {
         if size == 1 {
             return Ok(());
         }
-        for Message { stretches, parts } in messages(pieces, size, comm.limits().bucket) {
+        if let Some(threads) = comm.shared_memory() {
+            return threads.sum_parts(pieces);
+        }
+        let bucket = comm.limits().bucket;
+        let mut rest = Vec::new();
+        for piece in pieces {
+            let Some(parts) = piece.whole(LARGE..bucket.saturating_add(1)) else {
+                rest.push(piece);
+                continue;
+            };
+            let own = piece.parts[rank].clone();
+            let receive = room(&mut self.receive, own.len() * size);
+            comm.all_to_all_bytes(bytes::of(piece.values), &parts, bytes::of_mut(receive))?;
+            f32::sum(&mut piece.values[own], receive);
+        }
+        for Message { stretches, parts } in messages(&rest, size, bucket) {
             self.send.clear();
             for (piece, range) in stretches.iter().flatten() {
-                self.send.extend_from_slice(&pieces[*piece].values[range.clone()]);
+                self.send.extend_from_slice(&rest[*piece].values[range.clone()]);
             }
             let own = parts[rank].len() / size_of::<f32>();
-            self.receive.clear();
-            self.receive.resize(own * size, 0.0);
-            comm.all_to_all_bytes(bytes::of(&self.send), &parts, bytes::of_mut(&mut self.receive))?;
+            let receive = room(&mut self.receive, own * size);
+            comm.all_to_all_bytes(bytes::of(&self.send), &parts, bytes::of_mut(receive))?;
             let sums = &mut self.send[..own];
-            f32::sum(sums, &self.receive);
-            let mut rest = &sums[..];
+            f32::sum(sums, receive);
+            let mut sums = &sums[..];
             for (piece, range) in &stretches[rank] {
-                let (now, later) = rest.split_at(range.len());
-                pieces[*piece].values[range.clone()].copy_from_slice(now);
-                rest = later;
+                let (now, later) = sums.split_at(range.len());
+                rest[*piece].values[range.clone()].copy_from_slice(now);
+                sums = later;
             }
         }
         Ok(())
@@ -108,26 +138,43 @@ impl Exchange {
         if size == 1 {
             return Ok(());
         }
-        for Message { stretches, parts } in messages(pieces, size, comm.limits().bucket) {
-            let floats = |range: &Range<usize>| range.start / size_of::<f32>()..range.end / size_of::<f32>();
-            self.receive.clear();
-            self.receive.resize(floats(&parts[size - 1]).end, 0.0);
-            let mut rest = &mut self.receive[floats(&parts[rank])];
-            for (piece, range) in &stretches[rank] {
-                let (now, later) = rest.split_at_mut(range.len());
-                now.copy_from_slice(&pieces[*piece].values[range.clone()]);
-                rest = later;
+        if let Some(threads) = comm.shared_memory() {
+            return threads.fill_parts(pieces);
+        }
+        let mut rest = Vec::new();
+        for piece in pieces {
+            match piece.whole(LARGE..usize::MAX) {
+                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.values), &parts)?,
+                None => rest.push(piece),
             }
-            comm.all_gather_bytes(bytes::of_mut(&mut self.receive), &parts)?;
-            let mut rest = &self.receive[..];
+        }
+        for Message { stretches, parts } in messages(&rest, size, comm.limits().bucket) {
+            let floats = |range: &Range<usize>| range.start / size_of::<f32>()..range.end / size_of::<f32>();
+            let message = room(&mut self.receive, floats(&parts[size - 1]).end);
+            let mut own = &mut message[floats(&parts[rank])];
+            for (piece, range) in &stretches[rank] {
+                let (now, later) = own.split_at_mut(range.len());
+                now.copy_from_slice(&rest[*piece].values[range.clone()]);
+                own = later;
+            }
+            comm.all_gather_bytes(bytes::of_mut(message), &parts)?;
+            let mut all = &message[..];
             for (piece, range) in stretches.iter().flatten() {
-                let (now, later) = rest.split_at(range.len());
-                pieces[*piece].values[range.clone()].copy_from_slice(now);
-                rest = later;
+                let (now, later) = all.split_at(range.len());
+                rest[*piece].values[range.clone()].copy_from_slice(now);
+                all = later;
             }
         }
         Ok(())
     }
+}
+
+/// The first `length` numbers of a buffer, whatever they are.
+fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    if buffer.len() < length {
+        buffer.resize(length, 0.0);
+    }
+    &mut buffer[..length]
 }
 
 #[cfg(test)]
@@ -141,11 +188,50 @@ mod tests {
         ((rank * 7919 + index * 104_729) % 10_007) as f32 / 97.0 - 50.0
     }
 
+    /// Threads that do not look into each other's memory.
+    struct Apart(threads::Threads);
+
+    impl Collectives for Apart {
+        fn world(&self) -> World {
+            self.0.world()
+        }
+
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+
+        fn name(&self) -> &'static str {
+            "apart"
+        }
+
+        fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
+            self.0.all_to_all_bytes(send, parts, receive)
+        }
+
+        fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
+            self.0.all_gather_bytes(data, parts)
+        }
+
+        fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
+            self.0.broadcast_bytes(data, root)
+        }
+
+        fn barrier(&self) -> Result<()> {
+            self.0.barrier()
+        }
+
+        fn beside(&self, who: super::super::Among) -> Result<Box<dyn Collectives>> {
+            self.0.beside(who)
+        }
+    }
+
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
         #[test]
         fn pieces_of_any_size_are_summed_and_gathered_in_messages_of_any_size(
-            lengths in prop::collection::vec(0usize..300, 1..6), size in 2usize..5, bucket in 4usize..3000, shift in 0usize..40,
+            lengths in prop::collection::vec(prop_oneof![4 => 0usize..300, 1 => 16_000usize..40_000], 1..6), size in 2usize..5,
+            bucket in prop_oneof![4usize..3000, 100_000usize..200_000], shift in 0usize..40,
+            messages: bool,
         ) {
             let total: usize = lengths.iter().sum();
             let column = |index: usize| (1..size).fold(value(0, index), |sum, rank| sum + value(rank, index));
@@ -160,6 +246,7 @@ mod tests {
                 let work = |comm: threads::Threads| {
                     let (lengths, parts) = (&lengths, &parts);
                     scope.spawn(move || {
+                        let comm: Box<dyn Collectives> = if messages { Box::new(Apart(comm)) } else { Box::new(comm) };
                         let rank = comm.world().rank;
                         let mut values: Vec<f32> = (0..total).map(|index| value(rank, index)).collect();
                         let mut exchange = Exchange::default();
@@ -173,9 +260,9 @@ mod tests {
                             }
                             act(&mut pieces);
                         };
-                        pieces(&mut values, &mut |pieces| exchange.reduce_scatter(&comm, pieces).unwrap());
+                        pieces(&mut values, &mut |pieces| exchange.reduce_scatter(&*comm, pieces).unwrap());
                         let summed = values.clone();
-                        pieces(&mut values, &mut |pieces| exchange.all_gather(&comm, pieces).unwrap());
+                        pieces(&mut values, &mut |pieces| exchange.all_gather(&*comm, pieces).unwrap());
                         (summed, values)
                     })
                 };

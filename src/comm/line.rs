@@ -26,10 +26,10 @@ impl Waiting {
     }
 }
 
-/// Counts an operation out, also one that panics.
-struct Done<'a>(&'a Waiting);
+/// Counts an operation out, also one that panics, and one that is given up because another has.
+struct Counted(Arc<Waiting>);
 
-impl Drop for Done<'_> {
+impl Drop for Counted {
     fn drop(&mut self) {
         let mut count = self.0.count.lock().unwrap_or_else(PoisonError::into_inner);
         *count -= 1;
@@ -65,32 +65,27 @@ impl Line {
     pub fn new(engine: Box<dyn Collectives>) -> Result<Self> {
         let engine: Arc<dyn Collectives> = Arc::from(engine);
         let (jobs, asked) = channel::<Job>();
-        let waiting = Arc::new(Waiting::default());
-        let (at_work, counted) = (Arc::clone(&engine), Arc::clone(&waiting));
-        let work = move || {
-            for job in asked {
-                let _done = Done(&counted);
-                job(&*at_work);
-            }
-        };
+        let at_work = Arc::clone(&engine);
+        let work = move || asked.into_iter().for_each(|job| job(&*at_work));
         // It ends with its owner, which does not wait: after a failure here, what is under way may wait for ranks that
         // wait for this one.
         let thread = std::thread::Builder::new().name("ranks".into()).spawn(work);
         thread.map_err(|error| Error::io("start", "the thread between ranks", &error))?;
-        Ok(Self { engine, waiting, jobs })
+        Ok(Self { engine, waiting: Arc::default(), jobs })
     }
 
     /// Begins something; what comes of it arrives at the receiver. Nothing arrives if the thread has ended.
     pub fn begin<T: Send + 'static>(&self, act: impl FnOnce(&dyn Collectives) -> T + Send + 'static) -> Receiver<T> {
         let (done, receiver) = channel();
         self.waiting.add();
+        let counted = Counted(Arc::clone(&self.waiting));
         let job: Job = Box::new(move |engine| {
+            let _counted = counted;
             // Nobody listens any more after a failure.
             let _ = done.send(act(engine));
         });
-        if self.jobs.send(job).is_err() {
-            drop(Done(&self.waiting));
-        }
+        // If the thread has ended the job is dropped, and counted out.
+        let _ = self.jobs.send(job);
         receiver
     }
 
@@ -133,6 +128,23 @@ mod tests {
         });
         let turn = |turn: u32| (vec![turn as f32, 1.0 + turn as f32, 2.0 + turn as f32], 3.0);
         assert!(sums.iter().all(|sums| sums.iter().cloned().eq((0..20).map(turn))), "{sums:?}");
+    }
+
+    #[test]
+    fn what_stands_behind_an_operation_that_panics_is_not_waited_for() {
+        let line = Line::new(Box::new(threads::world(1, Limits::default()).remove(0))).unwrap();
+        let (go, wait) = channel::<()>();
+        // No message of a panic.
+        let first = line.begin(move |_| -> u8 {
+            let _ = wait.recv();
+            std::panic::resume_unwind(Box::new(()))
+        });
+        let second = line.begin(|_| 2u8);
+        go.send(()).unwrap();
+        assert!(first.recv().is_err() && second.recv().is_err());
+        line.idle().barrier().unwrap();
+        assert!(line.begin(|_| 3u8).recv().is_err());
+        line.idle().barrier().unwrap();
     }
 
     #[test]

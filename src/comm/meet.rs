@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use super::World;
 use super::c10d::Agent;
 use super::env::{Launch, Place};
-use super::store::{Host, Store, Token};
+use super::store::{Host, Refused, Store, Token};
 use crate::error::{Error, Result};
 
 /// How long ranks wait for each other at the start.
 const GATHERING: Duration = Duration::from_secs(300);
+/// How long a stranger may hold the place: an earlier run that is about to end.
+const STRANGER: Duration = Duration::from_secs(15);
 /// After an operation has failed: how long the others may take to say that they have noticed.
 const ROLL_CALL: Duration = Duration::from_secs(2);
 /// The name of rank 0's endpoint in torchrun's store.
@@ -44,17 +46,17 @@ impl Meeting {
     /// Finds the others.
     ///
     /// # Errors
-    /// [`crate::Kind::Peer`]: they cannot be found in five minutes.
+    /// [`crate::Kind::Peer`]: they cannot be found in five minutes; [`crate::Kind::Config`]: a stranger is where they should be.
     pub fn join(launch: &Launch) -> Result<Self> {
         let (world, rank) = (launch.world, launch.world.rank);
         let token = || launch.token.clone().map_or_else(Token::fresh, Ok);
         let store = match &launch.place {
-            Place::Held(address) => connect(address, &token()?, rank)?,
+            Place::Held(address) => connect(address, &token()?, rank, true)?,
             Place::First(address) => {
                 let token = token()?;
                 match rank {
-                    0 => connect(&hold(address, &token)?.to_string(), &token, rank)?,
-                    _ => connect(address, &token, rank)?,
+                    0 => connect(&hold(address, &token)?.to_string(), &token, rank, true)?,
+                    _ => connect(address, &token, rank, false)?,
                 }
             }
             Place::Agent(address) => {
@@ -63,7 +65,7 @@ impl Meeting {
                     let token = token()?;
                     let host = Host::serve(SocketAddr::new(own_address(address)?, 0), token.clone())?;
                     agent.set(ENDPOINT, &format!("{} {}", host.address(), token.text()))?;
-                    connect(&host.address().to_string(), &token, rank)?
+                    connect(&host.address().to_string(), &token, rank, true)?
                 } else {
                     through_agent(&mut agent, rank)?
                 }
@@ -130,16 +132,24 @@ pub fn ranks(numbers: &[usize]) -> String {
     }
 }
 
-/// Connects to a host that may not stand yet.
-fn connect(address: &str, token: &Token, rank: usize) -> Result<Store> {
+/// Connects to a host that may not stand yet. A launcher's is of this run alone (`own`): where that is over, nothing comes after it.
+fn connect(address: &str, token: &Token, rank: usize, own: bool) -> Result<Store> {
     let began = Instant::now();
     loop {
-        let tried = resolve(address).and_then(|address| Store::connect(address, token, rank));
-        match tried {
-            Err(error) if began.elapsed() > GATHERING => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            done => return done,
+        let tried = resolve(address).map_err(Refused::Unreachable);
+        let refused = match tried.and_then(|address| Store::connect(address, token, rank)) {
+            Ok(store) => return Ok(store),
+            Err(refused) => refused,
+        };
+        let patience = match refused {
+            Refused::Stranger(_) => STRANGER,
+            Refused::Over(_) if own => Duration::ZERO,
+            Refused::Over(_) | Refused::Unreachable(_) => GATHERING,
+        };
+        if began.elapsed() >= patience {
+            return Err(refused.into());
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
@@ -152,17 +162,16 @@ fn hold(address: &str, token: &Token) -> Result<SocketAddr> {
     Ok(if is_ours { held } else { SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), held.port()) })
 }
 
-/// The endpoint in torchrun's store may be of a rank 0 before a restart: then nobody answers there, or a stranger.
+/// The endpoint in torchrun's store may be of a rank 0 before a restart: then nobody answers there, or one whose run is over.
 fn through_agent(agent: &mut Agent, rank: usize) -> Result<Store> {
     let began = Instant::now();
     let mut last = Error::peer(format!("rank {rank}: rank 0 has not said where it is"));
     while began.elapsed() < GATHERING {
         let endpoint = agent.get(ENDPOINT)?;
         if let Some((address, token)) = endpoint.as_deref().and_then(|endpoint| endpoint.split_once(' ')) {
-            let tried = resolve(address).and_then(|address| Store::connect(address, &Token::given(token)?, rank));
-            match tried {
+            match Store::connect(resolve(address)?, &Token::given(token)?, rank) {
                 Ok(store) => return Ok(store),
-                Err(error) => last = error,
+                Err(refused) => last = refused.into(),
             }
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -18,6 +18,7 @@ pub mod c10d;
 pub mod env;
 pub mod exchange;
 pub mod gloo;
+mod lent;
 pub mod line;
 pub mod meet;
 #[cfg(feature = "cuda")]
@@ -118,9 +119,9 @@ pub trait Collectives: Send + Sync {
     fn limits(&self) -> Limits;
     /// What it is called.
     fn name(&self) -> &'static str;
-    /// Whether its ranks are threads of one process: what one of them holds counts against the memory of all.
-    fn shares_memory(&self) -> bool {
-        false
+    /// Itself, if its ranks are threads of one process, which look into each other's memory.
+    fn shared_memory(&self) -> Option<&threads::Threads> {
+        None
     }
     /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part of every rank's, in the order of
     /// ranks: `receive` is `[size, parts[rank].len()]`. `parts` are the same on every rank, one behind the other.
@@ -155,6 +156,11 @@ pub trait Collectives: Send + Sync {
 const SMALL: usize = 4096;
 
 impl dyn Collectives + '_ {
+    /// Whether what one rank holds counts against the memory of all.
+    pub fn shares_memory(&self) -> bool {
+        self.shared_memory().is_some()
+    }
+
     /// Replaces `data` on every rank by the sum over ranks. Integers wrap around; f16 and bf16 are summed in f32 and
     /// rounded once.
     ///

@@ -18,6 +18,9 @@ const LONGEST: usize = 1 << 20;
 const GREETING: Duration = Duration::from_secs(5);
 /// How long the host may take to answer; it only looks into a map.
 const ANSWER: Duration = Duration::from_secs(5);
+/// What the host proves to a rank that it takes in, and to one that comes after the run's end.
+const HOST: &str = "host";
+const OVER: &str = "over";
 const SET: u8 = 1;
 const GET: u8 = 2;
 /// How it looks when the other side hangs up.
@@ -135,13 +138,22 @@ fn receive(mut stream: TcpStream, token: &Token, shelf: &Mutex<Shelf>) -> std::i
     if blake3::Hash::from(token.proof("rank", &[&ours[..], &theirs[..]].concat())) != blake3::Hash::from(proof) {
         return Err(refuse());
     }
-    stream.write_all(&token.proof("host", &[&theirs[..], &ours[..]].concat()))?;
-    stream.set_read_timeout(None)?;
     let rank = u32::from_le_bytes([theirs[32], theirs[33], theirs[34], theirs[35]]);
     let lock = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
-    *lock().present.entry(rank).or_default() += 1;
-    lock().gone.remove(&rank);
-    let served = serve(&mut stream, &lock);
+    // A run that has lost a rank is over: who comes now has been started again, and is early for the next one.
+    let over = {
+        let mut shelf = lock();
+        let over = !shelf.gone.is_empty();
+        if !over {
+            *shelf.present.entry(rank).or_default() += 1;
+        }
+        over
+    };
+    let answer = stream.write_all(&token.proof(if over { OVER } else { HOST }, &[&theirs[..], &ours[..]].concat()));
+    if over {
+        return answer;
+    }
+    let served = answer.and_then(|()| stream.set_read_timeout(None)).and_then(|()| serve(&mut stream, &lock));
     let mut shelf = lock();
     let left = shelf.present.entry(rank).or_default();
     *left -= 1;
@@ -207,6 +219,24 @@ pub struct Look {
     pub gone: Vec<usize>,
 }
 
+/// Why a rank has not been taken in.
+#[derive(Debug)]
+pub enum Refused {
+    /// Nobody listens there, or the way is broken.
+    Unreachable(Error),
+    /// Who listens there does not know this run's token.
+    Stranger(Error),
+    /// The run there has lost a rank: it is one before a restart.
+    Over(Error),
+}
+
+impl From<Refused> for Error {
+    fn from(refused: Refused) -> Self {
+        let (Refused::Unreachable(error) | Refused::Stranger(error) | Refused::Over(error)) = refused;
+        error
+    }
+}
+
 /// A rank's connection to the host.
 #[derive(Debug)]
 pub struct Store {
@@ -220,12 +250,13 @@ impl Store {
     /// Connects as `rank`, once.
     ///
     /// # Errors
-    /// [`crate::Kind::Peer`]: nobody listens there, or it is not the host of this run.
-    pub fn connect(host: SocketAddr, token: &Token, rank: usize) -> Result<Self> {
-        let fail =
-            |error: std::io::Error| Error::peer(format!("rank {rank}: no way to the rendezvous at {host}: {error}"));
+    /// Why not.
+    pub fn connect(host: SocketAddr, token: &Token, rank: usize) -> std::result::Result<Self, Refused> {
+        let fail = |error: std::io::Error| {
+            Refused::Unreachable(Error::peer(format!("rank {rank}: no way to the rendezvous at {host}: {error}")))
+        };
         let mut stream = TcpStream::connect_timeout(&host, GREETING).map_err(fail)?;
-        let mut greet = || -> std::io::Result<bool> {
+        let mut greet = || -> std::io::Result<Option<&str>> {
             stream.set_nodelay(true)?;
             stream.set_read_timeout(Some(ANSWER))?;
             let mut theirs = [0; 32];
@@ -237,13 +268,14 @@ impl Store {
             stream.write_all(&greeting)?;
             let mut proof = [0; 32];
             stream.read_exact(&mut proof)?;
-            let expected = token.proof("host", &[&ours[..], &theirs[..]].concat());
-            Ok(blake3::Hash::from(expected) == blake3::Hash::from(proof))
+            let expected = |side: &str| blake3::Hash::from(token.proof(side, &[&ours[..], &theirs[..]].concat()));
+            Ok([HOST, OVER].into_iter().find(|side| expected(side) == blake3::Hash::from(proof)))
         };
         match greet() {
-            Ok(true) => {}
-            Ok(false) => return Err(stranger(rank, host)),
-            Err(error) if CLOSED.contains(&error.kind()) => return Err(stranger(rank, host)),
+            Ok(Some(HOST)) => {}
+            Ok(Some(_)) => return Err(Refused::Over(over(rank, host))),
+            Ok(None) => return Err(Refused::Stranger(stranger(rank, host))),
+            Err(error) if CLOSED.contains(&error.kind()) => return Err(Refused::Stranger(stranger(rank, host))),
             Err(error) => return Err(fail(error)),
         }
         let here = stream.local_addr().map_err(fail)?.ip();
@@ -325,8 +357,12 @@ impl Store {
     }
 }
 
+fn over(rank: usize, host: SocketAddr) -> Error {
+    Error::peer(format!("rank {rank}: the run at {host} has lost a rank already"))
+}
+
 fn stranger(rank: usize, host: SocketAddr) -> Error {
-    Error::peer(format!("rank {rank}: whoever listens at {host} does not know this run's token"))
+    Error::config(format!("rank {rank}: whoever listens at {host} does not know this run's token"))
         .hint("every rank needs the same token; another run may hold the port")
 }
 
@@ -353,6 +389,9 @@ mod tests {
         assert!(late.message().starts_with("rank 0: waiting for `never`: nothing within"), "{late}");
         drop(second);
         assert_eq!(first.wait("never", None).unwrap_err().message(), "rank 0: waiting for `never`: rank 1 has ended");
+        // Started again, it belongs to another run.
+        let early = Store::connect(host.address(), &token, 1).unwrap_err();
+        assert!(matches!(early, Refused::Over(_)), "{early:?}");
     }
 
     #[test]
@@ -360,8 +399,9 @@ mod tests {
         let token = Token::fresh().unwrap();
         let host = local(&token);
         let other = Token::given("not the token of this run").unwrap();
-        let error = Store::connect(host.address(), &other, 0).unwrap_err();
+        let error = Error::from(Store::connect(host.address(), &other, 0).unwrap_err());
         assert!(error.message().contains("does not know this run's token"), "{error}");
+        assert_eq!(error.kind(), crate::Kind::Config);
         assert_eq!(Token::given("short").unwrap_err().kind(), crate::Kind::Config);
         // Nor does a host that only repeats what it is told pass for the right one.
         let mirror = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -220,6 +220,12 @@ pub struct Arch {
 }
 
 impl Arch {
+    /// The longest row: `max_position_embeddings`, or more where the rotary rule of every block stretches it.
+    pub fn reach(&self) -> usize {
+        let reach = self.ropes.iter().map(|rope| rope.scaling.reach(self.max_position_embeddings)).min();
+        reach.unwrap_or(self.max_position_embeddings)
+    }
+
     /// Reads `dir/config.json`; the stop tokens of `dir/generation_config.json` go before its own, as in `generate`.
     ///
     /// # Errors

@@ -17,6 +17,8 @@ macro_rules! choices {
             /// The words that the configuration accepts, less second names.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
             const LATER: &'static [&'static str] = choices!(@or $($later)?);
+            /// All of them, in the order of the documentation.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
             /// The word of the configuration.
             pub const fn as_str(self) -> &'static str {

@@ -34,8 +34,8 @@ pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy
 pub use datasets::DatasetSpec;
 pub use labels::{ClassWeights, Labels};
 pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, variable};
-pub use resolve::{Ahead, Flag, Resolved, Setting, Source};
-pub use resolve::{load, load_ahead, load_optional, load_partial, load_text, try_setting, unquoted};
+pub use resolve::{Flag, Resolved, Setting, Source};
+pub use resolve::{load, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
     TopConfig, TrainConfig, TuningConfig,

@@ -160,35 +160,7 @@ pub fn load_optional(
     env: &[(String, String)],
     flags: &[Flag],
 ) -> Result<Resolved> {
-    gather(path, words, env, flags, &[]).map(|(resolved, _)| resolved)
-}
-
-/// A key, and words of it that this version refuses.
-pub type Ahead = (&'static str, &'static [&'static str]);
-
-/// As [`load_partial`], for who looks ahead: the words of `ahead` are handed back by key where they are refused. Without
-/// a file, of the other sources alone.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_ahead(
-    path: Option<&Path>,
-    words: &[String],
-    env: &[(String, String)],
-    ahead: &'static [Ahead],
-) -> Result<(Resolved, BTreeMap<String, String>)> {
-    gather(path, words, env, &[], ahead)
-}
-
-/// From all sources, the nearer ones over the others; with what [`load_ahead`] hands back.
-fn gather(
-    path: Option<&Path>,
-    words: &[String],
-    env: &[(String, String)],
-    flags: &[Flag],
-    ahead: &'static [Ahead],
-) -> Result<(Resolved, BTreeMap<String, String>)> {
-    let mut resolver = Resolver { ahead, ..Resolver::default() };
+    let mut resolver = Resolver::default();
     if let Some(path) = path {
         resolver.file(path, None, &mut Vec::new())?;
     }
@@ -200,10 +172,9 @@ fn gather(
         resolver.text(def, flag.key, &flag.value, source)?;
     }
     resolver.take_foreign()?;
-    let asked = std::mem::take(&mut resolver.asked);
     let resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
     validate::contradictions(&resolved)?;
-    Ok((resolved, asked))
+    Ok(resolved)
 }
 
 /// Reads a configuration that is no file yet and has no includes; `path` stands for it in messages. It may lack the model
@@ -258,9 +229,6 @@ pub(super) struct Resolver {
     files: usize,
     pub notes: Vec<String>,
     pub foreign: Foreign,
-    /// Words that are refused and looked for all the same, and those found.
-    ahead: &'static [Ahead],
-    asked: BTreeMap<String, String>,
 }
 
 impl Resolver {
@@ -408,16 +376,7 @@ impl Resolver {
                 return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
             }
         }
-        let refusal = (def.set)(&mut Config::default(), &node).err();
-        if let (Node::Str(word), Some(_)) = (&node, &refusal)
-            && self.ahead.iter().any(|(key, words)| *key == def.path() && words.contains(&word.as_str()))
-        {
-            self.found.remove(&def.path());
-            self.asked.insert(def.path(), word.clone());
-            return Ok(());
-        }
-        refusal.map_or(Ok(()), |refusal| Err(refused(&source, spelled, refusal)))?;
-        self.asked.remove(&def.path());
+        (def.set)(&mut Config::default(), &node).map_err(|refusal| refused(&source, spelled, refusal))?;
         let node = match (self.found.remove(&def.path()), node, &source) {
             (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
             (_, node, _) => node,

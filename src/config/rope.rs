@@ -58,6 +58,20 @@ pub enum RopeScaling {
     },
 }
 
+impl RopeScaling {
+    /// How many positions a model with this `max_position_embeddings` sees: some rules stretch it further than it says.
+    pub fn reach(&self, max_position_embeddings: usize) -> usize {
+        let stretched = match self {
+            Self::Linear { factor } | Self::Dynamic { factor, .. } => factor * max_position_embeddings as f64,
+            Self::Yarn { factor, original_max_position_embeddings, .. } => {
+                factor * *original_max_position_embeddings as f64
+            }
+            Self::None | Self::LongRope { .. } | Self::Llama3 { .. } => 0.0,
+        };
+        max_position_embeddings.max(stretched as usize)
+    }
+}
+
 impl std::fmt::Display for RopeScaling {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -171,5 +185,27 @@ impl Rope {
             let keep = 1.0 - ramp;
             1.0 / (factor as f32 * power) * (1.0 - keep) + 1.0 / power * keep
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RopeScaling;
+
+    #[test]
+    fn rules_that_stretch_positions_let_rows_be_longer() {
+        let yarn = |original_max_position_embeddings| RopeScaling::Yarn {
+            factor: 4.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate: true,
+            attention_factor: 1.0,
+            original_max_position_embeddings,
+        };
+        assert_eq!(RopeScaling::None.reach(64), 64);
+        assert_eq!(RopeScaling::Linear { factor: 2.5 }.reach(64), 160);
+        assert_eq!(RopeScaling::Dynamic { factor: 2.0, max_position_embeddings: 64 }.reach(64), 128);
+        assert_eq!((yarn(32).reach(128), yarn(32).reach(32)), (128, 128));
+        assert_eq!(RopeScaling::Linear { factor: f64::MAX }.reach(64), usize::MAX);
     }
 }

@@ -329,7 +329,7 @@ section! {
         fp16: bool = false;
         /// How gradients are kept between the passes of a step and its update: `bfloat16` takes half the memory, which counts
         /// where all weights are trained.
-        grad_dtype: GradDtype = GradDtype::Float32;
+        grad_dtype: GradDtype = GradDtype::Float32, aliases ["gradient_dtype"];
         /// The loss scale of `fp16`; 0 for one that moves.
         loss_scale: f64 = 0.0, range Range::at_least(0.0);
         /// The moving loss scale starts at 2 to this power.
@@ -393,8 +393,6 @@ section! {
         /// Where the optimizer's state lies.
         "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
             because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
-        /// What gradients are kept in.
-        "gradient_dtype" = [Scalar::Str("float32")], because "gradients of what is trained are summed and kept in float32 alone";
     }
 }
 

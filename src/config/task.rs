@@ -1,7 +1,7 @@
 //! What goes with `task: classification` and `regression`: their measures, and what contradicts them.
 use super::resolve::Resolved;
 use super::validate::conflict;
-use super::{ClassWeights, Format, Strategy, Task};
+use super::{ClassWeights, Format, Task};
 use crate::error::Result;
 
 /// The measures of a classification over all labels.
@@ -27,12 +27,6 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "data.datasets",
         "task",
         "the rows of this task are {text, label} or {messages, label}; remove format",
-    )?;
-    both(
-        matches!(train.strategy, Strategy::Zero3 | Strategy::Fsdp),
-        "train.strategy",
-        "task",
-        "not yet: sharing the weights of a model with a head of scores; use dp, ddp, zero1 or zero2",
     )?;
     let weighted = task == Task::Classification && train.class_weights != ClassWeights::None;
     both(

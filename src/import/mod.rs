@@ -2,10 +2,11 @@
 //! [`Note`]: taken over, changed and why, needless here, or not possible. Nothing is dropped in silence.
 //!
 //! A key that this version refuses is written all the same, and [`Imported::refused`] names it: the file works when
-//! the key does. What only says where or how fast the work is done stands in the file as a comment.
+//! the key does.
 mod axolotl;
 mod llama_factory;
 mod names;
+mod ranks;
 mod sft_play;
 mod work;
 mod write;

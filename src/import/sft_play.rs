@@ -1,14 +1,12 @@
 //! SFT-Play's configurations: sections as ours, with includes.
-use super::names;
-use super::work::Act::{Comment, Lost, Needless, To, ToBut, Together, With};
+use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
 use super::work::{Rule, Work};
-use super::{beside, entries};
+use super::{beside, entries, names, ranks};
 use crate::config::Node;
 use crate::error::{Error, Result};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distributed.md, docs/foreign-configs.md";
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const ENGINE: &str = "there is one engine";
@@ -35,7 +33,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "eval" => Together,
     "seed" => To("train.seed"),
     "run_name" => To("logging.run_name"),
-    "deepspeed" => Comment(ONE_DEVICE),
+    "deepspeed" => With(ranks::deepspeed),
     "model.name" => To("model.name"),
     "model.local_dir" => With(|work, key, node| match node {
         Node::Str(folder) if !Path::new(folder).is_dir() => {
@@ -93,10 +91,12 @@ pub(super) const RULES: &[Rule] = rules! {
     "train.load_best_model_at_end" => Together,
     "train.early_stopping_patience" => To("train.early_stopping_patience"),
     "train.metric_for_best_model" => With(|work, key, node| match node {
-        Node::Str(word) if word == "eval_loss" || word == "loss" => work.put(key, "train.metric_for_best_model", node.clone(), ""),
-        _ => work.changed(key, "train.metric_for_best_model: eval_loss", "the validation loss; ROUGE is not yet part of this version"),
+        Node::Str(word) if word == "eval_loss" || word == "loss" || work.is_on("train.predict_with_generate") => {
+            work.put(key, "train.metric_for_best_model", node.clone(), "");
+        }
+        _ => work.changed(key, "train.metric_for_best_model: eval_loss", "answers are scored with predict_with_generate only"),
     }),
-    "train.greater_is_better" => With(|work, key, _| work.needless(key, "a lower validation loss is better")),
+    "train.greater_is_better" => Needless("known of every measure"),
     "train.output_dir" => To("train.output_dir"),
     "train.overwrite_output_dir" => With(|work, key, node| match node {
         Node::Bool(true) => work.changed(key, "", "say --overwrite when you train"),
@@ -113,7 +113,9 @@ pub(super) const RULES: &[Rule] = rules! {
     "train.ddp_find_unused_parameters" => Needless(REACHED),
     "train.ddp_broadcast_buffers" => Needless("models have no buffers that training changes"),
     "train.ddp_bucket_cap_mb" => To("train.ddp_bucket_cap_mb"),
-    "train.deepspeed" => With(|work, key, node| work.comment(key, "train.deepspeed", node.clone(), ONE_DEVICE)),
+    "train.deepspeed" => With(ranks::deepspeed),
+    "train.ddp_timeout" => To("train.ddp_timeout"),
+    "train.ddp_backend" => To("train.ddp_backend"),
     "train.dataloader_num_workers" => Needless(NO_LOADER),
     "train.dataloader_pin_memory" => Needless(NO_LOADER),
     "train.predict_with_generate" => To("train.predict_with_generate"),
@@ -282,12 +284,12 @@ fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Vec<(Str
     below
 }
 
-/// Mappings as dotted keys.
+/// Mappings as dotted keys, but for DeepSpeed's.
 fn flatten(section: &str, entries: Vec<(String, Node)>, out: &mut Vec<(String, Node)>) {
     for (key, node) in entries {
         let path = if section.is_empty() { key } else { format!("{section}.{key}") };
         match node {
-            Node::Map(inner) if !inner.is_empty() => flatten(&path, inner, out),
+            Node::Map(inner) if !inner.is_empty() && !path.ends_with("deepspeed") => flatten(&path, inner, out),
             node => out.push((path, node)),
         }
     }
@@ -363,4 +365,5 @@ fn pretraining(work: &mut Work) {
         sets.push(Node::Map(set));
     }
     work.put(&key, "data.datasets", Node::List(sets), "");
+    work.take_back("data.train_path", "data.train_path", "the mix takes its place");
 }

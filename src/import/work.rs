@@ -1,5 +1,5 @@
 //! The state of one import: the source's keys, what is written, and a note on each key.
-use super::{Imported, Note, Outcome, Refused, Toolkit, write};
+use super::{Imported, Note, Outcome, Refused, Toolkit, ranks, write};
 use crate::config::{self, Node};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
@@ -18,8 +18,6 @@ pub(super) enum Act {
     Needless(&'static str),
     /// Not possible, and why; `false` and empty values are fine.
     Lost(&'static str),
-    /// A comment in the file: where or how fast the work is done, and why not yet.
-    Comment(&'static str),
     /// Read together with others, by the toolkit's function.
     Together,
 }
@@ -36,8 +34,6 @@ pub(super) struct Line {
     pub node: Node,
     /// What stands behind it as a comment.
     pub why: String,
-    /// Whether the whole line is one.
-    pub comment: bool,
 }
 
 pub(super) struct Work {
@@ -80,7 +76,7 @@ impl Work {
 
     /// What has been written under our key.
     pub fn written(&self, key: &str) -> Option<&Node> {
-        self.lines.iter().find(|line| line.key == key && !line.comment).map(|line| &line.node)
+        self.lines.iter().find(|line| line.key == key).map(|line| &line.node)
     }
 
     fn note(&mut self, outcome: Outcome, from: &str, to: String, why: &str) {
@@ -98,7 +94,7 @@ impl Work {
         self.notes.retain(|note| note.outcome != Outcome::Default || !note.to.starts_with(&before));
         let setting = format!("{to}: {}", write::short(&node));
         self.note(if why.is_empty() { Outcome::Mapped } else { Outcome::Changed }, from, setting, why);
-        self.line(to, node, why, false);
+        self.line(to, node, why);
     }
 
     /// Writes what the toolkit does without being told, and ours does not.
@@ -109,7 +105,15 @@ impl Work {
             to: format!("{to}: {}", write::short(&node)),
             why: why.to_owned(),
         });
-        self.line(to, node, &format!("{}: {why}", self.toolkit.title()), false);
+        self.line(to, node, &format!("{}: {why}", self.toolkit.title()));
+    }
+
+    /// Removes what has been written for a key of the source, if it is there.
+    pub fn take_back(&mut self, from: &str, ours: &str, why: &str) {
+        if self.get(&[from]).is_some() {
+            self.lines.retain(|line| line.key != ours);
+            self.needless(from, why);
+        }
     }
 
     /// Something that is done in another way, with no key of its own.
@@ -125,16 +129,10 @@ impl Work {
         self.note(Outcome::Lost, from, String::new(), why);
     }
 
-    /// Writes the key as a comment.
-    pub fn comment(&mut self, from: &str, to: &str, node: Node, why: &str) {
-        self.note(Outcome::Lost, from, String::new(), why);
-        self.line(to, node, why, true);
-    }
-
     /// A later line of the same key replaces an earlier one.
-    fn line(&mut self, key: &str, node: Node, why: &str, comment: bool) {
+    fn line(&mut self, key: &str, node: Node, why: &str) {
         self.lines.retain(|line| line.key != key);
-        self.lines.push(Line { key: key.to_owned(), node, why: why.to_owned(), comment });
+        self.lines.push(Line { key: key.to_owned(), node, why: why.to_owned() });
     }
 
     /// Follows the toolkit's table, in the order of the source.
@@ -155,9 +153,8 @@ impl Work {
                 Some(Act::ToBut(ours, why)) => self.put(&key, ours, node, why),
                 Some(Act::With(act)) => act(self, &key, &node),
                 Some(Act::Needless(why)) => self.needless(&key, why),
-                Some(Act::Lost(_) | Act::Comment(_)) if is_off(&node) => self.needless(&key, "off"),
+                Some(Act::Lost(_)) if is_off(&node) => self.needless(&key, "off"),
                 Some(Act::Lost(why)) => self.lost(&key, why),
-                Some(Act::Comment(why)) => self.comment(&key, &format!("train.{key}"), node, why),
                 Some(Act::Together) => {}
             }
         }
@@ -165,7 +162,7 @@ impl Work {
 
     /// What nothing would read goes: the shape of an adapter where none is trained, how answers are drawn where none are.
     fn drop_unread(&mut self) {
-        let written = self.lines.iter().filter(|line| !line.comment).map(|line| (line.key.as_str(), &line.node));
+        let written = self.lines.iter().map(|line| (line.key.as_str(), &line.node));
         let unread = config::unread(&written.collect::<Vec<_>>());
         let unread: BTreeMap<String, &str> = unread.into_iter().map(|(key, why)| (key.to_owned(), why)).collect();
         self.lines.retain(|line| !unread.contains_key(&line.key));
@@ -196,10 +193,11 @@ impl Work {
         let refused: Vec<Refused> = self
             .lines
             .iter()
-            .filter(|line| !line.comment)
             .filter_map(|line| {
-                let error = config::try_setting(&line.key, &line.node).err()?;
-                let why = error.hint_text().unwrap_or_else(|| error.message()).to_owned();
+                let why = match config::try_setting(&line.key, &line.node) {
+                    Err(error) => error.hint_text().unwrap_or_else(|| error.message()).to_owned(),
+                    Ok(()) => ranks::refusal(&line.key, &line.node)?.message().to_owned(),
+                };
                 Some(Refused { setting: format!("{}: {}", line.key, write::short(&line.node)), why })
             })
             .collect();
@@ -236,7 +234,7 @@ fn as_python(node: Node) -> Node {
 }
 
 /// `false`, nothing, zero, or an empty text, list or mapping.
-fn is_off(node: &Node) -> bool {
+pub(super) fn is_off(node: &Node) -> bool {
     match node {
         Node::Null | Node::Bool(false) | Node::Int(0) => true,
         Node::Float(number) => *number == 0.0,

@@ -27,15 +27,11 @@ pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note]
             let _ = writeln!(out, "#   {}   ({})", note.from, printable(&note.why));
         }
     }
-    for section in ["model", "tuning", "train", "data", "logging", "gen"] {
+    for section in ["model", "tuning", "train", "data", "logging", "gen", "eval"] {
         let prefix = format!("{section}.");
         let own: Vec<(&str, &Line)> =
             lines.iter().filter_map(|line| Some((line.key.strip_prefix(&prefix)?, line))).collect();
-        if own.iter().all(|(_, line)| line.comment) {
-            // A section of comments only would be read as null, which says the same as none.
-            for (_, line) in own {
-                let _ = writeln!(out, "\n# {}: {} # {}", line.key, flow(&line.node), printable(&line.why));
-            }
+        if own.is_empty() {
             continue;
         }
         let _ = writeln!(out, "\n{section}:");
@@ -63,23 +59,22 @@ pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note]
 
 fn entry(out: &mut String, depth: usize, key: &str, line: &Line) {
     let indent = "  ".repeat(depth);
-    let mark = if line.comment { "# " } else { "" };
     let why = if line.why.is_empty() { String::new() } else { format!(" # {}", printable(&line.why)) };
     match &line.node {
-        Node::List(items) if !line.comment && items.iter().any(|item| matches!(item, Node::Map(_))) => {
+        Node::List(items) if items.iter().any(|item| matches!(item, Node::Map(_))) => {
             let _ = writeln!(out, "{indent}{key}:{why}");
             for item in items {
                 let _ = writeln!(out, "{indent}  - {}", flow(item));
             }
         }
         node => {
-            let _ = writeln!(out, "{indent}{mark}{key}: {}{why}", flow(node));
+            let _ = writeln!(out, "{indent}{key}: {}{why}", flow(node));
         }
     }
 }
 
 /// A value on one line.
-fn flow(node: &Node) -> String {
+pub(super) fn flow(node: &Node) -> String {
     match node {
         Node::Null => "null".to_owned(),
         Node::Bool(flag) => flag.to_string(),

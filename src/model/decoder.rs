@@ -186,10 +186,10 @@ impl Model {
     /// A pass of a rank that has nothing to train on while others have.
     ///
     /// # Errors
-    /// [`crate::Kind::Peer`]: a rank is gone.
-    pub fn idle(&self) -> Result<()> {
+    /// [`crate::Kind::Peer`]: a rank is gone; those of whoever takes the gradients.
+    pub fn idle(&self, grads: &mut Grads<'_>) -> Result<()> {
         self.begin(Kind::Train)?;
-        self.end(Ok(()))
+        self.end(Ok(()), Some(grads))
     }
 
     fn begin(&self, kind: Kind) -> Result<()> {
@@ -205,21 +205,28 @@ impl Model {
         Ok(act(&Pass { values, ..*pass }))
     }
 
-    /// After a pass, also one that failed: the other ranks are still at theirs.
-    fn end<T>(&self, walked: Result<T>) -> Result<T> {
-        match &self.shards {
-            Some(shards) if !walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Peer) => {
-                shards.end(self.params.values())?;
-                walked
-            }
-            _ => walked,
+    /// After a pass, also one that failed: the other ranks are still at theirs. They wait for what it has of `grads`, if it
+    /// was to make some, where they leave a segment: so it goes there while it goes on to the end.
+    fn end<T>(&self, walked: Result<T>, mut grads: Option<&mut Grads<'_>>) -> Result<T> {
+        let Some(shards) = &self.shards else { return walked };
+        if walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Peer) {
+            return walked;
         }
+        let head = self.blocks.len() + 1;
+        shards.end(self.params.values(), &mut |left| match &mut grads {
+            // With those above it whose weights are not shared.
+            Some(grads) => (left.unwrap_or(head)..=head)
+                .rev()
+                .try_for_each(|segment| grads.pass_over(&self.params.segment(segment))),
+            None => Ok(()),
+        })?;
+        walked
     }
 
     /// A pass without backward.
     fn forward<T>(&self, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.begin(Kind::Forward)?;
-        self.end(memory::guarded(work))
+        self.end(memory::guarded(work), None)
     }
 
     /// Bytes of activations that are held between passes: those of the blocks, and those of the head.
@@ -309,7 +316,7 @@ impl Model {
         let params = std::mem::take(&mut self.params);
         let walked = memory::guarded(|| self.walk(&params, batch, scales, step, grads));
         self.params = params;
-        self.end(walked)
+        self.end(walked, Some(grads))
     }
 
     fn walk(

@@ -40,6 +40,8 @@ pub trait Collector<'g> {
 pub struct Grads<'g> {
     windows: Vec<Window<'g>>,
     collector: Option<Box<dyn Collector<'g> + 'g>>,
+    /// The collector has what lies from here on.
+    closed: usize,
 }
 
 /// A stretch of the flat buffer from `start` on.
@@ -71,7 +73,7 @@ impl std::fmt::Debug for Grads<'_> {
 impl<'g> Grads<'g> {
     /// In one buffer for all, which nobody waits for.
     pub fn whole(values: &'g mut [f32]) -> Self {
-        Self { windows: vec![Window { start: 0, buffer: Buffer::Lent(values) }], collector: None }
+        Self { windows: vec![Window { start: 0, buffer: Buffer::Lent(values) }], collector: None, closed: usize::MAX }
     }
 
     /// In one buffer for all, which is handed to `collector` from its end on.
@@ -81,7 +83,7 @@ impl<'g> Grads<'g> {
 
     /// In rooms of `collector`, which each segment opens.
     pub fn rooms(collector: Box<dyn Collector<'g> + 'g>) -> Self {
-        Self { windows: Vec::new(), collector: Some(collector) }
+        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
     }
 
     /// Backward comes to the segment at `range`, or to something that adds to its gradients.
@@ -103,6 +105,7 @@ impl<'g> Grads<'g> {
         let at = self.windows.iter().position(|window| window.covers(range) && !range.is_empty());
         let (Some(collector), Some(at)) = (&mut self.collector, at) else { return Ok(()) };
         let Window { start, buffer } = self.windows.swap_remove(at);
+        self.closed = self.closed.min(range.start);
         match buffer {
             Buffer::Lent(values) => {
                 let (rest, done) = values.split_at_mut(range.start - start);
@@ -111,6 +114,18 @@ impl<'g> Grads<'g> {
             }
             room @ Buffer::Room(_) => collector.take(start, room),
         }
+    }
+
+    /// A pass that computes nothing any more leaves the segment at `range`: its gradients are what they are.
+    ///
+    /// # Errors
+    /// The collector's.
+    pub fn pass_over(&mut self, range: &Range<usize>) -> Result<()> {
+        if range.start >= self.closed {
+            return Ok(());
+        }
+        self.open(range.clone());
+        self.close(range)
     }
 
     /// The pass is over, or has been given up: whatever a window still holds goes to the collector, the last first.

@@ -7,7 +7,7 @@
 //! a rank that has no pass to make goes along while others have one ([`Shards::stand_by`]).
 use super::params::{ParamSpec, Params};
 use super::values::Values;
-use super::weight::{View, Weight};
+use super::weight::{View, Weight, write_rows};
 use crate::error::{Error, Result};
 use crate::ops::gemm::Store;
 use crate::ops::quant::{Form, Quantized};
@@ -145,6 +145,9 @@ impl Trained {
 pub struct Segment {
     lengths: [usize; 3],
     places: Vec<Place>,
+    /// Tables of which some rows are trained: where they begin among the floats, the rows, and these rows' place in the flat
+    /// buffer.
+    tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
     /// This rank's part of each kind.
     own: Flat,
     parts: [Range<usize>; 3],
@@ -198,9 +201,10 @@ fn keep<T: Copy>(own: &mut Vec<T>, numbers: &[T], start: usize, part: &Range<usi
 }
 
 impl Segment {
-    /// Takes this rank's share of the frozen ones of `weights`, which give up the rest.
+    /// Takes this rank's share of those of `weights` that are not trained as a whole, which give up the rest.
     fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Self> {
-        let is_frozen = |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_));
+        let is_frozen =
+            |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_) | Weight::Rows(_));
         let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
         let mut lengths = [0; 3];
         let mut take = |kind: usize, count: usize| {
@@ -245,9 +249,21 @@ impl Segment {
             }
         }
         debug_assert!(own.fits(parts.clone().map(|part| part.len()), &[]));
-        let segment = Arc::new(Self { lengths, places, own, parts, whole: RwLock::default() });
+        let table = |(weight, place): (&&mut Weight, &Place)| match (&**weight, place) {
+            (Weight::Rows(rows), Place::Floats(range)) => {
+                let (ids, trained) = rows.trained();
+                Some((range.start, ids, trained))
+            }
+            _ => None,
+        };
+        let tables = weights.iter().zip(&places).filter_map(table).collect();
+        let segment = Arc::new(Self { lengths, places, tables, own, parts, whole: RwLock::default() });
         for (index, weight) in weights.iter_mut().enumerate() {
-            **weight = Weight::Shared(Shared { segment: Arc::clone(&segment), index });
+            let shared = Shared { segment: Arc::clone(&segment), index };
+            match &mut **weight {
+                Weight::Rows(rows) => rows.share(shared),
+                weight => *weight = Weight::Shared(shared),
+            }
         }
         segment
     }
@@ -275,7 +291,15 @@ impl Segment {
         numbers
     }
 
-    fn assemble(&self, Flat { floats, halves, bytes, trained }: Flat, places: &[Trained]) {
+    /// `values` are all trained ones, where ranks do not share them.
+    fn assemble(&self, Flat { mut floats, halves, bytes, trained }: Flat, places: &[Trained], values: &[f32]) {
+        for (start, ids, range) in &self.tables {
+            let values = match places {
+                [] => values.into(),
+                _ => Values::of(places.iter().zip(&trained).map(|(place, it)| (place.start, &it.values[..]))),
+            };
+            write_rows(&mut floats[*start..], ids, range, values);
+        }
         let (floats, bytes) = (Arc::new(floats), Arc::new(bytes));
         let matrix = |place: &Place| match place {
             Place::Coded(form, byte, float) => Some(form.matrix(&bytes, *byte, &floats, *float)),
@@ -450,7 +474,7 @@ impl Shards {
             };
             debug_assert_eq!(coming, segment);
             let numbers = numbers.recv().map_err(|_| Error::peer("the thread that brings weights has ended"))??;
-            self.segments[segment].assemble(numbers, &self.trained[segment]);
+            self.segments[segment].assemble(numbers, &self.trained[segment], values);
         }
         if let Some(&next) = walk.route.get(at + 1).filter(|&&next| !self.segments[next].is_whole()) {
             walk.coming = Some((next, self.bring(&mut walk, next, values)));
@@ -481,16 +505,22 @@ impl Shards {
         self.peers.begin(segment.give(numbers, trained, values))
     }
 
-    /// Goes to the end of the route, without computing, and gives up all segments.
+    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told of each segment that is left
+    /// for the last time, from the one on in which the pass turns around; of that it is told nothing but that it is left.
     ///
     /// # Errors
-    /// As [`Shards::reach`].
-    pub fn end(&self, values: &[f32]) -> Result<()> {
+    /// As [`Shards::reach`], and those of `left`.
+    pub fn end(&self, values: &[f32], left: &mut dyn FnMut(Option<usize>) -> Result<()>) -> Result<()> {
+        let turn = self.routes[Kind::Forward as usize].len();
         loop {
-            let next = {
+            let (reached, last, next) = {
                 let walk = self.walk();
-                walk.route.get(walk.reached).copied()
+                let before = walk.reached.checked_sub(1).map(|before| walk.route[before]);
+                (walk.reached, before, walk.route.get(walk.reached).copied())
             };
+            if reached >= turn {
+                left(last.filter(|_| reached > turn))?;
+            }
             match next {
                 Some(segment) => self.reach(segment, values)?,
                 None => break,
@@ -513,7 +543,7 @@ impl Shards {
     pub fn stand_by(&self, values: &[f32]) -> Result<()> {
         while let Some(kind) = self.peers.next(None)? {
             self.set_out(kind);
-            self.end(values)?;
+            self.end(values, &mut |_| Ok(()))?;
         }
         Ok(())
     }

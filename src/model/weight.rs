@@ -30,9 +30,37 @@ pub enum Weight {
 /// A table whose rows `ids` are those of the flat buffer: written into it before each pass.
 #[derive(Debug, Clone)]
 pub struct Rows {
-    table: Arc<RwLock<Vec<f32>>>,
+    table: Table,
     ids: Arc<[u32]>,
     range: Range<usize>,
+}
+
+/// All rows of a table.
+#[derive(Debug, Clone)]
+enum Table {
+    Own(Arc<RwLock<Vec<f32>>>),
+    /// Shared among ranks: the trained rows are written into it when it is brought together.
+    Shared(Shared),
+}
+
+impl Rows {
+    /// From here on the table is that of a segment.
+    pub(super) fn share(&mut self, shared: Shared) {
+        self.table = Table::Shared(shared);
+    }
+
+    /// Which rows are trained, and their place in the flat buffer.
+    pub(super) fn trained(&self) -> (Arc<[u32]>, Range<usize>) {
+        (Arc::clone(&self.ids), self.range.clone())
+    }
+}
+
+/// Writes the trained rows `ids`, at `range` of the flat buffer, into their table.
+pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
+    let width = range.len() / ids.len();
+    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
+        table[id as usize * width..][..width].copy_from_slice(row);
+    }
 }
 
 /// Borrowed values of a [`Weight`].
@@ -65,13 +93,16 @@ impl Weight {
             Self::Quantized(matrix) => View::Quantized(matrix),
             Self::Shared(shared) => View::Shared(shared.view()),
             Self::Trained(range) => View::Trained(values.at(range)),
-            Self::Rows(rows) => View::Rows(rows.table.read().unwrap_or_else(PoisonError::into_inner)),
+            Self::Rows(Rows { table: Table::Own(table), .. }) => {
+                View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
+            }
+            Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
         }
     }
 
     /// A table whose rows `ids` are trained, at `range` of the flat buffer.
     pub fn rows(table: Vec<f32>, ids: &[u32], range: Range<usize>) -> Self {
-        Self::Rows(Rows { table: Arc::new(RwLock::new(table)), ids: ids.into(), range })
+        Self::Rows(Rows { table: Table::Own(Arc::new(RwLock::new(table))), ids: ids.into(), range })
     }
 
     /// The place in the flat buffer, if trained as a whole.
@@ -97,12 +128,8 @@ impl Weight {
 
     /// Brings trained rows to what the flat buffer holds; needed before a pass.
     pub fn refresh(&self, values: Values<'_>) {
-        let Self::Rows(Rows { table, ids, range }) = self else { return };
-        let width = range.len() / ids.len();
-        let mut table = table.write().unwrap_or_else(PoisonError::into_inner);
-        for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
-            table[id as usize * width..][..width].copy_from_slice(row);
-        }
+        let Self::Rows(Rows { table: Table::Own(table), ids, range }) = self else { return };
+        write_rows(&mut table.write().unwrap_or_else(PoisonError::into_inner), ids, range, values);
     }
 
     /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times `scale`.

@@ -1,5 +1,6 @@
 //! `AdamW` with decoupled weight decay (Loshchilov and Hutter, 2019), equal to `torch.optim.AdamW`.
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use crate::config::TrainConfig;
 use rayon::prelude::*;
 
 /// `AdamW`'s constants; those of other optimizers that have moments too.
@@ -20,6 +21,17 @@ impl Betas {
     #[must_use]
     pub const fn of(self, slot: &Slot) -> Self {
         Self { weight_decay: if slot.decay { self.weight_decay } else { 0.0 }, ..self }
+    }
+}
+
+impl From<&TrainConfig> for Betas {
+    fn from(train: &TrainConfig) -> Self {
+        Self {
+            beta1: train.adam_beta1,
+            beta2: train.adam_beta2,
+            epsilon: train.adam_epsilon,
+            weight_decay: train.weight_decay,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Layer 4: optimizers as pure updates of tensors, learning-rate schedules, clipping.
 //!
-//! An optimizer is one file with a [`Rule`] and one line in [`registry`].
+//! An optimizer is one file with a [`Rule`] and one line in [`registry`], a schedule one file with a [`schedule::Form`] and one
+//! line in [`schedule`]; each has its word in `config/choice.rs`.
 pub mod adafactor;
 pub mod adamw;
 pub mod adamw_8bit;

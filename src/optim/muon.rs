@@ -2,6 +2,10 @@
 //! its Newton-Schulz iteration to bfloat16); `AdamW` for everything else: vectors, the embedding and the LM head.
 use super::adamw::{AdamW, Betas};
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::registry::share;
+use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::Result;
 use crate::ops::gemm::{Init, Matrix, Term, matmul};
 use crate::ops::panel::{Act, Pool};
 use rayon::prelude::*;
@@ -37,6 +41,29 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const LEAST_NORM: f64 = 1e-7;
 
 impl Muon {
+    /// As a configuration has it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: a value that an argument cannot have.
+    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        let ns_steps =
+            args.number("ns_steps", "an integer from 1 to 99", |it| it.fract() == 0.0 && (1.0..100.0).contains(&it))?;
+        Ok(Self {
+            momentum: share(args, "momentum")?.unwrap_or(0.95),
+            nesterov: args.flag("nesterov")?.unwrap_or(true),
+            ns_steps: ns_steps.unwrap_or(5.0) as usize,
+            adjust_lr: args.word(
+                "adjust_lr_fn",
+                &[
+                    ("original", AdjustLr::Original),
+                    ("match_rms_adamw", AdjustLr::MatchRmsAdamw),
+                    ("spectral_unclamped", AdjustLr::SpectralUnclamped),
+                ],
+            )?,
+            rest: train.into(),
+        })
+    }
+
     /// Whether Muon updates a tensor: a matrix that is neither the embedding nor a head, nor rows of these.
     fn takes(slot: &Slot) -> bool {
         let mut parts = slot.name.split('.');
@@ -57,6 +84,14 @@ impl AdjustLr {
 }
 
 impl Rule for Muon {
+    /// Of a matrix: the iterate, its copy in panels, the next one as panels and as rows; three products of the shorter side.
+    fn scratch(&self, slot: &Slot) -> u64 {
+        match slot.shape.as_slice() {
+            [rows, cols] => 4 * (4 * slot.count() as u64 + 3 * (*rows.min(cols) as u64).pow(2)),
+            _ => 0,
+        }
+    }
+
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         if Self::takes(slot) { vec![StateSpec::like("momentum_buffer", slot)] } else { AdamW(self.rest).state(slot) }
     }

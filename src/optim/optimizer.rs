@@ -176,6 +176,11 @@ pub trait Rule: std::fmt::Debug + Send + Sync {
         1
     }
 
+    /// Bytes that the update of a tensor takes for a moment.
+    fn scratch(&self, _slot: &Slot) -> u64 {
+        0
+    }
+
     /// Fills fresh state from the tensor's first values.
     fn start(&self, _values: &[f32], _state: &mut [State]) {}
 

@@ -3,6 +3,9 @@
 //! to publish are the averages `x = y + (1 - 1/beta1) (z - y)`.
 use super::adamw::Betas;
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::{Error, Result};
 use rayon::prelude::*;
 
 /// The rule; its state are `z` and the second moment, and for the run the weights of the average so far.
@@ -21,6 +24,21 @@ pub struct ScheduleFree {
 }
 
 impl ScheduleFree {
+    /// As a configuration has it, before the first step.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: a value that an argument or `adam_beta1` cannot have.
+    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        if train.adam_beta1 == 0.0 {
+            return Err(Error::config("train.adam_beta1 = 0 contradicts train.optim = schedule_free_adamw")
+                .hint("it says how the average and the steps are mixed; the usual value is 0.9"));
+        }
+        let at_least_0 = |number: f64| number >= 0.0;
+        let power = args.number("r", "a number of at least 0", at_least_0)?.unwrap_or(0.0);
+        let rate_power = args.number("weight_lr_power", "a number of at least 0", at_least_0)?.unwrap_or(2.0);
+        Ok(Self::new(train.into(), power, rate_power))
+    }
+
     /// Before the first step.
     pub const fn new(betas: Betas, power: f64, rate_power: f64) -> Self {
         Self { betas, power, rate_power, highest: 0.0, weight_sum: 0.0, share: 0.0 }

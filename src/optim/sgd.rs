@@ -1,5 +1,9 @@
 //! Stochastic gradient descent with momentum, equal to `torch.optim.SGD`: the decay is added to the gradient.
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::registry::share;
+use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::{Error, Result};
 use rayon::prelude::*;
 
 /// The rule; its state is the momentum, if there is any.
@@ -13,6 +17,26 @@ pub struct Sgd {
     pub nesterov: bool,
     /// Added to the gradient, by the weights.
     pub weight_decay: f64,
+}
+
+impl Sgd {
+    /// As a configuration has it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: a value that an argument cannot have.
+    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        let rule = Self {
+            momentum: share(args, "momentum")?.unwrap_or(0.0),
+            dampening: args.number("dampening", "a number from 0 to 1", |it| (0.0..=1.0).contains(&it))?.unwrap_or(0.0),
+            nesterov: args.flag("nesterov")?.unwrap_or(false),
+            weight_decay: train.weight_decay,
+        };
+        if rule.nesterov && (rule.momentum == 0.0 || rule.dampening != 0.0) {
+            return Err(Error::config("train.optim_args: nesterov needs a momentum and no dampening")
+                .hint("set momentum=0.9,nesterov=true"));
+        }
+        Ok(rule)
+    }
 }
 
 impl Rule for Sgd {

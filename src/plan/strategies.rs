@@ -266,9 +266,9 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     let on_its_way = 2 * bucket.min(gradients);
     let segments = predictor.segments();
     match strategy {
-        Strategy::Single => {}
-        // On GPUs the first device sums; threads of a process do as processes do.
+        // Threads of a process look into each other's memory; on GPUs the first device sums.
         Strategy::Dp if machine.device == Device::Gpu => rank.collectives = gradients,
+        Strategy::Single | Strategy::Dp => {}
         _ => rank.collectives = on_its_way,
     }
     if strategy.shards_optimizer() {

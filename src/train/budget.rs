@@ -111,7 +111,7 @@ pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: u
     let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
     let values = 4 * slots.iter().map(|slot| slot.count() as u64).sum::<u64>();
     // Each thread updates a tensor at a time.
-    let mut scratch: Vec<u64> = slots.iter().map(|slot| scratch(config.train.optim, slot)).collect();
+    let mut scratch: Vec<u64> = slots.iter().map(|slot| rule.scratch(slot)).collect();
     scratch.sort_unstable_by(|one, other| other.cmp(one));
     let state = state_bytes(rule.as_ref(), &slots);
     let average = if config.train.ema_decay.is_some() { values } else { 0 };
@@ -124,17 +124,6 @@ pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: u
         publishing,
         saving: if saves { values + state + average + publishing } else { 0 },
     })
-}
-
-/// Bytes that the update of one tensor takes for a moment.
-fn scratch(optim: Optim, slot: &Slot) -> u64 {
-    let count = slot.count() as u64;
-    match (optim, slot.shape.as_slice()) {
-        (Optim::Adafactor, _) => 4 * count,
-        // The iterate, its copy in panels, the next one as panels and as rows; three products of the shorter side.
-        (Optim::Muon, [rows, cols]) => 4 * (4 * count + 3 * (*rows.min(cols) as u64).pow(2)),
-        _ => 0,
-    }
 }
 
 /// How a model folder's checkpoint stores its matrices, by its `config.json`: bfloat16, or what becomes float32 in memory.

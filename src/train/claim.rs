@@ -4,6 +4,8 @@ use std::path::Path;
 use super::output;
 use super::progress::{Event, Observer};
 use crate::checkpoint::{self, Checkpoint};
+use crate::comm::Collectives;
+use crate::comm::meet::ranks;
 use crate::config::{Config, Resume};
 use crate::error::{Error, Result};
 
@@ -39,6 +41,25 @@ pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Optio
             newest.map(checkpoint::open).transpose()
         }
     }
+}
+
+/// Refuses ranks that would go on from different steps: each reads the checkpoint, its share or all of it, by itself.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`], naming the ranks and both sides; [`crate::Kind::Peer`].
+pub fn go_on_together(comm: &dyn Collectives, found: Option<&Checkpoint>, output_dir: &Path) -> Result<()> {
+    let all = comm.collect(&[found.map_or(u64::MAX, |checkpoint| checkpoint.state.step)])?;
+    let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
+    let Some(&first) = others.first() else { return Ok(()) };
+    let said = |step| if step == u64::MAX { "none".to_owned() } else { format!("that of step {step}") };
+    Err(Error::checkpoint(format!(
+        "the checkpoint to go on from is {} on rank 0 and {} on {}: train.output_dir = {}",
+        said(all[0]),
+        said(all[first]),
+        ranks(&others),
+        output_dir.display()
+    ))
+    .hint("every rank reads it: give the machines one file system, or copy the checkpoint folder to each"))
 }
 
 /// Whether a checkpoint is one of the output directory's own.

@@ -13,7 +13,6 @@ use super::session::{Done, Session};
 use super::{facts, load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
-use crate::comm::meet::ranks;
 use crate::config::resolve::Source;
 use crate::config::{Mode, Resolved};
 use crate::error::{Error, Result};
@@ -97,15 +96,6 @@ fn best_again(session: &mut Session<'_>) -> Result<()> {
     let Some((loss, step)) = best else { return Ok(()) };
     let name = best_name(&session.state).to_owned();
     let found = save::load_best(session, step)?;
-    if session.sharing.shares_values() {
-        let all = session.comm.collect(&[u64::from(found)])?;
-        let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
-        if !others.is_empty() {
-            let dir = session.resolved.config.train.output_dir.display();
-            let message = format!("the best checkpoint, of step {step}, is not in {dir} for {}", ranks(&others));
-            return Err(Error::checkpoint(message).hint("every rank reads its share of it: give them one file system"));
-        }
-    }
     session.observer.event(&Event::Notice(&if found {
         format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
     } else {

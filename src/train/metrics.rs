@@ -102,15 +102,16 @@ impl Metrics {
             Line::Step(line) => line.step <= step,
             Line::Eval(line) => line.step <= evaluated,
         };
-        let kept: Vec<Line> = read(path)?.into_iter().filter(known).collect();
-        let staged = path.with_extension("jsonl.tmp");
-        let mut text = String::new();
-        for line in &kept {
-            text.push_str(&encode(line));
+        // As they are: a number that is read and written again may differ in its last place.
+        let mut kept = Vec::new();
+        for (_, text) in lines(path)?.into_iter().filter(|(line, _)| known(line)) {
+            kept.extend_from_slice(&text);
+            kept.push(b'\n');
         }
+        let staged = path.with_extension("jsonl.tmp");
         let write = || -> std::io::Result<()> {
             let mut file = BufWriter::new(File::create(&staged)?);
-            file.write_all(text.as_bytes())?;
+            file.write_all(&kept)?;
             file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
             std::fs::rename(&staged, path)
         };
@@ -140,6 +141,11 @@ fn encode(line: &Line) -> String {
 /// # Errors
 /// The file cannot be read.
 pub fn read(path: &Path) -> Result<Vec<Line>> {
+    Ok(lines(path)?.into_iter().map(|(line, _)| line).collect())
+}
+
+/// The same, with their texts.
+fn lines(path: &Path) -> Result<Vec<(Line, Vec<u8>)>> {
     let file = match File::open(path) {
         Ok(file) => file,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -148,7 +154,9 @@ pub fn read(path: &Path) -> Result<Vec<Line>> {
     let mut lines = Vec::new();
     for text in BufReader::new(file).split(b'\n') {
         let text = text.map_err(|source| Error::io("read", path, &source))?;
-        lines.extend(serde_json::from_slice::<Line>(&text));
+        if let Ok(line) = serde_json::from_slice::<Line>(&text) {
+            lines.push((line, text));
+        }
     }
     Ok(lines)
 }
@@ -179,6 +187,21 @@ mod tests {
             "{\"step\":2,\"epoch\":0.5,\"loss\":0.5,\"learning_rate\":0.001,\"grad_norm\":null,\"label_tokens\":7,\
              \"tokens\":20,\"tokens_per_second\":100.5,\"peak_bytes\":1048576}\n"
         );
+    }
+
+    #[test]
+    fn resuming_keeps_every_digit() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("metrics.jsonl");
+        let mut metrics = Metrics::create(&path).unwrap();
+        // A reader that rounds makes ...509 of it.
+        for loss in [13.810_967_483_520_507, 11.352_293_008_565_905] {
+            let Line::Step(line) = step(1) else { unreachable!() };
+            metrics.write(&Line::Step(StepLine { loss: Some(loss), ..line })).unwrap();
+        }
+        let before = std::fs::read(&path).unwrap();
+        Metrics::resume(&path, 1, 1).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), before);
     }
 
     #[test]

@@ -252,6 +252,7 @@ impl Found {
         observer: &dyn Observer,
     ) -> Result<Prepared> {
         let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
+        claim::go_on_together(comm, parts.resume.as_ref(), &parts.config.train.output_dir)?;
         if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
             parts.config.train.strategy = strategy;
             observer.event(&Event::Notice(&why));
@@ -321,12 +322,12 @@ fn quantization(config: &Config, arch: &Arch, weights: Option<&WeightFiles>) -> 
 
 /// `model.max_seq_len`; the default gives way to a model that sees fewer tokens.
 fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
-    let (asked, limit) = (resolved.config.model.max_seq_len, arch.max_position_embeddings);
+    let (asked, limit) = (resolved.config.model.max_seq_len, arch.reach());
     match resolved.source("model.max_seq_len") {
+        Source::Default => Ok(asked.min(arch.max_position_embeddings)),
         _ if asked <= limit => Ok(asked),
-        Source::Default => Ok(limit),
         source => Err(Error::config(format!(
-            "{source}: model.max_seq_len = {asked} is longer than the model's max_position_embeddings = {limit}"
+            "{source}: model.max_seq_len = {asked} is longer than what the model sees, {limit} tokens by its config.json"
         ))
         .hint(format!("set model.max_seq_len to at most {limit}"))),
     }

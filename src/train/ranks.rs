@@ -190,7 +190,8 @@ pub(super) fn hash(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
 }
 
-/// Holds the ranks' trained values against each other: they have seen the same sums and must be the same to the bit.
+/// Holds the trained values that the ranks have computed step `step` with against each other: they come of the same sums and
+/// must be the same to the bit.
 ///
 /// # Errors
 /// [`crate::Kind::Numeric`], naming the ranks that differ from most (of two: from rank 0); [`crate::Kind::Peer`].
@@ -206,23 +207,33 @@ pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Re
     if odd.is_empty() {
         return Ok(());
     }
-    Err(Error::numeric(format!("after step {step} the trained values of {} are not those of the others", ranks(&odd)))
+    Err(Error::numeric(format!("in step {step} the trained values of {} are not those of the others", ranks(&odd)))
         .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
 }
 
-/// Lets a rank that has no room for something end all of them at the same place.
+/// Lets a rank that has no room for a validation end all of them at the same place, each with that rank's word.
 ///
 /// # Errors
-/// `failed`, or [`crate::Kind::Memory`] where it is another rank's; [`crate::Kind::Peer`].
+/// [`crate::Kind::Memory`], where any rank has `failed`; [`crate::Kind::Peer`].
 pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
-    let short = comm.collect(&[u64::from(failed.is_some())])?;
-    let others: Vec<usize> = (0..short.len()).filter(|&rank| short[rank] > 0).collect();
-    match failed {
-        Some(error) => Err(error),
-        None if others.is_empty() => Ok(()),
-        None => Err(Error::memory(format!("{} had no room for a validation", ranks(&others)))
-            .hint("that rank says more; all of them have ended at the same place")),
+    if comm.world().size == 1 {
+        return failed.map_or(Ok(()), Err);
     }
+    let said = failed
+        .map_or_else(String::new, |error| format!("{}\0{}", error.message(), error.hint_text().unwrap_or_default()));
+    let lengths = comm.collect(&[said.len() as u64])?;
+    let short: Vec<usize> = (0..lengths.len()).filter(|&rank| lengths[rank] > 0).collect();
+    let Some(&first) = short.first() else { return Ok(()) };
+    // Everybody sees the same lengths, so that everybody comes here.
+    let most = lengths.into_iter().max().unwrap_or_default() as usize;
+    let mut padded = said.into_bytes();
+    padded.resize(most, 0);
+    let all = comm.collect(&padded)?;
+    let of_first = String::from_utf8_lossy(&all[first * most..(first + 1) * most]).into_owned();
+    let (message, hint) = of_first.split_once('\0').unwrap_or((&of_first, ""));
+    let error = Error::memory(format!("{} had no room for a validation: {message}", ranks(&short)));
+    let hint = hint.trim_end_matches('\0');
+    Err(if hint.is_empty() { error } else { error.hint(hint) })
 }
 
 impl Session<'_> {
@@ -272,6 +283,28 @@ mod tests {
     }
 
     #[test]
+    fn a_rank_without_room_is_heard_by_all() {
+        let told = |short: &[Option<&str>]| -> Vec<Option<Error>> {
+            let seats = threads::world(short.len(), Limits::default());
+            std::thread::scope(|scope| {
+                let one = |(seat, short): (Threads, &Option<&str>)| {
+                    let failed = short.map(|text| Error::memory(text).hint("smaller batches"));
+                    scope.spawn(move || all_have_room(&seat, failed).err())
+                };
+                let running: Vec<_> = seats.into_iter().zip(short).map(one).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        assert!(told(&[None, None]).iter().all(Option::is_none));
+        for error in told(&[None, Some("9 tokens need a lot"), None, Some("short")]) {
+            let error = error.unwrap();
+            assert_eq!(error.kind(), Kind::Memory);
+            assert_eq!(error.message(), "ranks 1 and 3 had no room for a validation: 9 tokens need a lot");
+            assert_eq!(error.hint_text(), Some("smaller batches"));
+        }
+    }
+
+    #[test]
     fn a_replica_that_went_wrong_is_named() {
         let told = |values: &[f32]| -> Vec<Option<Error>> {
             let ranks = threads::world(values.len(), Limits::default());
@@ -290,7 +323,7 @@ mod tests {
         for error in told(&[2.0, 3.0, 3.0]) {
             let error = error.unwrap();
             assert_eq!(error.kind(), Kind::Numeric);
-            assert!(error.message().contains("after step 7 the trained values of rank 0 are not"), "{error}");
+            assert!(error.message().contains("in step 7 the trained values of rank 0 are not"), "{error}");
         }
         // A bit that no comparison of numbers sees.
         assert!(told(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));

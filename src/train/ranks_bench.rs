@@ -3,7 +3,8 @@
 use super::bench::{self, Request};
 use super::feed;
 use super::optimizer::slots;
-use super::step::step;
+use super::sharing::Sharing;
+use super::step::{Attempt, attempt};
 use crate::comm::env::{Launch, Place};
 use crate::comm::gloo::{self, Gloo};
 use crate::comm::meet::Meeting;
@@ -165,14 +166,18 @@ fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Re
             let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
             let slots = slots(&model.params.specs);
             let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots, model.params.values());
-            step(&mut model, &mut optimizer, &*comm, &batches(0)?, 1e-4, 1.0)?;
+            let mut sharing = Sharing::copies(&model.params, &optimizer, comm.world());
+            let mut step = |batches: &[Batch]| {
+                attempt(&mut model, &mut optimizer, (&*comm, &mut sharing), batches, 1e-4, 1.0).and_then(Attempt::done)
+            };
+            step(&batches(0)?)?;
             comm.barrier()?;
             let began = Instant::now();
             let mut tokens = 0;
             for index in 1..=request.steps {
                 let own = batches(index)?;
                 tokens += own.iter().map(|batch| batch.tokens.len()).sum::<usize>();
-                step(&mut model, &mut optimizer, &*comm, &own, 1e-4, 1.0)?;
+                step(&own)?;
             }
             let seconds = began.elapsed().as_secs_f64() / request.steps as f64;
             let gradients = 4.0 * model.params.values().len() as f64;

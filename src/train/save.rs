@@ -138,21 +138,42 @@ pub fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
 }
 
 /// Takes back the trained values of the checkpoint after `step`; says whether there is one (a run that was resumed
-/// with other settings may not have kept it).
+/// with other settings may not have kept it). The first rank reads it; where ranks have shares of the values all come here,
+/// and it sends them theirs, a message at a time: nobody else need see its disk.
 ///
 /// # Errors
-/// It is damaged.
+/// It is damaged; [`crate::Kind::Peer`].
 pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
     let root = &session.prepared.config.train.output_dir;
     let dir = store::checkpoint_dir(root, step);
-    if store::named(root, "best").as_ref() != Some(&dir) || !dir.is_dir() {
+    let is_there = session.writes() && store::named(root, "best").as_ref() == Some(&dir) && dir.is_dir();
+    let best = is_there.then(|| checkpoint::load(&dir)).transpose()?;
+    if let Some(best) = &best {
+        session.done.hashing += best.hashing;
+    }
+    let Session { comm, sharing, model, .. } = session;
+    let specs = model.params.specs.clone();
+    if !sharing.shares_values() {
+        let Some(best) = best else { return Ok(false) };
+        best.restore_values(&specs, model.params.values_mut())?;
+        return Ok(true);
+    }
+    let mut found = [u64::from(best.is_some())];
+    comm.broadcast(&mut found, 0)?;
+    if found == [0] {
         return Ok(false);
     }
-    let best = checkpoint::load(&dir)?;
-    session.done.hashing += best.hashing;
-    let params = &mut session.model.params;
-    let (specs, kept) = (params.specs.clone(), params.ranges());
-    best.restore_kept_values(&specs, (params.values_mut(), &kept))?;
+    let (all, at_once) = (model.params.len(), (comm.limits().bucket / size_of::<f32>()).max(1));
+    let mut message = Vec::new();
+    for start in (0..all).step_by(at_once) {
+        let place = start..all.min(start + at_once);
+        message.resize(place.len(), 0.0f32);
+        if let Some(best) = &best {
+            best.restore_kept_values(&specs, (&mut message, std::slice::from_ref(&place)))?;
+        }
+        comm.broadcast(&mut message, 0)?;
+        model.params.put(&place, &message);
+    }
     Ok(true)
 }
 

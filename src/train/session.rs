@@ -99,7 +99,15 @@ impl Session<'_> {
         let rate = self.prepared.schedule.lr(self.state.step);
         let shown = self.config().logging.timeline_step == Some(self.state.step + 1);
         self.sharing.timeline = shown.then(Timeline::default);
-        let stats = self.step_within(&rows, rate)?;
+        let every = self.config().train.replica_check_steps;
+        // Where every rank has values of its own there is nothing to compare.
+        let copies = !self.sharing.shares_values();
+        let compares = copies && every > 0 && (self.state.step + 1).is_multiple_of(every);
+        self.sharing.compares = compares.then_some(self.state.step + 1);
+        let stats = match self.step_within(&rows, rate) {
+            Err(error) if error.kind() == Kind::Numeric => return Err(self.last_word(error)),
+            stats => stats?,
+        };
         if let Some(timeline) = self.sharing.timeline.take() {
             self.observer.event(&Event::Notice(&timeline.text(self.state.step + 1)));
         }
@@ -115,16 +123,6 @@ impl Session<'_> {
         self.state.nonfinite_total += u64::from(nonfinite);
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
-        let every = self.config().train.replica_check_steps;
-        // Where every rank has values of its own there is nothing to compare.
-        let copies = !self.sharing.shares_values();
-        if copies && every > 0 && self.state.step.is_multiple_of(every) {
-            let same = ranks::compare_replicas(&*self.comm, self.model.params.values(), self.state.step);
-            match same {
-                Err(error) if error.kind() == Kind::Numeric => return Err(self.last_word(error)),
-                same => same?,
-            }
-        }
         if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
         }

@@ -54,7 +54,7 @@ pub fn later(parts: &Parts, comm: &dyn Collectives) -> u64 {
     let bucket = (config.train.ddp_bucket_cap_mb as u64) << 20;
     // What is shared is put together as it is written.
     let saving = if shares > 1 { 0 } else { optimizer.saving };
-    let moving = if ranks > 1 { 2 * bucket.min(4 * trainable) } else { 0 };
+    let moving = if ranks > 1 && !comm.shares_memory() { 2 * bucket.min(4 * trainable) } else { 0 };
     let together = if comm.shares_memory() { ranks } else { 1 };
     together * (state + moving) + saving
 }

@@ -18,8 +18,8 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use super::narrow::Narrow;
-use super::shard;
 use super::timeline::Timeline;
+use super::{ranks, shard};
 use crate::comm::exchange::{Exchange, Piece};
 use crate::comm::{Collectives, Partition, World};
 use crate::config::{GradDtype, Strategy, TrainConfig};
@@ -30,11 +30,6 @@ use crate::model::{Grads, Model, Params};
 use crate::optim::{Gradients, Optimizer, clip};
 use crate::plan::human_bytes;
 
-/// Segments that wait for the thread where each has a room of its own; where all lie in one buffer any number may.
-const ROOMS_WAITING: usize = 0;
-/// More segments than a model has.
-const ANY: usize = 1 << 16;
-
 /// Who keeps what, and what is kept for it.
 #[derive(Debug)]
 pub struct Sharing {
@@ -42,6 +37,8 @@ pub struct Sharing {
     pub partition: Partition,
     /// What the next step did when, where that is wanted.
     pub timeline: Option<Timeline>,
+    /// The next step by number, where the values that it is computed with are then held against those of the other ranks.
+    pub compares: Option<u64>,
     rank: usize,
     shares: Shares,
     every_pass: bool,
@@ -96,7 +93,17 @@ impl Sharing {
 
     fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
         let exchange = Exchange::default();
-        Self { partition, timeline: None, rank, shares, every_pass, sums: Vec::new(), narrow: None, exchange }
+        Self {
+            partition,
+            timeline: None,
+            compares: None,
+            rank,
+            shares,
+            every_pass,
+            sums: Vec::new(),
+            narrow: None,
+            exchange,
+        }
     }
 
     /// Whether each rank keeps the optimizer's state of what it owns alone.
@@ -162,7 +169,7 @@ impl Sharing {
                 let (added, sums) = (pass > 0, std::mem::take(&mut self.sums));
                 let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                     Some(batch) => walk(model, batch, grads),
-                    None => model.idle().map(|()| 0.0),
+                    None => model.idle(grads).map(|()| 0.0),
                 };
                 let (done, sums) = self.round(model, comm, None, Some((sums, added)), pass, &mut walk);
                 self.sums = sums;
@@ -210,9 +217,9 @@ impl Sharing {
         walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
     ) -> (Result<Result<f64>>, Vec<f32>) {
         let timeline = self.timeline.take();
-        // Where weights are shared, a rank that has nothing to train on hands over nothing before the end of its route, and
-        // comes there only with the others: nobody may wait for its sums meanwhile.
-        let waiting = if whole.is_some() || self.shares_values() { ANY } else { ROOMS_WAITING };
+        // Rooms wait for the thread, so that there are no more than two. What lies in one buffer does not: room for every
+        // segment, a rest and the end.
+        let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
         let (back, rooms) = channel();
         let reducer = Reducer {
@@ -277,6 +284,15 @@ impl Sharing {
         let mut all = [squares];
         comm.all_reduce(&mut all)?;
         Ok(all[0].sqrt())
+    }
+
+    /// Holds the values against those of the other ranks, where that is wanted. Before the update: it spreads what an owner has,
+    /// right or wrong, to ranks that share the state.
+    ///
+    /// # Errors
+    /// As [`ranks::compare_replicas`].
+    pub fn compare(&mut self, comm: &dyn Collectives, model: &Model) -> Result<()> {
+        self.compares.take().map_or(Ok(()), |step| ranks::compare_replicas(comm, model.params.values(), step))
     }
 
     /// Updates what this rank keeps the state of, and brings all values to every rank.

@@ -41,6 +41,19 @@ pub enum Attempt {
     },
 }
 
+impl Attempt {
+    /// What the step did, where there is no other way to cut the batch.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Memory`]: it does not fit into the memory budget.
+    pub fn done(self) -> Result<StepStats> {
+        match self {
+            Self::Done(stats) => Ok(stats),
+            Self::TooLarge { error, .. } => Err(error),
+        }
+    }
+}
+
 /// As [`attempt`] with every rank keeping everything, where there is no other way to cut the batch.
 ///
 /// # Errors
@@ -54,10 +67,7 @@ pub fn step(
     max_grad_norm: f64,
 ) -> Result<StepStats> {
     let mut sharing = Sharing::copies(&model.params, optimizer, comm.world());
-    match attempt(model, optimizer, (comm, &mut sharing), micro_batches, rate, max_grad_norm)? {
-        Attempt::Done(stats) => Ok(stats),
-        Attempt::TooLarge { error, .. } => Err(error),
-    }
+    attempt(model, optimizer, (comm, &mut sharing), micro_batches, rate, max_grad_norm)?.done()
 }
 
 /// Trains `model` on one effective batch, whose micro-batches are this rank's share of it.
@@ -66,7 +76,8 @@ pub fn step(
 /// weights) in the whole effective batch, so that neither the number of micro-batches nor of ranks changes it.
 ///
 /// # Errors
-/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone.
+/// [`crate::Kind::Data`] for a token outside the vocabulary, [`crate::Kind::Peer`] for a rank that is gone,
+/// [`crate::Kind::Numeric`] for ranks whose values differ, where they are compared.
 pub fn attempt(
     model: &mut Model,
     optimizer: &mut Optimizer,
@@ -109,6 +120,7 @@ pub fn attempt(
     }
 
     // Update.
+    sharing.compare(comm, model)?;
     let mut sum = [total];
     comm.all_reduce(&mut sum)?;
     let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };

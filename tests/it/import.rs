@@ -105,14 +105,14 @@ fn axolotls_defaults_and_words_become_ours() {
         ("special_tokens", Outcome::Needless),
         ("lora_model_dir", Outcome::Needless),
         ("wandb_project", Outcome::Lost),
-        ("deepspeed", Outcome::Lost),
+        ("deepspeed", Outcome::Mapped),
         ("lora_dropouts", Outcome::Lost),
     ];
     for (key, outcome) in outcomes {
         assert_eq!(note(&made, key).outcome, outcome, "{key}");
     }
     assert!(note(&made, "lora_dropouts").why.contains("lora_dropout"), "the nearest key is named");
-    assert!(made.yaml.contains("# deepspeed: deepspeed/zero1.json"), "{}", made.yaml);
+    assert_eq!(value(&made, "train.strategy"), "zero1", "its file is read");
 }
 
 #[test]
@@ -186,6 +186,13 @@ fn a_mix_keeps_its_weights_and_frozen_blocks_their_names() {
     assert!(line(&made, "trainable_patterns").contains("embed_tokens"));
     let made = read("factory_qlora.yaml");
     assert!(note(&made, "dataset").why.contains("unknown_name"));
+    let made = read("factory_freeze.yaml");
+    assert_eq!(value(&made, "train.strategy"), "zero3", "a file that is not here has a name");
+    assert_eq!(note(&made, "deepspeed").outcome, Outcome::Changed);
+    let made = read("axolotl_qlora.yaml");
+    assert_eq!(value(&made, "train.strategy"), "fsdp");
+    assert!(made.yaml.contains("fsdp_config: {offload_params: true}"), "{}", made.yaml);
+    let made = read("factory_qlora.yaml");
     assert_eq!(line(&made, "loraplus_lr_ratio"), "16.0");
 }
 
@@ -210,12 +217,151 @@ fn sft_plays_includes_are_merged_and_its_broken_keys_are_right() {
     for (key, expected) in expected {
         assert_eq!(value(&made, key).to_string(), expected, "{key}");
     }
-    assert_ne!(note(&made, "train.predict_with_generate").outcome, Outcome::Lost);
+    assert_eq!(value(&made, "train.metric_for_best_model"), "rougeL", "answers are scored");
     assert_eq!(note(&made, "tuning.backend").outcome, Outcome::Needless);
     assert!(note(&made, "data.template_path").why.contains("messages"), "its templates are given other names");
     let made = read("play_dapt.yaml");
     assert!(made.yaml.contains("- {path: data/papers.jsonl, format: text, weight: 0.75}"), "{}", made.yaml);
     assert!(made.yaml.contains("packing: true") && made.yaml.contains("truncation: split"), "{}", made.yaml);
+}
+
+/// What a text becomes that lies beside two files of DeepSpeed's.
+fn imported(toolkit: Toolkit, text: &str) -> Imported {
+    let temporary = tempfile::tempdir().unwrap();
+    std::fs::write(temporary.path().join("ds.json"), r#"{"zero_optimization": {"stage": 2}}"#).unwrap();
+    std::fs::write(temporary.path().join("odd.json"), r#"{"zero_optimisation": {"stage": 2}}"#).unwrap();
+    let path = temporary.path().join("theirs.yaml");
+    let base = match toolkit {
+        Toolkit::Axolotl => "base_model: m\nsequence_len: 64\nlearning_rate: 0.001\nmicro_batch_size: 1\n",
+        Toolkit::LlamaFactory => "model_name_or_path: m\nstage: sft\ndo_train: true\n",
+        Toolkit::SftPlay => "model: {name: m}\n",
+    };
+    std::fs::write(&path, format!("{base}{text}")).unwrap();
+    let made = import::read(&path, Some(toolkit)).unwrap_or_else(|error| panic!("{text}: {error}"));
+    if made.refused.is_empty() {
+        value(&made, "train.seed");
+    }
+    made
+}
+
+#[test]
+fn deepspeeds_files_are_taken_as_they_are() {
+    for (toolkit, section) in [(Toolkit::Axolotl, ""), (Toolkit::LlamaFactory, ""), (Toolkit::SftPlay, "train.")] {
+        let text = |file: &str| match toolkit {
+            Toolkit::SftPlay => format!("train: {{deepspeed: {file}}}\n"),
+            _ => format!("deepspeed: {file}\n"),
+        };
+        let key = format!("{section}deepspeed");
+        let made = imported(toolkit, &text("ds.json"));
+        assert!(note(&made, &key).to.starts_with("train.deepspeed: "), "{:?}", made.notes);
+        assert!(line(&made, "deepspeed").contains("/ds.json"), "{}", made.yaml);
+        let made = imported(toolkit, &text("odd.json"));
+        assert!(made.refused[0].why.contains("zero_optimisation: unknown"), "{:?}", made.refused);
+        let made = imported(toolkit, &text("nowhere/zero3_bf16.json"));
+        assert_eq!(value(&made, "train.strategy"), "zero3");
+        let made = imported(toolkit, &text("nowhere/other.json"));
+        assert_eq!(note(&made, &key).outcome, Outcome::Lost);
+        let made = imported(toolkit, &text("{zero_optimization: {stage: 1}}"));
+        assert_eq!(value(&made, "train.strategy"), "zero1");
+    }
+    assert_eq!(value(&imported(Toolkit::SftPlay, "train: {}\ndeepspeed: a/zero2.json\n"), "train.strategy"), "zero2");
+}
+
+#[test]
+fn fsdp_becomes_ours_and_what_splits_models_otherwise_is_named() {
+    let made = imported(
+        Toolkit::Axolotl,
+        "gradient_checkpointing: false\nfsdp_version: 2\ndp_shard_size: 2\ncontext_parallel_size: 1\ntensor_parallel_size: 2\n\
+         fsdp_config: {fsdp_activation_checkpointing: true, cpu_offload_pin_memory: false, reshard_after_forward: false, odd: 1}\n",
+    );
+    assert_eq!(value(&made, "train.strategy"), "fsdp");
+    assert_eq!(value(&made, "train.fsdp_sharding_strategy"), "shard_grad_op");
+    assert_eq!(value(&made, "train.gradient_checkpointing").to_string(), "true");
+    let outcomes = [
+        ("fsdp_config.odd", Outcome::Lost),
+        ("fsdp_config.cpu_offload_pin_memory", Outcome::Needless),
+        ("dp_shard_size", Outcome::Changed),
+        ("context_parallel_size", Outcome::Needless),
+        ("tensor_parallel_size", Outcome::Lost),
+    ];
+    for (key, outcome) in outcomes {
+        assert_eq!(note(&made, key).outcome, outcome, "{key}");
+    }
+    let text = "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_sharding_strategy: FULL_SHARD}\n";
+    assert_eq!(line(&imported(Toolkit::Axolotl, text), "fsdp"), "\"full_shard auto_wrap\"");
+    let made = imported(Toolkit::Axolotl, &format!("{text}dp_replicate_size: 2\n"));
+    assert_eq!(value(&made, "train.fsdp_sharding_strategy"), "hybrid_shard");
+    let made = imported(Toolkit::LlamaFactory, "fsdp: full_shard auto_wrap offload\n");
+    assert_eq!(value(&made, "train.strategy"), "fsdp");
+    let made = imported(Toolkit::LlamaFactory, "fsdp_config: {min_num_params: 0}\n");
+    assert_eq!(value(&made, "train.strategy"), "auto", "there it takes `fsdp` too");
+    assert!(imported(Toolkit::LlamaFactory, "fsdp: whole_shard\n").refused[0].why.contains("whole_shard"));
+}
+
+#[test]
+fn scored_answers_and_samples_become_ours() {
+    let scores = "do_causal_lm_eval: true\neval_causal_lm_metrics: [sacrebleu, comet, chrf]\n";
+    let made = imported(Toolkit::Axolotl, &format!("{scores}val_set_size: 0.1\neval_strategy: epoch\n"));
+    assert_eq!(value(&made, "train.predict_with_generate"), true);
+    assert_eq!(value(&made, "train.generation_max_new_tokens"), 128);
+    assert_eq!(value(&made, "eval.metrics").to_string(), r#"["bleu","chrf"]"#);
+    assert_eq!(value(&imported(Toolkit::Axolotl, scores), "train.predict_with_generate"), false);
+    let made = imported(Toolkit::Axolotl, "generate_samples: true\ngeneration_top_p: 0.9\n");
+    for (key, expected) in [
+        ("num_samples", "3"),
+        ("max_new_tokens", "50"),
+        ("do_sample", "true"),
+        ("temperature", "0.7"),
+        ("top_p", "0.9"),
+    ] {
+        assert_eq!(value(&made, &format!("gen.{key}")).to_string(), expected, "{key}");
+    }
+    let made = imported(Toolkit::Axolotl, "generate_samples: true\ngeneration_temperature: 0.0\n");
+    assert_eq!(value(&made, "gen.do_sample"), false);
+    let made = imported(
+        Toolkit::LlamaFactory,
+        "predict_with_generate: true\nval_size: 0.1\neval_strategy: epoch\nrepetition_penalty: 1.1\n",
+    );
+    for (key, expected) in [("max_new_tokens", "1024"), ("top_p", "0.7"), ("repetition_penalty", "1.1")] {
+        assert_eq!(value(&made, &format!("gen.{key}")).to_string(), expected, "{key}");
+    }
+    let made = imported(Toolkit::LlamaFactory, "do_sample: false\ntemperature: 0.3\n");
+    assert_eq!(note(&made, "temperature").outcome, Outcome::Needless);
+}
+
+#[test]
+fn four_bits_rates_and_loftq_become_ours() {
+    let made = imported(
+        Toolkit::Axolotl,
+        "adapter: qlora\nload_in_4bit: true\nbnb_config_kwargs: {bnb_4bit_quant_type: fp4, bnb_4bit_use_double_quant: false}\n",
+    );
+    assert_eq!(value(&made, "model.quantization"), "fp4");
+    assert_eq!(value(&made, "model.double_quant"), false);
+    let made = imported(Toolkit::Axolotl, "adapter: lora\npeft: {loftq_config: {loftq_bits: 4}}\n");
+    assert_eq!(value(&made, "tuning.lora.init_lora_weights"), "loftq");
+    assert_eq!(value(&made, "model.quantization"), "nf4");
+    let made = imported(
+        Toolkit::Axolotl,
+        "embedding_lr_scale: 0.5\nlr_groups: [{name: o, modules: [self_attn.o_proj.weight], lr: 0.003}]\n",
+    );
+    let rates = value(&made, "train.learning_rates").to_string();
+    assert_eq!(rates, r#"{"(embed_tokens|lm_head).*":0.0005,"self_attn\\.o_proj\\.weight.*":0.003}"#);
+    let made = imported(
+        Toolkit::LlamaFactory,
+        "finetuning_type: lora\nquantization_bit: 4\nquantization_type: fp4\ndouble_quantization: false\n",
+    );
+    assert_eq!(value(&made, "model.quantization"), "fp4");
+    assert_eq!(value(&made, "model.double_quant"), false);
+}
+
+#[test]
+fn sft_plays_mixes_take_the_place_of_its_rows() {
+    let made = imported(
+        Toolkit::SftPlay,
+        "task_mode: cpt_mixed\ndata: {train_path: a.jsonl}\ndatasets: [{path: b.jsonl, type: cpt, weight: 1.0}]\n",
+    );
+    assert_eq!(note(&made, "data.train_path").outcome, Outcome::Needless);
+    assert_eq!(value(&made, "data.train_path").to_string(), "[]");
 }
 
 #[test]

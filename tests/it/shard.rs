@@ -1,13 +1,19 @@
 //! Weights that ranks share: the same numbers to the bit as with all weights everywhere, whatever each rank has to do, and
 //! a part of the bytes.
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+
 use tunesmith::comm::threads::{self, Threads};
 use tunesmith::comm::{Collectives, Limits};
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Config, Dtype, Mode, Quantization, Sharding, Strategy};
 use tunesmith::data::batch::{Batch, IGNORE};
-use tunesmith::model::Model;
+use tunesmith::model::shards::{Flat, Kind, Peers, Shards};
 use tunesmith::model::stack::Stack;
+use tunesmith::model::weight::Weight;
 use tunesmith::model::weights::WeightFiles;
+use tunesmith::model::{Model, ParamSpec};
 use tunesmith::train::shard::Gatherer;
 
 use super::parity::{Forward, adapter_config, golden, put, tensors};
@@ -22,19 +28,25 @@ fn config(family: &str, base: impl Fn(&mut Config)) -> Config {
 }
 
 fn load(family: &str, config: &Config, gatherer: Option<&Gatherer>) -> Model {
-    let dir = golden(family).join("model");
-    let arch = Arch::from_dir(&dir).unwrap();
-    let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
-    let mut model = match gatherer {
-        Some(gatherer) => {
-            Model::load_shared(&arch, Some(&weights), config, &Stack::default(), None, gatherer.shards()).unwrap()
-        }
-        None => Model::load(&arch, Some(&weights), config).unwrap(),
-    };
+    let mut model = load_with(family, config, &[], gatherer);
     if config.tuning.mode == Mode::Lora {
         put(&mut model, &tensors(&golden(family).join("adapter_init/adapter_model.safetensors")));
     }
     model
+}
+
+/// With these tokens' rows trained.
+fn load_with(family: &str, config: &Config, tokens: &[u32], gatherer: Option<&Gatherer>) -> Model {
+    let dir = golden(family).join("model");
+    let mut arch = Arch::from_dir(&dir).unwrap();
+    let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+    arch.grow(tokens.to_vec());
+    match gatherer {
+        Some(gatherer) => {
+            Model::load_shared(&arch, Some(&weights), config, &Stack::default(), None, gatherer.shards()).unwrap()
+        }
+        None => Model::load(&arch, Some(&weights), config).unwrap(),
+    }
 }
 
 /// What `work` finds on each rank of a world of threads on machines of such sizes, whose weights are shared as `config` says.
@@ -125,6 +137,119 @@ fn a_shared_model_computes_the_same_to_the_bit_from_a_part_of_the_bytes() {
 }
 
 #[test]
+fn a_table_of_which_rows_are_trained_is_shared_with_what_they_have_become() {
+    for (family, how, machines) in [
+        ("llama", Sharding::FullShard, &[2][..]),
+        ("gemma2", Sharding::ShardGradOp, &[3]),
+        ("llama", Sharding::HybridShard, &[2, 1]),
+    ] {
+        let mut config = config(family, |_| {});
+        config.train.fsdp_sharding_strategy = how;
+        let mut batch = Forward::read(family).batch();
+        let (known, beyond) =
+            (batch.tokens[1], Arch::from_dir(&golden(family).join("model")).unwrap().vocab_size as u32);
+        (batch.tokens[3], batch.targets[0]) = (beyond, beyond as i32);
+        let load = |gatherer: Option<&Gatherer>| load_with(family, &config, &[known, beyond], gatherer);
+        // What the rows were must not come back.
+        let moved = |model: &mut Model| {
+            let mut specs = model.params.specs.clone();
+            specs.retain(|spec| spec.name.contains("token_adapter"));
+            for spec in &specs {
+                let range = spec.range();
+                let values: Vec<f32> = range.clone().map(|at| (at % 37) as f32 / 64.0 - 0.25).collect();
+                model.params.put(&range, &values);
+            }
+            specs.len()
+        };
+        let mut whole = load(None);
+        let before = said(&mut whole, &batch);
+        assert!(moved(&mut whole) > 0);
+        let after = said(&mut whole, &batch);
+        assert_ne!(before.0, after.0);
+        let tables = 4 * whole.arch.vocab_size * whole.arch.hidden_size * if whole.arch.ties_head() { 1 } else { 2 };
+        let found = on_ranks(machines, &config, |gatherer, _| {
+            let mut model = load(Some(gatherer));
+            let shards = model.shards().unwrap();
+            let (own, all) = (shards.own_bytes(), shards.all_bytes());
+            let first = said(&mut model, &batch);
+            moved(&mut model);
+            ((first, said(&mut model, &batch)), own, all)
+        });
+        assert!(found[0].2 > tables, "the tables are among what is shared");
+        let copies = if how == Sharding::HybridShard { machines.len() } else { 1 };
+        assert_eq!(found.iter().map(|(_, own, _)| own).sum::<usize>(), copies * found[0].2, "every byte has one owner");
+        for (rank, (said, ..)) in found.iter().enumerate() {
+            assert!(said.0 == before && said.1 == after, "{family} {how:?}, rank {rank}");
+        }
+    }
+}
+
+/// A rank that is alone, and writes down of how many numbers each segment is that it asks for.
+#[derive(Debug, Default, Clone)]
+struct Asked(Arc<Mutex<Vec<usize>>>);
+
+impl Peers for Asked {
+    fn part(&self, length: usize) -> Range<usize> {
+        0..length
+    }
+
+    fn rank(&self) -> usize {
+        0
+    }
+
+    fn cuts(&self, _: &[ParamSpec], _: usize) -> Option<Vec<Range<usize>>> {
+        None
+    }
+
+    fn begin(&self, numbers: Flat) -> Receiver<tunesmith::Result<Flat>> {
+        self.0.lock().unwrap().push(numbers.floats.len());
+        let (done, receiver) = channel();
+        done.send(Ok(numbers)).unwrap();
+        receiver
+    }
+
+    fn next(&self, own: Option<Kind>) -> tunesmith::Result<Option<Kind>> {
+        Ok(own)
+    }
+}
+
+#[test]
+fn the_next_segment_is_asked_for_while_one_is_at_work_and_a_pass_that_breaks_off_asks_for_the_same() {
+    for (stays, asked_for) in [(false, &[10, 20, 30, 40, 30, 20][..]), (true, &[10, 20, 30, 40])] {
+        let asked = Asked::default();
+        let mut shards = Shards::new(Box::new(asked.clone()), stays);
+        for length in [10, 20, 30, 40] {
+            let mut weight = Weight::frozen(vec![length as f32; length], &[length]).unwrap();
+            shards.push(vec![&mut weight]);
+        }
+        // Segments 0 to 3, where the last is turned around in, and down to 1.
+        shards.set_route(vec![0, 1, 2, 3], &[2, 1]);
+        let route = [0, 1, 2, 3, 2, 1];
+        for breaks_off in 0..=route.len() {
+            asked.0.lock().unwrap().clear();
+            shards.begin(Kind::Train).unwrap();
+            for (at, &segment) in route.iter().enumerate().take(breaks_off) {
+                shards.reach(segment, &[]).unwrap();
+                let ahead = asked_for.len().min(at + 2);
+                assert_eq!(*asked.0.lock().unwrap(), asked_for[..ahead], "one ahead at {at}, {stays}");
+                let together = if stays { 10 + 20 + 30 + 40 } else { 40 };
+                assert!(shards.held_bytes() <= 4 * together, "at {at}: {}", shards.held_bytes());
+            }
+            let mut left = Vec::new();
+            let mut leave = |segment| {
+                left.push(segment);
+                Ok(())
+            };
+            shards.end(&[], &mut leave).unwrap();
+            let expected = [None, Some(2), Some(1)];
+            assert_eq!(left, expected[breaks_off.saturating_sub(4).min(2)..], "broken off at {breaks_off}");
+            assert_eq!(*asked.0.lock().unwrap(), asked_for, "broken off at {breaks_off}, {stays}");
+            assert_eq!(shards.held_bytes(), 0);
+        }
+    }
+}
+
+#[test]
 fn ranks_with_more_and_with_fewer_passes_wait_for_nobody_in_vain() {
     let config = config("llama", |_| {});
     let batch = Forward::read("llama").batch();
@@ -202,7 +327,8 @@ fn a_run_with_shared_weights_is_that_with_copies_to_the_bit() {
         "gen.num_samples: 2",
         "gen.max_new_tokens: 3",
     ];
-    let cases: [(&str, &[&str]); 3] = [
+    let cases: [(&str, &[&str]); 4] = [
+        ("tokens", &["train.dp_ranks=2", "tuning.new_tokens=[\"<one>\", \"<two>\"]", "model.dtype=bfloat16"]),
         ("two", &["train.dp_ranks=2", "tuning.mode=lora"]),
         ("four", &["train.dp_ranks=4", "model.quantization=nf4"]),
         ("dora", &["train.dp_ranks=2", "tuning.lora.use_dora=true", "train.bf16=true"]),
@@ -217,7 +343,7 @@ fn a_run_with_shared_weights_is_that_with_copies_to_the_bit() {
         let (copies, shares) = (format!("{name}-copies"), format!("{name}-shares"));
         run(&copies, &["train.strategy=dp"]);
         let how: &[&str] = match name {
-            "two" => &["train.strategy=zero3"],
+            "two" | "tokens" => &["train.strategy=zero3"],
             "four" => &["train.strategy=fsdp"],
             _ => &["train.strategy=fsdp", "train.fsdp_sharding_strategy=shard_grad_op"],
         };

@@ -79,7 +79,7 @@ pub(super) const ROWS: &[Row] = &[
     row("deepspeed_config.offload_param_nvme_path", Warned(HOST)),
     row(
         "deepspeed_config.zero3_init_flag",
-        Always(&[Bool(true), Bool(false)], "each rank reads its part of the weights"),
+        Always(&[Bool(true), Bool(false)], "each rank reads the weights segment by segment and keeps its part"),
     ),
     row("deepspeed_config.zero3_save_16bit_model", Always(&[Bool(true)], "what is saved is whole")),
     row("deepspeed_config.deepspeed_moe_layer_cls_names", Warned("experts are a part of their block")),

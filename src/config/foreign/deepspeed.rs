@@ -151,7 +151,7 @@ pub(super) const ROWS: &[Row] = &[
     row("bf16.bf16_master_weights_and_grads", Unless(OFF, "trained values are kept in float32")),
     row("bf16.bf16_optimizer_states", Unless(OFF, "states are float32; train.optim: adamw_8bit has smaller ones")),
     section("torch_autocast", Unless(OFF, "set bf16 or fp16 instead")),
-    row("data_types.grad_accum_dtype", With(gradient_dtype, "train.gradient_dtype")),
+    row("data_types.grad_accum_dtype", With(grad_dtype, "train.grad_dtype")),
     row(
         "data_types.param_dtype",
         Unless(&[Str("fp32")], "model.dtype says how frozen weights are kept; what is trained is float32"),
@@ -348,13 +348,13 @@ fn offload(reader: &mut Reader, value: &Value) -> Result<()> {
     }
 }
 
-fn gradient_dtype(reader: &mut Reader, value: &Value) -> Result<()> {
-    let ours = "train.gradient_dtype";
+fn grad_dtype(reader: &mut Reader, value: &Value) -> Result<()> {
+    let ours = "train.grad_dtype";
     if value.is_auto() {
         return reader.auto(value, ours);
     }
     let word = match value.word()?.as_str() {
-        "fp32" | "float32" => return reader.same(value, "gradients are added in float32"),
+        "fp32" | "float32" => "float32",
         "bf16" | "bfloat16" => "bfloat16",
         "fp16" | "float16" => "float16",
         _ => return Err(value.expected("fp32, bf16 or fp16")),

@@ -39,7 +39,7 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row("use_orig_params", Always(&[Bool(true)], "values keep their names and shapes")),
     row("sync_module_states", Always(&[Bool(true)], "before step 1 the ranks compare what they start from")),
-    row("cpu_ram_efficient_loading", Warned("each rank reads its part of the weights")),
+    row("cpu_ram_efficient_loading", Warned("each rank reads the weights segment by segment and keeps its part")),
     row("limit_all_gathers", Always(&[Bool(true)], "two blocks at most are gathered at a time")),
     row("activation_checkpointing", With(checkpointing, "train.gradient_checkpointing")),
     row("activation_checkpointing_offload", Unless(&[], "on the CPU there is no other memory to move activations to")),

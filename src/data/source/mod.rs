@@ -9,6 +9,7 @@ mod text;
 use std::cell::Cell;
 use std::fmt;
 use std::fs::File;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -190,28 +191,34 @@ pub(super) fn forms(path: &Path, format: Option<Form>) -> Vec<Form> {
 /// Takes one row; false ends the reading.
 type TakeRow<'a> = &'a mut dyn FnMut(RawRow) -> Result<bool>;
 
-/// How the rows of a text file stand in it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum TextKind {
-    /// A JSON object a line.
-    Lines,
-    /// A JSON document, or lines by another name.
-    Json,
-    /// Cells with this byte between them.
-    Separated(u8),
+/// A format of files.
+struct Format {
+    /// Extensions in lower case, the usual one first.
+    extensions: &'static [&'static str],
+    read: Read,
 }
 
-/// What a file's name says of its content.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum FileKind {
-    Text(TextKind, Compression),
-    Parquet,
-    Arrow,
+/// How a format is read.
+enum Read {
+    /// Text in UTF-8, plain or compressed.
+    Text(fn(&Path, &mut dyn BufRead, TakeRow<'_>) -> Result<()>),
+    /// Anything else; such formats compress by themselves.
+    Whole(fn(&Path, File, &Cell<u64>, TakeRow<'_>) -> Result<()>),
 }
 
-impl FileKind {
-    /// The kind of a file by its extensions: `.jsonl`, `.csv.gz`.
-    fn of(path: &Path) -> Result<Self> {
+/// Every format. A new one is a file with a function that hands its rows on, and a line here.
+const FORMATS: &[Format] = &[
+    Format { extensions: &["jsonl", "ndjson"], read: Read::Text(text::lines) },
+    Format { extensions: &["json"], read: Read::Text(text::json) },
+    Format { extensions: &["csv"], read: Read::Text(text::csv) },
+    Format { extensions: &["tsv"], read: Read::Text(text::tsv) },
+    Format { extensions: &["parquet"], read: Read::Whole(columns::read_parquet) },
+    Format { extensions: &["arrow", "feather", "ipc"], read: Read::Whole(columns::read_arrow) },
+];
+
+impl Format {
+    /// The format of a file by its extensions, `.jsonl` or `.csv.gz`, and how it is compressed.
+    fn of(path: &Path) -> Result<(&'static Self, Compression)> {
         let lower = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         let outer = lower(path);
         let compression = match outer.as_deref() {
@@ -219,40 +226,44 @@ impl FileKind {
             Some("zst" | "zstd") => Compression::Zstandard,
             _ => Compression::None,
         };
-        let inner = if compression == Compression::None { outer.clone() } else { lower(&path.with_extension("")) };
-        Ok(match (inner.as_deref(), compression) {
-            (Some("jsonl" | "ndjson"), _) => Self::Text(TextKind::Lines, compression),
-            (Some("json"), _) => Self::Text(TextKind::Json, compression),
-            (Some("csv"), _) => Self::Text(TextKind::Separated(b','), compression),
-            (Some("tsv"), _) => Self::Text(TextKind::Separated(b'\t'), compression),
-            (Some("parquet"), Compression::None) => Self::Parquet,
-            (Some("arrow" | "feather" | "ipc"), Compression::None) => Self::Arrow,
-            _ => {
-                return Err(Error::data(format!(
-                    "{}: found no known extension, expected .jsonl, .json, .csv or .tsv (also with .gz or .zst behind \
-                     it), .parquet or .arrow",
-                    path.display()
-                ))
-                .hint(match inner.as_deref() {
-                    Some("txt") => "make it a .jsonl file with one {\"text\": …} object a line",
-                    Some("parquet" | "arrow") => "unpack it: these formats compress by themselves",
-                    _ => "rename the file after its format",
-                }));
-            }
-        })
+        let plain = compression == Compression::None;
+        let inner = if plain { outer } else { lower(&path.with_extension("")) }.unwrap_or_default();
+        match FORMATS.iter().find(|format| format.extensions.contains(&&*inner)) {
+            Some(format) if plain || format.is_text() => Ok((format, compression)),
+            found => Err(Error::data(format!("{}: found no known extension, expected {}", path.display(), known()))
+                .hint(match (found, &*inner) {
+                    (Some(_), _) => "unpack it: these formats compress by themselves",
+                    (None, "txt") => "make it a .jsonl file with one {\"text\": …} object a line",
+                    (None, _) => "rename the file after its format",
+                })),
+        }
     }
+
+    const fn is_text(&self) -> bool {
+        matches!(self.read, Read::Text(_))
+    }
+}
+
+/// The extensions, for people.
+fn known() -> String {
+    let all = |text: bool| {
+        let formats = FORMATS.iter().filter(|format| format.is_text() == text);
+        let names: Vec<String> = formats.map(|format| format!(".{}", format.extensions[0])).collect();
+        names.split_last().map_or(String::new(), |(last, others)| format!("{} or {last}", others.join(", ")))
+    };
+    format!("{} (also with .gz or .zst behind it), {}", all(true), all(false))
 }
 
 fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
     let file = open(path)?;
-    match FileKind::of(path)? {
-        FileKind::Parquet => columns::read_parquet(path, file, bytes, take),
-        FileKind::Arrow => columns::read_arrow(path, file, bytes, take),
-        FileKind::Text(kind, compression) => {
+    let (format, compression) = Format::of(path)?;
+    match format.read {
+        Read::Whole(read) => read(path, file, bytes, take),
+        Read::Text(read) => {
             let since_row = Cell::new(0);
-            let reader = compressed::reader(file, compression, bytes, &since_row, MAX_ROW_BYTES as u64)
+            let mut reader = compressed::reader(file, compression, bytes, &since_row, MAX_ROW_BYTES as u64)
                 .map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
-            text::read(path, kind, reader, &mut |row| {
+            read(path, &mut reader, &mut |row| {
                 since_row.set(0);
                 take(row)
             })

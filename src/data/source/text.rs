@@ -8,11 +8,39 @@ use serde::Deserializer as _;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow, TextKind, what};
+use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow, what};
 use crate::error::{Error, Result};
 
-/// Reads a file of text, whose bytes come from `reader`.
-pub(super) fn read(path: &Path, kind: TextKind, mut reader: impl BufRead, take: TakeRow<'_>) -> Result<()> {
+/// JSON Lines.
+pub(super) fn lines(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
+    begin(path, reader)?;
+    read_lines(path, reader, take)
+}
+
+/// A JSON document, or lines by another name.
+pub(super) fn json(path: &Path, mut reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
+    let first = begin(path, reader)?;
+    if first == Some(b'[') || holds_data(&mut reader) {
+        read_document(path, reader, take)
+    } else {
+        read_lines(path, reader, take)
+    }
+}
+
+/// Cells with commas between them.
+pub(super) fn csv(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
+    begin(path, reader)?;
+    read_csv(path, reader, b',', take)
+}
+
+/// Cells with tabulators between them.
+pub(super) fn tsv(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
+    begin(path, reader)?;
+    read_csv(path, reader, b'\t', take)
+}
+
+/// Skips a mark of byte order; the first byte that is no white space, if it is near.
+fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>> {
     let head = reader.fill_buf().map_err(|error| unreadable(path, &error))?;
     if head.starts_with(&[0xff, 0xfe]) || head.starts_with(&[0xfe, 0xff]) {
         return Err(Error::data(format!("{} is UTF-16, expected UTF-8", path.display()))
@@ -21,11 +49,7 @@ pub(super) fn read(path: &Path, kind: TextKind, mut reader: impl BufRead, take: 
     let bom = if head.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
     let first = head[bom..].iter().copied().find(|byte| !byte.is_ascii_whitespace());
     reader.consume(bom);
-    match kind {
-        TextKind::Json if first == Some(b'[') || holds_data(&mut reader) => read_document(path, reader, take),
-        TextKind::Json | TextKind::Lines => read_lines(path, reader, take),
-        TextKind::Separated(delimiter) => read_csv(path, reader, delimiter, take),
-    }
+    Ok(first)
 }
 
 /// What is wrong with the bytes is wrong with the data: a cut archive, a row without end.

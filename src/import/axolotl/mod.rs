@@ -2,21 +2,20 @@
 mod others;
 mod rows;
 
-use super::names;
-use super::work::Act::{Comment, Lost, Needless, To, ToBut, Together, With};
-use super::work::{Rule, Work};
+use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
+use super::work::{Rule, Work, is_off};
+use super::{names, ranks};
 use crate::config::Node;
 use crate::error::{Error, Result};
 pub(super) use others::OTHERS;
 
 const ATTENTION: &str = "there is one attention here, exact and fused";
 const KERNEL: &str = "kernels are chosen by the processor";
-const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distributed.md, docs/foreign-configs.md";
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const TRACKER: &str =
     "Weights & Biases, MLflow and Comet are not yet part of this version; TensorBoard and report.html are written";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
-const UPLOAD: &str = "nothing is uploaded";
+const UPLOAD: &str = "a run uploads nothing; `tunesmith export --push` does";
 const CACHE: &str = "tokens are cached by content, in data.cache_dir";
 
 macro_rules! rules {
@@ -51,7 +50,7 @@ pub(super) const RULES: &[Rule] = rules! {
     }),
     "load_in_8bit" => Together,
     "load_in_4bit" => Together,
-    "bnb_config_kwargs" => Lost("the base is NF4 with double quantization; see model.quantization and model.double_quant"),
+    "bnb_config_kwargs" => Together,
     "gptq" => Lost("a base that GPTQ has quantized is not yet part of this version"),
     "adapter" => Together,
     "lora_model_dir" => To("tuning.adapter"),
@@ -75,14 +74,14 @@ pub(super) const RULES: &[Rule] = rules! {
     "peft_layers_to_transform" => To("tuning.lora.layers_to_transform"),
     "peft_layer_replication" => Lost("layers are not repeated"),
     "peft_init_lora_weights" => To("tuning.lora.init_lora_weights"),
-    "peft" => Lost("LoftQ is not yet part of this version"),
+    "peft" => Together,
     "loraplus_lr_ratio" => To("tuning.lora.loraplus_lr_ratio"),
-    "loraplus_lr_embedding" => Lost("set train.learning_rates for the embeddings"),
+    "loraplus_lr_embedding" => Lost("embeddings get no adapters; train.learning_rates sets the rate of those in modules_to_save"),
     "relora" => Lost("ReLoRA is not part of this version"),
     "relora_steps" => Lost("ReLoRA is not part of this version"),
     "relora_warmup_steps" => Lost("ReLoRA is not part of this version"),
     "relora_cpu_offload" => Lost("ReLoRA is not part of this version"),
-    "merge_lora" => Lost("merging is not yet part of this version"),
+    "merge_lora" => Lost("a step of its own: `tunesmith merge`"),
     "unfrozen_parameters" => Together,
     "special_tokens" => With(special_tokens),
     "tokens" => With(|work, key, node| match node {
@@ -101,12 +100,13 @@ pub(super) const RULES: &[Rule] = rules! {
     "test_datasets" => Together,
     "pretraining_dataset" => Together,
     "max_packed_sequence_len" => Lost("removed from Axolotl too; see sample_packing"),
-    "generate_samples" => With(|work, key, node| match node {
-        Node::Bool(true) => work.changed(key, "", "answers before and after stand in the report: gen.num_samples"),
-        _ => work.needless(key, "off"),
-    }),
-    "num_generation_samples" => To("gen.num_samples"),
-    "generation_max_new_tokens" => To("gen.max_new_tokens"),
+    "generate_samples" => Together,
+    "num_generation_samples" => Together,
+    "generation_max_new_tokens" => Together,
+    "generation_temperature" => Together,
+    "generation_top_p" => Together,
+    "generation_top_k" => Together,
+    "generation_do_sample" => Together,
     "shuffle_merged_datasets" => To("data.shuffle"),
     "dataset_prepared_path" => Needless(CACHE),
     "push_dataset_to_hub" => Lost(UPLOAD),
@@ -165,9 +165,9 @@ pub(super) const RULES: &[Rule] = rules! {
     "optim_args" => To("train.optim_args"),
     "optim_target_modules" => Lost("GaLore is not part of this version"),
     "learning_rate" => To("train.learning_rate"),
-    "embedding_lr" => With(|work, key, node| embedding_rate(work, key, node.clone())),
-    "embedding_lr_scale" => Lost("set train.learning_rates for the embeddings"),
-    "lr_groups" => Lost("set train.learning_rates: a pattern and its rate"),
+    "embedding_lr" => Together,
+    "embedding_lr_scale" => Together,
+    "lr_groups" => Together,
     "lr_scheduler" => Together,
     "lr_scheduler_kwargs" => To("train.lr_scheduler_kwargs"),
     "lr_quadratic_warmup" => Lost("a warm-up is a line"),
@@ -199,7 +199,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "bfloat16" => To("train.bf16"),
     "fp16" => Together,
     "float16" => Together,
-    "fp8" => Comment("fp8 is not part of this version; products are computed in float32"),
+    "fp8" => Lost("fp8 is not part of this version; products are computed in float32"),
     "tf32" => Needless("products are computed in float32"),
     "flash_attention" => Needless(ATTENTION),
     "flash_attn_cross_entropy" => Needless(KERNEL),
@@ -224,21 +224,25 @@ pub(super) const RULES: &[Rule] = rules! {
     "plugins" => Lost("there are no plugins"),
     "torch_compile" => Needless("there is nothing to compile"),
     "torch_compile_backend" => Needless("there is nothing to compile"),
-    "deepspeed" => Comment(ONE_DEVICE),
-    "fsdp" => Comment(ONE_DEVICE),
-    "fsdp_config" => Comment(ONE_DEVICE),
-    "fsdp_version" => Comment(ONE_DEVICE),
-    "ddp" => Comment(ONE_DEVICE),
+    "deepspeed" => With(ranks::deepspeed),
+    "fsdp" => Together,
+    "fsdp_config" => Together,
+    "fsdp_version" => Together,
+    "fsdp_final_state_dict_type" => Together,
+    "dp_shard_size" => With(shards),
+    "dp_replicate_size" => Together,
+    "ddp" => Needless(ranks::DDP),
     "ddp_timeout" => To("train.ddp_timeout"),
     "ddp_bucket_cap_mb" => To("train.ddp_bucket_cap_mb"),
     "ddp_broadcast_buffers" => Needless("models have no buffers that training changes"),
     "ddp_find_unused_parameters" => Needless(REACHED),
-    "context_parallel_size" => Comment(ONE_DEVICE),
-    "sequence_parallel_degree" => Comment(ONE_DEVICE),
-    "tensor_parallel_size" => Comment(ONE_DEVICE),
-    "local_rank" => Needless("one process"),
-    "device_map" => Needless("one device"),
-    "device" => Needless("one device"),
+    "context_parallel_size" => With(split),
+    "sequence_parallel_degree" => With(split),
+    "tensor_parallel_size" => With(split),
+    "expert_parallel_size" => With(split),
+    "local_rank" => Needless(ranks::LAUNCHED),
+    "device_map" => Needless("the model is computed on the CPU"),
+    "device" => Needless("the model is computed on the CPU"),
     "gpu_memory_limit" => Needless("no graphics processor is used in this version"),
     "dataloader_num_workers" => Needless(NO_LOADER),
     "dataloader_pin_memory" => Needless(NO_LOADER),
@@ -257,8 +261,9 @@ pub(super) const RULES: &[Rule] = rules! {
     "eval_steps" => Together,
     "evals_per_epoch" => Together,
     "eval_table_size" => Lost("set gen.num_samples: answers before and after stand in the report"),
-    "eval_max_new_tokens" => To("gen.max_new_tokens"),
-    "do_causal_lm_eval" => Lost("ROUGE and other metrics are not yet part of this version"),
+    "eval_max_new_tokens" => To("train.generation_max_new_tokens"),
+    "do_causal_lm_eval" => Together,
+    "eval_causal_lm_metrics" => Together,
     "load_best_model_at_end" => Together,
     "early_stopping_patience" => Together,
     "metric_for_best_model" => To("train.metric_for_best_model"),
@@ -325,6 +330,9 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     schedule(work);
     names::moments(work, "no", "epoch", validates);
     moments(work, validates);
+    others::rates(work);
+    others::answers(work, validates);
+    ranks::fsdp(work, true);
     Ok(())
 }
 
@@ -338,9 +346,22 @@ fn special_tokens(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-fn embedding_rate(work: &mut Work, key: &str, node: Node) {
-    let rates = Node::Map(vec![("embed_tokens.*|lm_head.*".to_owned(), node)]);
-    work.put(key, "train.learning_rates", rates, "a rate of its own for embeddings and head");
+/// A number of parts; 1 is none.
+fn split(work: &mut Work, key: &str, node: &Node) {
+    if is_off(node) || *node == Node::Int(1) {
+        work.needless(key, "off");
+    } else {
+        work.lost(key, ranks::SPLIT);
+    }
+}
+
+fn shards(work: &mut Work, key: &str, node: &Node) {
+    match node {
+        Node::Int(ranks) if *ranks > 1 => {
+            work.changed(key, "", &format!("as many ranks as are started: `tunesmith launch --nproc {ranks}`"));
+        }
+        _ => work.needless(key, "off"),
+    }
 }
 
 /// What is trained, and in which precision the base is kept.
@@ -376,6 +397,7 @@ fn mode(work: &mut Work) {
         Some((key, _)) => work.needless(&key, "off"),
         None => {}
     }
+    others::quantization(work);
     match (work.is_on("lora_target_linear"), work.get(&["lora_target_modules"])) {
         (true, modules) => {
             work.put("lora_target_linear", "tuning.lora.target_modules", Node::Str("all-linear".into()), "");

@@ -2,22 +2,21 @@
 mod others;
 mod rows;
 
-use super::names;
-use super::work::Act::{Comment, Lost, Needless, To, ToBut, Together, With};
-use super::work::{Rule, Work};
+use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
+use super::work::{Rule, Work, is_off};
+use super::{names, ranks};
 use crate::config::Node;
 use crate::error::{Error, Result};
 pub(super) use others::OTHERS;
 
-const ONE_DEVICE: &str = "a comment until you start several ranks: docs/distributed.md, docs/foreign-configs.md";
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
 const KERNEL: &str = "there is one attention, and kernels are chosen by the processor";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const CACHE: &str = "tokens are cached by content: a changed set is another one";
-const METRICS: &str = "ROUGE, BLEU and accuracy are not yet part of this version";
+const ACCURACY: &str = "the share of right next tokens is not measured; train.predict_with_generate scores answers";
 const OTHER: &str = "this way of training is not part of this version";
-const LATER_TASK: &str = "merging, export and serving are not yet part of this version";
-const UPLOAD: &str = "nothing is uploaded";
+const OWN_STEP: &str = "a step of its own: `tunesmith merge` and `export`, `infer` and `chat`";
+const UPLOAD: &str = "a run uploads nothing; `tunesmith export --push` does";
 const TRACKER: &str =
     "Weights & Biases, SwanLab and others are not yet part of this version; TensorBoard and report.html are written";
 
@@ -58,8 +57,8 @@ pub(super) const RULES: &[Rule] = rules! {
     "gradient_checkpointing" => To("train.gradient_checkpointing"),
     "upcast_layernorm" => Needless("norms are computed in float32"),
     "upcast_lmhead_output" => Needless("the loss is computed in float32 and more"),
-    "infer_backend" => Lost(LATER_TASK),
-    "infer_dtype" => Lost(LATER_TASK),
+    "infer_backend" => Lost(OWN_STEP),
+    "infer_dtype" => Lost(OWN_STEP),
     "offload_folder" => Needless("nothing is offloaded"),
     "use_kv_cache" => Needless("answers are made with a cache"),
     "hf_hub_token" => Lost("a secret does not belong into a file; set the environment variable HF_TOKEN"),
@@ -75,7 +74,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "stage" => Together,
     "do_train" => Together,
     "do_eval" => Needless("eval_strategy says when"),
-    "do_predict" => Lost("evaluation by generated answers is not yet part of this version"),
+    "do_predict" => Lost("a step of its own: `tunesmith eval` scores the answers to data.test_path"),
     "finetuning_type" => Together,
     "use_llama_pro" => Lost(OTHER),
     "lora_rank" => To("tuning.lora.r"),
@@ -83,7 +82,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "lora_dropout" => To("tuning.lora.lora_dropout"),
     "lora_target" => Together,
     "loraplus_lr_ratio" => To("tuning.lora.loraplus_lr_ratio"),
-    "loraplus_lr_embedding" => Lost("set train.learning_rates for the embeddings"),
+    "loraplus_lr_embedding" => Lost("embeddings get no adapters; train.learning_rates sets the rate of those in modules_to_save"),
     "use_rslora" => To("tuning.lora.use_rslora"),
     "use_dora" => To("tuning.lora.use_dora"),
     "pissa_init" => Together,
@@ -130,7 +129,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "neat_packing" => Together,
     "tool_format" => Lost("the template writes tools"),
     "tokenized_path" => Needless(CACHE),
-    "data_shared_file_system" => Needless("one process"),
+    "data_shared_file_system" => Needless("every rank reads the rows from data.cache_dir"),
     "ignore_pad_token_for_loss" => Needless("there is no padding"),
     "eval_num_beams" => To("train.generation_num_beams"),
     "output_dir" => To("train.output_dir"),
@@ -198,18 +197,23 @@ pub(super) const RULES: &[Rule] = rules! {
     "metric_for_best_model" => To("train.metric_for_best_model"),
     "greater_is_better" => To("train.greater_is_better"),
     "early_stopping_steps" => ToBut("train.early_stopping_patience", "counted in validations"),
-    "compute_accuracy" => Lost(METRICS),
+    "compute_accuracy" => Lost(ACCURACY),
     "predict_with_generate" => To("train.predict_with_generate"),
-    "max_new_tokens" => To("gen.max_new_tokens"),
-    "temperature" => To("gen.temperature"),
-    "top_p" => To("gen.top_p"),
-    "deepspeed" => Comment(ONE_DEVICE),
-    "fsdp" => Comment(ONE_DEVICE),
-    "fsdp_config" => Comment(ONE_DEVICE),
+    "max_new_tokens" => Together,
+    "do_sample" => Together,
+    "temperature" => Together,
+    "top_p" => Together,
+    "top_k" => Together,
+    "num_beams" => Together,
+    "repetition_penalty" => Together,
+    "length_penalty" => Together,
+    "deepspeed" => With(ranks::deepspeed),
+    "fsdp" => Together,
+    "fsdp_config" => Together,
     "ddp_timeout" => To("train.ddp_timeout"),
     "ddp_find_unused_parameters" => Needless(REACHED),
-    "ray_run_name" => Lost(ONE_DEVICE),
-    "ray_num_workers" => Lost(ONE_DEVICE),
+    "ray_run_name" => Lost(ranks::LAUNCHED),
+    "ray_num_workers" => Lost(ranks::LAUNCHED),
     "dataloader_num_workers" => Needless(NO_LOADER),
     "dataloader_pin_memory" => Needless(NO_LOADER),
     "dataloader_drop_last" => Lost("the last, smaller batch of an epoch is always kept"),
@@ -219,10 +223,10 @@ pub(super) const RULES: &[Rule] = rules! {
     "hub_model_id" => Lost(UPLOAD),
     "use_swanlab" => Lost(TRACKER),
     "swanlab_project" => Lost(TRACKER),
-    "export_dir" => Lost(LATER_TASK),
-    "export_size" => Lost(LATER_TASK),
-    "export_device" => Lost(LATER_TASK),
-    "export_legacy_format" => Lost(LATER_TASK),
+    "export_dir" => Lost(OWN_STEP),
+    "export_size" => Lost(OWN_STEP),
+    "export_device" => Lost(OWN_STEP),
+    "export_legacy_format" => Lost(OWN_STEP),
 };
 
 /// Reads the whole.
@@ -255,7 +259,7 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     }
     if let Some((key, Node::Bool(false))) = work.get(&["do_train"]) {
         return Err(Error::config(format!("{}: {key}: false: there is nothing to train", work.path.display()))
-            .hint("evaluation, prediction and export are not yet part of this version"));
+            .hint("`tunesmith eval`, `infer`, `merge` and `export` do the rest"));
     }
     if work.get(&["do_train"]).is_some() {
         work.needless("do_train", "`tunesmith train` trains");
@@ -269,6 +273,8 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     names::schedule(work, "linear");
     names::moments(work, "no", "steps", validates);
     defaults(work);
+    answers(work);
+    ranks::fsdp(work, false);
     Ok(())
 }
 
@@ -323,15 +329,13 @@ fn mode(work: &mut Work) {
         _ => work.put("quantization_bit", "model.quantization", Node::Int(bits), ""),
     }
     for key in ["quantization_method", "quantization_type", "double_quantization"] {
-        if work.get(&[key]).is_some() {
-            work.needless(
-                key,
-                if bits == 0 {
-                    "the base is not quantized"
-                } else {
-                    "nf4 with double quantization is what qlora means"
-                },
-            );
+        match (work.get(&[key]), key) {
+            (None, _) => {}
+            (Some(_), _) if bits == 0 => work.needless(key, "the base is not quantized"),
+            (Some(_), "quantization_method") => work.needless(key, "weights are coded as bitsandbytes does it"),
+            (Some(_), _) if bits != 4 => work.needless(key, "it belongs to 4 bits"),
+            (Some((_, node)), "quantization_type") => work.put(key, "model.quantization", node, ""),
+            (Some((_, node)), _) => work.put(key, "model.double_quant", node, ""),
         }
     }
     match kind.as_str() {
@@ -464,5 +468,33 @@ fn defaults(work: &mut Work) {
     }
     if work.get(&["save_total_limit"]).is_none() {
         work.implied("train.save_total_limit", Node::Null, "every checkpoint is kept");
+    }
+}
+
+/// How answers are drawn: where validation rows are answered, its defaults are other than ours.
+fn answers(work: &mut Work) {
+    let predicts = work.written("train.predict_with_generate").is_some_and(|node| *node == Node::Bool(true));
+    let settings = [
+        ("max_new_tokens", "gen.max_new_tokens", Some(Node::Int(1024))),
+        ("do_sample", "gen.do_sample", Some(Node::Bool(true))),
+        ("temperature", "gen.temperature", Some(Node::Float(0.95))),
+        ("top_p", "gen.top_p", Some(Node::Float(0.7))),
+        ("top_k", "gen.top_k", None),
+        ("num_beams", "gen.num_beams", None),
+        ("repetition_penalty", "gen.repetition_penalty", None),
+        ("length_penalty", "gen.length_penalty", None),
+    ];
+    let draws = match work.get(&["do_sample"]) {
+        Some((_, node)) => !is_off(&node),
+        None => predicts,
+    };
+    for (key, ours, default) in settings {
+        let drawing = ["gen.temperature", "gen.top_p", "gen.top_k"].contains(&ours);
+        match (work.get(&[key]), default) {
+            (Some(_), _) if drawing && !draws => work.needless(key, "answers are greedy"),
+            (Some((_, node)), _) => work.put(key, ours, node, ""),
+            (None, Some(default)) if predicts && (draws || !drawing) => work.implied(ours, default, "its default"),
+            (None, _) => {}
+        }
     }
 }

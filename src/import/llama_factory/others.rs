@@ -1,10 +1,10 @@
 //! LLaMA-Factory's rarer keys, by what becomes of them; a name that ends with `*` stands for all that begin so.
 use super::super::work::Act::{self, Lost, Needless};
-use super::{KERNEL, LATER_TASK, NO_LOADER, ONE_DEVICE, OTHER, TRACKER, UPLOAD};
+use super::ranks::{LAUNCHED, SPLIT};
+use super::{KERNEL, NO_LOADER, OTHER, OWN_STEP, TRACKER, UPLOAD};
 
 const TEXT: &str = "text models only";
 const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
-const GREEDY: &str = "samples are greedy, so that runs can be compared";
 
 /// Keys with their fate.
 pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
@@ -12,14 +12,15 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
     (Needless("there is no padding; attention never crosses from row to row"), &["block_diag_attn"]),
     (Needless("tokens/s are shown"), &["include_effective_tokens_per_second", "print_param_status"]),
     (Needless("products are computed in float32"), &["compute_dtype"]),
-    (Needless("one device"), &["device_map", "quantization_device_map", "master_addr", "master_port"]),
+    (Needless("the model is computed on the CPU"), &["device_map", "quantization_device_map"]),
+    (Needless(LAUNCHED), &["master_addr", "master_port"]),
     (Needless(NO_LOADER), &["dataloader_*"]),
     (Needless("model.max_seq_len says it"), &["model_max_length"]),
     (Lost("validation rows are one set"), &["eval_on_each_dataset"]),
     (Lost("the template decides; write one with data.template_path"), &["preserve_thinking"]),
     (Lost("new rows start as the mean of all rows"), &["init_special_tokens", "new_special_tokens_config"]),
     (Lost(TEXT), &["audio_*", "crop_to_patches", "freeze_language_model", "image_*", "use_audio_in_video", "video_*"]),
-    (Lost(GREEDY), &["do_sample", "num_beams", "repetition_penalty", "length_penalty", "top_k", "skip_special_tokens"]),
+    (Lost("answers have no special tokens"), &["skip_special_tokens"]),
     (Lost("set max_new_tokens"), &["max_length"]),
     (Lost("fp8 is not part of this version"), &["fp8", "fp8_*"]),
     (
@@ -31,13 +32,16 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
         Lost(PREFERENCES),
         &["dpo_*", "kto_*", "ld_alpha", "ppo_*", "pref_*", "ref_model*", "reward_model*", "simpo_gamma"],
     ),
+    (Lost(LAUNCHED), &["ray_*"]),
     (
-        Lost(ONE_DEVICE),
+        Lost(SPLIT),
         &[
             "context_parallel_size",
+            "expert_model_parallel_size",
             "hyper_parallel_*",
             "megatron_*",
-            "ray_*",
+            "pipeline_model_parallel_size",
+            "sequence_parallel",
             "tensor_model_parallel_size",
             "use_hyper_parallel",
             "use_mca",
@@ -45,7 +49,7 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
         ],
     ),
     (Lost("see `tunesmith bench`"), &["enable_torch_profiler", "profile_modules", "profiler_*"]),
-    (Lost(LATER_TASK), &["export_*", "sglang_*", "vllm_*"]),
+    (Lost(OWN_STEP), &["export_*", "sglang_*", "vllm_*"]),
     (Lost(UPLOAD), &["export_hub_model_id"]),
     (Lost(TRACKER), &["swanlab_*"]),
     (Lost("models come from the Hugging Face Hub or a folder"), &["om_hub_token"]),

@@ -195,7 +195,7 @@ fn a_classifier_resumes_to_the_bit_and_its_ranks_train_one_curve() {
     let cells: Vec<Vec<u64>> = serde_json::from_value(evaluations[0]["eval_confusion"].clone()).unwrap();
     assert_eq!(cells.iter().map(|row| row.iter().sum()).collect::<Vec<u64>>(), [8, 2, 2], "the split is stratified");
 
-    for strategy in ["dp", "zero1"] {
+    for strategy in ["dp", "zero1", "zero3"] {
         let strategy_word = format!("train.strategy={strategy}");
         let words = [&to(strategy), &strategy_word, "train.dp_ranks=2", "train.grad_accum=1"];
         let output = train(&config, &words);
@@ -215,6 +215,66 @@ fn a_classifier_resumes_to_the_bit_and_its_ranks_train_one_curve() {
     let refused = train(&config, &[&to("halves"), "--resume", "TRAIN_MAX_STEPS=8", "data.labels=[some,rare,plenty]"]);
     assert!(said(&refused).contains("data.labels"), "{}", said(&refused));
     assert_eq!(refused.status.code(), Some(5));
+}
+
+#[test]
+fn ranks_that_share_a_head_of_scores_and_its_body_train_the_bits_of_copies_and_the_curve_of_one() {
+    let fixture = fixture();
+    let numbers = |number: usize| json!({ "text": word(number).0, "label": number as f64 / 40.0 });
+    write(&fixture.path("numbers.jsonl"), (0..48).map(numbers));
+    let data = format!("data.train_path: {}", fixture.path("numbers.jsonl").display());
+    let common = [
+        "gen.num_samples: UNSET",
+        "train.batch_size: 2",
+        // 22 rows by 8 or 4 a step: the last step of an epoch has nothing for a rank.
+        "data.max_rows: 22",
+        "train.max_steps: 7",
+        "train.eval_strategy: steps",
+        "train.eval_steps: 3",
+        "train.eval_batch_size: 5",
+        "train.learning_rate: 0.001",
+    ];
+    let classes = ["task: classification", "train.class_weights: balanced"];
+    let number = ["task: regression", &*data, "data.val_path: []", "data.split: 0.25"];
+    let cases: [(&str, Vec<&str>); 4] = [
+        ("lora", [&classes[..], &["tuning.lora.lora_dropout: 0.1"]].concat()),
+        ("qlora", [&classes[..], &["tuning.mode: qlora"]].concat()),
+        ("full", [&classes[..], &["tuning.mode: full", "train.save_strategy: steps", "train.save_steps: 5"]].concat()),
+        ("number", [&number[..], &["tuning.mode: full"]].concat()),
+    ];
+    for (name, lines) in cases {
+        let config = fixture.config(name, &[&common[..], &lines[..]].concat());
+        let out = |run: &str| fixture.path(&format!("{name}-{run}"));
+        let run = |run: &str, words: &[&str]| {
+            let to = format!("train.output_dir={}", out(run).display());
+            assert!(go(&config, &[&[&*to], words].concat(), u64::MAX), "{name}, {run}");
+        };
+        let shared = ["train.dp_ranks=2", "train.grad_accum=1"];
+        run("one", &["train.grad_accum=2"]);
+        run("copies", &[&["train.strategy=dp"][..], &shared].concat());
+        run("zero3", &[&["train.strategy=zero3"][..], &shared].concat());
+        let how = ["train.strategy=fsdp", "train.fsdp_sharding_strategy=shard_grad_op"];
+        run("fsdp", &[&how[..], &shared].concat());
+        let file = if out("one").join("adapter").is_dir() {
+            "adapter/adapter_model.safetensors"
+        } else {
+            "model/model.safetensors"
+        };
+        let weights = |run: &str| std::fs::read(out(run).join(file)).unwrap();
+        let of = |line: &Value, key: &str| line[key].as_f64().unwrap();
+        let (steps, evaluations) = metrics(&out("one"));
+        for run in ["zero3", "fsdp"] {
+            assert!(weights("copies") == weights(run), "{name}, {run}: the weights");
+            let (found, evaluated) = metrics(&out(run));
+            assert_eq!((found.len(), evaluated.len()), (7, evaluations.len()), "{name}, {run}");
+            let pairs = steps.iter().zip(&found).map(|(one, other)| (of(one, "loss"), of(other, "loss")));
+            let evaluated = evaluations.iter().zip(&evaluated);
+            let evaluated = evaluated.map(|(one, other)| (of(one, "eval_loss"), of(other, "eval_loss")));
+            for (one, other) in pairs.chain(evaluated) {
+                assert!((one - other).abs() < 1e-5 * one.abs().max(0.1), "{name}, {run}: {one} {other}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ mod classify;
 mod crash;
 mod ends;
 mod events;
+mod faults;
 pub(super) mod fixture;
 mod launchers;
 mod machines;

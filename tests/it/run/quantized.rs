@@ -318,7 +318,7 @@ fn a_merge_across_what_was_trained_is_refused_with_both_sides() {
 }
 
 /// Starts a rank by hand, as one of two, in a configuration of its own.
-fn rank(number: usize, port: u16, config: &Path, words: &[String]) -> std::process::Child {
+pub(super) fn rank(number: usize, port: u16, config: &Path, words: &[String]) -> std::process::Child {
     let mut args = vec!["train".to_owned(), config.display().to_string()];
     args.extend_from_slice(words);
     tunesmith(&args)

@@ -45,7 +45,7 @@ pub(super) fn apart(first: &[f64], second: &[f64]) -> f64 {
 }
 
 /// Processes whose parent is `parent`.
-fn children(parent: u32) -> Vec<i32> {
+pub(super) fn children(parent: u32) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     let numbers = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
     let is_child = |process: &i32| {
@@ -58,12 +58,12 @@ fn children(parent: u32) -> Vec<i32> {
     found
 }
 
-fn alive(process: i32) -> bool {
+pub(super) fn alive(process: i32) -> bool {
     // SAFETY: signal 0 only asks.
     unsafe { libc::kill(process, 0) == 0 }
 }
 
-fn send(process: i32, signal: i32) {
+pub(super) fn send(process: i32, signal: i32) {
     // SAFETY: a plain system call.
     assert_eq!(unsafe { libc::kill(process, signal) }, 0);
 }
@@ -214,7 +214,8 @@ fn a_stopped_rank_is_noticed_at_the_timeout() {
     assert!(ranks.iter().all(|&rank| !alive(rank)));
     let text = said(&output);
     assert_eq!(output.status.code(), Some(7), "{text}");
-    assert!(text.contains("rank 0: all_gather: rank 1 did not answer"), "{text}");
+    // Whichever operation the other one waits in.
+    assert!(text.contains("peer error: rank 0: ") && text.contains(": rank 1 did not answer, after 2."), "{text}");
 }
 
 #[test]

@@ -1,21 +1,25 @@
 //! Ranks that share the optimizer's state and the gradients: the bits of copies, the curve of one process, checkpoints that
 //! any number of ranks goes on from.
+use std::ops::Range;
 use std::path::Path;
 
 use tunesmith::checkpoint;
 use tunesmith::comm::single::Single;
-use tunesmith::comm::{Collectives, Limits, Partition, World, threads};
+use tunesmith::comm::{Collectives, Limits, threads};
 use tunesmith::config::{Config, Optim, Strategy, TrainConfig, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
-use tunesmith::optim::State;
-use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
+use tunesmith::model::stack::Stack;
+use tunesmith::optim::{State, StateTensor};
+use tunesmith::plan::memory::{Breakdown, Device, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Way};
+use tunesmith::train::shard::Gatherer;
 use tunesmith::train::step::{Attempt, StepStats, attempt};
 use tunesmith::train::{budget, optimizer};
 
 use super::ends::metrics;
 use super::fixture::{Fixture, model_config, said, train};
+use super::quantized::rank;
 use super::ranks::{apart, curve, launch};
 use super::resume::{assert_same_ending, go, timeless};
 use crate::comm::gloo_is_there;
@@ -87,6 +91,99 @@ fn shares_have_the_bits_of_copies() {
     copies_and_shares(&["tuning.mode: full", "train.learning_rate: 0.002"], 3, 1);
 }
 
+/// A rank of a machine with nothing to train on goes its way through the weights only with the others, which must not wait for
+/// its gradients before: five blocks, so that it cannot be ahead of all of theirs.
+#[test]
+fn ranks_of_a_machine_that_share_weights_wait_for_nobody_in_vain() {
+    let fixture = Fixture::new();
+    let mut shape = model_config();
+    shape["num_hidden_layers"] = serde_json::json!(5);
+    std::fs::write(fixture.path("model/config.json"), shape.to_string()).unwrap();
+    let lines = ["model.init: random", "train.max_steps: 6", "data.max_rows: 22", "train.ddp_timeout: 20"];
+    for (name, more) in [("lora", "tuning.mode: lora"), ("full", "tuning.mode: full")] {
+        let config = fixture.config(name, &[&lines[..], &[more]].concat());
+        for (how, strategy) in [("zero2", "zero2"), ("hybrid_shard", "fsdp"), ("full_shard", "fsdp")] {
+            let sharding = format!("train.fsdp_sharding_strategy={how}");
+            let ranks = ranks(strategy, 2, 2);
+            let mut all = words(&ranks);
+            all.extend((strategy == "fsdp").then_some(&*sharding));
+            assert!(run(&fixture, &config, &format!("{name}-{how}"), &all, END), "{name}, {how}");
+            let file = if name == "lora" { "adapter/adapter_model.safetensors" } else { "model/model.safetensors" };
+            let weights = |how: &str| std::fs::read(fixture.path(&format!("{name}-{how}")).join(file)).unwrap();
+            assert!(weights("zero2") == weights(how), "{name}, {how}");
+        }
+    }
+}
+
+/// What `words` make of two ranks that are processes, each with a folder of its own.
+fn apart_on_disk(config: &Path, outs: [&Path; 2], words: &[&str]) -> [std::process::Output; 2] {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let start = |(number, out): (usize, &Path)| {
+        let to = format!("train.output_dir={}", out.display());
+        let words: Vec<String> = words.iter().copied().chain([&*to]).map(str::to_owned).collect();
+        rank(number, port, config, &words)
+    };
+    [(0, outs[0]), (1, outs[1])].map(start).map(|child| child.wait_with_output().unwrap())
+}
+
+#[test]
+fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_one_is_refused() {
+    if !gloo_is_there() {
+        return;
+    }
+    let fixture = Fixture::new();
+    let lines = [
+        "train.max_steps: 6",
+        // Far too high: an earlier step is the best.
+        "train.learning_rate: 0.6",
+        "train.lr_scheduler_type: constant",
+        "train.warmup_steps: 0",
+        "train.grad_accum: 1",
+        "train.eval_strategy: steps",
+        "train.eval_steps: 2",
+        "train.save_strategy: steps",
+        "train.save_steps: 2",
+        "train.load_best_model_at_end: true",
+        "train.ddp_bucket_cap_mb: 1",
+    ];
+    let weights = |out: &Path| {
+        let file = ["adapter/adapter_model.safetensors", "model/model.safetensors"].map(|file| out.join(file));
+        std::fs::read(file.iter().find(|file| file.exists()).unwrap()).unwrap()
+    };
+    for (mode, strategy) in [("lora", "fsdp"), ("full", "zero3")] {
+        let config = fixture.config(mode, &[&lines[..], &[&format!("tuning.mode: {mode}")]].concat());
+        let seen = fixture.path(&format!("{mode}-seen"));
+        let to = format!("train.output_dir={}", seen.display());
+        let output = train(&config, &["train.strategy=dp", "train.dp_ranks=2", &to]);
+        assert!(said(&output).contains("back to the best weights: step "), "{}", said(&output));
+        assert!(output.status.success(), "{}", said(&output));
+        let outs = [fixture.path(&format!("{mode}-0")), fixture.path(&format!("{mode}-1"))];
+        let strategy = format!("train.strategy={strategy}");
+        for output in apart_on_disk(&config, [&outs[0], &outs[1]], &[&strategy]) {
+            assert!(output.status.success(), "{}", said(&output));
+        }
+        assert!(weights(&seen) == weights(&outs[0]), "{mode}: the best of all ranks' weights");
+        assert!(!outs[1].exists(), "only the first rank writes");
+        // To go on every rank needs the checkpoint.
+        let more = [&*strategy, "--resume", "train.max_steps=8"];
+        for output in apart_on_disk(&config, [&outs[0], &outs[1]], &more) {
+            assert_eq!(output.status.code(), Some(5), "{}", said(&output));
+            let told = "the checkpoint to go on from is that of step 6 on rank 0 and none on rank 1";
+            assert!(said(&output).contains(told), "{}", said(&output));
+        }
+        let saved = "checkpoint-000006";
+        std::fs::create_dir_all(outs[1].join(saved)).unwrap();
+        for entry in std::fs::read_dir(outs[0].join(saved)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), outs[1].join(saved).join(entry.file_name())).unwrap();
+        }
+        for output in apart_on_disk(&config, [&outs[0], &outs[1]], &more) {
+            assert!(output.status.success(), "{}", said(&output));
+        }
+        assert_eq!(curve(&outs[0], "loss").len(), 8, "{mode}: with a copy it goes on");
+    }
+}
+
 #[test]
 fn shares_of_every_optimizer_and_of_averages_have_the_bits_of_copies() {
     copies_and_shares(&["train.optim: adamw_8bit", "tuning.mode: full", "train.ema_decay: 0.8"], 3, 1);
@@ -100,69 +197,102 @@ fn shares_of_every_optimizer_and_of_averages_have_the_bits_of_copies() {
     copies_and_shares(&["tuning.mode: freeze", "tuning.freeze.trainable_layers: 1"], 2, 1);
 }
 
-/// Losses and norms of `steps` steps under each strategy against those of one process with the same rows a step.
-fn curves(steps: u64, modes: &[(&str, &[&str])], worlds: &[usize], accumulations: &[usize], processes: bool) {
-    for (mode, lines) in modes {
-        for &accumulation in accumulations {
-            for &count in worlds {
-                let fixture = Fixture::new();
-                let steps = format!("train.max_steps: {steps}");
-                let mut extra = vec![&*steps, "data.max_rows: 22", "train.learning_rate: 0.003"];
-                extra.extend(*lines);
-                let config = fixture.config("run", &extra);
-                let one = format!("train.grad_accum={}", accumulation * count);
-                assert!(run(&fixture, &config, "one", &[&one], END));
-                let mut found = Vec::new();
-                for strategy in ["dp", "zero1", "zero2", "zero3", "fsdp"] {
-                    assert!(run(&fixture, &config, strategy, &words(&ranks(strategy, count, accumulation)), END));
-                    found.push(strategy.to_owned());
-                }
-                if processes && gloo_is_there() {
-                    for strategy in ["ddp", "zero1", "zero2", "zero3", "fsdp"] {
-                        let name = format!("{strategy} over gloo");
-                        let to = format!("train.output_dir={}", fixture.path(&name).display());
-                        let strategy = format!("train.strategy={strategy}");
-                        let accumulation = format!("train.grad_accum={accumulation}");
-                        let output =
-                            launch(&config, count, &[&to, &strategy, &accumulation]).wait_with_output().unwrap();
-                        assert!(output.status.success(), "{}", said(&output));
-                        found.push(name);
-                    }
-                }
-                for name in found {
-                    for key in ["loss", "grad_norm"] {
-                        let difference = apart(&curve(&fixture.path("one"), key), &curve(&fixture.path(&name), key));
-                        println!("{mode}, {count} ranks, accumulation {accumulation}, {name}: {key} {difference:.1e}");
-                        // A norm is no loss: it grows with each value's last bits.
-                        let most = if key == "loss" { 1e-5 } else { 1e-4 };
-                        assert!(difference < most, "{mode}, {count} x {accumulation}, {name}: {key} {difference:e}");
-                    }
-                    let tokens = |name: &str| curve(&fixture.path(name), "tokens");
-                    assert_eq!(tokens("one"), tokens(&name), "every row once");
-                }
+/// Losses and norms of `steps` steps under each strategy against those of one process with the same rows a step; and, at the
+/// same number of ranks, those of shares against those of copies, to the bit.
+fn curves(steps: u64, (mode, lines): &(&str, &[&str]), worlds: &[usize], accumulations: &[usize], processes: bool) {
+    let mut most = 0f64;
+    for (&accumulation, &count) in accumulations.iter().flat_map(|one| worlds.iter().map(move |other| (one, other))) {
+        let fixture = Fixture::new();
+        let steps = format!("train.max_steps: {steps}");
+        let mut extra = vec![&*steps, "data.max_rows: 22", "train.learning_rate: 0.003"];
+        extra.extend(*lines);
+        let config = fixture.config("run", &extra);
+        let one = format!("train.grad_accum={}", accumulation * count);
+        assert!(run(&fixture, &config, "one", &[&one], END));
+        let mut found = Vec::new();
+        // In the fixed order, sums are made after every pass, as where gradients are shared.
+        let in_order = "train.reduce_every_pass=true";
+        for (name, strategy, more) in [
+            ("dp", "dp", &[][..]),
+            ("dp in order", "dp", &[in_order]),
+            ("zero1", "zero1", &[]),
+            ("zero2", "zero2", &[]),
+            ("zero3", "zero3", &[]),
+            ("fsdp", "fsdp", &["train.fsdp_sharding_strategy=shard_grad_op"]),
+        ] {
+            let ranks = ranks(strategy, count, accumulation);
+            assert!(run(&fixture, &config, name, &[&words(&ranks), more].concat(), END));
+            found.push((name.to_owned(), strategy, !more.contains(&in_order)));
+        }
+        if processes && gloo_is_there() {
+            for (name, strategy, more) in [
+                ("ddp over gloo", "ddp", &[][..]),
+                ("ddp over gloo in order", "ddp", &[in_order]),
+                ("zero1 over gloo", "zero1", &[]),
+                ("zero2 over gloo", "zero2", &[]),
+                ("zero3 over gloo", "zero3", &[]),
+                ("fsdp over gloo", "fsdp", &[]),
+            ] {
+                let to = format!("train.output_dir={}", fixture.path(name).display());
+                let how = format!("train.strategy={strategy}");
+                let accumulation = format!("train.grad_accum={accumulation}");
+                let words = [&[&*to, &*how, &*accumulation], more].concat();
+                let output = launch(&config, count, &words).wait_with_output().unwrap();
+                assert!(output.status.success(), "{}", said(&output));
+                found.push((name.to_owned(), strategy, !more.contains(&in_order)));
             }
         }
+        for (name, strategy, late) in found {
+            for key in ["loss", "grad_norm"] {
+                let difference = apart(&curve(&fixture.path("one"), key), &curve(&fixture.path(&name), key));
+                println!("{mode}, {count} ranks, accumulation {accumulation}, {name}: {key} {difference:.1e}");
+                // A norm is no loss: it grows with each value's last bits.
+                let limit = if key == "loss" { 1e-5 } else { 1e-4 };
+                assert!(difference < limit, "{mode}, {count} x {accumulation}, {name}: {key} {difference:e}");
+                most = if key == "loss" { most.max(difference) } else { most };
+                let same = if late && matches!(strategy, "dp" | "ddp" | "zero1") { "dp" } else { "dp in order" };
+                let same = curve(&fixture.path(same), key) == curve(&fixture.path(&name), key);
+                assert!(same, "{mode}, {count} x {accumulation}, {name}: {key} is not that of copies to the bit");
+            }
+            let tokens = |name: &str| curve(&fixture.path(name), "tokens");
+            assert_eq!(tokens("one"), tokens(&name), "every row once");
+        }
     }
+    println!("{mode}: losses at most {most:.1e} from those of one process; shares and copies equal to the bit");
 }
 
-const MODES: [(&str, &[&str]); 3] = [
-    ("lora", &[]),
-    ("qlora", &["tuning.mode: qlora"]),
-    ("full", &["tuning.mode: full", "train.learning_rate: 0.0005"]),
-];
+const LORA: (&str, &[&str]) = ("lora", &[]);
+const QLORA: (&str, &[&str]) = ("qlora", &["tuning.mode: qlora"]);
+const FULL: (&str, &[&str]) = ("full", &["tuning.mode: full", "train.learning_rate: 0.0005"]);
 
 #[test]
 fn strategies_have_the_curve_of_one_process() {
-    curves(8, &MODES[..1], &[2], &[4], true);
-    curves(8, &MODES[1..], &[4], &[1], false);
+    curves(8, &LORA, &[2], &[4], true);
+    curves(8, &QLORA, &[4], &[1], false);
 }
 
 /// `just rank-curves`.
 #[test]
 #[ignore = "minutes"]
-fn strategies_have_the_curve_of_one_process_over_fifty_steps() {
+fn strategies_have_the_curve_of_one_process_over_fifty_steps_of_lora() {
     assert!(gloo_is_there(), "this test is asked for by name");
-    curves(50, &MODES, &[2, 4], &[1, 4], true);
+    curves(50, &LORA, &[2, 4], &[1, 4], true);
+}
+
+/// `just rank-curves`.
+#[test]
+#[ignore = "minutes"]
+fn strategies_have_the_curve_of_one_process_over_fifty_steps_of_qlora() {
+    assert!(gloo_is_there(), "this test is asked for by name");
+    curves(50, &QLORA, &[2, 4], &[1, 4], true);
+}
+
+/// `just rank-curves`.
+#[test]
+#[ignore = "minutes"]
+fn strategies_have_the_curve_of_one_process_over_fifty_steps_of_full() {
+    assert!(gloo_is_there(), "this test is asked for by name");
+    curves(50, &FULL, &[2, 4], &[1, 4], true);
 }
 
 #[test]
@@ -335,58 +465,145 @@ fn a_rank_that_fails_while_sums_go_on_ends_the_others() {
     }
 }
 
-#[test]
-fn shares_of_a_checkpoint_put_together_are_the_whole() {
-    let fixture = Fixture::new();
-    let extra = ["tuning.mode: full", "train.optim: adamw_8bit", "train.ema_decay: 0.5", "train.max_steps: 3"];
-    let config = fixture.config("run", &extra);
-    assert!(run(&fixture, &config, "four", &words(&ranks("zero2", 4, 1)), END));
-    let saved = checkpoint::load(&fixture.path("four/checkpoint-000003")).unwrap();
-    let arch = tunesmith::config::arch::Arch::from_dir(&fixture.path("model")).unwrap();
-    let train = TrainConfig { optim: Optim::AdamW8bit, ema_decay: Some(0.5), ..TrainConfig::default() };
-    let mut config = load_text(Path::new("case"), "tuning: {mode: full}").unwrap().config;
-    config.train = train;
-    let restored = |world: World, strategy| {
-        let config = Config { train: TrainConfig { strategy, ..config.train.clone() }, ..config.clone() };
-        let mut model = Model::load(&arch, None, &config).unwrap();
-        let (mut optimizer, sharing) = optimizer::shared(&config, &mut model.params, world).unwrap();
-        let mut ema = optimizer::average(&config, &model.params, &sharing);
-        let specs = model.params.specs.clone();
-        saved.restore(&specs, model.params.values_mut(), &mut optimizer, ema.as_mut()).unwrap();
-        (model.params.values().to_vec(), optimizer, ema.unwrap(), sharing.partition)
+/// What a rank has of a tensor's file: the first byte of each stretch, and its bytes.
+type Stretches = Vec<(usize, Vec<u8>)>;
+
+/// What a rank has after it has loaded a checkpoint: of the values, of their averages, of each tensor of the optimizer's state.
+struct Loaded {
+    values: Stretches,
+    averages: Stretches,
+    state: Vec<(String, usize, Stretches)>,
+}
+
+fn little(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
+/// `values` lie at `ranges`, end to end.
+fn stretches(ranges: &[Range<usize>], values: &[f32]) -> Stretches {
+    let mut rest = values;
+    let mut next = |range: &Range<usize>| {
+        let (now, later) = rest.split_at(range.len());
+        rest = later;
+        (4 * range.start, little(now))
     };
-    let whole = restored(World::ALONE, Strategy::Single);
-    for size in [2, 3] {
-        for (strategy, shares) in [(Strategy::Zero1, true), (Strategy::Ddp, false)] {
-            let ranks: Vec<_> =
-                (0..size).map(|rank| restored(World { rank, size, ..World::ALONE }, strategy)).collect();
-            for tensor in whole.1.state() {
-                let mut numbers = vec![f64::NAN; tensor.spec.count()];
-                for (_, optimizer, ..) in ranks.iter().take(if shares { size } else { 1 }) {
-                    for (range, state) in optimizer.owned(&tensor) {
-                        let own: Vec<f64> = match state {
-                            State::F32(values) => values.iter().map(|&value| f64::from(value)).collect(),
-                            State::U8(values) => values.iter().map(|&value| f64::from(value)).collect(),
-                        };
-                        numbers[range].copy_from_slice(&own);
+    let found = ranges.iter().map(&mut next).collect();
+    assert!(rest.is_empty());
+    found
+}
+
+/// Puts together what ranks have, which must fit where they have the same; and says how many bytes they have together.
+fn together<'a>(bytes: usize, ranks: impl Iterator<Item = &'a Stretches>) -> (Vec<u8>, usize) {
+    let (mut whole, mut filled, mut sum) = (vec![0; bytes], vec![false; bytes], 0);
+    for (start, stretch) in ranks.flatten() {
+        let place = *start..start + stretch.len();
+        for ((byte, filled), own) in whole[place.clone()].iter_mut().zip(&mut filled[place]).zip(stretch) {
+            assert!(!*filled || byte == own, "ranks differ");
+            (*byte, *filled) = (*own, true);
+        }
+        sum += stretch.len();
+    }
+    assert!(filled.into_iter().all(|filled| filled), "a byte that nobody has");
+    (whole, sum)
+}
+
+#[test]
+fn a_checkpoint_of_four_that_share_all_loads_into_any_number_under_any_strategy_byte_for_byte() {
+    for (mode, optim) in [("full", Optim::AdamW8bit), ("lora", Optim::AdamW)] {
+        let fixture = Fixture::new();
+        let name = if mode == "full" { "adamw_8bit" } else { "adamw" };
+        let (mode_line, optim_line) = (format!("tuning.mode: {mode}"), format!("train.optim: {name}"));
+        let extra = [&*mode_line, &*optim_line, "train.ema_decay: 0.5", "train.max_steps: 3"];
+        let path = fixture.config("run", &extra);
+        assert!(run(&fixture, &path, "four", &words(&ranks("zero3", 4, 1)), END));
+        let dir = fixture.path("four/checkpoint-000003");
+        let saved = checkpoint::load(&dir).unwrap();
+        let mut config = tunesmith::config::load(&path, &[], &[], &[]).unwrap().config;
+        assert_eq!(config.train.optim, optim);
+        let arch = tunesmith::config::arch::Arch::from_dir(&fixture.path("model")).unwrap();
+        let (weights, prefix) = match mode {
+            "full" => ("model.safetensors", ""),
+            _ => ("adapter_model.safetensors", checkpoint::peft::PREFIX),
+        };
+        let [weights, state] = [weights, "optimizer.safetensors"].map(|name| std::fs::read(dir.join(name)).unwrap());
+        let weights = safetensors::SafeTensors::deserialize(&weights).unwrap();
+        let state = safetensors::SafeTensors::deserialize(&state).unwrap();
+        for (strategy, size) in [Strategy::Ddp, Strategy::Zero1, Strategy::Fsdp]
+            .into_iter()
+            .flat_map(|one| [1, 2, 4].map(|size| (one, size)))
+        {
+            config.train.strategy = strategy;
+            let load = |comm: &dyn Collectives| {
+                let gatherer = Gatherer::new(&config.train, comm).unwrap();
+                let mut model = match &gatherer {
+                    Some(gatherer) => {
+                        let shards = gatherer.shards();
+                        Model::load_shared(&arch, None, &config, &Stack::default(), None, shards).unwrap()
                     }
-                }
-                let (_, state) = whole.1.owned(&tensor).next().unwrap();
-                let expected: Vec<f64> = match state {
-                    State::F32(values) => values.iter().map(|&value| f64::from(value)).collect(),
-                    State::U8(values) => values.iter().map(|&value| f64::from(value)).collect(),
+                    None => Model::load(&arch, None, &config).unwrap(),
                 };
-                assert!(numbers == expected, "{} of {size}", tensor.name);
+                let (mut optimizer, sharing) = optimizer::shared(&config, &mut model.params, comm.world()).unwrap();
+                let mut ema = optimizer::average(&config, &model.params, &sharing);
+                let (specs, kept) = (model.params.specs.clone(), model.params.ranges());
+                saved.restore_kept(&specs, (model.params.values_mut(), &kept), &mut optimizer, ema.as_mut()).unwrap();
+                assert_eq!(optimizer.step, saved.state.optimizer_step);
+                let ema = ema.unwrap();
+                let of_state = |tensor: &StateTensor| {
+                    let width = tensor.spec.bytes() as usize / tensor.spec.count();
+                    let own = optimizer.owned(tensor).map(|(range, state)| {
+                        let bytes = match state {
+                            State::F32(values) => little(values),
+                            State::U8(values) => values.clone(),
+                        };
+                        (range.start * width, bytes)
+                    });
+                    (tensor.name.clone(), tensor.spec.bytes() as usize, own.collect::<Stretches>())
+                };
+                let loaded = Loaded {
+                    values: stretches(&kept, model.params.values()),
+                    averages: stretches(ema.owned(), &ema.values),
+                    state: optimizer.state().iter().map(of_state).collect(),
+                };
+                (loaded, specs)
+            };
+            let all = on_ranks(size, &load);
+            let specs = &all[0].1;
+            let all: Vec<&Loaded> = all.iter().map(|(loaded, _)| loaded).collect();
+            let bytes = 4 * specs.iter().map(|spec| spec.range().len()).sum::<usize>();
+            let case = format!("{mode}, {strategy} of {size}");
+            let copies = |shared: bool| if shared { 1 } else { size };
+            let (values, held) = together(bytes, all.iter().map(|rank| &rank.values));
+            assert_eq!(held, bytes * copies(strategy == Strategy::Fsdp), "{case}: values");
+            let (averages, held) = together(bytes, all.iter().map(|rank| &rank.averages));
+            assert_eq!(held, bytes * copies(strategy != Strategy::Ddp), "{case}: averages");
+            for spec in specs {
+                let place = 4 * spec.range().start..4 * spec.range().end;
+                // What is published are the averages.
+                let published = weights.tensor(&format!("{prefix}{}", spec.name)).unwrap();
+                assert!(published.data() == &averages[place.clone()], "{case}: {}", spec.name);
+                let trained = state.tensor(&format!("{}{}", spec.name, checkpoint::TRAINED)).unwrap();
+                assert!(trained.data() == &values[place], "{case}: {}", spec.name);
             }
-            for (rank, (values, _, ema, partition)) in ranks.iter().enumerate() {
-                assert!(*values == whole.0);
-                let own = if shares { partition.owned(rank) } else { Partition::alone(values.len()).owned(0) };
-                assert_eq!(ema.owned(), own);
-                let expected: Vec<f32> = own.into_iter().flat_map(|range| whole.2.values[range].to_vec()).collect();
-                assert!(ema.values == expected);
+            assert_eq!(state.len(), specs.len() + all[0].state.len(), "{case}: every tensor of the file");
+            for (at, (name, bytes, _)) in all[0].state.iter().enumerate() {
+                let (whole, held) = together(*bytes, all.iter().map(|rank| &rank.state[at].2));
+                assert_eq!(held, bytes * copies(strategy != Strategy::Ddp), "{case}: {name}");
+                assert!(state.tensor(name).unwrap().data() == &whole[..], "{case}: {name}");
             }
         }
     }
+}
+
+/// What `work` gives on each of so many ranks as threads.
+fn on_ranks<T: Send>(size: usize, work: &(dyn Fn(&dyn Collectives) -> T + Sync)) -> Vec<T> {
+    if size == 1 {
+        return vec![work(&Single)];
+    }
+    std::thread::scope(|scope| {
+        let seats = threads::world(size, Limits::default()).into_iter();
+        let running: Vec<_> = seats.map(|rank| scope.spawn(move || work(&rank))).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
 }
 
 #[test]
@@ -412,7 +629,7 @@ fn what_cannot_be_shared_so_is_refused_and_a_timeline_is_told() {
 }
 
 /// The most bytes that a run's process held, as its summary says.
-fn held(text: &str) -> f64 {
+pub(super) fn held(text: &str) -> f64 {
     let line = text.lines().find(|line| line.trim_start().starts_with("memory held")).expect("a summary");
     let words: Vec<&str> = line.split_whitespace().collect();
     let at = words.iter().position(|&word| word == "at").unwrap();
@@ -444,27 +661,43 @@ fn a_rank_holds_what_the_plan_says() {
     let arch = tunesmith::config::arch::Arch::from_dir(&fixture.path("model")).unwrap();
     let predictor = Predictor::new(budget::job(&config, &arch, Storage::F32, None).unwrap(), Device::Cpu);
     let pass = Pass { tokens: 20, longest: 20, labelled: 10 };
+    let program = |rank: &Breakdown| rank.total() - rank.program;
     for ranks in [2, 4] {
+        let mut before: Option<(f64, f64)> = None;
         for (strategy, planned) in [
             ("dp", strategies::Strategy::Ddp),
             ("zero1", strategies::Strategy::Zero1),
             ("zero2", strategies::Strategy::Zero2),
+            ("zero3", strategies::Strategy::Zero3),
         ] {
             let machine = Machine { device: Device::Cpu, ranks, memory: u64::MAX };
             let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
             let rank = strategies::rank(&predictor, &machine, way, &pass);
             // The program's own memory is not the allocator's.
-            let predicted = (ranks * (rank.total() - rank.program)) as f64;
-            let (strategy, count) = (format!("train.strategy={strategy}"), format!("train.dp_ranks={ranks}"));
-            let output = train(&path, &[&strategy, &count, "--overwrite"]);
+            let predicted = program(&rank) as f64;
+            let (how, count) = (format!("train.strategy={strategy}"), format!("train.dp_ranks={ranks}"));
+            let output = train(&path, &[&how, &count, "--overwrite"]);
             let text = said(&output);
             assert!(output.status.success(), "{text}");
-            let ratio = held(&text) / predicted;
-            println!(
-                "{strategy}, {ranks} ranks: {:.1} MiB held, {ratio:.3} of the plan",
-                held(&text) / f64::from(1 << 20)
-            );
-            assert!((0.9..1.1).contains(&ratio), "{strategy}, {ranks} ranks: {ratio:.3} of {rank:?}");
+            // Threads hold alike, and the process counts them together.
+            let found = held(&text) / ranks as f64;
+            let mib = |bytes: f64| bytes / f64::from(1 << 20);
+            println!("{strategy}, {ranks} ranks: {:.2} MiB a rank, {:.3} of the plan", mib(found), found / predicted);
+            assert!((0.9..1.1).contains(&(found / predicted)), "{strategy}, {ranks} ranks: {found} of {rank:?}");
+            // What this strategy shares beyond the one before: the optimizer's state, the gradients, the weights.
+            if let Some(before) = before.replace((found, predicted)) {
+                let (less, planned) = (before.0 - found, before.1 - predicted);
+                println!("    {:.2} MiB less than the one before, {:.3} of the plan", mib(less), less / planned);
+                assert!((less - planned).abs() < 0.1 * before.1, "{strategy}, {ranks} ranks: {less} less, {planned}");
+            }
+            // As a process of its own.
+            if ranks == 2 && planned.shards_optimizer() && gloo_is_there() {
+                let output = launch(&path, 2, &[&how, "--overwrite"]).wait_with_output().unwrap();
+                assert!(output.status.success(), "{}", said(&output));
+                let found = held(&said(&output).replace("[rank 0] ", ""));
+                println!("    {:.2} MiB as a process, {:.3} of the plan", mib(found), found / predicted);
+                assert!((0.9..1.1).contains(&(found / predicted)), "{strategy}, a process: {found} of {rank:?}");
+            }
         }
     }
 }

@@ -1,0 +1,95 @@
+//! Memory that threads show each other while they meet: each looks at what the others lent, and none goes on before all
+//! have looked. The only `unsafe` here is to read and write through that window.
+use std::ops::Range;
+
+/// Bytes of a rank, which the others may read, and its owner write where they do not, until the meeting is over.
+#[derive(Debug, Clone, Copy)]
+pub struct Lent {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: a place and a length; whoever reads or writes there does so by the functions below, whose callers keep the
+// rules of a meeting ([`super::threads`]).
+unsafe impl Send for Lent {}
+// SAFETY: as above.
+unsafe impl Sync for Lent {}
+
+/// Numbers summed at a time: they stay in the nearest cache.
+const BLOCK: usize = 2048;
+
+impl Lent {
+    /// For others to read; its owner does not change it meanwhile.
+    pub fn to_read(bytes: &[u8]) -> Self {
+        Self { start: bytes.as_ptr().cast_mut(), length: bytes.len() }
+    }
+
+    /// For others to read in part, while its owner changes the rest through this.
+    pub fn to_change(bytes: &mut [u8]) -> Self {
+        Self { start: bytes.as_mut_ptr(), length: bytes.len() }
+    }
+
+    /// Copies `range` of what is lent.
+    ///
+    /// # Safety
+    /// The owner waits in a meeting, and nobody writes in `range` meanwhile.
+    ///
+    /// # Panics
+    /// If `range` is not within, or of another length than `into`.
+    pub unsafe fn read(self, range: &Range<usize>, into: &mut [u8]) {
+        assert!(
+            range.start <= range.end && range.end <= self.length && range.len() == into.len(),
+            "within what is lent"
+        );
+        // SAFETY: within, by the assertion; valid and unchanged, as the caller says; `into` is exclusive, so that they
+        // do not overlap.
+        unsafe { std::ptr::copy_nonoverlapping(self.start.add(range.start), into.as_mut_ptr(), range.len()) }
+    }
+
+    /// Copies `range` of what another rank has lent to the same place here.
+    ///
+    /// # Safety
+    /// Both owners are in a meeting, this one's by this thread, made by [`Lent::to_change`]; nobody writes in `range` of
+    /// the other, and nobody reads or writes in `range` of this one.
+    ///
+    /// # Panics
+    /// If `range` is not within both.
+    pub unsafe fn copy(self, other: Self, range: &Range<usize>) {
+        let shorter = self.length.min(other.length);
+        assert!(range.start <= range.end && range.end <= shorter, "within what both have lent");
+        // SAFETY: within both, by the assertion; two ranks' memory does not overlap; the rest is the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(other.start.add(range.start), self.start.add(range.start), range.len()) }
+    }
+
+    /// Replaces the numbers at `range` by their sums over `all` ranks, of which this is `all[rank]`, the first rank first.
+    ///
+    /// # Safety
+    /// As [`Lent::copy`]: all in a meeting, and `range` of all of them left to this thread.
+    ///
+    /// # Panics
+    /// If `range`, in numbers, is not within all, or what is lent are not numbers by their place.
+    #[allow(clippy::cast_ptr_alignment, reason = "asserted")]
+    pub unsafe fn sum(all: &[Self], rank: usize, range: &Range<usize>) {
+        let shortest = all.iter().map(|lent| lent.length / size_of::<f32>()).min().unwrap_or(0);
+        assert!(range.start <= range.end && range.end <= shortest && rank < all.len(), "within what all have lent");
+        assert!(all.iter().all(|lent| lent.start.cast::<f32>().is_aligned()), "numbers are lent");
+        let mut sums = [0.0f32; BLOCK];
+        for start in range.clone().step_by(BLOCK) {
+            let count = BLOCK.min(range.end - start);
+            // SAFETY: within, by the assertion; what is lent here are the bytes of f32, aligned as such; nobody writes
+            // there but this thread, after the last read.
+            let values =
+                |lent: &Self| unsafe { std::slice::from_raw_parts(lent.start.cast::<f32>().add(start), count) };
+            let sums = &mut sums[..count];
+            for (index, lent) in all.iter().enumerate() {
+                if index == 0 {
+                    sums.copy_from_slice(values(lent));
+                } else {
+                    sums.iter_mut().zip(values(lent)).for_each(|(sum, value)| *sum += value);
+                }
+            }
+            // SAFETY: as above; the slices that were read are gone.
+            unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), all[rank].start.cast::<f32>().add(start), count) };
+        }
+    }
+}

@@ -1,0 +1,12 @@
+//! `linear`: down to 0.
+use super::{Form, Run};
+
+/// No arguments.
+#[derive(Debug)]
+pub(super) struct Linear;
+
+impl Form for Linear {
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        ((run.total as f64 - step as f64) / run.span()).max(0.0)
+    }
+}
