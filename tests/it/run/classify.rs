@@ -165,11 +165,8 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     let output = ask(&["export", config_text, "--hf"]);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(read(&out.join("export-hf/config.json"))["problem_type"], "single_label_classification");
-    assert!(
-        std::fs::read_to_string(out.join("export-hf/README.md"))
-            .unwrap()
-            .contains("AutoModelForSequenceClassification")
-    );
+    let card = std::fs::read_to_string(out.join("export-hf/README.md")).unwrap();
+    assert!(card.contains("AutoModelForSequenceClassification") && card.contains("pipeline_tag: text-classification"));
     let output = ask(&["export", config_text, "--gguf", "f16"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let output = ask(&["chat", config_text]);
