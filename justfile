@@ -275,7 +275,7 @@ test *ARGS:
 classify-check *ARGS: _build
     "${PYTHON:-python3}" scripts/classify_check.py --tunesmith "{{ tunesmith }}" "$@"
 
-# kills runs at every operation on files and 200 times at random, fills and breaks their disks (about 20 minutes)
+# kills runs (lora, qlora, two ranks) at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
@@ -309,6 +309,11 @@ crash-test *ARGS:
 [group('develop')]
 doc *ARGS:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --locked "$@"
+
+# draws the guides' pictures again, those with curves from runs of the examples (a minute; needs python3)
+[group('develop')]
+guide-pictures: _build
+    "${PYTHON:-python3}" scripts/guides_svg.py "{{ tunesmith }}" docs/guides
 
 # makes the quickstart's base model again, from scratch (about ten minutes; needs python3 with tokenizers)
 [group('develop')]

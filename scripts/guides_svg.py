@@ -111,12 +111,12 @@ def resume(program):
 
 def dapt(program):
     """The perplexity of held-out documents."""
-    path = program.train("dapt", "dapt", "train.eval_strategy=steps", "train.eval_steps=10", "train.eval_on_start=true")
-    points = [(row["step"], math.exp(row["eval_loss"])) for row in rows(path) if "eval_loss" in row]
+    path = program.train("dapt", "dapt", "train.eval_strategy=steps", "train.eval_steps=7")
+    points = [(row["step"], row["eval_loss"]) for row in rows(path) if "eval_loss" in row]
     top = max(value for _, value in points) * 1.05
-    parts = chart(60, 36, 700, 150, "perplexity of the documents that were held out (examples/dapt)", [(points, BLUE)], top)
-    parts += [text(52, 40 + 150 * (top - value) / top, f"{value:.1f}", anchor="end") for _, value in (points[0], points[-1])]
-    parts.append(text(60, 206, f"step 0 to {points[-1][0]}"))
+    parts = chart(60, 36, 700, 150, "perplexity of the documents that were held out (examples/dapt), on a logarithmic axis", [(points, BLUE)], top)
+    parts += [text(52, 40 + 150 * (top - value) / top, f"{math.exp(value):.1f}", anchor="end") for _, value in (points[0], points[-1])]
+    parts.append(text(60, 206, f"steps {points[0][0]} to {points[-1][0]}"))
     return picture(802, 220, parts)
 
 
@@ -154,8 +154,8 @@ def instruction(_):
 
 def big_data(_):
     stations = [
-        ("files", "JSONL, CSV, Parquet, …", "gz, zst, patterns"), ("rows", "one by one", "form, length, repeats"), ("tokens", "in parallel", "template, mask"),
-        ("cache", "a file, by content", "about 4 bytes a token"), ("batches", "shuffled, packed", "30 bytes a row in memory"),
+        ("files", "JSONL, CSV, Parquet", "gz, zst, patterns"), ("rows", "one by one", "form, length, repeats"), ("tokens", "in parallel", "template, mask"),
+        ("cache", "a file, by content", "about 4 bytes a token"), ("batches", "shuffled, packed", "30 bytes a row"),
     ]
     parts = []
     for index, (name, first, second) in enumerate(stations):

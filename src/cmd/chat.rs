@@ -157,8 +157,8 @@ impl Chat {
     }
 
     fn save(&self, file: &str) -> Result<()> {
-        if file.is_empty() {
-            print_text("/save FILE\n");
+        if file.is_empty() || self.messages.is_empty() {
+            print_text(if file.is_empty() { "/save FILE\n" } else { "nothing is said yet\n" });
             return Ok(());
         }
         let path = Path::new(file);

@@ -9,7 +9,7 @@ use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::{atomic, folder as companions, peft};
-use crate::config::{Config, ConfigValue as _, schema};
+use crate::config::{self, Config, ConfigValue as _, schema};
 use crate::error::{Error, Result};
 use crate::export::card::Card;
 use crate::export::folder::{self, Form};
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let opened = args.parts.open(&args.config, true)?;
     let name = opened.name();
-    let card = card(&opened, args.peft);
+    let card = if format.is_some() { String::new() } else { card(&opened, args.peft)? };
     if format.is_some() && opened.parts.arch.score.is_some() {
         return Err(Error::config("--gguf: llama.cpp has no head of scores for these models")
             .hint("export for Transformers (--hf), or the adapter (--peft)"));
@@ -231,8 +231,8 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
     print(&text)
 }
 
-/// `README.md` of what was opened.
-fn card(opened: &Opened, adapter: bool) -> String {
+/// `README.md` of what was opened. Of a run it says what the run used, whatever the configuration says by now.
+fn card(opened: &Opened, adapter: bool) -> Result<String> {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
     let scored = opened.parts.arch.score.is_some();
@@ -248,17 +248,30 @@ fn card(opened: &Opened, adapter: bool) -> String {
             "from transformers import {class}, AutoTokenizer\n\nmodel = {class}.from_pretrained(\"PATH\")\ntokenizer = AutoTokenizer.from_pretrained(\"PATH\")"
         )
     };
-    let config = opened.config.as_ref();
-    Card {
+    let ran = match &opened.config {
+        Some(config) => Some(as_run(config)?.unwrap_or_else(|| config.clone())),
+        None => None,
+    };
+    let card = Card {
         name: opened.name(),
         base,
         adapter,
-        data: config.map(data).unwrap_or_default(),
-        settings: config.map(settings).unwrap_or_default(),
-        results: config.map(results).unwrap_or_default(),
+        scored,
+        data: ran.as_ref().map(data).unwrap_or_default(),
+        settings: ran.as_ref().map(settings).unwrap_or_default(),
+        results: opened.config.as_ref().map(results).unwrap_or_default(),
         usage,
+    };
+    Ok(card.render())
+}
+
+/// The configuration as the run in its output folder used it, if there was one.
+fn as_run(config: &Config) -> Result<Option<Config>> {
+    let path = config.train.output_dir.join(output::CONFIG);
+    if !path.is_file() {
+        return Ok(None);
     }
-    .render()
+    Ok(Some(config::load_partial(&path, &[], &[], &[])?.config))
 }
 
 fn data(config: &Config) -> Vec<(String, String)> {

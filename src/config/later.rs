@@ -22,6 +22,14 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("train.report_to", "set logging.tensorboard instead"),
     ("train.logging_dir", "set logging.logging_dir instead"),
     ("train.run_name", "set logging.run_name instead"),
+    (
+        "train.activation_offloading",
+        "activations lie in main memory already; moving them there belongs to an engine for GPUs, which is not part of this version",
+    ),
+    (
+        "train.weight_dtype",
+        "what is trained is kept in float32 (docs/precision.md); model.dtype says how frozen weights are kept, train.grad_dtype how gradients",
+    ),
     ("train.tf32", "this version computes in float32 on the CPU; remove the key"),
     ("train.torch_compile", "there is nothing to compile; remove the key"),
     ("train.mode", DAPT),

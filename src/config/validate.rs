@@ -2,8 +2,8 @@
 use super::resolve::Resolved;
 use super::unread;
 use super::{
-    Auto, Contamination, EvalStrategy, GradDtype, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization,
-    SaveStrategy, Sharding, Strategy, Task, TrainConfig, task,
+    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
+    Sharding, Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -63,12 +63,6 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "the optimizer averages the weights itself; keep one",
     )?;
     both(train.bf16 && train.fp16, "train.bf16", "train.fp16", "activations are kept in one of them; keep one")?;
-    both(
-        train.grad_dtype != GradDtype::Float32 && !matches!(train.strategy, Strategy::Auto | Strategy::Single),
-        "train.grad_dtype",
-        "train.strategy",
-        "several ranks sum their gradients in float32; zero2 keeps a share of them a rank",
-    )?;
     let default = TrainConfig::default();
     let scaling = [
         (train.loss_scale != default.loss_scale, "train.loss_scale"),

@@ -178,7 +178,9 @@ impl Finder<'_> {
     ) -> Option<usize> {
         let mark = self.turns.marks.0;
         let message = &self.conversation.messages[index];
-        for variant in marked(mark, message["content"].as_str()?) {
+        // A call may have none.
+        let content = message.get("content").map_or(Some(""), Value::as_str)?;
+        for variant in marked(mark, content) {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);

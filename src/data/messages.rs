@@ -112,11 +112,16 @@ fn normalise(message: &mut Value) -> Result<()> {
     }
     let calls = fields.contains_key("tool_calls");
     match fields.get("content").unwrap_or(&Value::Null) {
-        Value::String(_) | Value::Array(_) => Ok(()),
-        Value::Null if calls => Ok(()),
-        Value::Null => Err(Error::data("\"content\" is missing, expected a string or a list")),
-        content => Err(Error::data(format!("\"content\" is {}, expected a string or a list", kind(content)))),
+        Value::String(_) | Value::Array(_) => {}
+        Value::Null if calls => {}
+        Value::Null => return Err(Error::data("\"content\" is missing, expected a string or a list")),
+        content => {
+            return Err(Error::data(format!("\"content\" is {}, expected a string or a list", kind(content))));
+        }
     }
+    // Templates handle what is missing, and few what is null; Transformers drops it too.
+    fields.retain(|_, value| !value.is_null());
+    Ok(())
 }
 
 /// One call: `{function: {name, arguments}}`, or `{name, arguments}`. Arguments that are the text of a JSON object become
@@ -236,7 +241,7 @@ mod tests {
 
     #[test]
     fn older_and_written_calls_become_the_same_call() {
-        let expected = json!({"role": "assistant", "content": null, "tool_calls":
+        let expected = json!({"role": "assistant", "tool_calls":
             [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]});
         let function = json!({"name": "add", "arguments": "{\"a\": 1}"});
         let cases = [

@@ -11,6 +11,8 @@ pub struct Card {
     pub base: String,
     /// An adapter, not a whole model.
     pub adapter: bool,
+    /// A head of scores, not one that writes text.
+    pub scored: bool,
     /// Where the rows came from: label and text.
     pub data: Vec<(String, String)>,
     /// Settings that differ from their defaults: key and value.
@@ -34,7 +36,7 @@ fn quoted(text: &str) -> String {
 impl Card {
     /// The text of `README.md`.
     pub fn render(&self) -> String {
-        let Self { name, base, adapter, data, settings, results, usage } = self;
+        let Self { name, base, adapter, scored, data, settings, results, usage } = self;
         let mut out = String::from("---\n");
         // The hub takes names of its own models only.
         let on_hub = crate::config::is_hub_name(base);
@@ -42,7 +44,8 @@ impl Card {
             let _ = writeln!(out, "base_model: {}", quoted(base)); // a String never fails
         }
         let library = if *adapter { "peft" } else { "transformers" };
-        let _ = writeln!(out, "library_name: {library}\npipeline_tag: text-generation\ntags:\n- tunesmith");
+        let task = if *scored { "text-classification" } else { "text-generation" };
+        let _ = writeln!(out, "library_name: {library}\npipeline_tag: {task}\ntags:\n- tunesmith");
         if *adapter {
             out.push_str("- lora\n");
         }
@@ -89,6 +92,8 @@ mod tests {
         let text = card.render();
         assert!(text.starts_with("---\nbase_model: \"owner/base\"\nlibrary_name: peft\n"));
         assert!(text.contains("| rouge1 | 0.5 \\| 0.6 x |") && !text.contains("## Data"));
-        assert!(!Card { base: "./folder here".into(), ..card }.render().contains("base_model:"));
+        assert!(!Card { base: "./folder here".into(), ..card.clone() }.render().contains("base_model:"));
+        assert!(text.contains("pipeline_tag: text-generation\n"));
+        assert!(Card { scored: true, ..card }.render().contains("pipeline_tag: text-classification\n"));
     }
 }

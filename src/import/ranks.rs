@@ -57,18 +57,25 @@ fn stage(name: &str) -> Option<&'static str> {
 /// `HYBRID_SHARD`.
 pub(super) fn fsdp(work: &mut Work, alone: bool) {
     let (words, config) = (work.get(&["fsdp"]), work.get(&["fsdp_config"]));
-    let on = |found: &Option<(String, Node)>| found.as_ref().is_some_and(|(_, node)| !is_off(node));
-    let replicas = work.get(&["dp_replicate_size"]).filter(|(_, node)| matches!(node, Node::Int(n) if *n > 1));
+    let on = |found: Option<&(String, Node)>| found.is_some_and(|(_, node)| !is_off(node));
+    let replicas = match work.get(&["dp_replicate_size"]) {
+        Some((key, Node::Int(copies))) if copies > 1 => Some(key),
+        Some((key, _)) => {
+            work.needless(&key, "off");
+            None
+        }
+        None => None,
+    };
     for key in ["fsdp_version", "fsdp_final_state_dict_type"] {
         if work.get(&[key]).is_some() {
             work.needless(key, "there is one FSDP, and what is saved is whole");
         }
     }
-    if !on(&words) && !(alone && on(&config)) {
+    if !on(words.as_ref()) && !(alone && on(config.as_ref())) {
         for (key, _) in [words, config].into_iter().flatten() {
             work.needless(&key, "FSDP is not asked for");
         }
-        if let Some((key, _)) = replicas {
+        if let Some(key) = replicas {
             work.changed(&key, "", DDP);
         }
         return;
@@ -97,7 +104,7 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
         }
         None => Vec::new(),
     };
-    if let Some((key, _)) = replicas {
+    if let Some(key) = replicas {
         kept.retain(|(name, _)| name != "sharding_strategy" && name != "reshard_after_forward");
         kept.push(("sharding_strategy".to_owned(), Node::Str("HYBRID_SHARD".to_owned())));
         work.changed(&key, "train.fsdp_config: sharding_strategy", "each machine has a copy of the frozen weights");

@@ -12,6 +12,7 @@ pub use counting::{calls, cost, highest, live, peak, reset_peak};
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
@@ -68,14 +69,21 @@ struct Exceeded {
     budget: u64,
 }
 
-/// Asks before a buffer of so many bytes is taken; does not return where that would exceed the budget.
-pub fn admit(bytes: usize) {
+/// Held from the question to the answer's memory: of two threads that ask at once the second sees what the first has taken.
+static TAKING: Mutex<()> = Mutex::new(());
+
+/// Takes a buffer of so many bytes with `take`, which asks for nothing else; does not return where that would exceed the
+/// budget.
+pub fn admit<T>(bytes: usize, take: impl FnOnce() -> T) -> T {
+    let taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let budget = BUDGET.load(Ordering::Relaxed);
     let (live, wanted) = (live(), bytes as u64);
     if live.saturating_add(wanted) > budget {
+        drop(taking);
         // Not a panic: nothing is wrong with the program, and no hook has anything to print.
         resume_unwind(Box::new(Exceeded { wanted, live, budget }));
     }
+    take()
 }
 
 /// Does `work`; the buffer that it was not given becomes an error. `work` must leave nothing half done that is not thrown

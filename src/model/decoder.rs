@@ -208,6 +208,10 @@ impl Model {
     /// After a pass, also one that failed: the other ranks are still at theirs. They wait for what it has of `grads`, if it
     /// was to make some, where they leave a segment: so it goes there while it goes on to the end.
     fn end<T>(&self, walked: Result<T>, mut grads: Option<&mut Grads<'_>>) -> Result<T> {
+        if walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Memory) {
+            // Ranks that are threads share the budget: what lies idle here may be what another lacks.
+            self.release();
+        }
         let Some(shards) = &self.shards else { return walked };
         if walked.as_ref().is_err_and(|error| error.kind() == ErrorKind::Peer) {
             return walked;

@@ -202,3 +202,28 @@ fn source_hash(root: &Path, source: &WeightFiles) -> Result<String> {
     let _ = write_whole(&note, |file| file.write_all(hash.as_bytes()));
     Ok(hash)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_dead_runs_have_left_is_removed_and_what_is_being_written_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = || {
+            let mut names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            names
+        };
+        let own = write_whole(&dir.path().join("whole.safetensors"), |file| {
+            fs::write(dir.path().join("dead.tmp-1-0"), [0; 9])?;
+            fs::write(dir.path().join("tmp-no-extension"), [0; 9])?;
+            // Another run begins meanwhile.
+            sweep(dir.path());
+            file.write_all(b"whole")
+        });
+        own.unwrap();
+        assert_eq!(names(), ["tmp-no-extension", "whole.safetensors"]);
+        assert_eq!(fs::read(dir.path().join("whole.safetensors")).unwrap(), b"whole");
+    }
+}

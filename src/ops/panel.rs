@@ -41,9 +41,8 @@ impl Buffer {
 
     fn new(floats: usize) -> Self {
         let layout = Self::layout(floats);
-        memory::admit(layout.size());
         // SAFETY: the layout's size is not zero.
-        let start = unsafe { alloc(layout) };
+        let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
         if start.is_null() {
             handle_alloc_error(layout);
         }

@@ -275,14 +275,20 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
         // The shares are put together as they are written: there is no copy to write from.
         (rank.optimizer, rank.saving) = (share(rank.optimizer), 0);
     }
-    if strategy == Strategy::Zero2 || strategy.shards_weights() {
+    let whole = 4 * predictor.job.trained.values;
+    let sums = if predictor.job.narrow_gradients { whole / 2 } else { whole };
+    let shares = strategy == Strategy::Zero2 || strategy.shards_weights();
+    if shares || predictor.job.narrow_gradients && machine.ranks > 1 && strategy != Strategy::Single {
         // A segment's gradients are whole until they are summed, while backward fills the next; those of a table that the
         // head shares wait for the embedding's.
         let trained: Vec<u64> = segments.iter().map(|segment| segment.trained).collect();
         let (waits, rest) = if predictor.job.arch.ties_head() { trained.split_at(1) } else { trained.split_at(0) };
         let two = rest.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap_or(0);
-        rank.gradients = share(gradients) + (two + waits.iter().sum::<u64>()).min(gradients);
-        rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));
+        let kept = if shares { share(sums) } else { sums };
+        rank.gradients = kept + (two + waits.iter().sum::<u64>()).min(whole);
+        if strategy != Strategy::Dp {
+            rank.collectives = 2 * bucket.min(trained.into_iter().max().unwrap_or(0));
+        }
     }
     if strategy.shards_weights() && (machine.ranks > 1 || way.offload_weights) {
         let gathered = segments.windows(2).map(|pair| pair.iter().map(|it| it.frozen + it.trained).sum::<u64>());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::prepare::Prepared;
+use super::prepare::{Parts, Prepared};
 use super::{shard, trained};
 use crate::config::arch::Arch;
 use crate::config::{
@@ -179,7 +179,7 @@ impl Peak {
 /// # Errors
 /// As [`job`].
 pub fn peak(prepared: &Prepared) -> Result<Peak> {
-    let Prepared { config, arch, weights, dataset, ranks, together, .. } = prepared;
+    let Prepared { parts: Parts { config, arch, weights, .. }, dataset, ranks, together, .. } = prepared;
     let rank = held(config, arch, weights.as_ref(), (ranks.0, largest(config, dataset)))?;
     Ok(Peak { rank, together: *together })
 }

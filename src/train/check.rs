@@ -71,11 +71,11 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
     memory::guarded(|| {
         engine::choose(&resolved.config);
         let parts = prepare::parts(resolved, observer, |_, _| Ok(None))?;
-        let Parts { arch, weights, config, stack, adapter, .. } = &parts;
+        let Parts { arch, weights, config, .. } = &parts;
         let dataset = data::load(config, &parts.model_dir, arch.vocab_size, observer)?;
         let sampler = dataset.sampler(config, 1);
         memory::reset_peak();
-        let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), None)?;
+        let mut model = load::model(&parts, None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(), memory::live());
         let later = settle::later(&parts, &Single);

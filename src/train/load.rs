@@ -15,12 +15,10 @@ use super::{output, save};
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Background, TrainState, atomic, disk::RealDisk, store};
 use crate::comm::Collectives;
-use crate::config::arch::Arch;
 use crate::config::{Checkpointing, Config, ConfigValue as _, Resolved};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::model::quantized_cache::Cache;
-use crate::model::stack::Stack;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, Phases, quantize};
 
@@ -30,15 +28,6 @@ pub struct Loaded {
     pub model: Model,
     /// The way to the ranks that hold the rest of it.
     pub gatherer: Option<Gatherer>,
-}
-
-/// The model as it is before step 1 of a new run.
-///
-/// # Errors
-/// The weights cannot be read.
-pub fn model(prepared: &Prepared, gatherer: Option<&Gatherer>) -> Result<Model> {
-    let Prepared { arch, weights, config, stack, adapter, .. } = prepared;
-    fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), gatherer)
 }
 
 /// Codes the base where that is kept and has not been done: of the ranks of a machine the first does it, and the others, whose
@@ -56,24 +45,19 @@ pub fn ahead(parts: &Parts, observer: &dyn Observer) -> Result<()> {
     Ok(())
 }
 
-/// As [`model`], of its parts.
+/// The model as it is before step 1 of a new run.
 ///
 /// # Errors
 /// The weights cannot be read.
-pub fn fresh(
-    arch: &Arch,
-    weights: Option<&WeightFiles>,
-    config: &Config,
-    stack: &Stack,
-    adapter: Option<&Tensors>,
-    gatherer: Option<&Gatherer>,
-) -> Result<Model> {
+pub fn model(parts: &Parts, gatherer: Option<&Gatherer>) -> Result<Model> {
+    let Parts { arch, weights, config, stack, adapter, .. } = parts;
+    let weights = weights.as_ref();
     let cache = cache(weights, config)?;
     let model = match gatherer.map(Gatherer::shards) {
         Some(shards) => Model::load_shared(arch, weights, config, stack, cache, shards)?,
         None => Model::load_with(arch, weights, config, stack, cache)?,
     };
-    Ok(with_adapter(model, adapter))
+    Ok(with_adapter(model, adapter.as_ref()))
 }
 
 /// Puts the values of `tuning.adapter` into the model.

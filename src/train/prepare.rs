@@ -1,5 +1,6 @@
 //! Everything before the weights: the model's shape, the output directory, the data, the schedule, the disk, the
 //! checkpoint to go on from. Bad input is refused here, where it costs seconds, and nothing is left behind.
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
 use super::load::{self, Loaded};
@@ -30,30 +31,11 @@ use crate::plan::{bytes, grouped, human_bytes, platform};
 
 /// A run that has been found possible.
 pub struct Prepared {
-    /// The base model's folder.
-    pub model_dir: PathBuf,
-    /// Where on the hub it came from, if it did.
-    pub snapshot: Option<Snapshot>,
-    /// Its shape.
-    pub arch: Arch,
-    /// Its weights, opened and checked; nothing when they are drawn at random.
-    pub weights: Option<WeightFiles>,
+    /// The model and what is trained of it, with sizes in the place of `auto`. What is said of a run is mostly said of these,
+    /// so that they stand for it.
+    pub parts: Parts,
     /// The model as it is before step 1, where measuring has loaded it.
     pub loaded: Option<Loaded>,
-    /// The configuration, with the settings of `tuning.adapter` where there is one, and with sizes in the place of `auto`.
-    pub config: Config,
-    /// The tensors of `tuning.adapter`.
-    pub adapter: Option<Tensors>,
-    /// The adapters of `tuning.adapters`.
-    pub stack: Stack,
-    /// What they are, for the stamp.
-    pub stack_hashes: Vec<String>,
-    /// Where adapters go; empty when every weight is trained.
-    pub placements: Vec<Placement>,
-    /// How many values are trained.
-    pub trainable: u64,
-    /// What the optimizer and the averages hold beside them.
-    pub optimizer: OptimizerBytes,
     /// Holds the output directory; only the first rank does.
     pub lock: Option<DirLock>,
     /// How many ranks there are, and how they came about.
@@ -72,10 +54,22 @@ pub struct Prepared {
     pub batches: Batches,
     /// The learning rate of each step.
     pub schedule: Schedule,
-    /// The checkpoint to go on from.
-    pub resume: Option<Checkpoint>,
     /// Every setting as the run uses it.
     pub settings: Vec<Setting>,
+}
+
+impl Deref for Prepared {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}
+
+impl DerefMut for Prepared {
+    fn deref_mut(&mut self) -> &mut Parts {
+        &mut self.parts
+    }
 }
 
 /// The model that a configuration names, and what is trained of it: found and opened, not loaded.
@@ -258,46 +252,23 @@ impl Found {
             observer.event(&Event::Notice(&why));
         }
         let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
-        let Parts {
-            model_dir,
-            snapshot,
-            arch,
-            weights,
-            mut config,
-            adapter,
-            stack,
-            stack_hashes,
-            placements,
-            trainable,
-            optimizer,
-            resume,
-        } = parts;
-        let settings = effective(resolved, &config);
+        let settings = effective(resolved, &parts.config);
         let warms = ["train.warmup_ratio", "train.warmup_steps"].map(|key| *resolved.source(key) != Source::Default);
-        let scaled = scaling::scale(&mut config.train, ranks.0, warms.contains(&true));
-        let batches = batches(&config, &dataset, &sampler, ranks.0)?;
+        let scaled = scaling::scale(&mut parts.config.train, ranks.0, warms.contains(&true));
+        let Parts { config, arch, model_dir, trainable, optimizer, .. } = &parts;
+        let batches = batches(config, &dataset, &sampler, ranks.0)?;
         let schedule = Schedule::of(&config.train, batches.warmup_steps, batches.total_steps)?;
         // What is there already of this run, or goes before the first step, needs no further room.
         let held = if goes_on_here || options.overwrite { output::bytes_of_runs(&config.train.output_dir) } else { 0 };
         // Where averages are published, the trained values stand beside them in a checkpoint.
         let state = optimizer.state + optimizer.average + optimizer.publishing;
         if lock.is_some() {
-            check_disk(&config, &arch, &model_dir, (trainable, state), &batches, held)?;
+            check_disk(config, arch, model_dir, (*trainable, state), &batches, held)?;
         }
         let together = if comm.shares_memory() { ranks.0 as u64 } else { 1 };
         Ok(Prepared {
-            model_dir,
-            snapshot,
-            arch,
-            weights,
+            parts,
             loaded,
-            config,
-            adapter,
-            stack,
-            stack_hashes,
-            placements,
-            trainable,
-            optimizer,
             lock,
             ranks,
             together,
@@ -307,7 +278,6 @@ impl Found {
             sampler,
             batches,
             schedule,
-            resume,
             settings,
         })
     }

@@ -11,7 +11,7 @@ use crate::comm::nccl::{self, Nccl};
 use crate::comm::single::Single;
 use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
-use crate::config::{Config, GradDtype, RankBackend, Strategy};
+use crate::config::{Config, RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::plan::platform::{self, Layout};
 
@@ -64,10 +64,6 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
     let alone = |described: &str| {
         vec![Seat { world: World::ALONE, described: described.to_owned(), limits, link: Link::Alone }]
     };
-    if launch.is_some() && train.grad_dtype != GradDtype::Float32 {
-        return Err(Error::config("train.grad_dtype: bfloat16, and several ranks sum their gradients in float32")
-            .hint("remove the key; train.strategy: zero2 keeps a share of the gradients a rank"));
-    }
     match (train.strategy, launch) {
         (Strategy::Single | Strategy::Dp, Some(launch)) => {
             let Launch { launcher, world, .. } = launch;

@@ -478,7 +478,7 @@ impl Measure {
                 self.name,
                 known.join(", ")
             ))
-            .hint("answers are scored with train.predict_with_generate: true")
+            .hint("answers are scored with train.predict_with_generate: true, by what eval.metrics names")
         })
     }
 }

@@ -117,9 +117,9 @@ fn found(
         return Ok((sizes, None));
     }
     observer.event(&Event::Phase("loading the model"));
-    let Parts { arch, weights, config, stack, adapter, .. } = parts;
+    let (config, weights) = (&parts.config, &parts.weights);
     let gatherer = Gatherer::new(&config.train, comm)?;
-    let mut model = load::fresh(arch, weights.as_ref(), config, stack, adapter.as_ref(), gatherer.as_ref())?;
+    let mut model = load::model(parts, gatherer.as_ref())?;
     observer.event(&Event::Phase("measuring passes"));
     let mut gauge = Gauge::new(&mut model, (&dataset.train, sampler), later(parts, comm), comm)?;
     let found = probe::choose(&mut gauge, asked, (config, weights.as_ref()))?;

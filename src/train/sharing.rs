@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-use super::narrow::Narrow;
+use super::narrow::{Sums, room};
 use super::timeline::Timeline;
 use super::{ranks, shard};
 use crate::comm::exchange::{Exchange, Piece};
@@ -42,10 +42,8 @@ pub struct Sharing {
     rank: usize,
     shares: Shares,
     every_pass: bool,
-    /// The sums of the gradients that this rank owns, end to end, where they are summed after every pass.
-    sums: Vec<f32>,
-    /// The gradients, where they are kept in bfloat16.
-    narrow: Option<Narrow>,
+    /// The sums of the gradients where they are summed after every pass, or kept in bfloat16.
+    sums: Sums,
     exchange: Exchange,
 }
 
@@ -87,28 +85,18 @@ impl Sharing {
             _ => Shares::Nothing,
         };
         let every_pass = train.strategy == Strategy::Zero2 || weights.is_some() || train.reduce_every_pass;
-        let narrow = (train.grad_dtype == GradDtype::Bfloat16).then(Narrow::default);
-        Self { narrow, ..Self::of(partition, rank, (shares, several && every_pass)) }
+        let sums = if train.grad_dtype == GradDtype::Bfloat16 { Sums::Bf16(Vec::new()) } else { Sums::default() };
+        Self { sums, ..Self::of(partition, rank, (shares, several && every_pass)) }
     }
 
     fn of(partition: Partition, rank: usize, (shares, every_pass): (Shares, bool)) -> Self {
-        let exchange = Exchange::default();
-        Self {
-            partition,
-            timeline: None,
-            compares: None,
-            rank,
-            shares,
-            every_pass,
-            sums: Vec::new(),
-            narrow: None,
-            exchange,
-        }
+        let (sums, exchange) = (Sums::default(), Exchange::default());
+        Self { partition, timeline: None, compares: None, rank, shares, every_pass, sums, exchange }
     }
 
     /// Whether each rank keeps the optimizer's state of what it owns alone.
-    pub fn shares_state(&self) -> bool {
-        self.shares != Shares::Nothing
+    pub const fn shares_state(&self) -> bool {
+        !matches!(self.shares, Shares::Nothing)
     }
 
     /// Whether each rank keeps the values of what it owns alone.
@@ -118,8 +106,17 @@ impl Sharing {
 
     /// The flat ranges whose state this rank keeps.
     pub fn kept(&self) -> Vec<Range<usize>> {
-        let everything = self.partition.segments().checked_sub(1).map_or(0, |last| self.partition.segment(last).end);
-        if self.shares_state() { self.owned() } else { std::iter::once(0..everything).collect() }
+        if self.shares_state() { self.owned() } else { std::iter::once(0..self.everything()).collect() }
+    }
+
+    fn everything(&self) -> usize {
+        self.partition.segments().checked_sub(1).map_or(0, |last| self.partition.segment(last).end)
+    }
+
+    /// Whether the sums are those of what this rank owns, end to end. In bfloat16 they otherwise are those of everything;
+    /// in float32 the buffer for all gradients then has them.
+    const fn packs(&self) -> bool {
+        self.every_pass && (self.shares_state() || !self.sums.is_narrow())
     }
 
     fn owned(&self) -> Vec<Range<usize>> {
@@ -140,50 +137,36 @@ impl Sharing {
         walk: &mut Walk<'_>,
     ) -> Result<Walked> {
         let mut walked = Walked { total: 0.0, failed: None };
-        if let Some(narrow) = &mut self.narrow {
+        let (alone, narrow) = (self.partition.ranks() == 1, self.sums.is_narrow());
+        if narrow || self.every_pass {
             // Nobody needs the buffer for all.
             model.params.put_grads(Vec::new());
-            narrow.begin(model.params.len());
-            for (pass, batch) in batches.iter().enumerate() {
-                let began = self.timeline.as_ref().map(Timeline::now);
-                let mut grads = narrow.grads();
-                let done = walk(model, batch, &mut grads);
-                grads.finish()?;
-                if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
-                    timeline.computed(format!("pass {}, forward and backward", pass + 1), began);
-                }
-                walked.add(pass, done)?;
-                if walked.failed.is_some() {
-                    break;
-                }
-            }
-            narrow.end();
-            return Ok(walked);
+            let count = if self.packs() { self.partition.count(self.rank) } else { self.everything() };
+            self.sums.begin(count);
         }
         if self.every_pass {
-            // Nobody needs the buffer for all.
-            model.params.put_grads(Vec::new());
-            self.sums.resize(self.partition.count(self.rank), 0.0);
             for pass in 0..most {
                 let batch = batches.get(pass).filter(|_| walked.failed.is_none());
-                let (added, sums) = (pass > 0, std::mem::take(&mut self.sums));
                 let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                     Some(batch) => walk(model, batch, grads),
                     None => model.idle(grads).map(|()| 0.0),
                 };
-                let (done, sums) = self.round(model, comm, None, Some((sums, added)), pass, &mut walk);
-                self.sums = sums;
-                walked.add(pass, done?)?;
+                walked.add(pass, self.round(model, comm, None, pass, &mut walk)?)?;
             }
             return Ok(walked);
         }
-        model.params.zero_grads();
-        let mut grads = model.params.take_grads();
+        let mut whole = Vec::new();
+        if !narrow {
+            model.params.zero_grads();
+            whole = model.params.take_grads();
+        }
         let last = batches.len().saturating_sub(1);
-        let alone = self.partition.ranks() == 1;
+        let mut spare = Vec::new();
         for (pass, batch) in batches[..if alone { batches.len() } else { last }].iter().enumerate() {
             let began = self.timeline.as_ref().map(Timeline::now);
-            let done = walk(model, batch, &mut Grads::whole(&mut grads));
+            let mut grads = if narrow { self.sums.grads(&mut spare) } else { Grads::whole(&mut whole) };
+            let done = walk(model, batch, &mut grads);
+            grads.finish()?;
             if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
                 timeline.computed(format!("pass {}, forward and backward", pass + 1), began);
             }
@@ -192,42 +175,45 @@ impl Sharing {
                 break;
             }
         }
+        drop(spare);
         if !alone {
             let batch = batches.get(last).filter(|_| walked.failed.is_none());
             let mut walk = |model: &mut Model, grads: &mut Grads<'_>| match batch {
                 Some(batch) => walk(model, batch, grads),
                 None => Ok(0.0),
             };
-            let (done, _) = self.round(model, comm, Some(&mut grads), None, last, &mut walk);
-            walked.add(last, done?)?;
+            let whole = (!narrow).then_some(&mut whole[..]);
+            walked.add(last, self.round(model, comm, whole, last, &mut walk)?)?;
         }
-        model.params.put_grads(grads);
+        model.params.put_grads(whole);
         Ok(walked)
     }
 
-    /// One pass whose gradients are summed over ranks segment by segment. They lie in `whole`, or in rooms, and what this
-    /// rank owns of them then goes into the sums (`true`: is added). Outer error: the ranks; inner: the walk.
+    /// One pass whose gradients are summed over ranks segment by segment. They lie in `whole`, or in rooms, and are then added
+    /// to the sums. Outer error: the ranks; inner: the walk.
     fn round(
         &mut self,
         model: &mut Model,
         comm: &dyn Collectives,
         whole: Option<&mut [f32]>,
-        sums: Option<(Vec<f32>, bool)>,
         pass: usize,
         walk: &mut dyn FnMut(&mut Model, &mut Grads<'_>) -> Result<f64>,
-    ) -> (Result<Result<f64>>, Vec<f32>) {
+    ) -> Result<Result<f64>> {
         let timeline = self.timeline.take();
         // Rooms wait for the thread, so that there are no more than two. What lies in one buffer does not: room for every
         // segment, a rest and the end.
         let waiting = if whole.is_some() { self.partition.segments() + 2 } else { 0 };
         let (sender, receiver) = sync_channel(waiting);
         let (back, rooms) = channel();
+        let (packs, shares_state) = (self.packs(), self.shares_state());
         let reducer = Reducer {
             comm,
             partition: &self.partition,
             rank: self.rank,
-            gathers: !self.shares_state() && sums.is_none(),
-            sums,
+            gathers: !shares_state && !packs,
+            sums: whole.is_none().then_some(&mut self.sums),
+            packs,
+            continues: !self.every_pass,
             exchange: &mut self.exchange,
             timeline: timeline.as_ref(),
             next: self.partition.segments(),
@@ -238,7 +224,7 @@ impl Sharing {
             let thread = std::thread::Builder::new().name("sums".into());
             let thread = match thread.spawn_scoped(scope, move || reducer.run(&receiver, &back)) {
                 Ok(thread) => thread,
-                Err(error) => return (Err(Error::io("start", "a thread for sums", &error)), Vec::new()),
+                Err(error) => return Err(Error::io("start", "a thread for sums", &error)),
             };
             let partition = &self.partition;
             let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });
@@ -257,9 +243,9 @@ impl Sharing {
                 grads.finish().and_then(|()| send(&sender, Handed::End))
             };
             drop(sender);
-            let (summed, sums) = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            let summed = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
             // What ended the thread is the cause of what could not be handed to it.
-            (summed.and(handed).map(|()| walked), sums)
+            summed.and(handed).map(|()| walked)
         });
         self.timeline = timeline;
         done
@@ -270,15 +256,16 @@ impl Sharing {
     /// # Errors
     /// [`Kind::Peer`].
     pub fn norm(&self, comm: &dyn Collectives, model: &Model) -> Result<f64> {
-        if let Some(narrow) = &self.narrow {
-            return Ok(narrow.squares().sqrt());
-        }
         let grads = model.params.grads();
         let mut squares = 0.0;
         let mut at = 0;
         for range in self.owned() {
             let length = range.len();
-            squares += clip::squares(if self.every_pass { &self.sums[at..at + length] } else { &grads[range] });
+            squares += match &self.sums {
+                sums if self.packs() => sums.squares(at..at + length),
+                sums if sums.is_narrow() => sums.squares(range),
+                _ => clip::squares(&grads[range]),
+            };
             at += length;
         }
         let mut all = [squares];
@@ -307,10 +294,10 @@ impl Sharing {
         factor: f32,
         rate: f64,
     ) -> Result<()> {
-        if self.every_pass && !self.shares_state() {
+        if self.packs() && !self.shares_state() {
             // Every rank updates everything.
             model.params.zero_grads();
-            let mut rest = &self.sums[..];
+            let mut rest = self.sums.floats();
             for range in self.partition.owned(self.rank) {
                 let (now, later) = rest.split_at(range.len());
                 model.params.split_mut().1[range].copy_from_slice(now);
@@ -320,12 +307,8 @@ impl Sharing {
         }
         let began = self.timeline.as_ref().map(Timeline::now);
         let (values, grads) = model.params.split_mut();
-        let own = self.every_pass && self.shares_state();
-        let grads = match &self.narrow {
-            Some(narrow) => Gradients::Bf16(narrow.sums()),
-            None if own => Gradients::F32(&self.sums),
-            None => Gradients::F32(grads),
-        };
+        let summed = self.sums.is_narrow() || self.packs() && self.shares_state();
+        let grads = if summed { self.sums.gradients() } else { Gradients::F32(grads) };
         optimizer.update(values, grads, factor, rate);
         if let Some((timeline, began)) = self.timeline.as_ref().zip(began) {
             timeline.computed("update", began);
@@ -425,10 +408,7 @@ struct Clock<'g> {
 
 impl<'g> Collector<'g> for Hand<'g> {
     fn room(&mut self, length: usize) -> Vec<f32> {
-        let mut room = self.rooms.try_recv().unwrap_or_default();
-        room.clear();
-        room.resize(length, 0.0);
-        room
+        room(self.rooms.try_recv().unwrap_or_default(), length)
     }
 
     fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()> {
@@ -453,8 +433,11 @@ struct Reducer<'r, 'g> {
     rank: usize,
     /// Every rank needs all sums.
     gathers: bool,
-    /// Where the sums go that this rank owns, and whether they are added to what is there.
-    sums: Option<(Vec<f32>, bool)>,
+    /// What the sums are added to, where gradients lie in rooms: those of what this rank owns, or of everything.
+    sums: Option<&'r mut Sums>,
+    packs: bool,
+    /// They hold what this rank has summed by itself, which becomes part of what is summed over ranks.
+    continues: bool,
     exchange: &'r mut Exchange,
     timeline: Option<&'r Timeline>,
     /// The segments from here on have been summed or are in the group.
@@ -467,7 +450,7 @@ struct Reducer<'r, 'g> {
 
 impl<'g> Reducer<'_, 'g> {
     /// Works until it is told that no more comes; nothing more is summed where nobody says so.
-    fn run(mut self, receiver: &Receiver<Handed<'g>>, back: &Sender<Vec<f32>>) -> (Result<()>, Vec<f32>) {
+    fn run(mut self, receiver: &Receiver<Handed<'g>>, back: &Sender<Vec<f32>>) -> Result<()> {
         let mut done = Ok(());
         while let Ok(handed) = receiver.recv() {
             let ends = matches!(handed, Handed::End);
@@ -479,7 +462,7 @@ impl<'g> Reducer<'_, 'g> {
                 break;
             }
         }
-        (done, self.sums.map(|(sums, _)| sums).unwrap_or_default())
+        done
     }
 
     /// Takes gradients apart into those of segments.
@@ -542,19 +525,24 @@ impl<'g> Reducer<'_, 'g> {
             pieces.push(Piece { values: buffer.values(), parts: self.partition.parts(*index) });
         }
         let bytes: usize = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
+        if let Some(sums) = self.sums.as_deref_mut().filter(|_| self.continues) {
+            for (&index, piece) in indices.iter().zip(&mut pieces) {
+                sums.move_to(self.partition.segment(index).start, piece.values);
+            }
+        }
         self.exchange.reduce_scatter(self.comm, &mut pieces)?;
         if self.gathers {
             self.exchange.all_gather(self.comm, &mut pieces)?;
         }
-        if let Some((sums, add)) = &mut self.sums {
+        if let Some(sums) = self.sums.as_deref_mut() {
             for (&index, piece) in indices.iter().zip(&pieces) {
+                let own = piece.parts[self.rank].clone();
                 let before = (0..index).map(|segment| self.partition.part(segment, self.rank).len()).sum::<usize>();
-                let own = &piece.values[piece.parts[self.rank].clone()];
-                let to = &mut sums[before..before + own.len()];
-                if *add {
-                    to.iter_mut().zip(own).for_each(|(sum, value)| *sum += value);
-                } else {
-                    to.copy_from_slice(own);
+                let start = self.partition.segment(index).start;
+                match (self.packs, self.gathers) {
+                    (true, _) => sums.add(before, &piece.values[own]),
+                    (false, true) => sums.add(start, piece.values),
+                    (false, false) => sums.add(start + own.start, &piece.values[own]),
                 }
             }
         }

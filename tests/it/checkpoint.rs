@@ -206,12 +206,21 @@ fn a_full_checkpoint_is_a_model_folder() {
     checkpoint::load(&saved).unwrap().restore_values(&specs, &mut restored).unwrap();
     assert_eq!(restored, values);
     assert!(saved.join("generation_config.json").exists());
+    assert_every_file_is_listed(&saved);
+}
+
+/// What is listed is hashed, and the manifest itself must be as it was written.
+fn assert_every_file_is_listed(dir: &Path) {
+    let manifest = verify(dir).unwrap().manifest;
+    let unlisted: Vec<String> = entries(dir).into_iter().filter(|name| !manifest.lists(name)).collect();
+    assert_eq!(unlisted, ["manifest.json"]);
 }
 
 #[test]
 fn every_damaged_byte_is_found() {
     let root = root_with(&[1]);
     let dir = root.path().join("checkpoint-000001");
+    assert_every_file_is_listed(&dir);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut random = |limit: usize| {
         state ^= state << 13;

@@ -1,7 +1,9 @@
 //! The memory budget: steps that are cut and done again, sizes by measuring, and what both leave behind. Each run is a
 //! process of its own, as memory is counted for a process.
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::sync::Mutex;
 
 mod ranks;
 
@@ -23,11 +25,16 @@ struct Large(Fixture);
 
 impl Large {
     fn new() -> Self {
+        Self::of(48, 128)
+    }
+
+    /// With blocks of this width and that of their MLP.
+    fn of(hidden: usize, inner: usize) -> Self {
         let fixture = Fixture::new();
         let mut config = model_config();
         for (key, value) in [
-            ("hidden_size", 96),
-            ("intermediate_size", 256),
+            ("hidden_size", hidden),
+            ("intermediate_size", inner),
             ("num_hidden_layers", 6),
             ("max_position_embeddings", 512),
         ] {
@@ -121,8 +128,13 @@ impl Run {
     }
 }
 
-/// About what a run with passes of so many tokens holds.
-fn held_with(large: &Large, tokens: usize) -> u64 {
+/// About what a run with passes of so many tokens holds; found once for all tests.
+fn held_with(tokens: usize) -> u64 {
+    static FOUND: Mutex<BTreeMap<usize, u64>> = Mutex::new(BTreeMap::new());
+    *FOUND.lock().unwrap().entry(tokens).or_insert_with(|| held_by(&Large::new(), tokens))
+}
+
+fn held_by(large: &Large, tokens: usize) -> u64 {
     let limit = format!("train.max_tokens_per_pass: {tokens}");
     large.good(&format!("with-{tokens}"), &[&limit, "train.max_steps: 3"], None).held()
 }
@@ -130,7 +142,7 @@ fn held_with(large: &Large, tokens: usize) -> u64 {
 #[test]
 fn a_step_that_does_not_fit_is_done_again_in_smaller_passes_and_the_losses_stay() {
     let large = Large::new();
-    let (wide, narrow) = (held_with(&large, 768), held_with(&large, 200));
+    let (wide, narrow) = (held_with(768), held_with(200));
     assert!(wide > narrow + (4 << 20), "activations must show: {wide} and {narrow}");
     let budget = u64::midpoint(wide, narrow);
     let evaluated = ["train.eval_strategy: steps", "train.eval_steps: 2", "train.eval_batch_size: 16"];
@@ -158,7 +170,16 @@ fn gradients_in_bfloat16_take_the_memory_that_is_predicted_and_train_the_same_cu
         config[key] = json!(value);
     }
     std::fs::write(large.path("model/config.json"), config.to_string()).unwrap();
-    let full = ["tuning.mode: full", "train.learning_rate: 0.001", "train.max_tokens_per_pass: 400"];
+    let full = [
+        "tuning.mode: full",
+        "train.learning_rate: 0.001",
+        "train.max_tokens_per_pass: 400",
+        "train.batch_size: 8",
+        "train.grad_accum: 1",
+        "train.max_steps: 3",
+        // The longest row is in the first step.
+        "data.shuffle: false",
+    ];
     let wide = large.good("wide", &full, None);
     let narrow = large.good("narrow", &[&full[..], &["train.grad_dtype: bfloat16"]].concat(), None);
     // Two bytes a value less; four a value of the shared table and of a block, which have rooms.
@@ -215,7 +236,7 @@ fn ranks_that_share_weights_go_to_the_end_of_a_pass_that_does_not_fit_and_do_the
 #[test]
 fn a_shrink_is_resumed_and_the_resumed_run_is_the_same_to_the_bit() {
     let large = Large::new();
-    let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 200));
+    let budget = u64::midpoint(held_with(768), held_with(200));
     let saving = ["train.save_strategy: steps", "train.save_steps: 2", "train.save_total_limit: null"];
     let straight = large.good("straight", &saving, Some(budget));
     let from = format!("train.resume_from_checkpoint: {}", large.path("straight/checkpoint-000002").display());
@@ -228,7 +249,7 @@ fn a_shrink_is_resumed_and_the_resumed_run_is_the_same_to_the_bit() {
 #[test]
 fn a_row_that_does_not_fit_is_refused_with_what_helps() {
     let large = Large::new();
-    let one_row = held_with(&large, 1);
+    let one_row = held_with(1);
     let short = ["train.max_tokens_per_pass: 1", "train.max_steps: 3", "model.max_seq_len: 16"];
     let short = large.good("short", &short, None).held();
     let budget = u64::midpoint(short, one_row);
@@ -304,7 +325,7 @@ fn rows_that_are_measured_make_steps_of_the_tokens_that_are_asked_for() {
     assert!(run.text.contains("a step is to have 24 rows a rank, about 1,598 tokens"), "{}", run.text);
     assert_eq!(rows(&run), 24, "{}", run.text);
     // However little memory there is, and whatever is fastest within it.
-    let budget = u64::midpoint(held_with(&large, 768), held_with(&large, 1));
+    let budget = u64::midpoint(held_with(768), held_with(1));
     let tight = large.good("tight", &[&alone[..], &["data.use_cache: false"]].concat(), Some(budget));
     assert!(tight.text.contains("passes are cut to"), "{}", tight.text);
     assert_eq!(rows(&tight), 24, "{}", tight.text);
@@ -343,7 +364,7 @@ fn a_resumed_run_keeps_the_sizes_of_its_checkpoint() {
 #[test]
 fn chosen_sizes_stay_within_the_budget_in_the_whole_run() {
     let large = Large::new();
-    let (wide, narrow) = (held_with(&large, 768), held_with(&large, 1));
+    let (wide, narrow) = (held_with(768), held_with(1));
     let auto = [
         "train.batch_size: auto",
         "train.grad_accum: auto",
@@ -375,7 +396,7 @@ fn experts_are_cut_too() {
         config[key] = value;
     }
     std::fs::write(large.path("model/config.json"), config.to_string()).unwrap();
-    let (wide, narrow) = (held_with(&large, 768), held_with(&large, 200));
+    let (wide, narrow) = (held_by(&large, 768), held_by(&large, 200));
     let budget = u64::midpoint(wide, narrow);
     let (free, tight) = (large.good("free", &[], None), large.good("tight", &[], Some(budget)));
     assert!(tight.text.contains("it is done again with the same rows"), "{}", tight.text);

@@ -73,10 +73,13 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
         // QLoRA's adapter was trained on widened codes, and goes onto them: a note says so.
         assert_eq!(text.contains("their codes are widened"), name == "qlora", "{text}");
     }
-    // What a card says of a run.
+    // What a card says of a run, whatever its configuration says by now.
     let config = fixture.path("lora.yaml").display().to_string();
     let target = fixture.path("card").display().to_string();
-    let exported = tunesmith(&["export", &config, "--hf", "--output", &target]).env_remove("CONFIG").output().unwrap();
+    let exported = tunesmith(&["export", &config, "train.max_steps=9", "--hf", "--output", &target])
+        .env_remove("CONFIG")
+        .output()
+        .unwrap();
     assert!(exported.status.success(), "{}", said(&exported));
     let card = std::fs::read_to_string(fixture.path("card/README.md")).unwrap();
     for wanted in [

@@ -407,6 +407,11 @@ fn copies_are_kept_used_and_made_anew_where_they_are_damaged() {
     // Other settings are another copy.
     let other = Cache::new(root.path(), &files, How { double: false, ..how }).unwrap();
     assert_ne!(other.dir(), dir);
+    // What a dead run has left of a matrix, and of a note of the source's hash.
+    let left = [dir.join("a.tmp-1-0"), dir.with_file_name("b.tmp-1-0")];
+    left.iter().for_each(|path| std::fs::write(path, b"half").unwrap());
+    load();
+    assert!(left.iter().all(|path| !path.exists()));
 }
 
 /// The checkpoint with one tensor changed, as its files would hold it.

@@ -356,8 +356,7 @@ fn grad_dtype(reader: &mut Reader, value: &Value) -> Result<()> {
     let word = match value.word()?.as_str() {
         "fp32" | "float32" => "float32",
         "bf16" | "bfloat16" => "bfloat16",
-        "fp16" | "float16" => "float16",
-        _ => return Err(value.expected("fp32, bf16 or fp16")),
+        _ => return Err(value.expected("fp32 or bf16: sums of gradients are kept in no other type")),
     };
     reader.put(value, ours, Node::Str(word.to_owned()), "")
 }

@@ -149,7 +149,9 @@ pub(super) struct Line {
 /// [`crate::Kind::Config`]: no such file, no JSON or YAML, an unknown key, or a value that is refused.
 pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
     let mut taken = Foreign::default();
-    let of = |key: &str| named.iter().find(|(name, node, _)| *name == key && !is_off(node));
+    // A mapping says something even where each of its values is off.
+    let says = |node: &Node| matches!(node, Node::Map(entries) if !entries.is_empty()) || !is_off(node);
+    let of = |key: &str| named.iter().find(|(name, node, _)| *name == key && says(node));
     if let Some((key, node, source)) = of("train.accelerate") {
         Reader::open(Format::Accelerate, key, node, source)?.run(accelerate::finish, &mut taken)?;
     }
@@ -162,14 +164,14 @@ pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
     }
     match (of("train.fsdp"), of("train.fsdp_config")) {
         (Some((_, words, source)), config) => fsdp::read((words, source), config, &mut taken)?,
-        (None, Some((_, _, source))) => {
+        (None, Some((_, node, source))) if !is_off(node) => {
             return Err(Error::config(format!(
                 "{}: train.fsdp_config without train.fsdp has no effect",
                 source.place()
             ))
             .hint("set train.fsdp: true, or remove train.fsdp_config"));
         }
-        (None, None) => {}
+        (None, _) => {}
     }
     Ok(taken)
 }

@@ -18,9 +18,9 @@ pub(super) fn lines(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) ->
 }
 
 /// A JSON document, or lines by another name.
-pub(super) fn json(path: &Path, mut reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
+pub(super) fn json(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
     let first = begin(path, reader)?;
-    if first == Some(b'[') || holds_data(&mut reader) {
+    if first == Some(b'[') || holds_data(reader) {
         read_document(path, reader, take)
     } else {
         read_lines(path, reader, take)
@@ -58,7 +58,7 @@ fn unreadable(path: &Path, error: &std::io::Error) -> Error {
 }
 
 /// Whether a document that opens with `{` is `{"data": …}`, judged by its first key; else it is JSON Lines.
-fn holds_data(reader: &mut impl BufRead) -> bool {
+fn holds_data(reader: &mut dyn BufRead) -> bool {
     let Ok(head) = reader.fill_buf() else { return false };
     let head = head.trim_ascii_start();
     head.strip_prefix(b"{").is_some_and(|rest| rest.trim_ascii_start().starts_with(b"\"data\""))

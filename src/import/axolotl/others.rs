@@ -155,7 +155,7 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
     ),
 ];
 
-/// `bnb_config_kwargs`, and LoftQ in `peft`.
+/// `bnb_config_kwargs`, and `LoftQ` in `peft`.
 pub(super) fn quantization(work: &mut Work) {
     if let Some((key, node)) = work.get(&["bnb_config_kwargs"]) {
         let Node::Map(entries) = node else { return work.lost(&key, "expected a mapping") };

@@ -19,16 +19,14 @@ pub(super) struct Page(Vec<Line>);
 
 impl Clone for Page {
     fn clone(&self) -> Self {
-        memory::admit(size_of_val(self.0.as_slice()));
-        Self(self.0.clone())
+        memory::admit(size_of_val(self.0.as_slice()), || Self(self.0.clone()))
     }
 }
 
 impl Page {
     /// Of zeros, where the memory budget has room for it ([`memory::admit`]).
     fn new(lines: usize) -> Self {
-        memory::admit(lines * size_of::<Line>());
-        Self(vec![Line([0.0; LANES]); lines])
+        memory::admit(lines * size_of::<Line>(), || Self(vec![Line([0.0; LANES]); lines]))
     }
 
     pub(super) const fn ptr(&self) -> *const f32 {

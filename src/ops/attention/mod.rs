@@ -8,6 +8,7 @@ use super::gemm::tile;
 use super::panel::{Act, LANES};
 use super::simd::Simd;
 use super::spans::Span;
+use crate::memory;
 use std::cell::RefCell;
 
 mod backward;
@@ -57,11 +58,13 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends `floats` floats of this thread's scratch memory, their values undefined.
+/// Lends `floats` floats of this thread's scratch memory, their values undefined, where the memory budget has room for them
+/// ([`memory::admit`]).
 fn with_scratch<R>(floats: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
     SCRATCH.with_borrow_mut(|scratch| {
         if scratch.len() < floats {
-            scratch.resize(floats, 0.0);
+            *scratch = Vec::new();
+            *scratch = memory::admit(floats * size_of::<f32>(), || vec![0.0; floats]);
         }
         f(&mut scratch[..floats])
     })

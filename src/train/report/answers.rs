@@ -171,11 +171,24 @@ fn sample(out: &mut String, asked: &[Asked], row: &Answered) {
     out.push_str("</div></div>\n");
 }
 
+/// Words and single signs, each with the white space behind it: JSON without blanks has words too.
+fn pieces(text: &str) -> Vec<&str> {
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    for ((_, before), (at, now)) in text.char_indices().zip(text.char_indices().skip(1)) {
+        if !now.is_whitespace() && !(before.is_alphanumeric() && now.is_alphanumeric()) {
+            pieces.push(&text[start..at]);
+            start = at;
+        }
+    }
+    pieces.push(&text[start..]);
+    pieces
+}
+
 /// The text with the words in a `<mark>` that are no part of a longest common subsequence with `reference`.
 fn marked(text: &str, reference: &str) -> String {
-    let pieces: Vec<&str> = text.split_inclusive(char::is_whitespace).collect();
-    let words: Vec<&str> = pieces.iter().map(|piece| piece.trim_end()).collect();
-    let wanted: Vec<&str> = reference.split_whitespace().take(WORDS).collect();
+    let pieces_of_text = pieces(text);
+    let words: Vec<&str> = pieces_of_text.iter().map(|piece| piece.trim_end()).collect();
+    let wanted: Vec<&str> = pieces(reference).into_iter().map(str::trim_end).take(WORDS).collect();
     let rows = words.len().min(WORDS);
     let columns = wanted.len();
     // From the end, so that the walk below goes forward.
@@ -190,7 +203,7 @@ fn marked(text: &str, reference: &str) -> String {
         }
     }
     let (mut out, mut column) = (String::new(), 0);
-    for (row, (piece, word)) in pieces.iter().zip(&words).enumerate() {
+    for (row, (piece, word)) in pieces_of_text.iter().zip(&words).enumerate() {
         let at = |row: usize, column: usize| table[row * (columns + 1) + column];
         while row < rows && column < columns && *word != wanted[column] && at(row, column + 1) >= at(row + 1, column) {
             column += 1;
@@ -201,7 +214,10 @@ fn marked(text: &str, reference: &str) -> String {
         } else if word.is_empty() || row >= rows {
             out += &escape(piece);
         } else {
-            let _ = write!(out, "<mark>{}</mark>{}", escape(word), escape(&piece[word.len()..]));
+            // Marks without a blank between them are one.
+            let open = if out.ends_with("</mark>") { "" } else { "<mark>" };
+            out.truncate(out.trim_end_matches("</mark>").len());
+            let _ = write!(out, "{open}{}</mark>{}", escape(word), escape(&piece[word.len()..]));
         }
     }
     out
@@ -218,6 +234,11 @@ mod tests {
         assert_eq!(marked("same\nwords", "same words"), "same\nwords");
         assert_eq!(marked("all other", ""), "<mark>all</mark> <mark>other</mark>");
         assert_eq!(marked("a b c", "c a b c"), "a b c");
+        assert_eq!(
+            marked("{\"name\":\"Ada\",\"time\":\"18:15\"}", "{\"name\":\"Ada\",\"time\":\"21:15\"}"),
+            "{&quot;name&quot;:&quot;Ada&quot;,&quot;time&quot;:&quot;<mark>18</mark>:15&quot;}"
+        );
+        assert_eq!((marked("", "a"), marked("(no)", "(yes)")), (String::new(), "(<mark>no</mark>)".to_owned()));
     }
 
     #[test]

@@ -85,6 +85,7 @@ const FULL: &str = r#"{
     "fp16": {"enabled": true, "loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3, "min_loss_scale": 2},
     "zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": true, "contiguous_gradients": true,
         "allgather_partitions": true, "allgather_bucket_size": 2e8, "offload_optimizer": {"device": "cpu", "pin_memory": true}},
+    "data_types": {"grad_accum_dtype": "bf16"},
     "tensorboard": {"enabled": true, "output_path": "runs/tb", "job_name": "first"},
     "wall_clock_breakdown": false,
     "flops_profiler": {"enabled": false, "profile_step": 1}
@@ -108,6 +109,7 @@ fn a_file_of_deepspeed_becomes_settings_with_their_places() {
         ("train.max_steps", "1000"),
         ("train.fp16", "true"),
         ("train.initial_scale_power", "12"),
+        ("train.grad_dtype", "\"bfloat16\""),
         ("train.loss_scale_window", "500"),
         ("train.hysteresis", "3"),
         ("train.min_loss_scale", "2.0"),

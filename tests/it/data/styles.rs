@@ -46,7 +46,7 @@ fn chats_render_as_in_transformers() {
         assert_eq!(rendered.text, case["rendered"].as_str().unwrap(), "{label}");
         compared += 1;
     }
-    assert_eq!((compared, refused), (158, 26));
+    assert_eq!((compared, refused), (166, 28));
 }
 
 #[test]

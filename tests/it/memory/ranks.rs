@@ -150,14 +150,13 @@ fn passes_are_measured_with_shared_weights_brought_together() {
 
 #[test]
 fn what_one_thread_has_no_room_for_all_cut() {
-    let large = Large::new();
+    // What threads take unasked is a small part of this one.
+    let large = Large::of(96, 256);
     let budget = u64::midpoint(held_by_two(&large, 768), held_by_two(&large, 200));
     let lines = with(&DP, &["train.batch_size: 12"]);
     let (free, tight) = (large.good("free", &lines, None), large.good("tight", &lines, Some(budget)));
     assert!(tight.text.contains("from here on in passes of at most"), "{}", tight.text);
-    // While one rank fills the budget, threads of the other take scratch for the first time, which nobody asks for.
-    let allowed = budget + budget / 6;
-    assert!(tight.held() <= allowed, "{} held, {budget} allowed: {}", tight.held(), tight.text);
+    assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
     for (free, tight) in free.losses().iter().zip(tight.losses()) {
         assert!((free - tight).abs() < 2e-5, "{free} and {tight}");
     }

@@ -165,11 +165,8 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     let output = ask(&["export", config_text, "--hf"]);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(read(&out.join("export-hf/config.json"))["problem_type"], "single_label_classification");
-    assert!(
-        std::fs::read_to_string(out.join("export-hf/README.md"))
-            .unwrap()
-            .contains("AutoModelForSequenceClassification")
-    );
+    let card = std::fs::read_to_string(out.join("export-hf/README.md")).unwrap();
+    assert!(card.contains("AutoModelForSequenceClassification") && card.contains("pipeline_tag: text-classification"));
     let output = ask(&["export", config_text, "--gguf", "f16"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));
     let output = ask(&["chat", config_text]);
@@ -229,7 +226,7 @@ fn ranks_that_share_a_head_of_scores_and_its_body_train_the_bits_of_copies_and_t
     let common = [
         "gen.num_samples: UNSET",
         "train.batch_size: 2",
-        // 22 rows by 8 or 4 a step: the last step of an epoch has nothing for a rank.
+        // 22 rows by 4 a step: the last step of an epoch has nothing for a rank.
         "data.max_rows: 22",
         "train.max_steps: 7",
         "train.eval_strategy: steps",

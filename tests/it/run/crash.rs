@@ -182,25 +182,31 @@ struct Life {
     then: Duration,
 }
 
-fn short() -> Case {
-    Case::new(6, 2, &["logging.tensorboard: false"])
+fn short(extra: &[&str]) -> Case {
+    Case::new(6, 2, &[&["logging.tensorboard: false"], extra].concat())
 }
+
+const QLORA: &[&str] = &["tuning.mode: qlora"];
+/// Checkpoints are put together from two ranks' shares while they are written.
+const SHARED: &[&str] =
+    &["tuning.mode: full", "train.learning_rate: 0.001", "train.strategy: zero1", "train.dp_ranks: 2"];
 
 #[test]
 fn death_or_failure_at_a_few_operations_loses_nothing() {
-    let case = short();
+    let case = short(&[]);
     let (all, growing) = (case.operations("kill").len(), case.operations("EIO").len());
     assert!(all > 100 && growing > 60, "{all} {growing}");
     case.at("kill", (17..all).step_by(all / 6));
     case.at("torn", [all / 2].into_iter());
     case.at("ENOSPC", [growing / 3, growing - 9].into_iter());
     case.at("EIO", [growing / 2].into_iter());
+    let shared = short(SHARED);
+    shared.at("kill", [shared.operations("kill").len() / 2].into_iter());
+    shared.at("EIO", [shared.operations("EIO").len() / 2].into_iter());
 }
 
-#[test]
-#[ignore = "minutes; just crash-test"]
-fn death_at_every_operation() {
-    let case = short();
+fn death_at_every_operation(name: &str, extra: &[&str]) {
+    let case = short(extra);
     let (began, operations) = (Instant::now(), case.operations("kill"));
     let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
     for kind in &operations {
@@ -210,17 +216,53 @@ fn death_at_every_operation() {
     let writes = operations.iter().enumerate().filter(|(_, kind)| *kind == "write").map(|(index, _)| index + 1);
     let torn = case.at("torn", writes);
     let seconds = began.elapsed().as_secs();
-    println!("kill -9 before each of {killed} operations {kinds:?}, in the middle of {torn} writes: {seconds} s");
+    println!(
+        "{name}: kill -9 before each of {killed} operations {kinds:?}, in the middle of {torn} writes: {seconds} s"
+    );
 }
 
 #[test]
 #[ignore = "minutes; just crash-test"]
-fn a_full_and_a_failing_disk_at_every_write() {
-    let case = short();
+fn death_at_every_operation_of_lora() {
+    death_at_every_operation("lora", &[]);
+}
+
+#[test]
+#[ignore = "minutes; just crash-test"]
+fn death_at_every_operation_of_qlora() {
+    death_at_every_operation("qlora", QLORA);
+}
+
+#[test]
+#[ignore = "minutes; just crash-test"]
+fn death_at_every_operation_of_two_ranks() {
+    death_at_every_operation("full, zero1 on two ranks", SHARED);
+}
+
+fn a_full_and_a_failing_disk_at_every_write(name: &str, extra: &[&str]) {
+    let case = short(extra);
     let (began, count) = (Instant::now(), case.operations("EIO").len());
     let full = case.at("ENOSPC", 1..=count);
     let failing = case.at("EIO", 1..=count);
-    println!("ENOSPC from each of {full} writes on, EIO at each of {failing}: {} s", began.elapsed().as_secs());
+    println!("{name}: ENOSPC from each of {full} writes on, EIO at each of {failing}: {} s", began.elapsed().as_secs());
+}
+
+#[test]
+#[ignore = "minutes; just crash-test"]
+fn a_full_and_a_failing_disk_at_every_write_of_lora() {
+    a_full_and_a_failing_disk_at_every_write("lora", &[]);
+}
+
+#[test]
+#[ignore = "minutes; just crash-test"]
+fn a_full_and_a_failing_disk_at_every_write_of_qlora() {
+    a_full_and_a_failing_disk_at_every_write("qlora", QLORA);
+}
+
+#[test]
+#[ignore = "minutes; just crash-test"]
+fn a_full_and_a_failing_disk_at_every_write_of_two_ranks() {
+    a_full_and_a_failing_disk_at_every_write("full, zero1 on two ranks", SHARED);
 }
 
 #[test]
@@ -247,10 +289,12 @@ fn death_at_any_time() {
 #[ignore = "minutes; just crash-test"]
 fn thirty_deaths_leave_no_trace_in_any_mode() {
     let packed = ["data.packing: true", "model.max_seq_len: 32", "train.batch_size: 1", "logging.tensorboard: false"];
-    let modes: [(&str, &[&str]); 5] = [
+    let modes: [(&str, &[&str]); 7] = [
         ("lora, dropout 0.1", &[]),
         ("qlora, dropout 0.1", &["tuning.mode: qlora"]),
         ("dora, recomputation", &["tuning.lora.use_dora: true", "train.gradient_checkpointing: true"]),
+        ("full, zero1 on two ranks", SHARED),
+        ("qlora, two ranks as threads", &["tuning.mode: qlora", "train.strategy: dp", "train.dp_ranks: 2"]),
         ("full, 8-bit AdamW", &["tuning.mode: full", "train.learning_rate: 0.001", "train.optim: adamw_8bit"]),
         (
             "freeze, moving average",

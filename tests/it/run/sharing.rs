@@ -11,7 +11,7 @@ use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::stack::Stack;
 use tunesmith::optim::{State, StateTensor};
-use tunesmith::plan::memory::{Breakdown, Device, Pass, Predictor, Storage};
+use tunesmith::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Way};
 use tunesmith::train::shard::Gatherer;
 use tunesmith::train::step::{Attempt, StepStats, attempt};
@@ -89,6 +89,54 @@ fn shares_have_the_bits_of_copies() {
     copies_and_shares(&[], 4, 2);
     copies_and_shares(&["tuning.mode: qlora"], 2, 2);
     copies_and_shares(&["tuning.mode: full", "train.learning_rate: 0.002"], 3, 1);
+    let narrow = ["tuning.mode: full", "train.learning_rate: 0.002", "train.grad_dtype: bfloat16"];
+    copies_and_shares(&narrow, 3, 1);
+    copies_and_shares(&narrow, 2, 2);
+}
+
+#[test]
+fn gradients_in_bfloat16_are_summed_over_ranks_in_float32_and_rounded_once() {
+    let fixture = Fixture::new();
+    // A step of plain descent: the change of the weights is the gradient, of which each rank has a part.
+    let lines = [
+        "tuning.mode: full",
+        "train.max_steps: 1",
+        "train.warmup_steps: 0",
+        "train.lr_scheduler_type: constant",
+        "train.learning_rate: 1.0",
+        "train.optim: sgd",
+        "train.weight_decay: 0.0",
+        "train.max_grad_norm: 0.0",
+        "train.grad_accum: 1",
+        "train.batch_size: 3",
+    ];
+    let config = fixture.config("run", &lines);
+    let read = |path: &Path| {
+        let bytes = std::fs::read(path).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let mut names = file.names();
+        names.sort_unstable();
+        let floats = |name: &&str| file.tensor(name).unwrap().data().to_vec();
+        let all: Vec<u8> = names.iter().flat_map(floats).collect();
+        all.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect::<Vec<f32>>()
+    };
+    let before = read(&fixture.path("model/model.safetensors"));
+    let gradient = |name: &str, more: &[&str]| -> Vec<f32> {
+        assert!(run(&fixture, &config, name, &[&words(&ranks("dp", 3, 1)), more].concat(), END));
+        let after = read(&fixture.path(name).join("model/model.safetensors"));
+        before.iter().zip(after).map(|(before, after)| before - after).collect()
+    };
+    let (wide, narrow) = (gradient("wide", &[]), gradient("narrow", &["train.grad_dtype=bfloat16"]));
+    assert_eq!(wide.len(), narrow.len());
+    let mut moved = 0;
+    for (wide, narrow) in wide.iter().zip(&narrow) {
+        // Half a unit of the last of eight bits (a rank that rounded its part would be further off where parts cancel out),
+        // and the rounding of the weights themselves.
+        let most = wide.abs() / 256.0 + 2e-7;
+        assert!((wide - narrow).abs() <= most, "{wide} {narrow}");
+        moved += usize::from((wide - narrow).abs() > 2e-7);
+    }
+    assert!(moved > 100, "{moved} of {} were rounded", wide.len());
 }
 
 /// A rank of a machine with nothing to train on goes its way through the weights only with the others, which must not wait for
@@ -134,15 +182,16 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
     let fixture = Fixture::new();
     let lines = [
         "train.max_steps: 6",
-        // Far too high: an earlier step is the best.
-        "train.learning_rate: 0.6",
+        // The one evaluation is not of the last step.
+        "train.final_eval: false",
+        "train.learning_rate: 0.003",
         "train.lr_scheduler_type: constant",
         "train.warmup_steps: 0",
         "train.grad_accum: 1",
         "train.eval_strategy: steps",
-        "train.eval_steps: 2",
+        "train.eval_steps: 4",
         "train.save_strategy: steps",
-        "train.save_steps: 2",
+        "train.save_steps: 4",
         "train.load_best_model_at_end: true",
         "train.ddp_bucket_cap_mb: 1",
     ];
@@ -151,7 +200,8 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
         std::fs::read(file.iter().find(|file| file.exists()).unwrap()).unwrap()
     };
     for (mode, strategy) in [("lora", "fsdp"), ("full", "zero3")] {
-        let config = fixture.config(mode, &[&lines[..], &[&format!("tuning.mode: {mode}")]].concat());
+        let mode_line = format!("tuning.mode: {mode}");
+        let config = fixture.config(mode, &[&lines[..], &[&*mode_line]].concat());
         let seen = fixture.path(&format!("{mode}-seen"));
         let to = format!("train.output_dir={}", seen.display());
         let output = train(&config, &["train.strategy=dp", "train.dp_ranks=2", &to]);
@@ -659,11 +709,14 @@ fn a_rank_holds_what_the_plan_says() {
     let path = fixture.config("run", &lines);
     let config = tunesmith::config::load(&path, &[], &[], &[]).unwrap().config;
     let arch = tunesmith::config::arch::Arch::from_dir(&fixture.path("model")).unwrap();
-    let predictor = Predictor::new(budget::job(&config, &arch, Storage::F32, None).unwrap(), Device::Cpu);
+    let job = budget::job(&config, &arch, Storage::F32, None).unwrap();
+    let narrow = Predictor::new(Job { narrow_gradients: true, ..job.clone() }, Device::Cpu);
+    let wide = Predictor::new(job, Device::Cpu);
     let pass = Pass { tokens: 20, longest: 20, labelled: 10 };
     let program = |rank: &Breakdown| rank.total() - rank.program;
-    for ranks in [2, 4] {
+    for (predictor, ranks, kept) in [(&wide, 2, "float32"), (&wide, 4, "float32"), (&narrow, 2, "bfloat16")] {
         let mut before: Option<(f64, f64)> = None;
+        let kept = format!("train.grad_dtype={kept}");
         for (strategy, planned) in [
             ("dp", strategies::Strategy::Dp),
             ("zero1", strategies::Strategy::Zero1),
@@ -672,33 +725,40 @@ fn a_rank_holds_what_the_plan_says() {
         ] {
             let machine = Machine { device: Device::Cpu, ranks, memory: u64::MAX };
             let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
-            let rank = strategies::rank(&predictor, &machine, way, &pass);
+            let rank = strategies::rank(predictor, &machine, way, &pass);
             // The program's own memory is not the allocator's.
             let process = program(&rank) as f64;
             // Threads look into each other's memory, where processes have two messages on their way.
             let predicted = if planned.shards_optimizer() { process - f64::from(2 << 20) } else { process };
             let (how, count) = (format!("train.strategy={strategy}"), format!("train.dp_ranks={ranks}"));
-            let output = train(&path, &[&how, &count, "--overwrite"]);
+            let output = train(&path, &[&how, &count, &kept, "--overwrite"]);
             let text = said(&output);
             assert!(output.status.success(), "{text}");
             // Threads hold alike, and the process counts them together.
             let found = held(&text) / ranks as f64;
             let mib = |bytes: f64| bytes / f64::from(1 << 20);
-            println!("{strategy}, {ranks} ranks: {:.2} MiB a rank, {:.3} of the plan", mib(found), found / predicted);
-            assert!((0.9..1.1).contains(&(found / predicted)), "{strategy}, {ranks} ranks: {found} of {rank:?}");
+            println!(
+                "{strategy}, {ranks} ranks, {kept}: {:.2} MiB a rank, {:.3} of the plan",
+                mib(found),
+                found / predicted
+            );
+            assert!(
+                (0.9..1.1).contains(&(found / predicted)),
+                "{strategy}, {ranks} ranks, {kept}: {found} of {rank:?}"
+            );
             // What this strategy shares beyond the one before: the optimizer's state, the gradients, the weights.
             if let Some(before) = before.replace((found, predicted)) {
                 let (less, planned) = (before.0 - found, before.1 - predicted);
                 println!("    {:.2} MiB less than the one before, {:.3} of the plan", mib(less), less / planned);
                 assert!(
                     (less / planned - 1.0).abs() < 0.1,
-                    "{strategy}, {ranks} ranks: {less} less, {planned} planned"
+                    "{strategy}, {ranks} ranks, {kept}: {less} less, {planned} planned"
                 );
             }
             // As a process of its own.
             let launched = if ranks == 2 { planned.shards_optimizer() } else { planned == strategies::Strategy::Zero3 };
             if launched && gloo_is_there() {
-                let output = launch(&path, ranks as usize, &[&how, "--overwrite"]).wait_with_output().unwrap();
+                let output = launch(&path, ranks as usize, &[&how, &kept, "--overwrite"]).wait_with_output().unwrap();
                 assert!(output.status.success(), "{}", said(&output));
                 let found = held(&said(&output).replace("[rank 0] ", ""));
                 println!("    {:.2} MiB as a process, {:.3} of the plan", mib(found), found / process);
