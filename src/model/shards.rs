@@ -505,8 +505,8 @@ impl Shards {
         self.peers.begin(segment.give(numbers, trained, values))
     }
 
-    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told of each segment that is left
-    /// for the last time, from the one on in which the pass turns around; of that it is told nothing but that it is left.
+    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is left, from
+    /// the one on in which the pass turns around (the head, which may be the embedding too: nothing stands for it).
     ///
     /// # Errors
     /// As [`Shards::reach`], and those of `left`.

@@ -91,12 +91,11 @@ impl Weight {
         match self {
             Self::Frozen(tensor) => View::Frozen(tensor.storage_and_layout().0),
             Self::Quantized(matrix) => View::Quantized(matrix),
-            Self::Shared(shared) => View::Shared(shared.view()),
+            Self::Shared(shared) | Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
             Self::Trained(range) => View::Trained(values.at(range)),
             Self::Rows(Rows { table: Table::Own(table), .. }) => {
                 View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
             }
-            Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
         }
     }
 

@@ -229,7 +229,7 @@ fn ranks_that_share_a_head_of_scores_and_its_body_train_the_bits_of_copies_and_t
     let common = [
         "gen.num_samples: UNSET",
         "train.batch_size: 2",
-        // 22 rows by 8 or 4 a step: the last step of an epoch has nothing for a rank.
+        // 22 rows by 4 a step: the last step of an epoch has nothing for a rank.
         "data.max_rows: 22",
         "train.max_steps: 7",
         "train.eval_strategy: steps",

@@ -211,9 +211,10 @@ fn a_bit_that_flips_in_the_memory_of_a_rank_is_noticed_and_the_rank_named() {
     let patterns: Vec<_> = tensors.names().into_iter().filter(|name| name.contains("lora_A")).map(half).collect();
     assert!(patterns.len() > 2 && patterns.iter().all(|pattern| pattern.len() >= 64));
     for (strategy, count, victim) in [("ddp", 3, 0), ("zero1", 2, 1), ("zero2", 2, 1)] {
-        let strategy = format!("train.strategy={strategy}");
-        let mut launcher = launch(&config, count, &["--overwrite", "train.max_steps=1000000", &strategy]);
-        wait_for_lines(&fixture.path("out"), 3);
+        let to = format!("train.output_dir={}", fixture.path(strategy).display());
+        let how = format!("train.strategy={strategy}");
+        let mut launcher = launch(&config, count, &[&to, &how, "train.max_steps=1000000"]);
+        wait_for_lines(&fixture.path(strategy), 3);
         let process = children(launcher.id())[victim];
         let (began, mut flipped) = (Instant::now(), 0);
         // Where ranks share the state, one that flips during an update is overwritten, or becomes everybody's.

@@ -134,15 +134,16 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
     let fixture = Fixture::new();
     let lines = [
         "train.max_steps: 6",
-        // Far too high: an earlier step is the best.
-        "train.learning_rate: 0.6",
+        // The one evaluation is not of the last step.
+        "train.final_eval: false",
+        "train.learning_rate: 0.003",
         "train.lr_scheduler_type: constant",
         "train.warmup_steps: 0",
         "train.grad_accum: 1",
         "train.eval_strategy: steps",
-        "train.eval_steps: 2",
+        "train.eval_steps: 4",
         "train.save_strategy: steps",
-        "train.save_steps: 2",
+        "train.save_steps: 4",
         "train.load_best_model_at_end: true",
         "train.ddp_bucket_cap_mb: 1",
     ];
@@ -151,7 +152,8 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
         std::fs::read(file.iter().find(|file| file.exists()).unwrap()).unwrap()
     };
     for (mode, strategy) in [("lora", "fsdp"), ("full", "zero3")] {
-        let config = fixture.config(mode, &[&lines[..], &[&format!("tuning.mode: {mode}")]].concat());
+        let mode_line = format!("tuning.mode: {mode}");
+        let config = fixture.config(mode, &[&lines[..], &[&*mode_line]].concat());
         let seen = fixture.path(&format!("{mode}-seen"));
         let to = format!("train.output_dir={}", seen.display());
         let output = train(&config, &["train.strategy=dp", "train.dp_ranks=2", &to]);
@@ -665,7 +667,7 @@ fn a_rank_holds_what_the_plan_says() {
     for ranks in [2, 4] {
         let mut before: Option<(f64, f64)> = None;
         for (strategy, planned) in [
-            ("dp", strategies::Strategy::Ddp),
+            ("dp", strategies::Strategy::Dp),
             ("zero1", strategies::Strategy::Zero1),
             ("zero2", strategies::Strategy::Zero2),
             ("zero3", strategies::Strategy::Zero3),
@@ -674,16 +676,20 @@ fn a_rank_holds_what_the_plan_says() {
             let way = Way { strategy: planned, offload_optimizer: false, offload_weights: false };
             let rank = strategies::rank(&predictor, &machine, way, &pass);
             // The program's own memory is not the allocator's.
-            let predicted = program(&rank) as f64;
+            let process = program(&rank) as f64;
+            // Threads look into each other's memory, where processes have two messages on their way.
+            let predicted = if planned.shards_optimizer() { process - f64::from(2 << 20) } else { process };
             let (how, count) = (format!("train.strategy={strategy}"), format!("train.dp_ranks={ranks}"));
             let output = train(&path, &[&how, &count, "--overwrite"]);
             let text = said(&output);
             assert!(output.status.success(), "{text}");
-            // Threads hold alike, and the process counts them together.
-            let found = held(&text) / ranks as f64;
+            // Threads hold alike, and the process counts them together; they look into each other's memory, so that there are
+            // no messages.
+            let messages = 2.0 * f64::from(1 << 20);
+            let (found, of_threads) = (held(&text) / ranks as f64, predicted - messages);
             let mib = |bytes: f64| bytes / f64::from(1 << 20);
-            println!("{strategy}, {ranks} ranks: {:.2} MiB a rank, {:.3} of the plan", mib(found), found / predicted);
-            assert!((0.9..1.1).contains(&(found / predicted)), "{strategy}, {ranks} ranks: {found} of {rank:?}");
+            println!("{strategy}, {ranks} ranks: {:.2} MiB a rank, {:.3} of the plan", mib(found), found / of_threads);
+            assert!((0.9..1.1).contains(&(found / of_threads)), "{strategy}, {ranks} ranks: {found} of {rank:?}");
             // What this strategy shares beyond the one before: the optimizer's state, the gradients, the weights.
             if let Some(before) = before.replace((found, predicted)) {
                 let (less, planned) = (before.0 - found, before.1 - predicted);
@@ -691,12 +697,13 @@ fn a_rank_holds_what_the_plan_says() {
                 assert!((less - planned).abs() < 0.1 * before.1, "{strategy}, {ranks} ranks: {less} less, {planned}");
             }
             // As a process of its own.
-            if ranks == 2 && planned.shards_optimizer() && gloo_is_there() {
-                let output = launch(&path, 2, &[&how, "--overwrite"]).wait_with_output().unwrap();
+            let launched = if ranks == 2 { planned.shards_optimizer() } else { planned == strategies::Strategy::Zero3 };
+            if launched && gloo_is_there() {
+                let output = launch(&path, ranks as usize, &[&how, "--overwrite"]).wait_with_output().unwrap();
                 assert!(output.status.success(), "{}", said(&output));
                 let found = held(&said(&output).replace("[rank 0] ", ""));
-                println!("    {:.2} MiB as a process, {:.3} of the plan", mib(found), found / predicted);
-                assert!((0.9..1.1).contains(&(found / predicted)), "{strategy}, a process: {found} of {rank:?}");
+                println!("    {:.2} MiB as a process, {:.3} of the plan", mib(found), found / process);
+                assert!((0.9..1.1).contains(&(found / process)), "{strategy}, a process: {found} of {rank:?}");
             }
         }
     }
