@@ -242,13 +242,13 @@ install *ARGS:
 @gloo:
     shim/gloo/build
 
-# kills ranks at sixty moments, stops one, cuts a cable; torchrun, Slurm's script; 16 Mi elements with every engine (ten minutes; root, torchrun)
+# kills ranks at sixty moments, stops one, cuts a cable; torchrun, Slurm's script; 16 Mi elements with every engine (five minutes; needs root and torchrun)
 [group('develop')]
 rank-test:
     shim/gloo/build
     cargo test --locked --test it -- --include-ignored --nocapture a_rank_killed a_stopped_rank two_machines sixteen_mi torchrun the_script_for_slurm
 
-# holds every strategy's curve over fifty steps against that of one process (about ten minutes)
+# holds every strategy's curve over fifty steps against that of one process (a few minutes)
 [group('develop')]
 rank-curves:
     shim/gloo/build
