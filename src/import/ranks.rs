@@ -71,7 +71,8 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
             work.needless(key, "there is one FSDP, and what is saved is whole");
         }
     }
-    if !on(words.as_ref()) && !(alone && on(config.as_ref())) {
+    let asked = on(words.as_ref()) || alone && on(config.as_ref());
+    if !asked {
         for (key, _) in [words, config].into_iter().flatten() {
             work.needless(&key, "FSDP is not asked for");
         }

@@ -283,11 +283,11 @@ mod tests {
         let told = |short: &[Option<&str>]| -> Vec<Option<Error>> {
             let seats = threads::world(short.len(), Limits::default());
             std::thread::scope(|scope| {
-                let one = |(seat, short): (Threads, &Option<&str>)| {
+                let one = |(seat, short): (Threads, Option<&str>)| {
                     let failed = short.map(|text| Error::memory(text).hint("smaller batches"));
                     scope.spawn(move || all_have_room(&seat, failed).err())
                 };
-                let running: Vec<_> = seats.into_iter().zip(short).map(one).collect();
+                let running: Vec<_> = seats.into_iter().zip(short.iter().copied()).map(one).collect();
                 running.into_iter().map(|rank| rank.join().unwrap()).collect()
             })
         };

@@ -409,7 +409,9 @@ fn copies_are_kept_used_and_made_anew_where_they_are_damaged() {
     assert_ne!(other.dir(), dir);
     // What a dead run has left of a matrix, and of a note of the source's hash.
     let left = [dir.join("a.tmp-1-0"), dir.with_file_name("b.tmp-1-0")];
-    left.iter().for_each(|path| std::fs::write(path, b"half").unwrap());
+    for path in &left {
+        std::fs::write(path, b"half").unwrap();
+    }
     load();
     assert!(left.iter().all(|path| !path.exists()));
 }

@@ -175,7 +175,8 @@ fn sample(out: &mut String, asked: &[Asked], row: &Answered) {
 fn pieces(text: &str) -> Vec<&str> {
     let (mut pieces, mut start) = (Vec::new(), 0);
     for ((_, before), (at, now)) in text.char_indices().zip(text.char_indices().skip(1)) {
-        if !now.is_whitespace() && !(before.is_alphanumeric() && now.is_alphanumeric()) {
+        let goes_on = before.is_alphanumeric() && now.is_alphanumeric();
+        if !goes_on && !now.is_whitespace() {
             pieces.push(&text[start..at]);
             start = at;
         }
