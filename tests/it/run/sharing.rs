@@ -750,8 +750,9 @@ fn a_rank_holds_what_the_plan_says() {
             if let Some(before) = before.replace((found, predicted)) {
                 let (less, planned) = (before.0 - found, before.1 - predicted);
                 println!("    {:.2} MiB less than the one before, {:.3} of the plan", mib(less), less / planned);
+                // The summary rounds, and what is little is so to half a mebibyte.
                 assert!(
-                    (less / planned - 1.0).abs() < 0.1,
+                    (less - planned).abs() < 0.1 * planned.abs() + f64::from(1 << 19),
                     "{strategy}, {ranks} ranks, {kept}: {less} less, {planned} planned"
                 );
             }
