@@ -156,7 +156,9 @@ fn what_one_thread_has_no_room_for_all_cut() {
     let lines = with(&DP, &["train.batch_size: 12"]);
     let (free, tight) = (large.good("free", &lines, None), large.good("tight", &lines, Some(budget)));
     assert!(tight.text.contains("from here on in passes of at most"), "{}", tight.text);
-    assert!(tight.held() <= budget + ROUNDING, "{} held, {budget} allowed: {}", tight.held(), tight.text);
+    // Each of the four threads hands its count over in pieces of so much.
+    let allowed = budget + 4 * ROUNDING;
+    assert!(tight.held() <= allowed, "{} held, {allowed} allowed: {}", tight.held(), tight.text);
     for (free, tight) in free.losses().iter().zip(tight.losses()) {
         assert!((free - tight).abs() < 2e-5, "{free} and {tight}");
     }
