@@ -56,7 +56,7 @@ fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> 
     found
 }
 
-/// How many numbers of each rank go into the message that begins at number `from` of every rank's parts.
+/// What travels together: as many numbers of each rank's parts, as far as they go.
 struct Message {
     /// Every rank's stretches.
     stretches: Vec<Vec<Stretch>>,
