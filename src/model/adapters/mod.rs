@@ -5,6 +5,7 @@ pub mod dora;
 pub mod ia3;
 pub mod loftq;
 pub mod lora;
+pub mod oft;
 pub mod start;
 
 use std::fmt::Debug;
@@ -29,6 +30,7 @@ macro_rules! each_adapter {
         $then! {
             lora: LoraConfig = Lora, "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."), "Low-rank adapters on frozen weights.";
             ia3: Ia3Config = Ia3, "ia3", "(IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.";
+            oft: OftConfig = Oft, "oft", "OFT: an orthogonal matrix for each block of a layer's inputs, on frozen weights.";
         }
     };
 }
