@@ -8,6 +8,7 @@
 //!
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
+//! 0      registry      what is registered by a line: optimizers, schedules, families, formats, forms of rows
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
 //! 1      memory        the counting allocator, the memory budget, what the machine has
 //! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
@@ -48,6 +49,7 @@ pub mod model;
 pub mod ops;
 pub mod optim;
 pub mod plan;
+pub mod registry;
 pub mod train;
 
 pub use error::{Error, Kind, Result};

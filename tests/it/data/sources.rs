@@ -136,3 +136,16 @@ fn plain_rows_do_not_count_as_templated() {
     assert!(!load_text("rows.jsonl", r#"{"text": "once upon"}"#).unwrap().report.templated);
     assert!(load_text("rows.jsonl", r#"{"question": "q", "answer": "a"}"#).unwrap().report.templated);
 }
+
+#[test]
+fn every_format_and_form_stands_in_the_document() {
+    use tunesmith::registry::{COMPRESSED, EXTENSIONS};
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/data.md")).unwrap();
+    for extension in EXTENSIONS.iter().copied().flatten() {
+        assert!(text.contains(&format!("`.{extension}`")), ".{extension} is missing in docs/data.md");
+    }
+    assert!(COMPRESSED.iter().filter(|extension| text.contains(&format!("`.{extension}`"))).count() > 1);
+    for form in tunesmith::config::Format::WORDS.iter().filter(|word| **word != "auto") {
+        assert!(text.contains(&format!("| `{form}` |")), "{form} is missing in docs/data.md");
+    }
+}
