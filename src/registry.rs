@@ -16,6 +16,7 @@ macro_rules! optimizers {
             AdamW8bit = adamw_8bit, "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit", "`AdamW` with moments of one byte, as bitsandbytes does it.";
             Muon = muon, "muon", "Muon for matrices, `AdamW` for the rest (`momentum`: 0.95, `nesterov`: true, `ns_steps`: 5, `adjust_lr_fn`: original).";
             ScheduleFreeAdamW = schedule_free, "schedule_free_adamw", "`AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).", averages;
+            AdEmaMix = ademamix, "ademamix" | "paged_ademamix_32bit", "`AdEMAMix`: `AdamW` with a second, slow momentum (`beta3`: 0.9999, `alpha`: 5, `t_alpha`: none, `t_beta3`: none).";
         }
     };
 }
@@ -24,9 +25,7 @@ macro_rules! optimizers {
 pub(crate) const OTHER_OPTIMIZERS: &[&str] = &[
     "adamw_torch_4bit",
     "adamw_torch_8bit",
-    "ademamix",
     "ademamix_8bit",
-    "paged_ademamix_32bit",
     "paged_ademamix_8bit",
     "lion_8bit",
     "paged_lion_8bit",

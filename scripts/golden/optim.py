@@ -134,6 +134,12 @@ def adamw_8bit():
     return trace(LARGE, 1e-2, build, after=keep)
 
 
+def ademamix(beta3=0.9999, **arguments):
+    import bitsandbytes
+
+    return trace(SHAPES, 1e-2, one(bitsandbytes.optim.AdEMAMix, lr=1.0, betas=(0.9, 0.99, beta3), eps=1e-8, **arguments))
+
+
 def muon(double=True, **arguments):
     """PyTorch's Muon with the iteration in float64 instead of bfloat16; AdamW for the vector."""
     module = torch.optim._muon
@@ -224,6 +230,8 @@ OPTIMIZERS = {
     "muon_rms": Trace("muon", dict(adjust_lr_fn="match_rms_adamw", nesterov=False, momentum=0.9, ns_steps=4), muon),
     "muon_spectral": Trace("muon", dict(adjust_lr_fn="spectral_unclamped"), muon),
     "schedule_free": Trace("schedule_free_adamw", {}, schedule_free),
+    "ademamix": Trace("ademamix", {}, ademamix),
+    "ademamix_rising": Trace("ademamix", dict(beta3=0.999, alpha=8.0, t_alpha=30, t_beta3=40), ademamix),
     "schedule_free_power": Trace("schedule_free_adamw", dict(r=0.5, weight_lr_power=1.0), schedule_free),
 }
 
