@@ -122,6 +122,7 @@ macro_rules! row_forms {
             Tokenized = tokenized, "tokenized", "`{input_ids, labels}`: taken as they are.";
             Messages = messages, "messages", "`{messages: [{role, content}, …]}`.";
             ShareGpt = sharegpt, "sharegpt", "`{conversations: [{from, value}, …]}`.";
+            AlpacaHistory = alpaca_history, "alpaca_history", "`{history, instruction, input, output}`: `alpaca` after earlier turns, a list of pairs.";
             Alpaca = alpaca, "alpaca", "`{instruction, input, output}`.";
             PromptCompletion = prompt_completion, "prompt_completion", "`{prompt, completion}`: plain text, no template.";
             ChatTriple = chat_triple, "chat_triple", "`{system, user, assistant}`.";

@@ -24,6 +24,11 @@ fn every_form_of_row_becomes_the_same_chat() {
         ),
         (r#"{"instruction": "q", "input": "", "output": "a"}"#, user_assistant),
         (r#"{"instruction": "q", "input": null, "response": "a", "id": 3}"#, user_assistant),
+        (r#"{"history": [], "instruction": "q", "input": "", "output": "a"}"#, user_assistant),
+        (
+            r#"{"system": "s", "history": [["q", "a"]], "instruction": "q", "output": "a"}"#,
+            &(with_system.clone() + user_assistant),
+        ),
         (r#"{"question": "q", "answer": "a"}"#, user_assistant),
         (r#"{"prompt": "q", "response": "a"}"#, user_assistant),
         (r#"{"input": "q", "target": "a"}"#, user_assistant),
