@@ -81,6 +81,7 @@ macro_rules! families {
             phi3,
             smollm3,
             olmo2,
+            olmo3,
             granite,
             mixtral,
             qwen2_moe,
