@@ -309,8 +309,12 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());
         }
-        let bytes = budget::job(&other, arch, predictor.job.base.matrices, None)?.optimizer;
-        states.push((optim.to_string(), bytes.state + bytes.average));
+        match budget::job(&other, arch, predictor.job.base.matrices, None) {
+            Ok(job) => states.push((optim.to_string(), job.optimizer.state + job.optimizer.average)),
+            Err(error) if optim == config.train.optim => return Err(error),
+            // What this configuration says elsewhere may not do for another.
+            Err(_) => {}
+        }
     }
     Ok(states)
 }

@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod arguments;
 mod choice;
+mod choices;
 mod datasets;
 pub mod docs;
 mod families;

@@ -2,7 +2,7 @@
 use super::resolve::Resolved;
 use super::unread;
 use super::{
-    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Optim, Quantization, SaveStrategy, Sharding,
+    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy, Sharding,
     Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
@@ -48,7 +48,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.strategy",
         "sums after every pass leave nothing to keep whole: that is strategy: zero2",
     )?;
-    let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
+    let schedule_free = train.optim.averages();
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
     both(
         schedule_free && !constant,

@@ -17,7 +17,7 @@ use crate::model::weights::WeightFiles;
 use crate::model::{freeze, quantize};
 use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
-use crate::optim::{Slot, registry};
+use crate::optim::{self, Slot};
 use crate::plan::memory::{Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained};
 use crate::plan::strategies::{self, Machine, Strategy, Way};
 
@@ -98,7 +98,7 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
 /// # Errors
 /// [`crate::Kind::Config`]: arguments that it does not have.
 pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
-    let rule = registry::rule(&config.train)?;
+    let rule = optim::rule(&config.train)?;
     let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
     let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
     let values = 4 * slots.iter().map(|slot| slot.count() as u64).sum::<u64>();

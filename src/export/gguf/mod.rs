@@ -117,7 +117,7 @@ const BLOCK: usize = 32;
 /// [`crate::Kind::Model`]: llama.cpp cannot run it as it is; [`crate::Kind::Io`]: the disk.
 pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: &str, format: Format) -> Result<u64> {
     let layout = Layout::of(&merged.arch)?;
-    let mut header = Header::new(layout.name);
+    let mut header = Header::new(layout.name());
     header.put("general.type", Value::text("model"));
     header.put("general.name", Value::text(name));
     header.put("general.file_type", Value::U32(format.file_type()));
@@ -171,7 +171,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Forma
     let format = if format == Format::F32 { Format::F32 } else { Format::F16 };
     let layout = Layout::of(arch)?;
     let alpha = adapter.config.tuning.lora.lora_alpha as f32;
-    let mut header = Header::new(layout.name);
+    let mut header = Header::new(layout.name());
     header.put("general.type", Value::text("adapter"));
     header.put("general.file_type", Value::U32(format.file_type()));
     header.put("adapter.type", Value::text("lora"));

@@ -110,11 +110,12 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
             return if told { "auto" } else { lost(work, key, name, "columns") };
         }
         for field in ["history", "system"] {
-            if !json["columns"][field].is_null() {
-                work.lost(&format!("{key}.{name}.columns.{field}"), "write such rows as messages");
+            if column(field, field) != field {
+                work.lost(&format!("{key}.{name}.columns.{field}"), "rename the field in the rows");
             }
         }
-        return "alpaca";
+        // Rows without earlier turns may stand among the others.
+        return if column("history", "") == "history" { "auto" } else { "alpaca" };
     }
     match (&*column("messages", "conversations"), &*tag("role_tag", "from"), &*tag("content_tag", "value")) {
         ("conversations", "from", "value") => "sharegpt",
