@@ -330,6 +330,20 @@ fn scored_answers_and_samples_become_ours() {
 }
 
 #[test]
+fn rotations_become_ours() {
+    let made = imported(
+        Toolkit::LlamaFactory,
+        "finetuning_type: oft\nquantization_bit: 4\noft_block_size: 16\noft_target: q_proj,v_proj\nadditional_target: lm_head\n",
+    );
+    assert_eq!((value(&made, "tuning.mode"), value(&made, "model.quantization")), (json!("oft"), json!("nf4")));
+    assert_eq!(value(&made, "tuning.oft.oft_block_size"), 16);
+    assert_eq!(value(&made, "tuning.oft.target_modules"), json!(["q_proj", "v_proj"]));
+    assert_eq!(value(&made, "tuning.oft.modules_to_save"), json!(["lm_head"]));
+    let made = imported(Toolkit::LlamaFactory, "finetuning_type: oft\n");
+    assert_eq!(value(&made, "tuning.oft.target_modules"), "all-linear");
+}
+
+#[test]
 fn four_bits_rates_and_loftq_become_ours() {
     let made = imported(
         Toolkit::Axolotl,

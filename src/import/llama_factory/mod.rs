@@ -88,8 +88,11 @@ pub(super) const RULES: &[Rule] = rules! {
     "pissa_init" => Together,
     "pissa_iter" => Together,
     "pissa_convert" => Lost("the base without the adapter's start is not written out"),
-    "additional_target" => With(|work, key, node| work.put(key, "tuning.lora.modules_to_save", listed(node), "")),
-    "module_dropout" => Lost(OTHER),
+    "oft_rank" => To("tuning.oft.r"),
+    "oft_block_size" => To("tuning.oft.oft_block_size"),
+    "oft_target" => Together,
+    "additional_target" => Together,
+    "module_dropout" => Lost("blocks are never left out"),
     "freeze_trainable_layers" => Together,
     "freeze_trainable_modules" => Together,
     "freeze_extra_modules" => Together,
@@ -324,6 +327,7 @@ fn mode(work: &mut Work) {
     }
     match (bits, ours) {
         (4, "qlora") => work.needless("quantization_bit", "mode: qlora says so"),
+        (4, "oft") => work.put("quantization_bit", "model.quantization", Node::Str("nf4".into()), ""),
         (8, _) => work.put("quantization_bit", "model.quantization", Node::Str("int8".into()), ""),
         (0, _) => {}
         _ => work.put("quantization_bit", "model.quantization", Node::Int(bits), ""),
@@ -340,19 +344,28 @@ fn mode(work: &mut Work) {
     }
     match kind.as_str() {
         "lora" => lora(work),
+        "oft" => adapter(work, "oft"),
         "freeze" => freeze(work),
         _ => {}
     }
 }
 
-fn lora(work: &mut Work) {
-    match work.get(&["lora_target"]) {
-        Some((key, Node::Str(all))) if all == "all" => {
-            work.put(&key, "tuning.lora.target_modules", Node::Str("all-linear".into()), "");
-        }
-        Some((key, node)) => work.put(&key, "tuning.lora.target_modules", listed(&node), ""),
-        None => work.implied("tuning.lora.target_modules", Node::Str("all-linear".into()), "its default"),
+/// Where adapters go, what is trained beside them, and adapters that are there already.
+fn adapter(work: &mut Work, kind: &str) {
+    let to = format!("tuning.{kind}.target_modules");
+    match work.get(&[format!("{kind}_target").as_str()]) {
+        Some((key, Node::Str(all))) if all == "all" => work.put(&key, &to, Node::Str("all-linear".into()), ""),
+        Some((key, node)) => work.put(&key, &to, listed(&node), ""),
+        None => work.implied(&to, Node::Str("all-linear".into()), "its default"),
     }
+    if let Some((key, node)) = work.get(&["additional_target"]) {
+        work.put(&key, &format!("tuning.{kind}.modules_to_save"), listed(&node), "");
+    }
+    existing(work);
+}
+
+fn lora(work: &mut Work) {
+    adapter(work, "lora");
     let rank = if let Some(Node::Int(rank)) = work.written("tuning.lora.r") {
         *rank
     } else {
@@ -373,6 +386,9 @@ fn lora(work: &mut Work) {
             work.needless("pissa_iter", "in init_lora_weights");
         }
     }
+}
+
+fn existing(work: &mut Work) {
     if let Some((key, node)) = work.get(&["adapter_name_or_path"]) {
         let mut folders = match listed(&node) {
             Node::List(items) => items,

@@ -27,7 +27,7 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
         Lost("another loss is not part of this version"),
         &["use_asft_loss", "use_dft_loss", "use_eaft_loss", "asft_*", "eaft_*"],
     ),
-    (Lost(OTHER), &["apollo_*", "badam_*", "galore_*", "oft_*", "kt_*", "use_kt"]),
+    (Lost(OTHER), &["apollo_*", "badam_*", "galore_*", "kt_*", "use_kt"]),
     (
         Lost(PREFERENCES),
         &["dpo_*", "kto_*", "ld_alpha", "ppo_*", "pref_*", "ref_model*", "reward_model*", "simpo_gamma"],
