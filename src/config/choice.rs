@@ -1,6 +1,7 @@
 //! The settings that are one of a few words, and those that are a word or something else.
 use super::choices::choices;
 use super::value::{ConfigValue, Node, Refusal};
+use crate::model::adapters::each_adapter;
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 
@@ -39,18 +40,6 @@ choices! {
         Float32 = "float32" | "fp32",
         /// In bfloat16: half the memory; a step rounds a gradient once for each of its passes.
         Bfloat16 = "bfloat16" | "bf16",
-    };
-
-    /// What is trained.
-    Mode {
-        /// Low-rank adapters on frozen weights.
-        Lora = "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."),
-        /// Every weight.
-        Full = "full",
-        /// Those weights that `tuning.freeze` names.
-        Freeze = "freeze",
-        /// (IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.
-        Ia3 = "ia3",
     };
 
     /// How the matrices of the base are coded in memory, as bitsandbytes does it.
@@ -300,12 +289,28 @@ macro_rules! row_format {
 }
 crate::registry::row_forms!(row_format);
 
-impl Mode {
-    /// Whether what is trained is an adapter, which the base needs to stay as it is.
-    pub const fn adapts(self) -> bool {
-        matches!(self, Self::Lora | Self::Ia3)
-    }
+macro_rules! modes {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        choices! {
+            /// What is trained.
+            Mode {
+                $( #[doc = $doc] $mode = $word $( | $alias ($alias_doc) )?, )*
+                /// Every weight.
+                Full = "full",
+                /// Those weights that `tuning.freeze` names.
+                Freeze = "freeze",
+            };
+        }
+
+        impl Mode {
+            /// Whether what is trained is an adapter, which the base needs to stay as it is.
+            pub const fn adapts(self) -> bool {
+                matches!(self, $( Self::$mode )|*)
+            }
+        }
+    };
 }
+each_adapter!(modes);
 
 /// Which linear layers get an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
