@@ -8,7 +8,7 @@
 //!
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
-//! 0      registry      what is registered by a line: optimizers, schedules, families, formats, forms of rows
+//! 0      registry      what is registered by a line: optimizers, schedules, adapters, families, formats, forms of rows
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json (each kind of adapter has its settings in
 //!                      its own file, `model::adapters`: the one thing that config takes from a layer below it)
 //! 1      memory        the counting allocator, the memory budget, what the machine has

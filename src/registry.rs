@@ -1,4 +1,4 @@
-//! Layer 0: what is registered, a line each. A new optimizer, schedule, family of models, format of files or form
+//! Layer 0: what is registered, a line each. A new optimizer, schedule, kind of adapters, family of models, format of files or form
 //! of rows is a file of the module's name and a line here:
 //! the module, the word of the configuration, its enum, the documentation and the JSON schema follow from the line.
 //!
@@ -63,6 +63,18 @@ macro_rules! schedules {
             CosineWarmupWithMinLr = cosine_warmup_with_min_lr, "cosine_warmup_with_min_lr", "As `cosine_with_min_lr`, with a warm-up that begins at `warmup_lr_rate` and not at 0.";
             WarmupStableDecay = warmup_stable_decay, "warmup_stable_decay", "Rises during warm-up, stays, then falls over `num_decay_steps` to `min_lr_ratio` (0) of the highest rate.";
             Rex = rex, "rex", "Rises during warm-up, then falls slowly at first and steeply at the end to `min_lr` or to `min_lr_rate` (0) of the highest rate, as Axolotl does it.";
+        }
+    };
+}
+
+/// Kinds of adapters, values of `tuning.mode`: `module: Settings = Mode, "word" | "second name" ("Its meaning."), "What it trains.";`, in
+/// `src/model/adapters/`, with its `Settings`, `SECTION` and `ABOUT`.
+macro_rules! adapters {
+    ($then:path) => {
+        $then! {
+            lora: LoraConfig = Lora, "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."), "Low-rank adapters on frozen weights.";
+            ia3: Ia3Config = Ia3, "ia3", "(IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.";
+            oft: OftConfig = Oft, "oft", "OFT: an orthogonal matrix for each block of a layer's inputs, on frozen weights.";
         }
     };
 }
@@ -133,6 +145,7 @@ macro_rules! row_forms {
     };
 }
 
+pub(crate) use adapters;
 pub(crate) use families;
 pub(crate) use formats;
 pub(crate) use optimizers;

@@ -59,6 +59,8 @@ def lora(tag, out, config, weights, rows, **changes):
 # Adapters that are not LoRA, on the qwen2 model, and how far their values are moved from where they start.
 METHODS = {
     "ia3": (lambda: peft.IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"), 0.3),
+    "oft": (lambda: peft.OFTConfig(target_modules=["q_proj", "v_proj", "o_proj", "down_proj"], oft_block_size=8, task_type="CAUSAL_LM"), 0.1),
+    "oft_exact": (lambda: peft.OFTConfig(target_modules=["k_proj", "up_proj"], r=4, oft_block_size=0, block_share=True, use_cayley_neumann=False, task_type="CAUSAL_LM"), 0.1),
 }
 
 

@@ -1,7 +1,6 @@
 //! The settings that are one of a few words, and those that are a word or something else.
 use super::choices::choices;
 use super::value::{ConfigValue, Node, Refusal};
-use crate::model::adapters::each_adapter;
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 
@@ -310,7 +309,7 @@ macro_rules! modes {
         }
     };
 }
-each_adapter!(modes);
+crate::registry::adapters!(modes);
 
 /// Which linear layers get an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]

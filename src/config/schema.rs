@@ -12,7 +12,7 @@ use super::labels::{ClassWeights, Labels};
 use super::option::{OptionDef, Range, Scalar, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
 use super::value::Patterns;
-use crate::model::adapters::{self, Method, each_adapter};
+use crate::model::adapters::{self, Method};
 use std::path::PathBuf;
 
 /// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
@@ -146,7 +146,7 @@ macro_rules! tuning {
         }
     };
 }
-each_adapter!(tuning);
+crate::registry::adapters!(tuning);
 
 section! {
     /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.

@@ -4,7 +4,6 @@ use super::resolve::{Resolved, Setting, Source};
 use super::validate::conflict;
 use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, Task, schema};
 use crate::error::Result;
-use crate::model::adapters::each_adapter;
 
 /// What decides whether some keys are read.
 struct Switch {
@@ -28,7 +27,7 @@ macro_rules! sections_of_adapters {
         }, )*];
     };
 }
-each_adapter!(sections_of_adapters);
+crate::registry::adapters!(sections_of_adapters);
 
 const SWITCHES: &[Switch] = &[
     Switch {

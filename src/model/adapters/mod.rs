@@ -1,10 +1,7 @@
 //! Kinds of adapters: a file each, with its settings, its formula forward and backward, what it does to a weight that it is
-//! merged into, its memory and its names in PEFT's files; and the one place where kinds are registered. A new one is a file
-//! and its line in [`each_adapter`].
+//! merged into, its memory and its names in PEFT's files. A new one is a file and its line in [`crate::registry`].
 pub mod dora;
-pub mod ia3;
 pub mod loftq;
-pub mod lora;
 pub mod start;
 
 use std::fmt::Debug;
@@ -22,25 +19,15 @@ use crate::error::{Error, Result};
 use crate::ops::panel::Act;
 use crate::plan::memory::Footprint;
 
-/// Hands the list of all kinds to a macro: `file: settings = variant of Mode, its word in tuning.mode (and a second name with
-/// its meaning), what it trains`. From it come the values of `tuning.mode`, the sections of the configuration and [`KINDS`].
-macro_rules! each_adapter {
-    ($then:ident) => {
-        $then! {
-            lora: LoraConfig = Lora, "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."), "Low-rank adapters on frozen weights.";
-            ia3: Ia3Config = Ia3, "ia3", "(IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.";
-        }
-    };
-}
-pub(crate) use each_adapter;
-
 macro_rules! kinds {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        $( pub mod $module; )*
+
         /// Every kind.
         pub static KINDS: &[&About] = &[$( &$module::ABOUT ),*];
     };
 }
-each_adapter!(kinds);
+crate::registry::adapters!(kinds);
 
 /// What is the same of all adapters of a kind.
 #[derive(Debug)]
