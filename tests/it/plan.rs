@@ -210,6 +210,13 @@ fn what_training_lacks_is_planned_and_what_nobody_has_is_refused() {
 }
 
 #[test]
+fn what_does_not_do_for_another_optimizer_is_no_error() {
+    let said = stdout(&["plan", "configs/run_lora.yaml", "--model=tests/golden/plan/qwen2.5-7b", "train.adam_beta1=0"]);
+    let states = said.lines().find(|line| line.starts_with("optimizer states")).expect("the states");
+    assert!(states.contains("adamw_torch") && !states.contains("schedule_free"), "{states}");
+}
+
+#[test]
 fn json_says_the_same_and_what_does_not_fit_says_what_helps() {
     let words = ["plan", "--model=tests/golden/plan/qwen2.5-7b", "--gpus=1", "--vram=12GiB", "--json"];
     let json: serde_json::Value = serde_json::from_str(&stdout(&words)).expect("JSON");
