@@ -14,13 +14,13 @@
 //! | `text` | `text` |
 //!
 //! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
-//! is an error. A row of any form may have a `loss_weight` ([`loss_weight`]). Other fields (ids, sources, scores) are
-//! not looked at. A field that is null counts as absent.
+//! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in [`super::fields`].
+//! A field that is null counts as absent.
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
-use super::batch::IGNORE;
+use super::fields;
 use super::labeled::{self, Whole};
 pub use super::messages::Conversation;
 use super::messages::share_gpt_turn;
@@ -189,11 +189,22 @@ impl Row {
     /// # Errors
     /// What was found and what is expected; the caller adds where.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
+        Self::take(value, forms, &mut Map::new())
+    }
+
+    /// The same, with what is left of the row's fields in `left`.
+    pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
         let Value::Object(mut row) = value else {
             return Err(Error::data(format!("found {}, expected an object", kind(&value))));
         };
-        let form = if forms.len() == 1 { forms[0] } else { Form::detect(&row).unwrap_or(forms[0]) };
-        if !forms.contains(&form) || !form.fits(&row) {
+        let taken = Self::of(&mut row, forms)?;
+        *left = row;
+        Ok(taken)
+    }
+
+    fn of(row: &mut Map<String, Value>, forms: &[Form]) -> Result<Self> {
+        let form = if forms.len() == 1 { forms[0] } else { Form::detect(row).unwrap_or(forms[0]) };
+        if !forms.contains(&form) || !form.fits(row) {
             let found: Vec<&str> =
                 row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
             let expected: Vec<String> = forms.iter().map(Form::to_string).collect();
@@ -205,34 +216,36 @@ impl Row {
             .hint("set data.format, or rename the fields"));
         }
         match form {
-            Form::Labeled => labeled::parse(&mut row),
-            Form::Tokenized => tokens(&row),
-            Form::Messages => chat(list(&mut row, "messages")?, &mut row),
+            Form::Labeled => labeled::parse(row),
+            Form::Tokenized => fields::tokens(row),
+            Form::Messages => chat(list(row, "messages")?, row),
             Form::ShareGpt => {
-                let turns = list(&mut row, "conversations")?;
-                chat(turns.into_iter().map(share_gpt_turn).collect::<Result<_>>()?, &mut row)
+                let turns = list(row, "conversations")?;
+                chat(turns.into_iter().map(share_gpt_turn).collect::<Result<_>>()?, row)
             }
             Form::Alpaca => {
-                let mut question = text(&mut row, "instruction")?;
-                if row.get("input").is_some_and(|input| !input.is_null()) {
-                    let input = text(&mut row, "input")?;
-                    if !input.is_empty() {
-                        question = format!("{question}\n\n{input}");
-                    }
+                let mut question = text(row, "instruction")?;
+                // Dolly calls it `context`.
+                let given = |field: &&str| row.get(*field).is_some_and(|input| !input.is_null() && *input != "");
+                let inputs: Vec<&str> = ["input", "context"].into_iter().filter(given).collect();
+                match inputs[..] {
+                    [] => {}
+                    [field] => question = format!("{question}\n\n{}", text(row, field)?),
+                    _ => return Err(Error::data("found \"input\" and \"context\", expected one of them")),
                 }
-                let answer = text_of(&mut row, &ANSWER)?;
-                pair(&question, &answer, &mut row)
+                let answer = text_of(row, &ANSWER)?;
+                pair(&question, &answer, row)
             }
-            Form::PromptCompletion => prompt_completion(&mut row),
+            Form::PromptCompletion => prompt_completion(row),
             Form::Instruction => {
-                let (question, answer) = (text_of(&mut row, &QUESTION)?, text_of(&mut row, &ANSWER)?);
-                pair(&question, &answer, &mut row)
+                let (question, answer) = (text_of(row, &QUESTION)?, text_of(row, &ANSWER)?);
+                pair(&question, &answer, row)
             }
             Form::ChatTriple => {
-                let (question, answer) = (text(&mut row, "user")?, text(&mut row, "assistant")?);
-                pair(&question, &answer, &mut row)
+                let (question, answer) = (text(row, "user")?, text(row, "assistant")?);
+                pair(&question, &answer, row)
             }
-            Form::Text => Ok(Self::Text(text(&mut row, "text")?)),
+            Form::Text => Ok(Self::Text(text(row, "text")?)),
         }
     }
 
@@ -289,23 +302,6 @@ impl Row {
         }
         words
     }
-}
-
-/// What a row's loss counts: its field `loss_weight`, 1 where there is none. In CSV files it is a string.
-///
-/// # Errors
-/// It is no number of at least 0.
-pub fn loss_weight(row: &Value) -> Result<f32> {
-    let number = match &row["loss_weight"] {
-        Value::Null => return Ok(1.0),
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) if text.trim().is_empty() => return Ok(1.0),
-        Value::String(text) => text.trim().parse().ok(),
-        _ => None,
-    };
-    number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
-        Error::data(format!("field \"loss_weight\" is {}, expected a number of at least 0", row["loss_weight"]))
-    })
 }
 
 /// What a row asks: the last turn of the user before the last answer, of an Alpaca row its `input` where it has one, of plain
@@ -377,21 +373,28 @@ fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
 
 /// A conversation of checked messages; a `system` field of the row goes before them.
 fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
-    if row.get("system").is_some_and(|system| !system.is_null()) {
-        let system = text(row, "system")?;
-        if !system.is_empty() {
-            messages.insert(0, json!({"role": "system", "content": system}));
+    fields::refuse_media(row)?;
+    if let Some(system) = fields::system(row)? {
+        match messages.first() {
+            Some(first) if first["role"] == "system" && first["content"] == *system => {}
+            Some(first) if first["role"] == "system" => {
+                return Err(Error::data("the row has two system messages: a field, and its first turn"));
+            }
+            _ => messages.insert(0, json!({"role": "system", "content": system})),
         }
     }
     Conversation::new(messages, row, 0).map(Row::Chat)
 }
 
 fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Row> {
-    chat(vec![json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})], row)
+    let mut turns = fields::history(row)?;
+    turns.extend([json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})]);
+    chat(turns, row)
 }
 
 fn prompt_completion(row: &mut Map<String, Value>) -> Result<Row> {
     if row["prompt"].is_array() || row["completion"].is_array() {
+        fields::refuse_media(row)?;
         let mut messages = list(row, "prompt")?;
         let first_supervised = messages.len();
         messages.extend(list(row, "completion")?);
@@ -400,54 +403,12 @@ fn prompt_completion(row: &mut Map<String, Value>) -> Result<Row> {
     Ok(Row::Completion { prompt: text(row, "prompt")?, completion: text(row, "completion")? })
 }
 
-fn tokens(row: &Map<String, Value>) -> Result<Row> {
-    let numbers = |field: &str| -> Result<Vec<i64>> {
-        let wrong = |found: &Value| Error::data(format!("field {field:?} holds {found}, expected token ids"));
-        let items = row[field].as_array().ok_or_else(|| {
-            Error::data(format!("field {field:?} is {}, expected a list of token ids", kind(&row[field])))
-        })?;
-        items.iter().map(|item| item.as_i64().ok_or_else(|| wrong(item))).collect()
-    };
-    let id = |field: &str, value: i64| {
-        u32::try_from(value)
-            .ok()
-            .filter(|&id| i32::try_from(id).is_ok())
-            .ok_or_else(|| Error::data(format!("field {field:?} holds {value}, which is no token id")))
-    };
-    let input_ids: Vec<u32> =
-        numbers("input_ids")?.into_iter().map(|value| id("input_ids", value)).collect::<Result<_>>()?;
-    let labels = if row.get("labels").is_some_and(|labels| !labels.is_null()) {
-        let label =
-            |value| if value == i64::from(IGNORE) { Ok(IGNORE) } else { id("labels", value).map(|id| id as i32) };
-        numbers("labels")?.into_iter().map(label).collect::<Result<Vec<i32>>>()?
-    } else {
-        input_ids.iter().map(|&id| id as i32).collect()
-    };
-    if labels.len() != input_ids.len() {
-        return Err(Error::data(format!("{} input_ids but {} labels", input_ids.len(), labels.len())));
-    }
-    Ok(Row::Tokens { input_ids, labels })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn parse(row: Value) -> Result<Row> {
         Row::parse(row, &Form::ALL)
-    }
-
-    #[test]
-    fn a_loss_weight_is_a_number_of_at_least_0() {
-        let weight = |value: Value| loss_weight(&json!({ "text": "x", "loss_weight": value }));
-        assert_eq!(loss_weight(&json!({ "text": "x" })).unwrap(), 1.0);
-        assert_eq!(
-            [json!(0.25), json!("0.25"), json!(null), json!("")].map(|value| weight(value).unwrap()),
-            [0.25, 0.25, 1.0, 1.0]
-        );
-        for bad in [json!(-1), json!("much"), json!(1e300), json!([1])] {
-            assert!(weight(bad.clone()).unwrap_err().to_string().contains("loss_weight"), "{bad}");
-        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Rows of Parquet and Arrow files. Record batches are written as JSON, a line a row, and from there on they are rows
-//! like any others: lists and structs nest, timestamps and decimals become strings, nulls count as absent fields.
+//! like any others: lists and structs nest, timestamps and decimals become strings, bytes become text, nulls count as absent fields.
 //!
 //! The libraries may panic on hostile files, so they run isolated; what could make them ask for absurd amounts of
 //! memory is checked before.
@@ -14,6 +14,7 @@ use arrow_ipc::reader::StreamReader;
 use arrow_json::LineDelimitedWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 
+use super::bytes::as_text;
 use super::compressed::Counted;
 use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
 use crate::data::isolate::isolated;
@@ -101,7 +102,7 @@ impl<'a> Rows<'a> {
     fn take(&mut self, batch: &RecordBatch) -> Result<bool> {
         let write = || {
             let mut writer = LineDelimitedWriter::new(Capped(Vec::new()));
-            writer.write(batch).map(|()| writer.into_inner().0)
+            writer.write(&as_text(batch)).map(|()| writer.into_inner().0)
         };
         let lines = isolated("writing rows as JSON", write)
             .and_then(|written| written.map_err(|error| Error::data(error.to_string())))

@@ -84,6 +84,17 @@ fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &
         }
         (None, None) => return None,
     };
+    if let Some(file) = text("file_name").filter(|file| PathBuf::from(file).extension().is_some_and(|end| end == "txt"))
+    {
+        work.lost(&format!("{key}.{name}.file_name"), &format!("{file}: make rows of it, one {{\"text\": …}} a line"));
+        return None;
+    }
+    for media in ["images", "videos", "audios"] {
+        if !json["columns"][media].is_null() {
+            work.lost(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
+            return None;
+        }
+    }
     if !json["num_samples"].is_null() {
         work.lost(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
     }
@@ -110,8 +121,11 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
             return if told { "auto" } else { lost(work, key, name, "columns") };
         }
         for field in ["history", "system"] {
-            if !json["columns"][field].is_null() {
-                work.lost(&format!("{key}.{name}.columns.{field}"), "write such rows as messages");
+            let from = format!("{key}.{name}.columns.{field}");
+            if json["columns"][field] == field {
+                work.needless(&from, "so it is called");
+            } else if !json["columns"][field].is_null() {
+                work.lost(&from, &format!("rename the field to {field}"));
             }
         }
         return "alpaca";
