@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Exports tiny models of all fourteen families as GGUF and holds llama.cpp's greedy tokens against Transformers'.
+"""Exports tiny models of all families as GGUF and holds llama.cpp's greedy tokens against Transformers'.
 
     python3 -m venv llama && llama/bin/pip install xllamacpp==2026.10.11549 cffi torch transformers peft
     PYTHON=llama/bin/python just gguf-check [--families llama,qwen2,gemma2,…]
@@ -33,6 +33,7 @@ SIZES = dict(
 )
 ROPE = dict(rope_theta=10000.0, rope_type="default")
 LLAMA3 = dict(rope_theta=10000.0, rope_type="llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64)
+YARN = dict(rope_theta=10000.0, rope_type="yarn", factor=8.0, original_max_position_embeddings=32)
 FAMILIES = {
     "llama": ("LlamaConfig", dict(rope_parameters=LLAMA3)),
     "mistral": ("MistralConfig", dict(sliding_window=None)),
@@ -43,6 +44,10 @@ FAMILIES = {
     "gemma3": ("Gemma3TextConfig", dict(query_pre_attn_scalar=16, sliding_window=16, num_hidden_layers=6, tie_word_embeddings=True)),
     "phi3": ("Phi3Config", dict(head_dim=None, original_max_position_embeddings=256)),
     "olmo2": ("Olmo2Config", dict(head_dim=None)),
+    "olmo3": (
+        "Olmo3Config",
+        dict(head_dim=None, sliding_window=16, num_hidden_layers=4, rope_parameters=dict(full_attention=YARN, sliding_attention=ROPE)),
+    ),
     "granite": ("GraniteConfig", dict(head_dim=None, embedding_multiplier=2.0, residual_multiplier=0.7, logits_scaling=2.0, attention_multiplier=0.2)),
     "smollm3": ("SmolLM3Config", dict(head_dim=None, num_hidden_layers=4)),
     "mixtral": ("MixtralConfig", dict(head_dim=None, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)),

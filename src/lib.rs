@@ -8,7 +8,9 @@
 //!
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
-//! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json
+//! 0      registry      what is registered by a line: optimizers, schedules, adapters, families, formats, forms of rows
+//! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json (each kind of adapter has its settings in
+//!                      its own file, `model::adapters`: the one thing that config takes from a layer below it)
 //! 1      memory        the counting allocator, the memory budget, what the machine has
 //! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
 //! 2      import        configurations of other toolkits, turned into ours
@@ -48,6 +50,7 @@ pub mod model;
 pub mod ops;
 pub mod optim;
 pub mod plan;
+pub mod registry;
 pub mod train;
 
 pub use error::{Error, Kind, Result};

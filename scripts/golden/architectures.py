@@ -109,4 +109,11 @@ ARCHITECTURES = {
         "BF16",
         lora=dict(target_modules=ATTENTION, target_parameters=EXPERTS),
     ),
+    "olmo3": Architecture(
+        "Olmo3Config",
+        dict(BASE, rms_norm_eps=1e-6, rope_theta=5e5, num_hidden_layers=4, tie_word_embeddings=False, intermediate_size=136, sliding_window=6,
+             rope_scaling=dict(rope_type="yarn", factor=8.0, attention_factor=1.2, beta_fast=32.0, beta_slow=1.0,
+                               original_max_position_embeddings=32)),
+        "BF16",
+    ),
 }

@@ -8,6 +8,8 @@ some steps, and of 8-bit states the bytes. The learning rate falls on a line; ma
 import argparse
 import json
 import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
 import numpy as np
@@ -88,7 +90,7 @@ def sgd(**arguments):
 def adafactor(**arguments):
     from transformers.optimization import Adafactor
 
-    return trace(SHAPES, 1e-2, one(Adafactor, lr=1.0, relative_step=False, **arguments))
+    return trace(SHAPES, 1e-2, one(Adafactor, **(dict(lr=1.0, relative_step=False, scale_parameter=False) | arguments)))
 
 
 def lion():
@@ -130,6 +132,12 @@ def adamw_8bit():
 
     build = one(bitsandbytes.optim.AdamW8bit, lr=1.0, betas=(0.9, 0.99), eps=1e-8)
     return trace(LARGE, 1e-2, build, after=keep)
+
+
+def ademamix(beta3=0.9999, **arguments):
+    import bitsandbytes
+
+    return trace(SHAPES, 1e-2, one(bitsandbytes.optim.AdEMAMix, lr=1.0, betas=(0.9, 0.99, beta3), eps=1e-8, **arguments))
 
 
 def muon(double=True, **arguments):
@@ -198,21 +206,33 @@ def ema():
     return trace(SHAPES, 1e-2, one(torch.optim.AdamW, lr=1.0, betas=(0.9, 0.99), eps=1e-8), after=keep)
 
 
+@dataclass
+class Trace:
+    """A word of `train.optim`, its arguments, how the trace is made of them, and on what."""
+
+    optim: str
+    arguments: dict
+    make: Callable
+    peak: float = 1e-2
+    shapes: dict = field(default_factory=lambda: SHAPES)
+
+
 OPTIMIZERS = {
-    "adamw": adamw,
-    "sgd": lambda: sgd(),
-    "sgd_momentum": lambda: sgd(momentum=0.9, dampening=0.1),
-    "sgd_nesterov": lambda: sgd(momentum=0.9, nesterov=True),
-    "adafactor": lambda: adafactor(scale_parameter=False),
-    "adafactor_scaled": lambda: adafactor(scale_parameter=True, beta1=0.9, clip_threshold=0.5, decay_rate=-0.7),
-    "lion": lion,
-    "adamw_8bit": adamw_8bit,
-    "muon": lambda: muon(),
-    "muon_rms": lambda: muon(adjust_lr_fn="match_rms_adamw", nesterov=False, momentum=0.9, ns_steps=4),
-    "muon_spectral": lambda: muon(adjust_lr_fn="spectral_unclamped"),
-    "schedule_free": lambda: schedule_free(),
-    "schedule_free_power": lambda: schedule_free(r=0.5, weight_lr_power=1.0),
-    "ema": ema,
+    "adamw": Trace("adamw_torch", {}, adamw),
+    "sgd": Trace("sgd", {}, sgd),
+    "sgd_momentum": Trace("sgd", dict(momentum=0.9, dampening=0.1), sgd),
+    "sgd_nesterov": Trace("sgd", dict(momentum=0.9, nesterov=True), sgd),
+    "adafactor": Trace("adafactor", {}, adafactor),
+    "adafactor_scaled": Trace("adafactor", dict(scale_parameter=True, beta1=0.9, clip_threshold=0.5, decay_rate=-0.7), adafactor),
+    "lion": Trace("lion", {}, lion, peak=1e-3),
+    "adamw_8bit": Trace("adamw_8bit", {}, adamw_8bit, shapes=LARGE),
+    "muon": Trace("muon", {}, muon),
+    "muon_rms": Trace("muon", dict(adjust_lr_fn="match_rms_adamw", nesterov=False, momentum=0.9, ns_steps=4), muon),
+    "muon_spectral": Trace("muon", dict(adjust_lr_fn="spectral_unclamped"), muon),
+    "schedule_free": Trace("schedule_free_adamw", {}, schedule_free),
+    "ademamix": Trace("ademamix", {}, ademamix),
+    "ademamix_rising": Trace("ademamix", dict(beta3=0.999, alpha=8.0, t_alpha=30, t_beta3=40), ademamix),
+    "schedule_free_power": Trace("schedule_free_adamw", dict(r=0.5, weight_lr_power=1.0), schedule_free),
 }
 
 # form, arguments, warm-up, steps
@@ -304,8 +324,14 @@ def main():
     out = parser.parse_args().out
     torch.set_num_threads(1)
     os.makedirs(out, exist_ok=True)
-    for name, make in OPTIMIZERS.items():
-        save_file(make(), f"{out}/{name}.safetensors")
+    traces = []
+    for name, it in OPTIMIZERS.items():
+        save_file(it.make(**it.arguments), f"{out}/{name}.safetensors")
+        shapes = [[tensor, list(shape)] for tensor, shape in it.shapes.items()]
+        traces.append(dict(name=name, optim=it.optim, arguments=it.arguments, peak=it.peak, shapes=shapes))
+    with open(f"{out}/optimizers.json", "w", encoding="utf-8") as file:
+        file.write("[\n" + ",\n".join(json.dumps(trace) for trace in traces) + "\n]\n")
+    save_file(ema(), f"{out}/ema.safetensors")
     names = ("torch", "transformers", "bitsandbytes", "lion-pytorch", "schedulefree", "numpy")
     versions = {name: importlib.metadata.version(name) for name in names}
     with open(f"{out}/schedules.json", "w", encoding="utf-8") as file:

@@ -1,7 +1,7 @@
 """The part of parity.py that goes beyond plain LoRA: on the llama model DoRA, rsLoRA, patterns, modules_to_save, full training, packing; on
-the qwen2 model, whose biases it multiplies too, (IA)3.
+the qwen2 model, some of whose modules have biases, adapters that are not LoRA.
 
-    python3 scripts/golden/variants.py --ia3 tests/golden/a/variants    # that alone
+    python3 scripts/golden/variants.py --only ia3 tests/golden/a/variants    # one of these alone
 """
 import os
 import sys
@@ -56,22 +56,30 @@ def lora(tag, out, config, weights, rows, **changes):
     )
 
 
-def with_factors(config, weights, double=False):
-    """The model with (IA)3 on keys, values and the inputs of the down projections, every factor moved from 1."""
-    settings = peft.IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
-    model = peft.get_peft_model(build(config, weights, double), settings)
+# Adapters that are not LoRA, on the qwen2 model, and how far their values are moved from where they start.
+METHODS = {
+    "ia3": (lambda: peft.IA3Config(target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM"), 0.3),
+    "oft": (lambda: peft.OFTConfig(target_modules=["q_proj", "v_proj", "o_proj", "down_proj"], oft_block_size=8, task_type="CAUSAL_LM"), 0.1),
+    "oft_exact": (lambda: peft.OFTConfig(target_modules=["k_proj", "up_proj"], r=4, oft_block_size=0, block_share=True, use_cayley_neumann=False, task_type="CAUSAL_LM"), 0.1),
+}
+
+
+def with_method(tag, config, weights, double=False):
+    """The model with that adapter, every value moved from its start."""
+    settings, spread = METHODS[tag]
+    model = peft.get_peft_model(build(config, weights, double), settings())
     rng = np.random.default_rng(SEED + 4)
     with torch.no_grad():
         for name, parameter in sorted(model.named_parameters()):
-            if "ia3_l" in name:
+            if parameter.requires_grad:
                 noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32)).to(parameter.dtype)
-                parameter.copy_(1 + 0.3 * noise)
+                parameter.add_(spread * noise)
     return model.train()
 
 
-def ia3(out, rows):
-    """(IA)3: forward, gradients, twenty steps; the merged model has the same logits."""
-    folder = f"{out}/ia3"
+def method(tag, out, rows):
+    """An adapter that is not LoRA: forward, gradients, twenty steps; the merged model has the same logits."""
+    folder = f"{out}/{tag}"
     os.makedirs(folder, exist_ok=True)
     config = configuration("qwen2")
     weights = make_weights(config, SEED + 10 * list(ARCHITECTURES).index("qwen2"), ARCHITECTURES["qwen2"].stored)
@@ -79,21 +87,21 @@ def ia3(out, rows):
     runs = []
     for double in (False, True):
         with float64(double):
-            model = with_factors(config, weights, double)
+            model = with_method(tag, config, weights, double)
             if not double:
-                save_factors(model, f"{folder}/adapter_init")
+                save_method(model, f"{folder}/adapter_init")
             output = forward(model, *batch, backward=True)
             grads = {name.replace(".default", ""): parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
             model.zero_grad(set_to_none=True)
             trace = train_trace(model, rows)
             if not double:
-                save_factors(model, f"{folder}/adapter_final")
+                save_method(model, f"{folder}/adapter_final")
             runs.append((output, grads, trace, adapter_state(model)))
     (output, grads, trace, final), (output64, grads64, trace64, final64) = runs
     logits, losses, loss = output
     valid = batch[1].bool()
     with torch.no_grad():
-        merged = with_factors(config, weights).merge_and_unload()
+        merged = with_method(tag, config, weights).merge_and_unload()
         merged = difference(outputs_of(merged, *batch[:2])[0][valid], logits[valid])
     row, position = (torch.tensor(values) for values in zip(*STORED))
     tensors = dict(sel_row=row.int(), sel_pos=position.int(), logits=logits[row, position], nll=losses, loss=loss.reshape(1))
@@ -110,8 +118,8 @@ def ia3(out, rows):
     )
 
 
-def save_factors(model, folder):
-    """As save_adapter, of (IA)3."""
+def save_method(model, folder):
+    """As save_adapter, of what is not LoRA."""
     shutil.rmtree(folder, ignore_errors=True)
     model.save_pretrained(folder)
     os.remove(f"{folder}/README.md")
@@ -119,7 +127,8 @@ def save_factors(model, folder):
     with open(path, encoding="utf-8") as file:
         written = json.load(file)
     for key in ("target_modules", "feedforward_modules"):
-        written[key].sort()
+        if written.get(key):
+            written[key].sort()
     with open(path, "w", encoding="utf-8") as file:
         file.write(json.dumps(written, indent=2, sort_keys=True))
 
@@ -217,19 +226,19 @@ def make(out, rows):
         full=full("full", *common, None),
         full_hfdecay=full("full_hfdecay", *common, trainer_groups),
         packed=packed(out, config, weights),
-        ia3=ia3(out, rows),
+        **{tag: method(tag, out, rows) for tag in METHODS},
     )
 
 
 if __name__ == "__main__":
     # The other variants stay as they are; what is measured is put into tolerances.json.
-    assert sys.argv[1] == "--ia3"
+    assert sys.argv[1] == "--only" and sys.argv[2] in METHODS
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    measured = ia3(sys.argv[2], make_data(BASE["vocab_size"], SEED + 7))
-    path = f"{sys.argv[2]}/../tolerances.json"
+    measured = method(sys.argv[2], sys.argv[3], make_data(BASE["vocab_size"], SEED + 7))
+    path = f"{sys.argv[3]}/../tolerances.json"
     with open(path, encoding="utf-8") as file:
         tolerances = json.load(file)
-    tolerances["variants"]["ia3"] = measured
+    tolerances["variants"][sys.argv[2]] = measured
     dump(tolerances, path)

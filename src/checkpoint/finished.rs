@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use super::adapter_config::AdapterConfig;
 use super::origin::Origin;
 use super::peft::{self, Tensors};
-use crate::config::Bias;
 use crate::config::arch::{Arch, SCORE, ScoreHead};
+use crate::config::{Bias, Mode};
 use crate::error::{Error, Result};
+use crate::model::adapters::Method;
 use crate::model::stack::Frozen;
 use crate::model::targets::Placement;
 
@@ -26,13 +27,14 @@ pub struct Finished {
 impl Finished {
     /// What it has beside the matrices A and B of plain LoRA, in words.
     pub fn beyond_matrices(&self) -> Option<&'static str> {
-        let targets = &self.config.targets;
+        let (tuning, about) = (&self.config.tuning, self.config.tuning.method().map(Method::about));
+        let other = about.filter(|about| about.mode != Mode::Lora).map_or("", |about| about.parts);
         let more = [
-            (targets.feedforward.is_some(), "the factors of (IA)³"),
-            (targets.use_dora, "DoRA's magnitudes"),
-            (targets.bias != Bias::None, "trained biases"),
-            (!targets.modules_to_save.is_empty(), "modules_to_save"),
-            (!targets.target_parameters.is_empty(), "adapters on experts"),
+            (!other.is_empty(), other),
+            (tuning.lora.use_dora, "DoRA's magnitudes"),
+            (tuning.lora.bias != Bias::None, "trained biases"),
+            (!tuning.lora.modules_to_save.is_empty(), "modules_to_save"),
+            (!tuning.lora.target_parameters.is_empty(), "adapters on experts"),
             (!self.config.trained_tokens.is_empty(), "new tokens"),
             (self.config.scores, "a head of scores"),
         ];
@@ -46,16 +48,14 @@ impl Finished {
     /// out of.
     pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
         let (config, tensors) = peft::load_adapter(dir)?;
-        if config.init_lora_weights.as_str().is_some_and(|init| init.starts_with("pissa")) {
+        if config.tuning.method().is_some_and(Method::takes_from_base) {
             let message = "an adapter in PiSSA's form, which fits a base that it has taken something out of";
             return Err(Error::checkpoint(format!("{}: not yet: {message}", dir.display())).hint(
                 "take the run's adapter/ folder, which is plain LoRA; PEFT saves such with path_initial_model_for_weight_conversion",
             ));
         }
-        let placements = config.targets.place(arch).map_err(|error| error.with_kind(crate::Kind::Checkpoint))?;
-        let mut expected: Vec<_> = placements.iter().flat_map(Placement::tensors).collect();
-        expected.extend(config.targets.beside(arch, &placements)?);
-        peft::check_tensors(dir, &tensors, &expected)?;
+        let placements = config.place(arch)?;
+        peft::check_tensors(dir, &tensors, &config.tensors(arch, &placements)?)?;
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 
@@ -65,7 +65,7 @@ impl Finished {
     /// [`crate::Kind::Checkpoint`]: its settings do not fit the model.
     pub fn frozen(self, arch: &Arch) -> Result<Frozen> {
         let Self { dir, config, placements, mut tensors } = self;
-        for (tensor, name) in config.targets.renamed(arch, &placements)? {
+        for (tensor, name) in config.targets().renamed(arch, &placements)? {
             if let Some(values) = tensors.remove(&name) {
                 tensors.insert(tensor, values);
             }

@@ -1,9 +1,7 @@
 //! `PiSSA`'s adapter as plain LoRA of twice the rank, which fits the unchanged base: since the base gave `s B0 A0` away,
 //! `W - s B0 A0 + s B A = W + s [B, -B0] [A; A0]`. PEFT calls this `path_initial_model_for_weight_conversion`.
-use serde_json::Value;
-
 use super::adapter_config::AdapterConfig;
-use crate::config::Patterns;
+use crate::config::{InitLora, Patterns};
 
 /// A tensor of its own: name, shape, values.
 pub type Owned = (String, Vec<usize>, Vec<f32>);
@@ -15,16 +13,17 @@ pub fn as_lora(
     start: &[&[f32]],
 ) -> (AdapterConfig, Vec<Owned>) {
     let mut config = config.clone();
-    config.init_lora_weights = Value::Bool(true);
+    let lora = &mut config.tuning.lora;
+    lora.init_lora_weights = InitLora::Kaiming;
     // The scale stays: alpha / r, or alpha / sqrt(r).
-    let factor = if config.targets.use_rslora { 2f64.sqrt() } else { 2.0 };
+    let factor = if lora.use_rslora { 2f64.sqrt() } else { 2.0 };
     let double =
         |patterns: &Patterns<usize>| Patterns(patterns.0.iter().map(|(key, rank)| (key.clone(), 2 * rank)).collect());
-    config.targets.r *= 2;
-    config.targets.lora_alpha *= factor;
-    config.targets.rank_pattern = double(&config.targets.rank_pattern);
-    let alphas = config.targets.alpha_pattern.0.iter().map(|(key, alpha)| (key.clone(), alpha * factor));
-    config.targets.alpha_pattern = Patterns(alphas.collect());
+    lora.r *= 2;
+    lora.lora_alpha *= factor;
+    lora.rank_pattern = double(&lora.rank_pattern);
+    let alphas = lora.alpha_pattern.0.iter().map(|(key, alpha)| (key.clone(), alpha * factor));
+    lora.alpha_pattern = Patterns(alphas.collect());
     let tensors = tensors.iter().zip(start).map(|((name, shape, values), start)| {
         if name.ends_with(".lora_A.weight") {
             (name.clone(), vec![2 * shape[0], shape[1]], [*values, *start].concat())

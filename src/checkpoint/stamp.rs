@@ -11,11 +11,13 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::{Config, ConfigValue, InitLora, Mode, nearest, schema};
+use crate::config::{Config, OptionDef, nearest, schema};
 use crate::error::{Error, Result};
+use crate::model::adapters::{KINDS, Method};
 use crate::model::targets::Placement;
 
-/// Settings that shape the training curve: compared one by one.
+/// Settings that shape the training curve: compared one by one, as are those of an adapter's kind that shape training alone
+/// ([`crate::model::adapters::About::training`]). Its other settings are covered by what is placed.
 pub const COMPARED: &[&str] = &[
     "task",
     "data.labels",
@@ -27,7 +29,6 @@ pub const COMPARED: &[&str] = &[
     "train.hysteresis",
     "train.grad_dtype",
     "train.min_loss_scale",
-    "tuning.lora.lora_dropout",
     "train.batch_size",
     "train.grad_accum",
     "train.learning_rate",
@@ -48,7 +49,6 @@ pub const COMPARED: &[&str] = &[
     "train.z_loss",
     "train.neftune_noise_alpha",
     "train.ema_decay",
-    "tuning.lora.loraplus_lr_ratio",
     "train.seed",
     "train.data_seed",
     "train.group_by_length",
@@ -77,27 +77,9 @@ pub const COVERED: &[&str] = &[
     "tuning.adapter",
     "tuning.adapters",
     "tuning.new_tokens",
-    "tuning.ia3.target_modules",
-    "tuning.ia3.feedforward_modules",
-    "tuning.ia3.exclude_modules",
-    "tuning.ia3.modules_to_save",
     "tuning.freeze.trainable_layers",
     "tuning.freeze.trainable_modules",
     "tuning.freeze.trainable_patterns",
-    "tuning.lora.r",
-    "tuning.lora.lora_alpha",
-    "tuning.lora.target_modules",
-    "tuning.lora.target_parameters",
-    "tuning.lora.exclude_modules",
-    "tuning.lora.bias",
-    "tuning.lora.use_rslora",
-    "tuning.lora.use_dora",
-    "tuning.lora.rank_pattern",
-    "tuning.lora.alpha_pattern",
-    "tuning.lora.layers_to_transform",
-    "tuning.lora.modules_to_save",
-    "tuning.lora.init_lora_weights",
-    "tuning.lora.loftq_iter",
     "data.train_path",
     "data.datasets",
     "data.mix_strategy",
@@ -270,7 +252,7 @@ impl Stamp {
         hashes: Hashes<'_>,
         engine: Engine,
     ) -> Self {
-        let training = schema::options().filter(|option| COMPARED.contains(&option.path().as_str())).map(|option| {
+        let training = schema::options().filter(|option| is_compared(option)).map(|option| {
             let value = match option.path().as_str() {
                 "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
                 _ => (option.get)(config),
@@ -284,17 +266,9 @@ impl Stamp {
             quantization: engine.quantization,
             dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),
-            adapter: match config.tuning.lora.init_lora_weights {
-                // What the adapter starts with is taken out of the base, at a resume too.
-                init if init.is_pissa() && config.tuning.mode == Mode::Lora => {
-                    format!("{}; {}", describe_adapter(placements, saved), show(&init.to_json()))
-                }
-                // The base of more than one round is not the quantized checkpoint.
-                InitLora::Loftq if config.tuning.lora.loftq_iter > 1 => {
-                    let rounds = config.tuning.lora.loftq_iter;
-                    format!("{}; loftq of {rounds} rounds", describe_adapter(placements, saved))
-                }
-                _ => describe_adapter(placements, saved),
+            adapter: match config.tuning.method().and_then(Method::start) {
+                Some(start) => format!("{}; {start}", describe_adapter(placements, saved)),
+                None => describe_adapter(placements, saved),
             },
             base_model: hashes.base_model.into(),
             tokenizer: hashes.tokenizer.into(),
@@ -374,6 +348,11 @@ impl Stamp {
     }
 }
 
+fn is_compared(option: &OptionDef) -> bool {
+    let kind = KINDS.iter().find(|about| about.section.name == option.section);
+    kind.map_or_else(|| COMPARED.contains(&&*option.path()), |about| about.training.contains(&option.name))
+}
+
 /// Differences in these mean tensors that do not fit.
 const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
 
@@ -385,20 +364,17 @@ pub(super) fn describe_adapter(placements: &[Placement], saved: &[String]) -> St
     let mut hasher = blake3::Hasher::new();
     let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
     for placement in placements {
-        let Placement { module, r, alpha, scale, dora, factors, .. } = placement;
-        if let Some(side) = factors {
-            hasher.update(format!("{module:?} {side:?}\n").as_bytes());
-            continue;
+        let Placement { module, adapter, .. } = placement;
+        hasher.update(format!("{module:?} {}\n", adapter.describe()).as_bytes());
+        if let Some(rank) = adapter.rank() {
+            ranks.push(rank.r as f64);
+            alphas.push(rank.alpha);
         }
-        let dora = if *dora { " dora" } else { "" };
-        hasher.update(format!("{module:?} {r} {alpha:?} {scale:?}{dora}\n").as_bytes());
-        ranks.push(*r as f64);
-        alphas.push(*alpha);
     }
     hasher.update(format!("{saved:?}").as_bytes());
     let hash = &hasher.finalize().to_hex()[..16];
-    if placements.iter().any(|placement| placement.factors.is_some()) {
-        return format!("{} modules with factors; {} tensors in full; {hash}", placements.len(), saved.len());
+    if ranks.is_empty() {
+        return format!("{} modules; {} tensors in full; {hash}", placements.len(), saved.len());
     }
     let (ranks, alphas) = (distinct(ranks), distinct(alphas));
     format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
@@ -421,13 +397,17 @@ fn show(value: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::{COMPARED, COVERED, FREE};
-    use crate::config::schema;
+    use crate::config::{OptionDef, schema};
+    use crate::model::adapters::KINDS;
 
     #[test]
     fn every_setting_is_compared_covered_or_free() {
         let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
-        let mut known: Vec<_> =
-            schema::options().filter(|option| option.fixed.is_none()).map(crate::config::OptionDef::path).collect();
+        let of_adapter = |section: &str| KINDS.iter().any(|about| about.section.name == section);
+        let mut known: Vec<_> = schema::options()
+            .filter(|option| option.fixed.is_none() && !of_adapter(option.section))
+            .map(OptionDef::path)
+            .collect();
         listed.sort_unstable();
         known.sort();
         assert_eq!(listed, known, "a new setting must be put into one of the three lists");

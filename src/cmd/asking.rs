@@ -8,14 +8,14 @@ use super::download::Downloads;
 use crate::checkpoint::finished::score_head;
 use crate::checkpoint::peft;
 use crate::config::arch::Arch;
-use crate::config::{Config, Flag, InitLora, Mode, Quantization, is_hub_name};
+use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::row::{Conversation, Row};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::eval::Settings;
 use crate::export::merge::idle;
 use crate::hub::{self, Part};
-use crate::model::targets::{Placement, Targets, placed};
+use crate::model::adapters::Method;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, quantize};
 use crate::train::{adapter, output};
@@ -166,7 +166,7 @@ impl AskArgs {
         let mut values = None;
         if let Tuned::Adapter(dir) = &tuned {
             let (own, tensors) = peft::load_adapter(dir)?;
-            if own.init_lora_weights.as_str().is_some_and(|init| init.starts_with("pissa")) {
+            if own.tuning.method().is_some_and(Method::takes_from_base) {
                 return Err(Error::checkpoint(format!(
                     "{}: an adapter in PiSSA's form, which fits a base that it has taken something out of",
                     dir.display()
@@ -177,18 +177,8 @@ impl AskArgs {
             if arch.score.is_none() {
                 arch.score = score_head(dir)?;
             }
-            if own.targets.feedforward.is_some() {
-                config.tuning.mode = Mode::Ia3;
-                config.tuning.ia3 = own.ia3_config(&arch)?;
-            } else {
-                config.tuning.mode = Mode::Lora;
-                config.tuning.lora = own.lora_config(&arch, &config.tuning.lora)?;
-                config.tuning.lora.init_lora_weights = InitLora::Kaiming;
-            }
-            let placed = placed(&arch, &config.tuning)?;
-            let mut expected: Vec<_> = placed.iter().flat_map(Placement::tensors).collect();
-            expected.extend(Targets::of(&config.tuning).beside(&arch, &placed)?);
-            peft::check_tensors(dir, &tensors, &expected)?;
+            config.tuning = own.settings(&arch, &config.tuning)?;
+            peft::check_tensors(dir, &tensors, &own.tensors(&arch, &own.place(&arch)?)?)?;
             values = Some(tensors);
             what = format!("{what} with {}", dir.display());
             if dir.join("tokenizer.json").is_file() {

@@ -11,6 +11,7 @@ use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::{Finished, score_head};
 use crate::checkpoint::origin;
 use crate::checkpoint::{atomic, peft};
+use crate::config::arch::Arch;
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
@@ -197,7 +198,7 @@ impl PartsArgs {
             return Err(Error::config("--weights and --combine blend several adapters, here is one at most")
                 .hint("give each with --adapter, or leave them out"));
         }
-        let top = if opened.len() > 1 { Some(self.blend(&opened)?) } else { opened.pop() };
+        let top = if opened.len() > 1 { Some(self.blend(&opened, &parts.arch)?) } else { opened.pop() };
         reads.extend([parts.base.clone(), tokenizer.clone()]);
         Ok(Opened { parts, top, tokenizer, template, config, held, reads })
     }
@@ -221,7 +222,7 @@ impl PartsArgs {
         }
     }
 
-    fn blend(&self, adapters: &[Finished]) -> Result<Finished> {
+    fn blend(&self, adapters: &[Finished], arch: &Arch) -> Result<Finished> {
         let method = match self.combine.as_str() {
             "cat" => Method::Cat,
             "linear" => Method::Linear,
@@ -240,7 +241,7 @@ impl PartsArgs {
         }
         let weights = if self.weights.is_empty() { vec![1.0; adapters.len()] } else { self.weights.clone() };
         let recipe = Recipe { method, weights, density: self.density, seed: self.seed };
-        blend::finished(adapters, &recipe)
+        blend::finished(adapters, &recipe, arch)
     }
 }
 

@@ -2,7 +2,7 @@
 use super::args::ConfigArgs;
 use super::{scaling, terminal};
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
-use crate::config::{Auto, Bytes, Config, Mode, ModelConfig, Resolved, Task};
+use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Quiet};
 use crate::plan::flops::Costs;
@@ -233,10 +233,8 @@ fn facts(
         Some(quantized) => format!("{}; embedding and head {}", quantized.name(), job.base.matrices.name()),
         None => job.base.matrices.name().to_owned(),
     };
-    let how = match config.tuning.mode {
-        Mode::Lora => format!("adapters of rank {}", config.tuning.lora.r),
-        mode => mode.to_string(),
-    };
+    let rank = config.tuning.method().and_then(|method| method.targets().ranks);
+    let how = rank.map_or_else(|| config.tuning.mode.to_string(), |rank| format!("adapters of rank {}", rank.r));
     let keeps = match (job.full, arch.num_hidden_layers) {
         (0, _) => "what products gave is kept",
         (full, blocks) if full >= blocks => "every block is run again",
@@ -311,8 +309,12 @@ fn optimizers(config: &Config, arch: &Arch, predictor: &Predictor<'_>) -> Result
         if optim != config.train.optim {
             (other.train.optim, other.train.optim_args) = (optim, crate::config::Arguments::default());
         }
-        let bytes = budget::job(&other, arch, predictor.job.base.matrices, None)?.optimizer;
-        states.push((optim.to_string(), bytes.state + bytes.average));
+        match budget::job(&other, arch, predictor.job.base.matrices, None) {
+            Ok(job) => states.push((optim.to_string(), job.optimizer.state + job.optimizer.average)),
+            Err(error) if optim == config.train.optim => return Err(error),
+            // What this configuration says elsewhere may not do for another.
+            Err(_) => {}
+        }
     }
     Ok(states)
 }

@@ -5,7 +5,7 @@
 //! needs beyond Llama stands in its file under `families`.
 use std::path::Path;
 
-pub use super::families::{FAMILIES, Family};
+pub use super::families::{FAMILIES, Family, Gguf};
 use super::hf_json::{MAX_SIZE, Source, read_text};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
 pub use super::score::{SCORE, ScoreHead};

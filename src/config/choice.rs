@@ -1,84 +1,8 @@
 //! The settings that are one of a few words, and those that are a word or something else.
+use super::choices::choices;
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
-
-/// Makes an enum of words. `later` names the words that a later version will accept.
-macro_rules! choices {
-    ($(
-        $(#[doc = $doc:literal])*
-        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal $( | $alias:literal $( ($alias_doc:literal) )? )*, )+ } $( later $later:expr )?;
-    )*) => {$(
-        $(#[doc = $doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
-
-        impl $name {
-            /// The words that the configuration accepts, less second names.
-            pub const WORDS: &'static [&'static str] = &[$($word),+];
-            const LATER: &'static [&'static str] = choices!(@or $($later)?);
-            /// All of them, in the order of the documentation.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// The word of the configuration.
-            pub const fn as_str(self) -> &'static str {
-                match self { $( Self::$variant => $word, )+ }
-            }
-        }
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(self.as_str())
-            }
-        }
-
-        impl ConfigValue for $name {
-            fn from_node(node: &Node) -> Result<Self, Refusal> {
-                match node {
-                    $( Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
-                    _ => Err(refuse_word(node, Self::WORDS, Self::LATER)),
-                }
-            }
-
-            fn to_json(&self) -> Json {
-                self.as_str().into()
-            }
-
-            fn expected() -> String {
-                one_of(Self::WORDS)
-            }
-
-            fn schema() -> Json {
-                json!({ "oneOf": [
-                    $(
-                        { "const": $word, "description": concat!($($variant_doc),*).trim() },
-                        $( { "const": $alias, "description": choices!(@alias $word $($alias_doc)?) }, )*
-                    )+
-                ] })
-            }
-        }
-    )*};
-    (@alias $word:literal) => { concat!("The same as `", $word, "`.") };
-    (@alias $word:literal $doc:literal) => { $doc };
-    (@or) => { &[] };
-    (@or $later:expr) => { &$later };
-}
-
-fn one_of(words: &[&str]) -> String {
-    format!("one of {}", words.join(", "))
-}
-
-fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
-    let refusal = Refusal::new(node, one_of(words));
-    let Node::Str(word) = node else { return refusal };
-    if later.contains(&word.as_str()) {
-        return refusal.hint(super::option::not_yet(word));
-    }
-    match super::option::nearest(word, words.iter().copied()) {
-        Some(near) => refusal.hint(format!("did you mean {near}?")),
-        None => refusal,
-    }
-}
 
 choices! {
     /// What the model learns to say of a row.
@@ -117,18 +41,6 @@ choices! {
         Bfloat16 = "bfloat16" | "bf16",
     };
 
-    /// What is trained.
-    Mode {
-        /// Low-rank adapters on frozen weights.
-        Lora = "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."),
-        /// Every weight.
-        Full = "full",
-        /// Those weights that `tuning.freeze` names.
-        Freeze = "freeze",
-        /// (IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.
-        Ia3 = "ia3",
-    };
-
     /// How the matrices of the base are coded in memory, as bitsandbytes does it.
     Quantization {
         /// As the checkpoint has them; `nf4` with `tuning.mode: qlora`.
@@ -164,30 +76,6 @@ choices! {
         /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
     };
-
-    /// How the learning rate goes over the run.
-    LrScheduler {
-        /// The same from the first step to the last.
-        Constant = "constant",
-        /// Rises during warm-up, then stays.
-        ConstantWithWarmup = "constant_with_warmup",
-        /// Rises during warm-up, then falls on a line to 0.
-        Linear = "linear",
-        /// Rises during warm-up, then falls on half a cosine to 0 (`num_cycles`: 0.5).
-        Cosine = "cosine",
-        /// Rises during warm-up, then falls on `num_cycles` (1) half cosines, each from the top.
-        CosineWithRestarts = "cosine_with_restarts",
-        /// Rises during warm-up, then falls as a power (`power`: 1) to `lr_end` (1e-7).
-        Polynomial = "polynomial",
-        /// Rises during warm-up, then falls as `1 / sqrt(step)` (`timescale`: the warm-up's steps, or 10000).
-        InverseSqrt = "inverse_sqrt",
-        /// As `cosine`, to `min_lr` or to `min_lr_rate` of the highest rate.
-        CosineWithMinLr = "cosine_with_min_lr",
-        /// As `cosine_with_min_lr`, with a warm-up that begins at `warmup_lr_rate` and not at 0.
-        CosineWarmupWithMinLr = "cosine_warmup_with_min_lr",
-        /// Rises during warm-up, stays, then falls over `num_decay_steps` to `min_lr_ratio` (0) of the highest rate.
-        WarmupStableDecay = "warmup_stable_decay",
-    } later ["reduce_lr_on_plateau", "greedy"];
 
     /// How several ranks share the work.
     Strategy {
@@ -242,29 +130,6 @@ choices! {
         Nccl = "nccl",
     } later ["mpi", "ccl", "hccl", "xccl"];
 
-    /// The optimizer.
-    Optim {
-        /// `AdamW`, as PyTorch does it.
-        AdamW = "adamw_torch" | "adamw" | "adamw_torch_fused" | "paged_adamw" | "paged_adamw_32bit",
-        /// Gradient descent (`momentum`: 0, `dampening`: 0, `nesterov`: false).
-        Sgd = "sgd",
-        /// Adafactor: second moments by row and column (`clip_threshold`: 1, `decay_rate`: -0.8, `beta1`: none, `scale_parameter`: false).
-        Adafactor = "adafactor",
-        /// Lion: the sign of a momentum; wants a rate some 3 to 10 times lower than `AdamW`'s, and `adam_beta2: 0.99`.
-        Lion = "lion" | "lion_32bit" | "paged_lion_32bit",
-        /// `AdamW` with moments of one byte, as bitsandbytes does it.
-        AdamW8bit = "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit",
-        /// Muon for matrices, `AdamW` for the rest (`momentum`: 0.95, `nesterov`: true, `ns_steps`: 5, `adjust_lr_fn`: original).
-        Muon = "muon",
-        /// `AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).
-        ScheduleFreeAdamW = "schedule_free_adamw",
-    } later [
-        "adamw_torch_4bit", "adamw_torch_8bit", "ademamix", "ademamix_8bit", "paged_ademamix_32bit",
-        "paged_ademamix_8bit", "lion_8bit", "paged_lion_8bit", "adagrad", "rmsprop", "rmsprop_bnb", "rmsprop_bnb_8bit",
-        "rmsprop_bnb_32bit", "adamw_anyprecision", "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "apollo_adamw",
-        "lomo", "adalomo", "grokadamw", "stable_adamw", "schedule_free_sgd", "schedule_free_radam",
-    ];
-
     /// When the validation loss is measured.
     EvalStrategy {
         /// Never.
@@ -284,28 +149,6 @@ choices! {
         /// At the end of each epoch.
         Epoch = "epoch",
     } later ["best"];
-
-    /// The form of a data row.
-    Format {
-        /// Recognised by the names of the first row's fields.
-        Auto = "auto",
-        /// `{messages: [{role, content}, …]}`.
-        Messages = "messages",
-        /// `{conversations: [{from, value}, …]}`.
-        Sharegpt = "sharegpt",
-        /// `{instruction, input, output}`.
-        Alpaca = "alpaca",
-        /// `{prompt, completion}`: plain text, no template.
-        PromptCompletion = "prompt_completion",
-        /// A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).
-        Instruction = "instruction",
-        /// `{system, user, assistant}`.
-        ChatTriple = "chat_triple",
-        /// `{text}`: every token is trained on.
-        Text = "text",
-        /// `{input_ids, labels}`: taken as they are.
-        Tokenized = "tokenized",
-    };
 
     /// A chat template that is built in.
     BuiltinTemplate {
@@ -402,12 +245,71 @@ choices! {
     };
 }
 
-impl Mode {
-    /// Whether what is trained is an adapter, which the base needs to stay as it is.
-    pub const fn adapts(self) -> bool {
-        matches!(self, Self::Lora | Self::Ia3)
-    }
+/// The enums of what `crate::registry` lists.
+macro_rules! optim {
+    ($($name:ident = $module:ident, $word:literal $(| $alias:literal)*, $doc:literal $(, $trait:ident)?;)+) => {
+        choices! {
+            /// The optimizer.
+            Optim { $( #[doc = $doc] $name = $word $(| $alias)*, )+ }
+            later *crate::registry::OTHER_OPTIMIZERS;
+        }
+
+        impl Optim {
+            /// Whether it averages weights instead of following a schedule.
+            pub fn averages(self) -> bool {
+                [$( $( (Self::$name, stringify!($trait)), )? )+].contains(&(self, "averages"))
+            }
+        }
+    };
 }
+crate::registry::optimizers!(optim);
+
+macro_rules! lr_scheduler {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        choices! {
+            /// How the learning rate goes over the run.
+            LrScheduler { $( #[doc = $doc] $name = $word, )+ } later ["reduce_lr_on_plateau", "greedy"];
+        }
+    };
+}
+crate::registry::schedules!(lr_scheduler);
+
+macro_rules! row_format {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        choices! {
+            /// The form of a data row.
+            Format {
+                /// Recognised by the names of the first row's fields.
+                Auto = "auto",
+                $( #[doc = $doc] $name = $word, )+
+            };
+        }
+    };
+}
+crate::registry::row_forms!(row_format);
+
+macro_rules! modes {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        choices! {
+            /// What is trained.
+            Mode {
+                $( #[doc = $doc] $mode = $word $( | $alias ($alias_doc) )?, )*
+                /// Every weight.
+                Full = "full",
+                /// Those weights that `tuning.freeze` names.
+                Freeze = "freeze",
+            };
+        }
+
+        impl Mode {
+            /// Whether what is trained is an adapter, which the base needs to stay as it is.
+            pub const fn adapts(self) -> bool {
+                matches!(self, $( Self::$mode )|*)
+            }
+        }
+    };
+}
+crate::registry::adapters!(modes);
 
 /// Which linear layers get an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -84,7 +84,7 @@ pub fn schema() -> String {
         "description": "Files to take over first, relative to this file.",
         "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }],
     });
-    for section in SECTIONS.into_iter().filter(|section| !section.name.is_empty()) {
+    for section in SECTIONS.iter().filter(|section| !section.name.is_empty()) {
         let place = section.name.split('.').fold(&mut root, |node, name| &mut node["properties"][name]);
         *place = describe_section(section);
     }

@@ -155,10 +155,10 @@ impl<'a> Source<'a> {
     }
 
     pub(super) fn family(&self) -> Result<&'static Family> {
-        let supported = FAMILIES.map(|family| family.model_type).join(", ");
+        let supported = FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ");
         let found =
             self.text("model_type")?.ok_or_else(|| self.mismatch("model_type", &format!("one of {supported}")))?;
-        let family = FAMILIES.into_iter().find(|family| family.model_type == found);
+        let family = FAMILIES.iter().copied().find(|family| family.model_type == found);
         family.ok_or_else(|| {
             self.not_yet(format!("model_type {found:?}")).hint(format!("supported in this version: {supported}"))
         })
@@ -167,9 +167,8 @@ impl<'a> Source<'a> {
     /// Features that change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         if let Some(classes) = self.get("architectures") {
-            let classifier = family.classifier();
             let has = |class: &Value| {
-                class.as_str().is_some_and(|class| class == family.class_name || Some(class) == classifier.as_deref())
+                class.as_str().is_some_and(|class| class == family.class_name || Some(class) == family.classifier)
             };
             let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;
             if !classes.is_empty() && !classes.iter().any(has) {

@@ -3,6 +3,7 @@
 pub mod arch;
 pub mod arguments;
 mod choice;
+mod choices;
 mod datasets;
 pub mod docs;
 mod families;
@@ -10,7 +11,7 @@ pub mod foreign;
 mod hf_json;
 mod labels;
 mod later;
-mod option;
+pub(crate) mod option;
 pub mod resolve;
 mod rope;
 mod rope_json;
@@ -37,8 +38,8 @@ pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, va
 pub use resolve::{Flag, Resolved, Setting, Source};
 pub use resolve::{load, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
-    Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, Ia3Config, LoggingConfig, LoraConfig, ModelConfig,
-    TopConfig, TrainConfig, TuningConfig,
+    Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, LoggingConfig, ModelConfig, TopConfig, TrainConfig,
+    TuningConfig,
 };
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
 pub use unread::unread;

@@ -204,7 +204,7 @@ impl std::fmt::Display for Range {
 }
 
 /// Reads a value of the option's type and holds it against the range.
-pub(super) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
+pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
     let expected = || format!("{}{range}", T::expected());
     let value = T::from_node(node).map_err(|mut refusal| {
         if refusal.expected == T::expected() || (refusal.expected == NATURAL && *range != Range::ANY) {
@@ -267,49 +267,49 @@ macro_rules! section {
             }
         }
 
-        impl AsRef<$name> for Config {
+        impl AsRef<$name> for $crate::config::Config {
             fn as_ref(&self) -> &$name {
                 &self.$($path).+
             }
         }
 
-        impl AsMut<$name> for Config {
+        impl AsMut<$name> for $crate::config::Config {
             fn as_mut(&mut self) -> &mut $name {
                 &mut self.$($path).+
             }
         }
 
         #[doc = concat!("The definitions of the section `", $section, "`.")]
-        pub static $constant: Section = Section {
+        pub static $constant: $crate::config::Section = $crate::config::Section {
             name: $section,
             doc: concat!($($section_doc, "\n",)*),
             options: &[
-                $( OptionDef {
+                $( $crate::config::OptionDef {
                     section: $section,
                     name: stringify!($field),
-                    aliases: section!(@or &[], $(&$aliases)?),
+                    aliases: $crate::config::option::section!(@or &[], $(&$aliases)?),
                     doc: concat!($($doc, "\n",)*),
-                    range: section!(@or Range::ANY, $($range)?),
-                    later: section!(@or &[], $(&$later)?),
+                    range: $crate::config::option::section!(@or $crate::config::Range::ANY, $($range)?),
+                    later: $crate::config::option::section!(@or &[], $(&$later)?),
                     fixed: None,
-                    expected: <$type as ConfigValue>::expected,
-                    schema: <$type as ConfigValue>::schema,
+                    expected: <$type as $crate::config::ConfigValue>::expected,
+                    schema: <$type as $crate::config::ConfigValue>::schema,
                     set: |config, node| {
-                        const RANGE: Range = section!(@or Range::ANY, $($range)?);
-                        const LATER: &[&str] = section!(@or &[], $(&$later)?);
-                        AsMut::<$name>::as_mut(config).$field = option::read(node, &RANGE, LATER)?;
+                        const RANGE: $crate::config::Range = $crate::config::option::section!(@or $crate::config::Range::ANY, $($range)?);
+                        const LATER: &[&str] = $crate::config::option::section!(@or &[], $(&$later)?);
+                        AsMut::<$name>::as_mut(config).$field = $crate::config::option::read(node, &RANGE, LATER)?;
                         Ok(())
                     },
-                    get: |config| AsRef::<$name>::as_ref(config).$field.to_json(),
+                    get: |config| $crate::config::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
                 }, )*
                 $( $( {
-                    const FIXED: Fixed = Fixed { accepts: &$accepts, reason: $reason };
-                    OptionDef {
+                    const FIXED: $crate::config::Fixed = $crate::config::Fixed { accepts: &$accepts, reason: $reason };
+                    $crate::config::OptionDef {
                         section: $section,
                         name: $key,
                         aliases: &[],
                         doc: concat!($($fixed_doc, "\n",)*),
-                        range: Range::ANY,
+                        range: $crate::config::Range::ANY,
                         later: &[],
                         fixed: Some(&FIXED),
                         expected: || FIXED.expected(),
@@ -324,4 +324,4 @@ macro_rules! section {
     (@or $default:expr,) => { $default };
     (@or $default:expr, $given:expr) => { $given };
 }
-pub(super) use section;
+pub(crate) use section;

@@ -26,9 +26,9 @@ impl Source<'_> {
     }
 
     /// The rule of blocks with a window, for families that have two: `sliding_attention` of `rope_parameters`, or
-    /// `rope_local_base_freq`.
-    pub(super) fn local_rope(&self, arch: &Arch) -> Result<Rope> {
-        let theta = self.positive("rope_local_base_freq", 1e4)?;
+    /// `rope_local_base_freq`. `theta`: the base where neither has one.
+    pub(super) fn local_rope(&self, arch: &Arch, theta: f64) -> Result<Rope> {
+        let theta = self.positive("rope_local_base_freq", theta)?;
         let mut around = self.around(arch.head_dim, arch.max_position_embeddings, theta)?;
         around.theta = theta;
         match self.rope_object()? {

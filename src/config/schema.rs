@@ -2,16 +2,17 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::arguments::Arguments;
 use super::choice::{
-    Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format,
-    GradDtype, Init, InitLora, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization,
-    RankBackend, Resume, SaveStrategy, Sharding, Strategy, TargetModules, Task, Truncation,
+    Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
+    Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
+    SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
 use super::datasets::DatasetSpec;
 use super::foreign::{Inline, Switch};
 use super::labels::{ClassWeights, Labels};
-use super::option::{self, Fixed, OptionDef, Range, Scalar, Section, section};
+use super::option::{OptionDef, Range, Scalar, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
-use super::value::{ConfigValue, Patterns};
+use super::value::Patterns;
+use crate::model::adapters::{self, Method};
 use std::path::PathBuf;
 
 /// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
@@ -34,10 +35,6 @@ pub struct Config {
     /// The section `eval`.
     pub eval: EvalConfig,
 }
-
-/// Every section with its keys.
-pub static SECTIONS: [&Section; 11] =
-    [&TOP, &MODEL, &TUNING, &LORA, &IA3, &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL];
 
 /// Environment variables that stand for a key beside those that follow from its name.
 pub static VARIABLES: [(&str, &str); 3] = [
@@ -100,93 +97,56 @@ section! {
     }
 }
 
-section! {
-    /// What is trained.
-    TuningConfig, TUNING = "tuning" at tuning {
-        /// `lora` trains low-rank adapters, `qlora` the same on a base of 4 bits (`model.quantization`), `full` every weight, `freeze`
-        /// those weights that `tuning.freeze` names, `ia3` factors.
-        mode: Mode = Mode::Lora;
-        /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
-        backend: Backend = Backend::Fused;
-        /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
-        adapter: Option<PathBuf> = None;
-        /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
-        /// adapter is trained on top of them and needs them again where it is used.
-        adapters: Vec<PathBuf> = Vec::new();
-        /// Tokens that the tokenizer gets, and the model rows for in its embedding and head. They start as the mean of all rows
-        /// and are trained.
-        new_tokens: Vec<String> = Vec::new();
-    }
-    nested {
-        /// The section `tuning.lora`.
-        lora: LoraConfig;
-        /// The section `tuning.ia3`.
-        ia3: Ia3Config;
-        /// The section `tuning.freeze`.
-        freeze: FreezeConfig;
-    }
-}
+macro_rules! tuning {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        section! {
+            /// What is trained.
+            TuningConfig, TUNING = "tuning" at tuning {
+                /// Which values are trained. What an adapter is like, or which weights those of `freeze` are, says the section of the same name.
+                mode: Mode = Mode::Lora;
+                /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
+                backend: Backend = Backend::Fused;
+                /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
+                adapter: Option<PathBuf> = None;
+                /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
+                /// adapter is trained on top of them and needs them again where it is used.
+                adapters: Vec<PathBuf> = Vec::new();
+                /// Tokens that the tokenizer gets, and the model rows for in its embedding and head. They start as the mean of all rows
+                /// and are trained.
+                new_tokens: Vec<String> = Vec::new();
+            }
+            nested {
+                $(
+                    /// The section of an adapter's kind.
+                    $module: adapters::$module::$settings;
+                )*
+                /// The section `tuning.freeze`.
+                freeze: FreezeConfig;
+            }
+        }
 
-section! {
-    /// The adapter; names and meaning are those of PEFT's `LoraConfig`.
-    LoraConfig, LORA = "tuning.lora" at tuning.lora {
-        /// The rank.
-        r: usize = 16, range Range::within(1.0, 65536.0);
-        /// The numerator of the adapter's scale: `lora_alpha / r`.
-        lora_alpha: f64 = 32.0, aliases ["alpha"], range Range::greater_than(0.0);
-        /// The share of the adapter's inputs that is zeroed in training.
-        lora_dropout: f64 = 0.0, aliases ["dropout"], range Range::from_to_below(0.0, 1.0);
-        /// The layers that get an adapter.
-        /// `auto` (or `all-linear`): every linear layer except the LM head. A list: layers whose name ends with an entry.
-        /// Any other string: a regular expression that must match the whole name.
-        target_modules: TargetModules = TargetModules::AllLinear;
-        /// Layers that get none all the same: names, or a regular expression, as in `target_modules`.
-        exclude_modules: Option<TargetModules> = None;
-        /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
-        use_rslora: bool = false;
-        /// Train a magnitude for each output feature beside A and B (DoRA): nearer to full training, at a low rank above all; more
-        /// memory and time.
-        use_dora: bool = false;
-        /// Ranks of layers that differ from `r`: a regular expression on the end of the name, then the rank.
-        rank_pattern: Patterns<usize> = Patterns::default(), range Range::at_least(1.0);
-        /// Alphas of layers that differ from `lora_alpha`, as in `rank_pattern`.
-        alpha_pattern: Patterns<f64> = Patterns::default(), range Range::greater_than(0.0);
-        /// The numbers of the decoder layers that get adapters (`null`: all).
-        layers_to_transform: Option<Vec<usize>> = None;
-        /// Parameters that are no modules and get adapters: `mlp.experts.gate_up_proj` and `mlp.experts.down_proj` of a model with
-        /// experts, one adapter for each of them.
-        target_parameters: Vec<String> = Vec::new();
-        /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
-        modules_to_save: Vec<String> = Vec::new();
-        /// Which biases are trained too.
-        bias: Bias = Bias::None;
-        /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
-        /// `pissa`: the largest singular values of the weight, which keeps the rest; `pissa_niter_N` finds them in N rounds of a
-        /// randomized method, much faster. `loftq`: what the quantization of the weight loses, as far as the rank reaches.
-        init_lora_weights: InitLora = InitLora::Kaiming;
-        /// With `init_lora_weights: loftq`: how often the weight without the adapter is quantized again. More than once makes a base
-        /// that differs from the quantized model.
-        loftq_iter: usize = 1, range Range::within(1.0, 1000.0);
-        /// LoRA+: the learning rate of the B matrices by that of the A matrices (`null`: the same; the paper recommends 16).
-        loraplus_lr_ratio: Option<f64> = None, range Range::greater_than(0.0);
-    }
-}
+        /// Every section with its keys.
+        pub static SECTIONS: &[&Section] = &[
+            &TOP, &MODEL, &TUNING, $( &adapters::$module::SECTION, )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+        ];
 
-section! {
-    /// What `tuning.mode: ia3` trains; names and meaning are those of PEFT's `IA3Config`.
-    Ia3Config, IA3 = "tuning.ia3" at tuning.ia3 {
-        /// The layers that get factors, as in `tuning.lora.target_modules` (`null`: `k_proj`, `v_proj`, `down_proj`, and `qkv_proj` where
-        /// the three are one).
-        target_modules: Option<TargetModules> = None;
-        /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
-        /// expression (`null`: `down_proj`).
-        feedforward_modules: Option<TargetModules> = None;
-        /// Layers that get none all the same.
-        exclude_modules: Option<TargetModules> = None;
-        /// Modules that are trained in full and saved with the factors, such as `lm_head`.
-        modules_to_save: Vec<String> = Vec::new();
-    }
+        /// What the names of adapters' tensors begin with, behind the module's.
+        pub fn adapter_prefixes() -> Vec<&'static str> {
+            adapters::KINDS.iter().map(|about| about.prefix).collect()
+        }
+
+        impl TuningConfig {
+            /// The kind of adapter that is trained, with its settings; none where weights of the model itself are.
+            pub fn method(&self) -> Option<&dyn Method> {
+                match self.mode {
+                    $( Mode::$mode => Some(&self.$module), )*
+                    Mode::Full | Mode::Freeze => None,
+                }
+            }
+        }
+    };
 }
+crate::registry::adapters!(tuning);
 
 section! {
     /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.

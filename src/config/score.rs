@@ -40,7 +40,7 @@ impl ScoreHead {
     /// # Errors
     /// [`crate::Kind::Model`]: Transformers has no such class for the family.
     pub fn describe(&self, family: &Family, padding: Option<u32>, config: &mut Map<String, Value>) -> Result<()> {
-        let class = family.classifier().ok_or_else(|| Self::refusal(family))?;
+        let class = family.classifier.ok_or_else(|| Self::refusal(family))?;
         config.insert("architectures".into(), json!([class]));
         let single = ["LABEL_0".to_owned()];
         let labels = if self.is_number() { &single[..] } else { &self.labels };
@@ -73,9 +73,8 @@ impl Source<'_> {
     /// The head of scores that `architectures` names.
     pub(super) fn score_head(&self, family: &Family) -> Result<Option<ScoreHead>> {
         let classes = self.get("architectures").and_then(Value::as_array);
-        let class = family.classifier();
-        let named =
-            classes.into_iter().flatten().any(|found| found.as_str().is_some_and(|it| Some(it) == class.as_deref()));
+        let class = family.classifier;
+        let named = classes.into_iter().flatten().any(|found| found.as_str().is_some_and(|it| Some(it) == class));
         if !named {
             return Ok(None);
         }

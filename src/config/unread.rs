@@ -17,19 +17,19 @@ struct Switch {
     why: &'static str,
 }
 
+macro_rules! sections_of_adapters {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        const ADAPTERS: &[Switch] = &[$( Switch {
+            key: "tuning.mode",
+            on: |config| config.tuning.mode == Mode::$mode,
+            keys: &[concat!("tuning.", $word, ".")],
+            why: concat!("it shapes an adapter of mode: ", $word, ", which this mode does not train; set that, or remove it"),
+        }, )*];
+    };
+}
+crate::registry::adapters!(sections_of_adapters);
+
 const SWITCHES: &[Switch] = &[
-    Switch {
-        key: "tuning.mode",
-        on: |config| config.tuning.mode == Mode::Lora,
-        keys: &["tuning.lora."],
-        why: "it shapes an adapter, which this mode does not train; set mode: lora, or remove it",
-    },
-    Switch {
-        key: "tuning.mode",
-        on: |config| config.tuning.mode == Mode::Ia3,
-        keys: &["tuning.ia3."],
-        why: "it says what mode: ia3 trains; set that, or remove it",
-    },
     Switch {
         key: "tuning.mode",
         on: |config| config.tuning.mode == Mode::Freeze,
@@ -132,7 +132,7 @@ fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
     let names = |switch: &&Switch| {
         switch.keys.iter().any(|name| if name.ends_with('.') { key.starts_with(name) } else { key == *name })
     };
-    SWITCHES.iter().filter(names).find(|switch| !(switch.on)(config))
+    ADAPTERS.iter().chain(SWITCHES).filter(names).find(|switch| !(switch.on)(config))
 }
 
 impl Setting {

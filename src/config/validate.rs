@@ -2,8 +2,8 @@
 use super::resolve::Resolved;
 use super::unread;
 use super::{
-    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, Mode, ModelConfig, Optim, Quantization, SaveStrategy,
-    Sharding, Strategy, Task, TrainConfig, task,
+    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy, Sharding,
+    Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "train.strategy",
         "sums after every pass leave nothing to keep whole: that is strategy: zero2",
     )?;
-    let schedule_free = train.optim == Optim::ScheduleFreeAdamW;
+    let schedule_free = train.optim.averages();
     let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
     both(
         schedule_free && !constant,
@@ -218,13 +218,13 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         !tuning.mode.adapts() && tuning.adapter.is_some(),
         "tuning.mode",
         "tuning.adapter",
-        "this mode trains no adapter; set mode: lora or ia3, remove the adapter, or merge it with tuning.adapters",
+        "this mode trains no adapter; set the adapter's, such as lora, remove the adapter, or merge it with tuning.adapters",
     )?;
     both(
-        tuning.mode == Mode::Ia3 && !tuning.new_tokens.is_empty(),
+        tuning.method().is_some_and(|method| !method.trains_tokens()) && !tuning.new_tokens.is_empty(),
         "tuning.mode",
         "tuning.new_tokens",
-        "PEFT's (IA)³ has no rows of tokens; use mode: lora, full or freeze",
+        "this kind of adapter has no rows of tokens; use mode: lora, full or freeze",
     )?;
     unread::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
@@ -257,7 +257,7 @@ fn quantization(resolved: &Resolved) -> Result<()> {
         coded && !config.tuning.mode.adapts(),
         "model.quantization",
         "tuning.mode",
-        "quantized weights cannot be trained themselves; set mode: lora, qlora or ia3, or quantization: none",
+        "quantized weights cannot be trained themselves; train an adapter, such as mode: qlora, or set quantization: none",
     )?;
     both(
         coded && lora.init_lora_weights.is_pissa(),

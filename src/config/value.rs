@@ -36,6 +36,22 @@ impl Node {
     }
 }
 
+impl From<&Json> for Node {
+    fn from(value: &Json) -> Self {
+        match value {
+            Json::Null => Self::Null,
+            Json::Bool(value) => Self::Bool(*value),
+            Json::Number(number) => match number.as_i128() {
+                Some(integer) => Self::Int(integer),
+                None => Self::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Self::Str(text.clone()),
+            Json::Array(items) => Self::List(items.iter().map(Self::from).collect()),
+            Json::Object(map) => Self::Map(map.iter().map(|(key, value)| (key.clone(), Self::from(value))).collect()),
+        }
+    }
+}
+
 fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

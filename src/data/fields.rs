@@ -1,8 +1,7 @@
-//! Fields that stand beside a row's text: what its loss counts, a system message, earlier turns, padding; and those that
-//! nothing reads, so that they can be named.
-use serde_json::{Map, Value, json};
+//! Fields that stand beside a row's text: what its loss counts, a system message; and those that nothing reads, so that they can be
+//! named.
+use serde_json::{Map, Value};
 
-use super::batch::IGNORE;
 use super::row::{Form, Row, kind};
 use crate::error::{Error, Result};
 
@@ -82,27 +81,6 @@ pub(super) fn system(row: &mut Map<String, Value>) -> Result<Option<String>> {
     Ok(found)
 }
 
-/// The earlier turns of a row that is a question and an answer: `history`, pairs of both, as LLaMA-Factory has them.
-pub(super) fn history(row: &mut Map<String, Value>) -> Result<Vec<Value>> {
-    let wrong = || Error::data("field \"history\" is no list of pairs of a question and an answer");
-    let pairs = match row.get_mut("history").map(Value::take) {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(Value::Array(pairs)) => pairs,
-        Some(_) => return Err(wrong()),
-    };
-    let mut turns = Vec::with_capacity(2 * pairs.len());
-    for pair in pairs {
-        match pair.as_array().map(Vec::as_slice) {
-            Some([Value::String(question), Value::String(answer)]) => {
-                turns.push(json!({"role": "user", "content": question}));
-                turns.push(json!({"role": "assistant", "content": answer}));
-            }
-            _ => return Err(wrong()),
-        }
-    }
-    Ok(turns)
-}
-
 /// Refuses a conversation with pictures or sound: its text would speak of what the model does not get.
 pub(super) fn refuse_media(row: &Map<String, Value>) -> Result<()> {
     let there = |value: &Value| match value {
@@ -130,68 +108,14 @@ fn part(part: &Value) -> Result<()> {
     Ok(())
 }
 
-/// A row `{input_ids, labels, attention_mask}`. What the mask leaves out at either end is padding, of which none is
-/// needed here.
-pub(super) fn tokens(row: &mut Map<String, Value>) -> Result<Row> {
-    let mut numbers = |field: &str| -> Result<Option<Vec<i64>>> {
-        let items = match row.get_mut(field).map(Value::take) {
-            None | Some(Value::Null) => return Ok(None),
-            Some(Value::Array(items)) => items,
-            Some(other) => {
-                return Err(Error::data(format!("field {field:?} is {}, expected a list of token ids", kind(&other))));
-            }
-        };
-        let number = |item: &Value| {
-            let wrong = || Error::data(format!("field {field:?} holds {item}, expected token ids"));
-            item.as_i64()
-                .or_else(|| item.as_bool().filter(|_| field == "attention_mask").map(i64::from))
-                .ok_or_else(wrong)
-        };
-        items.iter().map(number).collect::<Result<_>>().map(Some)
-    };
-    let id = |field: &str, value: i64| {
-        u32::try_from(value)
-            .ok()
-            .filter(|&id| i32::try_from(id).is_ok())
-            .ok_or_else(|| Error::data(format!("field {field:?} holds {value}, which is no token id")))
-    };
-    let mut input_ids: Vec<u32> = numbers("input_ids")?
-        .unwrap_or_default()
-        .into_iter()
-        .map(|value| id("input_ids", value))
-        .collect::<Result<_>>()?;
-    let mut labels = match numbers("labels")? {
-        Some(labels) => {
-            let label =
-                |value| if value == i64::from(IGNORE) { Ok(IGNORE) } else { id("labels", value).map(|id| id as i32) };
-            labels.into_iter().map(label).collect::<Result<Vec<i32>>>()?
-        }
-        None => input_ids.iter().map(|&id| id as i32).collect(),
-    };
-    let count = input_ids.len();
-    let same = |field: &str, len: usize| {
-        if len == count { Ok(()) } else { Err(Error::data(format!("{count} input_ids but {len} {field}"))) }
-    };
-    same("labels", labels.len())?;
-    if let Some(mask) = numbers("attention_mask")? {
-        same("entries of attention_mask", mask.len())?;
-        let begin = mask.iter().position(|&seen| seen != 0).unwrap_or(mask.len());
-        let end = mask.iter().rposition(|&seen| seen != 0).map_or(begin, |last| last + 1);
-        if mask[begin..end].iter().any(|&seen| seen != 1) || mask.iter().any(|seen| ![0, 1].contains(seen)) {
-            return Err(Error::data("field \"attention_mask\" has other values than 1 between its padding")
-                .hint("every token sees all earlier ones of its row; give each sequence a row of its own"));
-        }
-        (input_ids, labels) = (input_ids[begin..end].to_vec(), labels[begin..end].to_vec());
-    }
-    Ok(Row::Tokens { input_ids, labels })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::batch::IGNORE;
+    use serde_json::json;
 
     fn parse(row: Value) -> Result<Parsed> {
-        Parsed::of(row, &Form::ALL)
+        Parsed::of(row, Form::ALL)
     }
 
     fn turns(row: Value) -> Vec<(String, String)> {
@@ -224,10 +148,6 @@ mod tests {
             turns(json!({"instruction": "i", "context": "c", "response": "r", "category": "qa"})),
             [turn("user", "i\n\nc"), turn("assistant", "r")]
         );
-        let with_history = json!({"instruction": "3", "output": "4", "history": [["1", "2"]], "system": "S"});
-        let expected =
-            [turn("system", "S"), turn("user", "1"), turn("assistant", "2"), turn("user", "3"), turn("assistant", "4")];
-        assert_eq!(turns(with_history), expected);
         let both =
             json!({"system": "S", "conversations": [{"from": "system", "value": "S"}, {"from": "gpt", "value": "a"}]});
         assert_eq!(turns(both), [turn("system", "S"), turn("assistant", "a")]);
@@ -238,7 +158,6 @@ mod tests {
         let cases = [
             (json!({"system": "S", "system_prompt": "T", "question": "q", "answer": "a"}), "system_prompt"),
             (json!({"system": "S", "messages": [{"role": "system", "content": "T"}]}), "two system messages"),
-            (json!({"question": "q", "answer": "a", "history": [["1"]]}), "history"),
             (json!({"instruction": "i", "input": "j", "context": "k", "output": "o"}), "\"context\""),
             (json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png"]}), "images"),
             (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "image"),

@@ -1,17 +1,5 @@
-//! Every form that a row of training data may have, brought to one of four kinds.
-//!
-//! With `format: auto` the form of a row follows from its fields, in this order:
-//!
-//! | fields | form |
-//! |---|---|
-//! | `input_ids` (with or without `labels`) | `tokenized` |
-//! | `messages` | `messages` |
-//! | `conversations` | `sharegpt` |
-//! | `instruction`, an answer field; `input` may be there | `alpaca` |
-//! | `prompt`, `completion` | `prompt_completion` |
-//! | `user`, `assistant`; `system` may be there | `chat_triple` |
-//! | one of `user`, `question`, `prompt`, `input`, `instruction`, `query`, and one of `assistant`, `answer`, `response`, `target`, `output` | `instruction` |
-//! | `text` | `text` |
+//! Every form that a row of training data may have, brought to one of four kinds: a file a form, with its [`Shape`], and a line in
+//! [`crate::registry`]. With `format: auto` the form of a row follows from its fields, in the order of the lines.
 //!
 //! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
 //! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in [`super::fields`].
@@ -23,7 +11,6 @@ use serde_json::{Map, Value, json};
 use super::fields;
 use super::labeled::{self, Whole};
 pub use super::messages::Conversation;
-use super::messages::share_gpt_turn;
 use super::minhash::add_words;
 use crate::config::Format;
 use crate::error::{Error, Result};
@@ -31,125 +18,91 @@ use crate::error::{Error, Result};
 /// How many rows at the start of a file decide which forms it holds.
 pub const PROBE_ROWS: usize = 64;
 
+/// Names of a field that asks, and of one that answers.
 const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
 const ANSWER: [&str; 5] = ["assistant", "answer", "response", "target", "output"];
 
-/// The form of a row (`data.format`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Form {
-    /// `{messages: [{role, content, …}, …]}`
-    Messages,
-    /// `{conversations: [{from, value}, …]}`
-    ShareGpt,
-    /// `{instruction, input, output}`; `input` may be absent or empty
-    Alpaca,
-    /// `{prompt, completion}`: plain text, or two lists of messages
-    PromptCompletion,
-    /// a question field and an answer field, `system` may be there
-    Instruction,
-    /// `{system, user, assistant}`
-    ChatTriple,
-    /// `{text}`
-    Text,
-    /// `{input_ids, labels}`
-    Tokenized,
-    /// `{text, label}`: every row of a task other than `causal_lm`, and none of that
-    Labeled,
+/// What a form is.
+struct Shape {
+    /// The fields that it needs, for messages.
+    fields: &'static str,
+    /// Whether its rows are taken without a chat template.
+    plain: bool,
+    /// Whether an object has these fields.
+    fits: fn(&Map<String, Value>) -> bool,
+    /// Reads an object that has them.
+    parse: fn(&mut Map<String, Value>) -> Result<Row>,
+    /// What such an object asks, where that is not what its user said last.
+    asks: fn(&Map<String, Value>) -> Option<&str>,
 }
 
-impl Form {
-    /// All forms of text to be continued, in the order in which `auto` tries them.
-    pub const ALL: [Self; 8] = [
-        Self::Tokenized,
-        Self::Messages,
-        Self::ShareGpt,
-        Self::Alpaca,
-        Self::PromptCompletion,
-        Self::ChatTriple,
-        Self::Instruction,
-        Self::Text,
-    ];
+macro_rules! forms {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        $( mod $module; )+
 
-    /// The form that `data.format` names; none for `auto`.
-    pub const fn of(format: Format) -> Option<Self> {
-        Some(match format {
-            Format::Auto => return None,
-            Format::Messages => Self::Messages,
-            Format::Sharegpt => Self::ShareGpt,
-            Format::Alpaca => Self::Alpaca,
-            Format::PromptCompletion => Self::PromptCompletion,
-            Format::Instruction => Self::Instruction,
-            Format::ChatTriple => Self::ChatTriple,
-            Format::Text => Self::Text,
-            Format::Tokenized => Self::Tokenized,
-        })
-    }
-
-    /// The name that `data.format` uses.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Messages => Format::Messages.as_str(),
-            Self::ShareGpt => Format::Sharegpt.as_str(),
-            Self::Alpaca => Format::Alpaca.as_str(),
-            Self::PromptCompletion => Format::PromptCompletion.as_str(),
-            Self::Instruction => Format::Instruction.as_str(),
-            Self::ChatTriple => Format::ChatTriple.as_str(),
-            Self::Text => Format::Text.as_str(),
-            Self::Tokenized => Format::Tokenized.as_str(),
-            Self::Labeled => "labeled",
+        /// The form of a row (`data.format`).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Form {
+            $( #[doc = $doc] $name, )+
+            /// `{text, label}`: every row of a task other than `causal_lm`, and none of that
+            Labeled,
         }
-    }
 
-    const fn fields(self) -> &'static str {
-        match self {
-            Self::Messages => "messages",
-            Self::ShareGpt => "conversations",
-            Self::Alpaca => "instruction, output",
-            Self::PromptCompletion => "prompt, completion",
-            Self::Instruction => {
-                "one of user/question/prompt/input/instruction/query, one of assistant/answer/response/target/output"
+        impl Form {
+            /// All forms of text to be continued, in the order in which `auto` tries them.
+            pub const ALL: &'static [Self] = &[$( Self::$name ),+];
+
+            /// The form that `data.format` names; none for `auto`.
+            pub const fn of(format: Format) -> Option<Self> {
+                match format {
+                    Format::Auto => None,
+                    $( Format::$name => Some(Self::$name), )+
+                }
             }
-            Self::ChatTriple => "user, assistant",
-            Self::Text => "text",
-            Self::Tokenized => "input_ids",
-            Self::Labeled => "text, label",
-        }
-    }
 
+            /// The name that `data.format` uses.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $( Self::$name => $word, )+
+                    Self::Labeled => "labeled",
+                }
+            }
+
+            const fn shape(self) -> &'static Shape {
+                match self {
+                    $( Self::$name => &$module::SHAPE, )+
+                    Self::Labeled => &LABELED,
+                }
+            }
+        }
+    };
+}
+crate::registry::row_forms!(forms);
+
+/// What is missing is better said one by one.
+const LABELED: Shape =
+    Shape { fields: "text, label", plain: true, fits: |_| true, parse: labeled::parse, asks: |_| None };
+
+impl Form {
     /// Whether an object has this form's fields.
     fn fits(self, row: &Map<String, Value>) -> bool {
-        let has = |name: &str| row.get(name).is_some_and(|value| !value.is_null());
-        let count = |names: &[&str]| names.iter().filter(|name| has(name)).count();
-        match self {
-            Self::Messages => has("messages"),
-            Self::ShareGpt => has("conversations"),
-            Self::Alpaca => {
-                has("instruction") && count(&QUESTION) == 1 + usize::from(has("input")) && count(&ANSWER) == 1
-            }
-            Self::PromptCompletion => has("prompt") && has("completion"),
-            Self::Instruction => count(&QUESTION) == 1 && count(&ANSWER) == 1,
-            Self::ChatTriple => has("user") && has("assistant") && count(&QUESTION) == 1 && count(&ANSWER) == 1,
-            Self::Text => has("text"),
-            Self::Tokenized => has("input_ids"),
-            // What is missing is better said one by one.
-            Self::Labeled => true,
-        }
+        (self.shape().fits)(row)
     }
 
     /// Whether its rows are taken without a chat template.
     pub const fn is_plain(self) -> bool {
-        matches!(self, Self::Text | Self::Tokenized | Self::Labeled)
+        self.shape().plain
     }
 
     /// The form that `auto` sees in an object.
     pub fn detect(row: &Map<String, Value>) -> Option<Self> {
-        Self::ALL.into_iter().find(|form| form.fits(row))
+        Self::ALL.iter().copied().find(|form| form.fits(row))
     }
 }
 
 impl fmt::Display for Form {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({})", self.name(), self.fields())
+        write!(f, "{} ({})", self.name(), self.shape().fields)
     }
 }
 
@@ -215,38 +168,7 @@ impl Row {
             ))
             .hint("set data.format, or rename the fields"));
         }
-        match form {
-            Form::Labeled => labeled::parse(row),
-            Form::Tokenized => fields::tokens(row),
-            Form::Messages => chat(list(row, "messages")?, row),
-            Form::ShareGpt => {
-                let turns = list(row, "conversations")?;
-                chat(turns.into_iter().map(share_gpt_turn).collect::<Result<_>>()?, row)
-            }
-            Form::Alpaca => {
-                let mut question = text(row, "instruction")?;
-                // Dolly calls it `context`.
-                let given = |field: &&str| row.get(*field).is_some_and(|input| !input.is_null() && *input != "");
-                let inputs: Vec<&str> = ["input", "context"].into_iter().filter(given).collect();
-                match inputs[..] {
-                    [] => {}
-                    [field] => question = format!("{question}\n\n{}", text(row, field)?),
-                    _ => return Err(Error::data("found \"input\" and \"context\", expected one of them")),
-                }
-                let answer = text_of(row, &ANSWER)?;
-                pair(&question, &answer, row)
-            }
-            Form::PromptCompletion => prompt_completion(row),
-            Form::Instruction => {
-                let (question, answer) = (text_of(row, &QUESTION)?, text_of(row, &ANSWER)?);
-                pair(&question, &answer, row)
-            }
-            Form::ChatTriple => {
-                let (question, answer) = (text(row, "user")?, text(row, "assistant")?);
-                pair(&question, &answer, row)
-            }
-            Form::Text => Ok(Self::Text(text(row, "text")?)),
-        }
+        (form.shape().parse)(row)
     }
 
     /// The row as `tunesmith process` writes it: conversations in the form `messages`, other rows in their own.
@@ -310,11 +232,11 @@ impl Row {
 /// # Errors
 /// As [`Row::parse`].
 pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
-    let is_alpaca = row.as_object().is_some_and(|row| {
+    let asks = |row: &Map<String, Value>| {
         let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
-        form == Some(Form::Alpaca)
-    });
-    let input = row["input"].as_str().filter(|input| is_alpaca && !input.is_empty()).map(str::to_owned);
+        form.and_then(|form| (form.shape().asks)(row)).map(str::to_owned)
+    };
+    let input = row.as_object().and_then(asks);
     let row = Row::parse(row, forms)?;
     Ok(match (input, row) {
         (Some(input), _) => input,
@@ -350,6 +272,16 @@ pub(super) fn kind(value: &Value) -> &'static str {
     }
 }
 
+/// Whether a field is there and not null.
+fn has(row: &Map<String, Value>, name: &str) -> bool {
+    row.get(name).is_some_and(|value| !value.is_null())
+}
+
+/// How many of the fields are there.
+fn count(row: &Map<String, Value>, names: &[&str]) -> usize {
+    names.iter().filter(|name| has(row, name)).count()
+}
+
 fn text(row: &mut Map<String, Value>, field: &str) -> Result<String> {
     match row.get_mut(field).map(Value::take) {
         Some(Value::String(text)) => Ok(text),
@@ -360,7 +292,7 @@ fn text(row: &mut Map<String, Value>, field: &str) -> Result<String> {
 }
 
 fn text_of(row: &mut Map<String, Value>, fields: &[&str]) -> Result<String> {
-    let field = fields.iter().find(|field| row.get(**field).is_some_and(|value| !value.is_null()));
+    let field = fields.iter().find(|field| has(row, field));
     text(row, field.unwrap_or(&fields[0]))
 }
 
@@ -387,20 +319,7 @@ fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
 }
 
 fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Row> {
-    let mut turns = fields::history(row)?;
-    turns.extend([json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})]);
-    chat(turns, row)
-}
-
-fn prompt_completion(row: &mut Map<String, Value>) -> Result<Row> {
-    if row["prompt"].is_array() || row["completion"].is_array() {
-        fields::refuse_media(row)?;
-        let mut messages = list(row, "prompt")?;
-        let first_supervised = messages.len();
-        messages.extend(list(row, "completion")?);
-        return Conversation::new(messages, row, first_supervised).map(Row::Chat);
-    }
-    Ok(Row::Completion { prompt: text(row, "prompt")?, completion: text(row, "completion")? })
+    chat(vec![json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})], row)
 }
 
 #[cfg(test)]
@@ -408,12 +327,12 @@ mod tests {
     use super::*;
 
     fn parse(row: Value) -> Result<Row> {
-        Row::parse(row, &Form::ALL)
+        Row::parse(row, Form::ALL)
     }
 
     #[test]
     fn a_row_is_asked_by_the_last_turn_of_the_user_or_its_input() {
-        let source = |row: Value| source_of(row, &Form::ALL).unwrap();
+        let source = |row: Value| source_of(row, Form::ALL).unwrap();
         let turn = |role: &str, content: &str| json!({"role": role, "content": content});
         let turns =
             [turn("system", "s"), turn("user", "1"), turn("assistant", "2"), turn("user", "3"), turn("assistant", "4")];

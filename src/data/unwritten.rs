@@ -76,7 +76,7 @@ mod tests {
     use serde_json::json;
 
     fn conversation(row: Value) -> Conversation {
-        let Row::Chat(chat) = Row::parse(row, &Form::ALL).unwrap() else { panic!("not a chat") };
+        let Row::Chat(chat) = Row::parse(row, Form::ALL).unwrap() else { panic!("not a chat") };
         chat
     }
 

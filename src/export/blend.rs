@@ -6,13 +6,14 @@
 //! are super Mario: absorbing abilities from homologous models as a free lunch", 2023.
 use std::collections::BTreeMap;
 
-use serde_json::Value;
-
 use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft::Tensors;
-use crate::config::{Patterns, TargetModules};
+use crate::config::arch::Arch;
+use crate::config::{InitLora, Patterns, TargetModules};
 use crate::error::{Error, Result};
+use crate::model::adapters::Rank;
+use crate::model::adapters::lora::LoraConfig;
 use crate::model::targets::Placement;
 use crate::ops::dropout::key;
 
@@ -64,7 +65,7 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
             modules.entry(&placement.module).or_default().push((number, placement));
         }
     }
-    let rank_of = |adapter: &Finished| adapter.placements.iter().map(|placement| placement.r).max().unwrap_or(0);
+    let rank_of = |adapter: &Finished| adapter.placements.iter().map(|it| rank(it).r).max().unwrap_or(0);
     let rank = match recipe.method {
         Method::Cat => adapters.iter().map(rank_of).sum(),
         _ => rank_of(first),
@@ -76,31 +77,37 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
         tensors.insert(format!("{module}.lora_B.weight"), b);
     }
     let mut config = first.config.clone();
-    config.targets.target_modules = TargetModules::List(modules.keys().map(|name| (*name).to_owned()).collect());
-    (config.targets.exclude_modules, config.targets.layers_to_transform) = (None, None);
-    config.targets.layers_pattern = Vec::new();
+    config.layers_pattern = Vec::new();
     // The weights hold the scales: what is left is a scale of 1.
-    (config.targets.r, config.targets.lora_alpha, config.targets.use_rslora) = (rank, rank as f64, false);
-    (config.targets.rank_pattern, config.targets.alpha_pattern) = (Patterns::default(), Patterns::default());
-    config.init_lora_weights = Value::Bool(true);
+    config.tuning.lora = LoraConfig {
+        target_modules: TargetModules::List(modules.keys().map(|name| (*name).to_owned()).collect()),
+        exclude_modules: None,
+        layers_to_transform: None,
+        r: rank,
+        lora_alpha: rank as f64,
+        use_rslora: false,
+        rank_pattern: Patterns::default(),
+        alpha_pattern: Patterns::default(),
+        init_lora_weights: InitLora::Kaiming,
+        ..config.tuning.lora
+    };
     Ok((config, tensors))
 }
 
-/// The blend as an adapter that fits what its parts fit.
+/// The blend as an adapter of a model that its parts fit.
 ///
 /// # Errors
 /// As [`blend`].
-pub fn finished(adapters: &[Finished], recipe: &Recipe) -> Result<Finished> {
+pub fn finished(adapters: &[Finished], recipe: &Recipe, arch: &Arch) -> Result<Finished> {
     let (config, tensors) = blend(adapters, recipe)?;
-    let mut placements: Vec<Placement> = Vec::new();
-    for placement in adapters.iter().flat_map(|adapter| &adapter.placements) {
-        if placements.iter().all(|other| other.module != placement.module) {
-            let (r, alpha, scale) = (config.targets.r, config.targets.lora_alpha, 1.0);
-            placements.push(Placement { r, alpha, scale, ..placement.clone() });
-        }
-    }
+    let placements = config.place(arch)?;
     let dir = adapters.first().map(|adapter| adapter.dir.clone()).unwrap_or_default();
     Ok(Finished { dir, config, placements, tensors })
+}
+
+/// The rank of an adapter that is A and B.
+fn rank(placement: &Placement) -> Rank {
+    placement.adapter.rank().unwrap_or(Rank { r: 0, alpha: 0.0, scale: 1.0 })
 }
 
 fn refuse_more_than_matrices(adapter: &Finished) -> Result<()> {
@@ -122,15 +129,15 @@ fn blend_module(
 ) -> Result<[Matrix; 2]> {
     let (placement, mut sides) = (parts[0].1, [Vec::new(), Vec::new()]);
     for (number, part) in parts {
-        let (adapter, weight) = (&adapters[*number], recipe.weights[*number] * f64::from(part.scale));
+        let (adapter, weight) = (&adapters[*number], recipe.weights[*number] * f64::from(self::rank(part).scale));
         let misfit = (part.in_features, part.out_features) != (placement.in_features, placement.out_features)
-            || (recipe.method != Method::Cat && part.r != rank);
+            || (recipe.method != Method::Cat && self::rank(part).r != rank);
         if misfit {
             return Err(Error::checkpoint(format!(
                 "{}: {} has rank {}, expected {rank}",
                 adapter.dir.display(),
                 part.module,
-                part.r
+                self::rank(part).r
             ))
             .hint("adapters of several ranks can only be laid side by side: --combine cat"));
         }

@@ -8,9 +8,10 @@ use crate::checkpoint::finished::Finished;
 use crate::checkpoint::origin::Origin;
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, TensorSpec};
-use crate::config::{Config, LoraConfig, Mode, ModelConfig, Quantization, TargetModules};
+use crate::config::{Config, Mode, ModelConfig, Quantization, TargetModules};
 use crate::data::batch::Batch;
 use crate::error::Result;
+use crate::model::adapters::lora::LoraConfig;
 use crate::model::quantize::{self, Held};
 use crate::model::stack::{Coded, Layer, Stack};
 use crate::model::weights::WeightFiles;
@@ -140,12 +141,7 @@ impl Parts {
     /// The weights.
     pub fn adapted(&self, top: &Finished, model: &ModelConfig) -> Result<Model> {
         let mut config = Config { model: model.clone(), ..Config::default() };
-        if top.config.targets.feedforward.is_some() {
-            (config.tuning.mode, config.tuning.ia3) = (Mode::Ia3, top.config.ia3_config(&self.arch)?);
-        } else {
-            let lora = top.config.lora_config(&self.arch, &LoraConfig::default())?;
-            (config.tuning.mode, config.tuning.lora) = (Mode::Lora, lora);
-        }
+        config.tuning = top.config.settings(&self.arch, &config.tuning)?;
         let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;
         for spec in model.params.specs.clone() {
             // The names and shapes were compared when the adapter was opened.

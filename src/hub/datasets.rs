@@ -7,12 +7,11 @@ use super::checkout::Checkout;
 use super::{glob, models};
 use crate::config::{Node, parse_yaml};
 use crate::error::{Error, Result};
+use crate::registry::{COMPRESSED, EXTENSIONS};
 
 const CARD: &str = "README.md";
 /// Larger than any real card.
 const CARD_BYTES: u64 = 8 << 20;
-/// What rows can be read from, the better forms first.
-const FORMS: [&str; 6] = [".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv"];
 /// Files of these names describe and hold no rows.
 const NO_ROWS: [&str; 4] = ["dataset_infos.json", "dataset_info.json", "state.json", "config.json"];
 
@@ -197,7 +196,8 @@ fn by_convention<'a>(paths: &[&'a str], config: Option<&str>, split: &str) -> Re
         } else {
             listed(paths)
         };
-        return Err(Error::data(format!("no file that rows are read from ({})", FORMS.join(", "))).hint(hint));
+        let known: Vec<String> = EXTENSIONS.iter().map(|extensions| format!(".{}", extensions[0])).collect();
+        return Err(Error::data(format!("no file that rows are read from ({})", known.join(", "))).hint(hint));
     }
     let of_config = match config {
         None => rows,
@@ -244,12 +244,14 @@ fn is_inside(path: &str, folder: &str) -> bool {
     folder.is_empty() || path.strip_prefix(folder.trim_end_matches('/')).is_some_and(|rest| rest.starts_with('/'))
 }
 
-/// What form the rows of a file have; nothing where it holds none.
+/// Which format a file has, by its place in the registry, the better ones first; nothing where it holds no rows.
 fn form(path: &str) -> Option<usize> {
     let name = path.rsplit('/').next().unwrap_or(path);
     let hidden = path.split('/').any(|part| part.starts_with(['.', '_']));
-    let plain = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(name);
-    let form = FORMS.iter().position(|form| plain.to_lowercase().ends_with(form))?;
+    let lower = name.to_lowercase();
+    let (stem, last) = lower.rsplit_once('.')?;
+    let extension = if COMPRESSED.contains(&last) { stem.rsplit_once('.')?.1 } else { last };
+    let form = EXTENSIONS.iter().position(|extensions| extensions.contains(&extension))?;
     (!hidden && !NO_ROWS.contains(&name)).then_some(form)
 }
 

@@ -1,6 +1,6 @@
 //! Words that mean the same in all toolkits, because Transformers has them: optimizers, schedules, templates.
 use super::work::Work;
-use crate::config::Node;
+use crate::config::{ConfigValue, Node, Optim};
 
 /// The optimizer; `key` is the source's.
 pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
@@ -21,7 +21,7 @@ pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
 /// The schedule with its warm-up, which `constant` and schedule-free optimizers do not take.
 pub(super) fn schedule(work: &mut Work, default: &str) {
     let given = work.get(&["lr_scheduler_type", "lr_scheduler", "train.lr_scheduler_type"]);
-    let free = matches!(work.written("train.optim"), Some(Node::Str(name)) if name == "schedule_free_adamw");
+    let free = work.written("train.optim").is_some_and(|node| Optim::from_node(node).is_ok_and(Optim::averages));
     let warms: Vec<(String, Node)> = ["warmup_steps", "warmup_ratio", "train.warmup_steps", "train.warmup_ratio"]
         .into_iter()
         .filter_map(|key| work.get(&[key]))

@@ -1,6 +1,7 @@
 //! A block's attention: q, k and v (three modules or one), norms on q and k, rotary positions, attention, and o.
+use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear, Low};
+use super::linear::{Input, Linear};
 use super::norm::Norm;
 use super::pass::{Pass, Rows};
 use super::weight::Weight;
@@ -44,7 +45,7 @@ pub struct Saved<T = Act> {
     /// The mixed values, which `o` takes.
     pub mixed: T,
     lse: Act,
-    low: [Option<Low<T>>; 3],
+    extra: [Option<adapters::Saved<T>>; 3],
 }
 
 impl<T> Saved<T> {
@@ -57,7 +58,7 @@ impl<T> Saved<T> {
             raw: self.raw.map(|raw| raw.map(|(input, rstd)| (f(input), rstd))),
             mixed: f(self.mixed),
             lse: self.lse,
-            low: self.low.map(|low| low.map(|low| low.map(f))),
+            extra: self.extra.map(|extra| extra.map(|extra| extra.map(f))),
         }
     }
 }
@@ -108,20 +109,20 @@ impl Attention {
         rows: &Rows,
         mix: impl FnOnce(&Act, &Act, &Act) -> (Act, Act),
     ) -> Saved {
-        let ([mut q, mut k, v], low) = match &self.qkv {
+        let ([mut q, mut k, v], extra) = match &self.qkv {
             Qkv::Apart(linears) => {
                 let [to_q, to_k, to_v] = &**linears;
-                let (k, k_low) = to_k.forward(pass, h, None);
-                let (v, v_low) = to_v.forward(pass, h, None);
+                let (k, k_extra) = to_k.forward(pass, h, None);
+                let (v, v_extra) = to_v.forward(pass, h, None);
                 let picked = rows.picked.as_ref().map(|picked| h.gather(picked));
-                let (q, q_low) = to_q.forward(pass, picked.as_ref().unwrap_or(h), None);
-                ([q, k, v], [q_low, k_low, v_low])
+                let (q, q_extra) = to_q.forward(pass, picked.as_ref().unwrap_or(h), None);
+                ([q, k, v], [q_extra, k_extra, v_extra])
             }
             Qkv::Fused(linear) => {
-                let (y, low) = linear.forward(pass, h, None);
+                let (y, extra) = linear.forward(pass, h, None);
                 let [q, k, v] = self.columns().map(|columns| y.columns(columns));
                 let q = rows.picked.as_ref().map_or_else(|| None, |picked| Some(q.gather(picked))).unwrap_or(q);
-                ([q, k, v], [low, None, None])
+                ([q, k, v], [extra, None, None])
             }
         };
         let raw = self.qk_norm.as_ref().map(|[(q_norm, q_groups), (k_norm, k_groups)]| {
@@ -134,7 +135,7 @@ impl Attention {
             all.ropes[rope].forward(&mut k, self.heads.dim);
         }
         let (mixed, lse) = mix(&q, &k, &v);
-        Saved { q, k, v, raw, mixed, lse, low }
+        Saved { q, k, v, raw, mixed, lse, extra }
     }
 
     /// From `d_mixed`, the gradient of the mixed values, to that of q, k and v as the projections gave them.
@@ -145,8 +146,8 @@ impl Attention {
         d_mixed: Act,
         (all, rows): (&Rows, &Rows),
         grads: &mut Grads<'_>,
-    ) -> ([Act; 3], [Option<Low>; 3]) {
-        let Saved { q, k, v, raw, mixed, lse, low } = saved;
+    ) -> ([Act; 3], [Option<adapters::Saved>; 3]) {
+        let Saved { q, k, v, raw, mixed, lse, extra } = saved;
         let (mut dq, mut dk, dv) =
             attention::backward((&q, &k, &v), (&mixed, &lse), &d_mixed, &rows.spans, self.heads, self.how);
         drop((d_mixed, mixed, lse, q, k, v));
@@ -160,7 +161,7 @@ impl Attention {
             k_norm.backward(pass, (k_raw, k_rstd), &dk, Some((&mut dk_raw, false)), grads);
             (dq, dk) = (dq_raw, dk_raw);
         }
-        ([dq, dk, dv], low)
+        ([dq, dk, dv], extra)
     }
 
     /// From the gradients of q, k and v to that of `h [tokens, hidden]`, or none if `want_dh` is false.
@@ -168,12 +169,12 @@ impl Attention {
         &self,
         pass: &Pass<'_>,
         h: &Act,
-        ([dq, dk, dv], low): ([Act; 3], [Option<Low>; 3]),
+        ([dq, dk, dv], extra): ([Act; 3], [Option<adapters::Saved>; 3]),
         rows: &Rows,
         want_dh: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Act> {
-        let [q_low, k_low, v_low] = &low;
+        let [q_extra, k_extra, v_extra] = &extra;
         match &self.qkv {
             Qkv::Apart(linears) => {
                 let [to_q, to_k, to_v] = &**linears;
@@ -181,17 +182,17 @@ impl Attention {
                     let h = h.gather(picked);
                     let mut dh = h.like();
                     let to = want_dh.then_some((&mut dh, false));
-                    to_q.backward(pass, &Input::new(&h), q_low.as_ref(), &dq, to, grads);
+                    to_q.backward(pass, &Input::new(&h), q_extra.as_ref(), &dq, to, grads);
                     want_dh.then(|| dh.scatter(picked, dk.tokens()))
                 } else {
                     let mut dh = want_dh.then(|| h.like());
                     let to = dh.as_mut().map(|dh| (dh, false));
-                    to_q.backward(pass, &Input::new(h), q_low.as_ref(), &dq, to, grads);
+                    to_q.backward(pass, &Input::new(h), q_extra.as_ref(), &dq, to, grads);
                     dh
                 };
                 let input = Input::new(h);
-                to_k.backward(pass, &input, k_low.as_ref(), &dk, dh.as_mut().map(|dh| (dh, true)), grads);
-                to_v.backward(pass, &input, v_low.as_ref(), &dv, dh.as_mut().map(|dh| (dh, true)), grads);
+                to_k.backward(pass, &input, k_extra.as_ref(), &dk, dh.as_mut().map(|dh| (dh, true)), grads);
+                to_v.backward(pass, &input, v_extra.as_ref(), &dv, dh.as_mut().map(|dh| (dh, true)), grads);
                 dh
             }
             Qkv::Fused(linear) => {
@@ -203,7 +204,7 @@ impl Attention {
                 drop((dq, dk, dv));
                 let mut dh = want_dh.then(|| h.like());
                 let to = dh.as_mut().map(|dh| (dh, false));
-                linear.backward(pass, &Input::new(h), q_low.as_ref(), &dy, to, grads);
+                linear.backward(pass, &Input::new(h), q_extra.as_ref(), &dy, to, grads);
                 dh
             }
         }

@@ -2,9 +2,10 @@
 //!
 //! Llama's form is `x2 = x + O(attention(norm(x)))`, `y = x2 + D(act(G h) * U h)` with `h = norm(x2)`. Families differ
 //! in where the norms are (see `NormPlacement`) and in how a branch joins the stream.
+use super::adapters;
 use super::attention::{self, Attention};
 use super::grads::Grads;
-use super::linear::{Input, Linear, Low};
+use super::linear::{Input, Linear};
 use super::mlp::{self, Mlp};
 use super::moe::{self, Moe, Routing};
 use super::norm::Norm;
@@ -28,14 +29,14 @@ type Raw<T = Act> = Option<(T, Act)>;
 
 impl Join {
     /// The stream `x` with the branch that ends in `last(input)`.
-    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<Low>, Raw) {
+    fn forward(&self, pass: &Pass<'_>, last: &Linear, input: &Act, x: &Act) -> (Act, Option<adapters::Saved>, Raw) {
         if let Self::Plain = self {
-            let (y, low) = last.forward(pass, input, Some(x));
-            return (y, low, None);
+            let (y, extra) = last.forward(pass, input, Some(x));
+            return (y, extra, None);
         }
-        let (y, low) = last.forward(pass, input, None);
+        let (y, extra) = last.forward(pass, input, None);
         let (y, raw) = self.add(pass, y, x);
-        (y, low, raw)
+        (y, extra, raw)
     }
 
     /// The stream `x` with the branch that gave `y`.
@@ -90,14 +91,16 @@ pub enum Feed {
 #[derive(Debug)]
 enum FeedSaved<T> {
     /// With what `down` took, where it is kept.
-    Dense(mlp::Saved<T>, Option<Low<T>>, Option<T>),
+    Dense(mlp::Saved<T>, Option<adapters::Saved<T>>, Option<T>),
     Sparse(moe::Saved<T>),
 }
 
 impl<T> FeedSaved<T> {
     fn map<U>(self, f: &impl Fn(T) -> U) -> FeedSaved<U> {
         match self {
-            Self::Dense(saved, low, middle) => FeedSaved::Dense(saved.map(f), low.map(|low| low.map(f)), middle.map(f)),
+            Self::Dense(saved, extra, middle) => {
+                FeedSaved::Dense(saved.map(f), extra.map(|extra| extra.map(f)), middle.map(f))
+            }
             Self::Sparse(saved) => FeedSaved::Sparse(saved.map(f)),
         }
     }
@@ -132,7 +135,7 @@ pub struct Saved<T = Act> {
     rstd2: Option<Act>,
     feed: FeedSaved<T>,
     mlp_raw: Raw<T>,
-    o_low: Option<Low<T>>,
+    o_extra: Option<adapters::Saved<T>>,
 }
 
 impl<T> Saved<T> {
@@ -148,7 +151,7 @@ impl<T> Saved<T> {
             rstd2: self.rstd2,
             feed: self.feed.map(f),
             mlp_raw: raw(self.mlp_raw),
-            o_low: self.o_low.map(|low| low.map(f)),
+            o_extra: self.o_extra.map(|extra| extra.map(f)),
         }
     }
 
@@ -218,7 +221,8 @@ impl Block {
         let normed1 = h.filter(|_| whole);
         let picked = rows.picked.as_ref().map(|picked| x.gather(picked));
         let stream = picked.as_ref().unwrap_or(x);
-        let (x2, o_low, attention_raw) = self.attention_join.forward(pass, &self.attention.o, &attention.mixed, stream);
+        let (x2, o_extra, attention_raw) =
+            self.attention_join.forward(pass, &self.attention.o, &attention.mixed, stream);
         drop(picked);
         let (h, rstd2) = self.mlp_norm.as_ref().map(|norm| norm.forward(pass, &x2, 1)).unzip();
         let normed2;
@@ -227,8 +231,8 @@ impl Block {
                 let saved = mlp.forward(pass, h.as_ref().unwrap_or(&x2));
                 normed2 = h.filter(|_| whole);
                 let middle = mlp.middle(&saved);
-                let (y, low, raw) = self.mlp_join.forward(pass, &mlp.down, &middle, &x2);
-                (y, FeedSaved::Dense(saved, low, whole.then_some(middle)), raw)
+                let (y, extra, raw) = self.mlp_join.forward(pass, &mlp.down, &middle, &x2);
+                (y, FeedSaved::Dense(saved, extra, whole.then_some(middle)), raw)
             }
             Feed::Sparse(moe) => {
                 let (y, saved) = moe.forward(pass, h.as_ref().unwrap_or(&x2));
@@ -238,7 +242,7 @@ impl Block {
             }
         };
         let normed = [normed1, normed2];
-        (y, Saved { normed, rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low })
+        (y, Saved { normed, rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_extra })
     }
 
     /// From `dy [rows, hidden]` to the gradient of `x [tokens, hidden]`, or none if `want_dx` is false. Adds to `grads`.
@@ -252,7 +256,7 @@ impl Block {
         want_dx: bool,
         grads: &mut Grads<'_>,
     ) -> Option<Act> {
-        let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
+        let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_extra } = saved;
         // MLP.
         let mut dx2 = dy;
         let d_last = self.mlp_join.backward(pass, mlp_raw, &dx2, grads);
@@ -260,8 +264,8 @@ impl Block {
         let normed = self.mlp_norm.as_ref().zip(rstd2.as_ref());
         let again = || h2.or_else(|| normed.map(|(norm, rstd)| norm.again(pass, &x2, rstd)));
         let dh = match (&self.feed, feed) {
-            (Feed::Dense(mlp), FeedSaved::Dense(mut saved, low, middle)) => {
-                mlp.backward_down(pass, &mut saved, middle, low.as_ref(), d_last, grads);
+            (Feed::Dense(mlp), FeedSaved::Dense(mut saved, extra, middle)) => {
+                mlp.backward_down(pass, &mut saved, middle, extra.as_ref(), d_last, grads);
                 mlp.backward_gate_up(pass, again().as_ref().unwrap_or(&x2), saved, grads)
             }
             (Feed::Sparse(moe), FeedSaved::Sparse(saved)) => {
@@ -281,7 +285,7 @@ impl Block {
             let d_o = self.attention_join.backward(pass, attention_raw, &dx2, grads);
             let dy = d_o.as_ref().unwrap_or(&dx2);
             let input = Input::new(&attention.mixed);
-            self.attention.o.backward(pass, &input, o_low.as_ref(), dy, Some((&mut d_mixed, false)), grads);
+            self.attention.o.backward(pass, &input, o_extra.as_ref(), dy, Some((&mut d_mixed, false)), grads);
         }
         let projected = self.attention.backward_mix(pass, attention, d_mixed, (all, rows), grads);
         let trains_norm = self.attention_norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());

@@ -1,14 +1,13 @@
 //! Builds a [`Model`]: reads or draws every tensor, and decides which are trained.
+use super::adapters::{Formula, Method};
 use super::attention::{Attention, Qkv};
 use super::block::{Block, Feed, Join};
 use super::decoder::Model;
-use super::dora::{self, Magnitude, Update};
 use super::freeze;
 use super::head::Head;
 use super::init;
 use super::init::Stream;
-use super::linear::{Factors, Linear, Lora};
-use super::loftq;
+use super::linear::Linear;
 use super::mlp::{GateUp, Mlp};
 use super::moe::Moe;
 use super::norm::Norm;
@@ -17,17 +16,18 @@ use super::quantize::{How, Quantizer};
 use super::quantized_cache::Cache;
 use super::shards::Shards;
 use super::stack::Stack;
-use super::targets::{Placement, Side, Targets, is_vocabulary, placed, token_rows};
+use super::targets::{Placement, Targets, is_vocabulary, placed, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, SCORE, ScoreHead};
-use crate::config::{Config, Dtype, InitLora, Mode};
+use crate::config::{Config, Dtype, Mode};
 use crate::error::{Error, Result};
 use crate::ops::attention::{Heads, Scores};
 use crate::ops::gated_mlp::Gate;
 use crate::ops::panel::Pool;
 use half::bf16;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -99,6 +99,121 @@ impl Source<'_> {
     }
 }
 
+/// A module of the model that is being built, for a fresh adapter.
+pub struct Attach<'s, 'b> {
+    builder: &'s mut Builder<'b>,
+    spec: &'s LinearSpec,
+    number: u64,
+    /// Tensors of the adapter, and how many of them have their values.
+    tensors: Vec<(String, Vec<usize>)>,
+    pushed: usize,
+    /// It is on a block's experts, which have weights of their own.
+    experts: bool,
+    /// The module's weight and bias.
+    settled: Option<(Weight, Option<Weight>)>,
+}
+
+impl fmt::Debug for Attach<'_, '_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attach").field("module", &self.spec.name).finish_non_exhaustive()
+    }
+}
+
+impl<'s, 'b> Attach<'s, 'b> {
+    fn new(builder: &'s mut Builder<'b>, spec: &'s LinearSpec, number: u64, placement: &Placement) -> Self {
+        Self {
+            builder,
+            spec,
+            number,
+            tensors: placement.tensors(),
+            pushed: 0,
+            experts: placement.experts.is_some(),
+            settled: None,
+        }
+    }
+
+    /// The module's name.
+    pub fn module(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// A number that no other module has.
+    pub const fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The configuration.
+    pub const fn config(&self) -> &'b Config {
+        self.builder.config
+    }
+
+    /// The name of the module's weight.
+    pub fn weight_name(&self) -> String {
+        format!("{}.weight", self.spec.name)
+    }
+
+    /// The name of one of the adapter's tensors.
+    pub fn tensor_name(&self, index: usize) -> String {
+        self.tensors.get(index).map(|(name, _)| name.clone()).unwrap_or_default()
+    }
+
+    /// The numbers that a tensor of this name draws.
+    pub fn stream(&self, name: &str) -> Stream {
+        Stream::new(self.builder.config.train.seed, name)
+    }
+
+    /// How the module's weight is to be quantized, if it is.
+    pub fn how(&self) -> Option<How> {
+        self.builder.quantizer.how(&self.weight_name())
+    }
+
+    /// The module's weight `[out_features, in_features]` in f32, before it is quantized.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        self.builder.source.values(&self.weight_name(), self.spec.out_features * self.spec.in_features)
+    }
+
+    /// The module's weight as it is kept, and the trained values, in case it is among them.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn base(&mut self) -> Result<(&Weight, &[f32])> {
+        let settled = match self.settled.take() {
+            Some(settled) => settled,
+            None => self.builder.plain(self.spec)?,
+        };
+        Ok((&self.settled.insert(settled).0, self.builder.params.values()))
+    }
+
+    /// Gives the module another weight.
+    ///
+    /// # Errors
+    /// Its bias cannot be read.
+    pub fn replace(&mut self, weight: Weight) -> Result<()> {
+        self.settled = Some((weight, self.builder.bias(self.spec)?));
+        Ok(())
+    }
+
+    /// What the adapter's next tensor starts with; its place among the trained values.
+    ///
+    /// # Errors
+    /// The base cannot be read, whose values come first; [`crate::Kind::Model`]: values that are not those of a tensor.
+    pub fn push(&mut self, values: &[f32]) -> Result<Range<usize>> {
+        if !self.experts {
+            self.base()?;
+        }
+        let next = self.tensors.get(self.pushed).filter(|(_, shape)| shape.iter().product::<usize>() == values.len());
+        let Some((name, shape)) = next.cloned() else {
+            let (count, number) = (values.len(), self.pushed);
+            return Err(Error::model(format!("{}: {count} values for tensor {number} of its adapter", self.spec.name)));
+        };
+        self.pushed += 1;
+        Ok(self.builder.params.push(name, shape, true, values))
+    }
+}
+
 /// See [`Model::load_with`].
 pub(super) fn model(
     arch: &Arch,
@@ -113,7 +228,7 @@ pub(super) fn model(
     match config.tuning.mode {
         Mode::Full => trained.extend(tensors.iter().map(|tensor| tensor.name.clone())),
         Mode::Freeze => trained.extend(freeze::trained_tensors(arch, &config.tuning.freeze)?),
-        Mode::Lora | Mode::Ia3 => {
+        _ => {
             let targets = Targets::of(&config.tuning);
             trained.extend(targets.saved_tensors(arch)?);
             placements = placed(arch, &config.tuning)?;
@@ -174,7 +289,7 @@ impl Builder<'_> {
             head
         };
         self.params.shrink();
-        if self.config.tuning.mode == Mode::Lora && self.config.tuning.lora.init_lora_weights.is_pissa() {
+        if self.config.tuning.method().is_some_and(Method::takes_from_base) {
             self.params.keep_start();
         }
         Ok(Model::new(
@@ -268,128 +383,35 @@ impl Builder<'_> {
 
     fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
         let placed = self.placements.remove(&spec.name);
-        let factors = placed.as_ref().and_then(|(_, placement)| placement.factors);
-        if let Some((module, placement)) = &placed
-            && factors.is_none()
-            && self.config.tuning.lora.init_lora_weights.is_pissa()
-        {
-            return self.pissa(spec, *module, placement);
-        }
-        if let Some((module, placement)) = &placed
-            && self.config.tuning.lora.init_lora_weights == InitLora::Loftq
-            && let Some(how) = self.quantizer.how(&format!("{}.weight", spec.name))
-        {
-            return self.loftq(spec, *module, placement, how);
-        }
-        let weight = self.weight(&format!("{}.weight", spec.name))?;
-        let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
         let (out_features, in_features) = (spec.out_features, spec.in_features);
-        if let (Some(side), Some((_, placement))) = (factors, &placed) {
-            let range = self.factors(placement, side);
-            let factors = Some(Factors { range, side });
-            return Ok(Linear { weight, bias, out_features, in_features, lora: None, factors });
-        }
-        let lora = placed.map(|(module, placement)| {
-            let names = placement.tensors();
-            let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
-            let features = (placement.in_features, placement.out_features);
-            let start = init::lora(how, seed, (&names[0].0, &names[1].0), placement.r, features);
-            self.lora(module, &placement, &weight, start)
-        });
-        Ok(Linear { weight, bias, out_features, in_features, lora, factors: None })
-    }
-
-    /// The factors of (IA)³ of a module, all 1.
-    fn factors(&mut self, placement: &Placement, side: Side) -> Range<usize> {
-        let count = if side == Side::Input { placement.in_features } else { placement.out_features };
-        let (name, shape) = placement.tensors().remove(0);
-        self.params.push(name, shape, true, &vec![1.0; count])
-    }
-
-    /// A module whose adapter starts with its weight's largest singular values, and whose weight keeps the rest.
-    fn pissa(&mut self, spec: &LinearSpec, module: u64, placement: &Placement) -> Result<Linear> {
-        let name = format!("{}.weight", spec.name);
-        let (rows, cols) = (spec.out_features, spec.in_features);
-        let mut values = self.source.values(&name, rows * cols)?;
-        let rounds = match self.config.tuning.lora.init_lora_weights {
-            InitLora::PissaRounds(rounds) => Some((rounds, Stream::new(self.config.train.seed, &name))),
-            _ => None,
+        let Some((number, placement)) = placed else {
+            let (weight, bias) = self.plain(spec)?;
+            return Ok(Linear { weight, bias, out_features, in_features, adapter: None });
         };
-        let start = init::pissa(&mut values, cols, placement.r, placement.scale, rounds);
-        let weight = Weight::frozen(values, &[rows, cols])?;
-        let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
-        let lora = Some(self.lora(module, placement, &weight, start));
-        Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora, factors: None })
+        let mut at = Attach::new(self, spec, number, &placement);
+        let adapter = Some(placement.adapter.attach(&mut at)?);
+        at.base()?;
+        let (weight, bias) = at.settled.ok_or_else(|| Error::model(format!("{}: no weight", spec.name)))?;
+        Ok(Linear { weight, bias, out_features, in_features, adapter })
     }
 
-    /// A module whose adapter starts with what the quantization of its weight loses.
-    fn loftq(&mut self, spec: &LinearSpec, module: u64, placement: &Placement, how: How) -> Result<Linear> {
-        let name = format!("{}.weight", spec.name);
-        let (rows, cols) = (spec.out_features, spec.in_features);
-        let values = self.source.values(&name, rows * cols)?;
-        let rounds = self.config.tuning.lora.loftq_iter;
-        let (matrix, start) = loftq::start(&values, cols, how, (placement.r, placement.scale), rounds)
-            .map_err(|error| error.context(format!("tensor {name:?}")))?;
-        let weight = Weight::Quantized(Arc::new(matrix));
-        let bias = if spec.bias { Some(self.weight(&format!("{}.bias", spec.name))?) } else { None };
-        let lora = Some(self.lora(module, placement, &weight, start));
-        Ok(Linear { weight, bias, out_features: rows, in_features: cols, lora, factors: None })
+    /// A module's weight and bias, as they are.
+    fn plain(&mut self, spec: &LinearSpec) -> Result<(Weight, Option<Weight>)> {
+        Ok((self.weight(&format!("{}.weight", spec.name))?, self.bias(spec)?))
     }
 
-    /// An adapter that starts with these values of A and B, on a module with this base weight.
-    fn lora(&mut self, module: u64, placement: &Placement, weight: &Weight, [a, b]: [Vec<f32>; 2]) -> Lora {
-        let (rank, scale) = (placement.r, placement.scale);
-        let mut tensors = placement.tensors();
-        let magnitudes = placement.dora.then(|| {
-            let squares = dora::row_squares(weight, self.params.values(), placement.in_features);
-            let update = Update { a: &a, b: &b, rank, scale };
-            let view = weight.view(self.params.values().into());
-            let norms = dora::row_norms(&Pool::new(), view.store(), &squares, update, placement.in_features);
-            (squares, norms)
-        });
-        let mut push = |values: &[f32]| {
-            let (name, shape) = tensors.remove(0);
-            self.params.push(name, shape, true, values)
-        };
-        let (a, b) = (push(&a), push(&b));
-        let magnitude = magnitudes.map(|(squares, norms)| Magnitude::new(push(&norms), squares));
-        Lora { a, b, rank, scale, module, magnitude, expert: None }
+    fn bias(&mut self, spec: &LinearSpec) -> Result<Option<Weight>> {
+        if spec.bias { self.weight(&format!("{}.bias", spec.name)).map(Some) } else { Ok(None) }
     }
 
-    /// The adapter of all experts of a block on one of their matrices, part by part.
-    fn expert_loras(&mut self, parameter: &str) -> Vec<Option<Lora>> {
+    /// The adapters of all experts of a block on one of their matrices, part by part.
+    fn expert_adapters(&mut self, parameter: &str) -> Result<Vec<Box<dyn Formula>>> {
         let wrapper = self.placements.iter().find(|(_, (_, placement))| placement.key == parameter);
-        let Some(wrapper) = wrapper.map(|(wrapper, _)| wrapper.clone()) else { return Vec::new() };
-        let Some((module, placement)) = self.placements.remove(&wrapper) else { return Vec::new() };
-        let (experts, rank) = (placement.experts.unwrap_or(1), placement.r);
-        let tensors = placement.tensors();
-        let (how, seed) = (self.config.tuning.lora.init_lora_weights, self.config.train.seed);
-        let features = (placement.in_features, placement.out_features);
-        let mut start = init::lora(how, seed, (&tensors[0].0, &tensors[1].0), rank * experts, features);
-        if how == InitLora::Gaussian {
-            // The deviation is that of one expert's rank.
-            start[0].iter_mut().for_each(|value| *value *= experts as f32);
-        }
-        let mut ranges = tensors
-            .into_iter()
-            .zip(start)
-            .map(|((name, shape), values)| self.params.push(name, shape, true, &values))
-            .collect::<Vec<_>>();
-        let (b, a) = (ranges.pop().unwrap_or_default(), ranges.pop().unwrap_or_default());
-        let one = |expert: usize| {
-            let rows = rank * placement.in_features;
-            let a = a.start + expert * rows..a.start + (expert + 1) * rows;
-            Lora {
-                a,
-                b: b.clone(),
-                rank,
-                scale: placement.scale,
-                module,
-                magnitude: None,
-                expert: Some((expert, experts)),
-            }
-        };
-        (0..experts).map(one).map(Some).collect()
+        let Some(wrapper) = wrapper.map(|(wrapper, _)| wrapper.clone()) else { return Ok(Vec::new()) };
+        let Some((number, placement)) = self.placements.remove(&wrapper) else { return Ok(Vec::new()) };
+        let Placement { out_features, in_features, .. } = placement;
+        let spec = LinearSpec { name: wrapper, out_features, in_features, bias: false, layer: None };
+        placement.adapter.attach_experts(&mut Attach::new(self, &spec, number, &placement))
     }
 
     /// The two matrices of an expert that lie side by side in Transformers 5, as one.
@@ -430,23 +452,23 @@ impl Builder<'_> {
         let (prefix, hidden, gate) = (format!("model.layers.{layer}"), self.arch.hidden_size, gate(self.arch));
         let router = self.weight(&format!("{prefix}.{}", experts.router()))?;
         let module = format!("{prefix}.mlp.experts");
-        let gate_up_loras = self.expert_loras(&format!("{module}.gate_up_proj"));
-        let down_loras = self.expert_loras(&format!("{module}.down_proj"));
+        let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
+        let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;
         let mut parts = Vec::with_capacity(experts.count);
-        let loras = |loras: Vec<Option<Lora>>| loras.into_iter().chain(std::iter::repeat(None)).take(experts.count);
-        for (expert, (gate_up_lora, down_lora)) in loras(gate_up_loras).zip(loras(down_loras)).enumerate() {
+        let (mut gate_up_adapters, mut down_adapters) = (gate_up_adapters.into_iter(), down_adapters.into_iter());
+        for expert in 0..experts.count {
             let [to_gate, to_up, to_down] = experts.names(expert).map(|name| format!("{prefix}.{name}"));
             let width = experts.width;
-            let linear = |weight, lora, out_features, in_features| Linear {
+            let linear = |weight, adapter, [out_features, in_features]: [usize; 2]| Linear {
                 weight,
                 bias: None,
                 out_features,
                 in_features,
-                lora,
-                factors: None,
+                adapter,
             };
-            let gate_up = linear(self.joined([&to_gate, &to_up], &[width, hidden])?, gate_up_lora, 2 * width, hidden);
-            let down = linear(self.weight(&to_down)?, down_lora, hidden, width);
+            let gate_up = self.joined([&to_gate, &to_up], &[width, hidden])?;
+            let gate_up = linear(gate_up, gate_up_adapters.next(), [2 * width, hidden]);
+            let down = linear(self.weight(&to_down)?, down_adapters.next(), [hidden, width]);
             parts.push(Mlp { gate_up: GateUp::Fused(Box::new(gate_up)), down, gate });
         }
         let shared = match experts.shared {

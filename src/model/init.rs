@@ -1,9 +1,6 @@
-//! Fresh values: a base model from scratch, and adapters. Every tensor draws from a stream of its own, named by the
+//! Fresh values: a base model from scratch, and where adapters draw from. Every tensor draws from a stream of its own, named by the
 //! run's seed and the tensor's name, so that adding a tensor changes no other.
-use super::svd;
-use crate::config::InitLora;
 use crate::config::arch::Arch;
-use rayon::prelude::*;
 
 /// A stream of numbers that depends on the seed and the name only (`SplitMix64`, Steele, Lea and Flood, 2014).
 #[derive(Debug)]
@@ -65,63 +62,6 @@ pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
     } else {
         Stream::new(seed, name).normals(arch.initializer_range, count)
     }
-}
-
-/// LoRA's A `[rank, in_features]` and B `[out_features, rank]`, as PEFT does it: A uniform within
-/// `1 / sqrt(in_features)` (Kaiming's rule with a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the
-/// adapter is to change the model from the start.
-pub fn lora(
-    how: InitLora,
-    seed: u64,
-    (a, b): (&str, &str),
-    rank: usize,
-    (inputs, outputs): (usize, usize),
-) -> [Vec<f32>; 2] {
-    let stream = |name| Stream::new(seed, name);
-    let uniform = |name, fan_in: usize, count| stream(name).uniforms(1.0 / (fan_in as f64).sqrt(), count);
-    match how {
-        InitLora::Kaiming => [uniform(a, inputs, rank * inputs), vec![0.0; rank * outputs]],
-        InitLora::Gaussian => [stream(a).normals(1.0 / rank as f64, rank * inputs), vec![0.0; rank * outputs]],
-        // Its matrices come from the weight, not from here.
-        InitLora::Pissa | InitLora::PissaRounds(_) | InitLora::Loftq => {
-            [vec![0.0; rank * inputs], vec![0.0; rank * outputs]]
-        }
-        InitLora::Random => [uniform(a, inputs, rank * inputs), uniform(b, rank, rank * outputs)],
-    }
-}
-
-/// `PiSSA`'s A and B for a weight `[rows, cols]`, which keeps the rest: `W = W_rest + scale B A`, where `scale B A` holds its
-/// `rank` largest singular values, found exactly or by rounds of a randomized method.
-pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: Option<(u32, Stream)>) -> [Vec<f32>; 2] {
-    let matrix = svd::Rows { data: weight, cols };
-    let triplets = match rounds {
-        Some((rounds, stream)) => svd::rounds(matrix, rank, rounds, stream),
-        None => svd::exact(matrix, rank),
-    };
-    let [a, b] = factors(&triplets, weight.len() / cols, scale);
-    subtract(weight, cols, scale, [&a, &b]);
-    [a, b]
-}
-
-/// A `[rank, cols]` and B `[rows, rank]` with `scale B A = sum u s v^T`, the roots of the singular values on both sides.
-pub(super) fn factors(triplets: &svd::Triplets, rows: usize, scale: f32) -> [Vec<f32>; 2] {
-    let roots: Vec<f64> = triplets.s.iter().map(|value| (value / f64::from(scale)).sqrt()).collect();
-    let row = |(root, v): (&f64, &Vec<f64>)| v.iter().map(|value| (root * value) as f32).collect::<Vec<_>>();
-    let a = roots.iter().zip(&triplets.v).flat_map(row).collect();
-    let columns: Vec<_> = roots.iter().zip(&triplets.u).collect();
-    let b = (0..rows).flat_map(|row| columns.iter().map(move |(root, u)| (*root * u[row]) as f32)).collect();
-    [a, b]
-}
-
-/// Takes `scale B A` away from a weight whose rows are `cols` numbers long.
-pub(super) fn subtract(weight: &mut [f32], cols: usize, scale: f32, [a, b]: [&[f32]; 2]) {
-    let rank = a.len() / cols;
-    weight.par_chunks_mut(cols).zip(b.par_chunks(rank)).for_each(|(row, b)| {
-        for (col, value) in row.iter_mut().enumerate() {
-            let ba: f64 = b.iter().enumerate().map(|(k, &b)| f64::from(b) * f64::from(a[k * cols + col])).sum();
-            *value = (f64::from(*value) - f64::from(scale) * ba) as f32;
-        }
-    });
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! A block's gated MLP: gate and up (two modules or one), the activation, and down.
+use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear, Low};
+use super::linear::{Input, Linear};
 use super::pass::Pass;
 use super::weight::Weight;
 use crate::ops::gated_mlp::{self, Gate};
@@ -31,13 +32,13 @@ pub struct Mlp {
 pub struct Saved<T = Act> {
     gate: T,
     up: T,
-    low: [Option<Low<T>>; 2],
+    extra: [Option<adapters::Saved<T>>; 2],
 }
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        Saved { gate: f(self.gate), up: f(self.up), low: self.low.map(|low| low.map(|low| low.map(f))) }
+        Saved { gate: f(self.gate), up: f(self.up), extra: self.extra.map(|extra| extra.map(|extra| extra.map(f))) }
     }
 }
 
@@ -65,14 +66,14 @@ impl Mlp {
         match &self.gate_up {
             GateUp::Apart(linears) => {
                 let [to_gate, to_up] = &**linears;
-                let (gate, gate_low) = to_gate.forward(pass, h, None);
-                let (up, up_low) = to_up.forward(pass, h, None);
-                Saved { gate, up, low: [gate_low, up_low] }
+                let (gate, gate_extra) = to_gate.forward(pass, h, None);
+                let (up, up_extra) = to_up.forward(pass, h, None);
+                Saved { gate, up, extra: [gate_extra, up_extra] }
             }
             GateUp::Fused(linear) => {
-                let (y, low) = linear.forward(pass, h, None);
+                let (y, extra) = linear.forward(pass, h, None);
                 let inner = y.features() / 2;
-                Saved { gate: y.columns(0..inner), up: y.columns(inner..2 * inner), low: [low, None] }
+                Saved { gate: y.columns(0..inner), up: y.columns(inner..2 * inner), extra: [extra, None] }
             }
         }
     }
@@ -89,13 +90,13 @@ impl Mlp {
         pass: &Pass<'_>,
         saved: &mut Saved,
         middle: Option<Act>,
-        down_low: Option<&Low>,
+        down_extra: Option<&adapters::Saved>,
         dy: &Act,
         grads: &mut Grads<'_>,
     ) {
         let middle = middle.unwrap_or_else(|| self.middle(saved));
         let mut d_middle = middle.like();
-        self.down.backward(pass, &Input::new(&middle), down_low, dy, Some((&mut d_middle, false)), grads);
+        self.down.backward(pass, &Input::new(&middle), down_extra, dy, Some((&mut d_middle, false)), grads);
         drop(middle);
         self.backward_middle(saved, &d_middle);
     }
@@ -107,18 +108,18 @@ impl Mlp {
 
     /// From the gradients of gate and up to that of `h`.
     pub fn backward_gate_up(&self, pass: &Pass<'_>, h: &Act, saved: Saved, grads: &mut Grads<'_>) -> Act {
-        let Saved { gate, up, low: [gate_low, up_low] } = saved;
+        let Saved { gate, up, extra: [gate_extra, up_extra] } = saved;
         let (input, mut dh) = (Input::new(h), h.like());
         match &self.gate_up {
             GateUp::Apart(linears) => {
                 let [to_gate, to_up] = &**linears;
-                to_gate.backward(pass, &input, gate_low.as_ref(), &gate, Some((&mut dh, false)), grads);
-                to_up.backward(pass, &input, up_low.as_ref(), &up, Some((&mut dh, true)), grads);
+                to_gate.backward(pass, &input, gate_extra.as_ref(), &gate, Some((&mut dh, false)), grads);
+                to_up.backward(pass, &input, up_extra.as_ref(), &up, Some((&mut dh, true)), grads);
             }
             GateUp::Fused(linear) => {
                 let dy = Act::side_by_side(&[&gate, &up]);
                 drop((gate, up));
-                linear.backward(pass, &input, gate_low.as_ref(), &dy, Some((&mut dh, false)), grads);
+                linear.backward(pass, &input, gate_extra.as_ref(), &dy, Some((&mut dh, false)), grads);
             }
         }
         dh

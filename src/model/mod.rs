@@ -1,17 +1,16 @@
 //! Layer 4: the decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
-//! inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
+//! ([`adapters`]) inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
+pub mod adapters;
 pub mod attention;
 pub mod block;
-mod build;
+pub mod build;
 pub mod decoder;
-pub mod dora;
 pub mod freeze;
 pub mod grads;
 pub mod head;
 pub mod init;
 pub mod kept;
 pub mod linear;
-pub mod loftq;
 pub mod mlp;
 pub mod moe;
 pub mod norm;

@@ -4,8 +4,9 @@
 //! With the router's probabilities `p = softmax(R h)` over all experts, a token goes through those with the largest p;
 //! an expert's weight is its p, or p over the sum of the chosen. Gradients flow to `p` through the weights: `dL/dw` of
 //! an expert with output `D m` is `dy . D m = (D^T dy) . m`, which its backward pass has at hand.
+use super::adapters;
 use super::grads::Grads;
-use super::linear::{Input, Linear, Low};
+use super::linear::{Input, Linear};
 use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
@@ -54,12 +55,12 @@ impl Routing {
 #[derive(Debug)]
 struct One<T> {
     mlp: mlp::Saved<T>,
-    down_low: Option<Low<T>>,
+    down_extra: Option<adapters::Saved<T>>,
 }
 
 impl<T> One<T> {
     fn map<U>(self, f: &impl Fn(T) -> U) -> One<U> {
-        One { mlp: self.mlp.map(f), down_low: self.down_low.map(|low| low.map(f)) }
+        One { mlp: self.mlp.map(f), down_extra: self.down_extra.map(|extra| extra.map(f)) }
     }
 }
 
@@ -74,12 +75,12 @@ pub struct Saved<T = Act> {
 }
 
 /// What the shared expert keeps: its own, the sigmoid it was multiplied by, and of the module that gave that.
-type Shared<T> = (One<T>, Vec<f32>, Option<Low<T>>);
+type Shared<T> = (One<T>, Vec<f32>, Option<adapters::Saved<T>>);
 
 impl<T> Saved<T> {
     /// The same in another form.
     pub fn map<U>(self, f: &impl Fn(T) -> U) -> Saved<U> {
-        let shared = |(one, gate, low): Shared<T>| (one.map(f), gate, low.map(|low| low.map(f)));
+        let shared = |(one, gate, extra): Shared<T>| (one.map(f), gate, extra.map(|extra| extra.map(f)));
         Saved {
             routing: self.routing,
             experts: self.experts.into_iter().map(|one| one.map(|one| one.map(f))).collect(),
@@ -135,8 +136,8 @@ impl Moe {
     /// One expert's output on `x`.
     fn one(pass: &Pass<'_>, mlp: &Mlp, x: &Act) -> (Act, One<Act>) {
         let saved = mlp.forward(pass, x);
-        let (y, down_low) = mlp.down.forward(pass, &mlp.middle(&saved), None);
-        (y, One { mlp: saved, down_low })
+        let (y, down_extra) = mlp.down.forward(pass, &mlp.middle(&saved), None);
+        (y, One { mlp: saved, down_extra })
     }
 
     /// `[rows, hidden]` to the same.
@@ -146,11 +147,11 @@ impl Moe {
         out.zero();
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
             let (mut y, one) = Self::one(pass, mlp, h);
-            let (gate, low) = to_gate.forward(pass, h, None);
+            let (gate, extra) = to_gate.forward(pass, h, None);
             let gate: Vec<f32> = gate.to_rows().into_iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect();
             y.times(&gate);
             out.add(&y);
-            (one, gate, low)
+            (one, gate, extra)
         });
         let mut experts = Vec::with_capacity(self.experts.len());
         for (mlp, (rows, weights)) in self.experts.iter().zip(&routing.chosen) {
@@ -175,7 +176,7 @@ impl Moe {
         let middle = mlp.middle(&one.mlp);
         let mut d_middle = middle.like();
         let to = Some((&mut d_middle, false));
-        mlp.down.backward(pass, &Input::new(&middle), one.down_low.as_ref(), dy, to, grads);
+        mlp.down.backward(pass, &Input::new(&middle), one.down_extra.as_ref(), dy, to, grads);
         // `dy` carries the factor already.
         let along = d_middle.dot(&middle).into_iter().zip(factors);
         let d_factors = along.map(|(sum, &factor)| if factor == 0.0 { 0.0 } else { sum / factor }).collect();
@@ -203,14 +204,14 @@ impl Moe {
                 d_weights[row * count + expert] = d;
             }
         }
-        if let (Some((mlp, to_gate)), Some((one, gate, low))) = (&self.shared, shared) {
+        if let (Some((mlp, to_gate)), Some((one, gate, extra))) = (&self.shared, shared) {
             let mut dy = dy.copy();
             dy.times(&gate);
             let (dx, d_gate) = Self::one_backward(pass, mlp, h, one, (&dy, &gate), grads);
             dh.add(&dx);
             let d_gate: Vec<f32> = d_gate.iter().zip(&gate).map(|(d, g)| d * g * (1.0 - g)).collect();
             let d_gate = Act::from_rows(h.pool(), &d_gate, 1);
-            to_gate.backward(pass, &Input::new(h), low.as_ref(), &d_gate, Some((&mut dh, true)), grads);
+            to_gate.backward(pass, &Input::new(h), extra.as_ref(), &d_gate, Some((&mut dh, true)), grads);
         }
         self.backward_router(pass, h, &routing, d_weights, &mut dh, grads);
         dh

@@ -1,12 +1,11 @@
 //! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
-//! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's: `W + s B A`, with `DoRA`
-//! `m / ||V|| ⊙ V`, with (IA)³ the rows of W and b, or the columns of W, times their factors. Between adapters the base may
-//! be coded: then matrices become the numbers that their codes mean.
+//! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
+//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be coded: then matrices become the numbers that their codes mean.
+use super::adapters::Part;
 use super::quantize::How;
-use super::targets::{Placement, Side, token_rows};
+use super::targets::{Placement, token_rows};
 use crate::error::{Error, Result};
 use crate::ops::quant::encode;
-use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Tensors by name with their shapes.
@@ -46,20 +45,6 @@ pub enum Layer {
 /// Changes of the base, the lowest first.
 #[derive(Debug, Default)]
 pub struct Stack(pub Vec<Layer>);
-
-/// The part of an adapter's update that belongs to one tensor.
-struct Part<'a> {
-    placement: &'a Placement,
-    a: &'a [f32],
-    b: &'a [f32],
-    magnitudes: Option<&'a [f32]>,
-    /// Which expert it is of (0 where there are none).
-    expert: usize,
-    /// The first of its rows among those of the placement.
-    first: usize,
-    /// How many rows it has.
-    rows: usize,
-}
 
 /// Of an expert's matrix such as `model.layers.0.mlp.experts.3.up_proj.weight`: the parameter that adapters know, the expert,
 /// and whether it is the second half of the parameter's rows.
@@ -116,10 +101,7 @@ impl Coded {
 
 impl Frozen {
     fn changes(&self, name: &str) -> bool {
-        let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
-        [name, &token_rows(name)].iter().any(|name| self.tensors.contains_key(*name))
-            || self.placements.get(module).is_some_and(|placement| placement.factors.is_some())
-            || self.part(name).is_some()
+        [name, &token_rows(name)].iter().any(|name| self.tensors.contains_key(*name)) || self.part(name).is_some()
     }
 
     fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
@@ -144,79 +126,33 @@ impl Frozen {
                 }
             }
         }
-        let (module, kind) = name.rsplit_once('.').unwrap_or_default();
-        if let Some((placement, side)) = self.placements.get(module).and_then(|placed| Some((placed, placed.factors?)))
-        {
-            let columns = if kind == "bias" { 1 } else { placement.in_features };
-            let wanted = columns * placement.out_features;
-            let factors = placement.tensors().first().and_then(|(name, _)| self.tensors.get(name));
-            return match factors {
-                Some((_, factors)) if wanted == values.len() => {
-                    scale(values, columns, factors, side);
-                    Ok(())
-                }
-                _ => misfit(module, wanted),
-            };
+        let Some((placement, part)) = self.part(name) else { return Ok(()) };
+        let halves = placement.key.ends_with(".experts.gate_up_proj");
+        let rows = if halves { placement.out_features / 2 } else { placement.out_features };
+        let size = rows * if part.bias { 1 } else { placement.in_features };
+        if size != wanted {
+            return misfit(&placement.key, size);
         }
-        let Some(part) = self.part(name) else { return Ok(()) };
-        let size = part.rows * part.placement.in_features;
-        if size != values.len() {
-            return misfit(&part.placement.key, size);
+        let tensors: Option<Vec<&[f32]>> =
+            placement.tensors().iter().map(|(name, _)| Some(&self.tensors.get(name)?.1[..])).collect();
+        match tensors {
+            Some(tensors) => placement.adapter.merge(&tensors, &part, values),
+            None => return misfit(&placement.key, 0),
         }
-        part.merge(values);
         Ok(())
     }
 
-    /// What the adapter adds to the tensor of that name.
-    fn part(&self, name: &str) -> Option<Part<'_>> {
-        let (placement, expert, second) = match expert_part(name) {
-            Some((key, expert, second)) => (self.placements.get(&key)?, expert, second),
-            None => (self.placements.get(name.strip_suffix(".weight")?)?, 0, false),
-        };
-        let mut tensors = placement.tensors().into_iter().map(|(name, _)| Some(self.tensors.get(&name)?.1.as_slice()));
-        let (a, b) = (tensors.next()??, tensors.next()??);
-        let halves = placement.key.ends_with(".experts.gate_up_proj");
-        let rows = if halves { placement.out_features / 2 } else { placement.out_features };
-        let first = if second { rows } else { 0 };
-        Some(Part { placement, a, b, magnitudes: tensors.next().flatten(), expert, first, rows })
-    }
-}
-
-/// (IA)³: rows times their factor, or columns; the bias is part of the output.
-fn scale(values: &mut [f32], columns: usize, factors: &[f32], side: Side) {
-    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
-        match side {
-            Side::Output => values.iter_mut().for_each(|value| *value *= factors[row]),
-            Side::Input if columns == factors.len() => {
-                values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
-            }
-            Side::Input => {}
+    /// The adapter that changes the tensor of that name, and what of its module that tensor is.
+    fn part(&self, name: &str) -> Option<(&Placement, Part)> {
+        if let Some((key, expert, second)) = expert_part(name) {
+            let placement = self.placements.get(&key)?;
+            let first = if second { placement.out_features / 2 } else { 0 };
+            return Some((placement, Part { bias: false, expert, first }));
         }
-    }
-}
-
-impl Part<'_> {
-    /// Rows `e r..` of A are expert e's, and of B every so many-th column as there are experts.
-    fn merge(&self, values: &mut [f32]) {
-        let Placement { r, in_features, scale, experts, .. } = *self.placement;
-        let experts = experts.unwrap_or(1);
-        let a = &self.a[self.expert * r * in_features..];
-        values.par_chunks_mut(in_features).enumerate().for_each(|(row, values)| {
-            let mut delta = vec![0.0f32; in_features];
-            let b = &self.b[(self.first + row) * r * experts..];
-            for k in 0..r {
-                let b = b[k * experts + self.expert];
-                delta.iter_mut().zip(&a[k * in_features..]).for_each(|(delta, a)| *delta += b * a);
-            }
-            values.iter_mut().zip(&delta).for_each(|(value, delta)| *value += scale * delta);
-            if let Some(magnitudes) = self.magnitudes {
-                let square: f64 = values.iter().map(|&value| f64::from(value).powi(2)).sum();
-                let gain = magnitudes[row] / square.sqrt() as f32;
-                for value in values {
-                    *value *= gain;
-                }
-            }
-        });
+        let (module, kind) = name.rsplit_once('.')?;
+        let (placement, bias) = (self.placements.get(module)?, kind == "bias");
+        let changed = kind == "weight" || (bias && placement.adapter.changes_bias());
+        changed.then_some((placement, Part { bias, expert: 0, first: 0 }))
     }
 }
 

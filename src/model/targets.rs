@@ -1,5 +1,4 @@
-//! Which linear modules get an adapter, of which rank and scale, or the factors of (IA)³: PEFT's rules, on the names that
-//! Hugging Face gives.
+//! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
 //!
 //! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
 //!   expression that matches the whole name; `auto` and `all-linear`: every linear module of the decoder blocks.
@@ -7,78 +6,73 @@
 //! - modules below one of `modules_to_save` never get an adapter.
 //! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
 //! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
-//! - `feedforward_modules` of (IA)³: as a list, a module whose name ends with an entry, dot or not.
+//! - `feedforward_modules` as a list: a module whose name ends with an entry, dot or not.
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use super::adapters::{Adapter, Method};
 use crate::config::arch::{Arch, LinearSpec, SCORE};
-use crate::config::{Bias, Ia3Config, LoraConfig, Mode, Patterns, TargetModules, TuningConfig, nearest};
+use crate::config::{Bias, Patterns, TargetModules, TuningConfig, nearest};
 use crate::error::{Error, Result};
 use rules::{Rules, ends_with_module};
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
 const MAX_RANK: usize = 1 << 16;
 
-/// What the factors of (IA)³ multiply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Side {
-    /// A module's inputs.
-    Input,
-    /// Its outputs.
-    Output,
-}
-
-/// An adapter on one linear module: `y += scale * B (A x)`, A `[r, in_features]`, B `[out_features, r]`; or factors.
-#[derive(Debug, Clone, PartialEq)]
+/// An adapter on one linear module, or on one parameter of a block's experts.
+#[derive(Debug, Clone)]
 pub struct Placement {
     /// What stands before `.lora_A` in an adapter's file, such as `model.layers.0.self_attn.q_proj`.
     pub module: String,
     /// What patterns match: the module, or on experts the parameter, such as `model.layers.0.mlp.experts.down_proj`.
     pub key: String,
-    /// Rank.
-    pub r: usize,
-    /// Numerator of the scale.
-    pub alpha: f64,
-    /// `alpha / r` or `alpha / sqrt(r)`.
-    pub scale: f32,
     /// Rows of the base weight.
     pub out_features: usize,
     /// Columns of the base weight.
     pub in_features: usize,
-    /// Whether magnitudes are trained beside it (`DoRA`).
-    pub dora: bool,
-    /// (IA)³: factors, no A and B.
-    pub factors: Option<Side>,
-    /// On a block's experts: how many there are. Rows `e r..` of A are expert e's, and every so many-th column of B.
+    /// On a block's experts: how many there are.
     pub experts: Option<usize>,
+    /// What is placed.
+    pub adapter: Arc<dyn Adapter>,
+}
+
+impl PartialEq for Placement {
+    fn eq(&self, other: &Self) -> bool {
+        let tell = |it: &Self| (it.out_features, it.in_features, it.experts, it.adapter.describe());
+        (&self.module, &self.key, tell(self)) == (&other.module, &other.key, tell(other))
+    }
 }
 
 impl Placement {
-    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`: A, B, and with `DoRA` the
-    /// magnitudes; of (IA)³ the factors alone.
+    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
-        let factors = |shape: [usize; 2]| vec![(format!("{}.ia3_l", self.module), shape.to_vec())];
-        match self.factors {
-            Some(Side::Input) => return factors([1, self.in_features]),
-            Some(Side::Output) => return factors([self.out_features, 1]),
-            None => {}
-        }
-        let rank = self.r * self.experts.unwrap_or(1);
-        let mut tensors = vec![
-            (format!("{}.lora_A.weight", self.module), vec![rank, self.in_features]),
-            (format!("{}.lora_B.weight", self.module), vec![self.out_features, rank]),
-        ];
-        if self.dora {
-            tensors.push((format!("{}.lora_magnitude_vector", self.module), vec![self.out_features]));
-        }
-        tensors
+        let tensors = self.adapter.tensors().into_iter();
+        tensors.map(|(end, shape)| (format!("{}.{end}", self.module), shape)).collect()
     }
+}
+
+/// Ranks and scales of a kind that has them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranks {
+    /// Rank where no pattern says otherwise.
+    pub r: usize,
+    /// Alpha where no pattern says otherwise.
+    pub alpha: f64,
+    /// Scale by the root of the rank.
+    pub rslora: bool,
+    /// Ranks by pattern.
+    pub rank_pattern: Patterns<usize>,
+    /// Alphas by pattern.
+    pub alpha_pattern: Patterns<f64>,
 }
 
 /// Everything that decides where adapters go; from a configuration, or from an `adapter_config.json`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Targets {
+    /// The section of the configuration that says so.
+    pub section: &'static str,
     /// PEFT's `target_modules`.
     pub target_modules: TargetModules,
     /// PEFT's `target_parameters`: the experts' matrices, as Transformers 5 holds them.
@@ -91,65 +85,31 @@ pub struct Targets {
     pub layers_pattern: Vec<String>,
     /// Modules that are trained in full.
     pub modules_to_save: Vec<String>,
-    /// Rank where no pattern says otherwise.
-    pub r: usize,
-    /// Alpha where no pattern says otherwise.
-    pub lora_alpha: f64,
-    /// Scale by the root of the rank.
-    pub use_rslora: bool,
-    /// Train magnitudes too.
-    pub use_dora: bool,
     /// Which biases are trained.
     pub bias: Bias,
-    /// Ranks by pattern.
-    pub rank_pattern: Patterns<usize>,
-    /// Alphas by pattern.
-    pub alpha_pattern: Patterns<f64>,
-    /// (IA)³, and PEFT's `feedforward_modules`: those whose inputs have the factors.
+    /// Ranks and scales, where the kind has them.
+    pub ranks: Option<Ranks>,
+    /// PEFT's `feedforward_modules`, where the kind tells them apart.
     pub feedforward: Option<TargetModules>,
     /// Whether an entry that matches nothing is an error: so in a configuration, where it is a typing error; not in an
     /// adapter that PEFT wrote, which may list the names of several architectures.
     pub strict: bool,
 }
 
-impl From<&LoraConfig> for Targets {
-    fn from(lora: &LoraConfig) -> Self {
+impl Default for Targets {
+    fn default() -> Self {
         Self {
-            target_modules: lora.target_modules.clone(),
-            target_parameters: lora.target_parameters.clone(),
-            exclude_modules: lora.exclude_modules.clone(),
-            layers_to_transform: lora.layers_to_transform.clone(),
+            section: "tuning",
+            target_modules: TargetModules::AllLinear,
+            target_parameters: Vec::new(),
+            exclude_modules: None,
+            layers_to_transform: None,
             layers_pattern: Vec::new(),
-            modules_to_save: lora.modules_to_save.clone(),
-            r: lora.r,
-            lora_alpha: lora.lora_alpha,
-            use_rslora: lora.use_rslora,
-            use_dora: lora.use_dora,
-            bias: lora.bias,
-            rank_pattern: lora.rank_pattern.clone(),
-            alpha_pattern: lora.alpha_pattern.clone(),
+            modules_to_save: Vec::new(),
+            bias: Bias::None,
+            ranks: None,
             feedforward: None,
             strict: true,
-        }
-    }
-}
-
-/// Without `target_modules`: keys, values, and what goes into the second half of the MLP, as in the paper.
-const IA3_TARGETS: [&str; 4] = ["k_proj", "v_proj", "qkv_proj", "down_proj"];
-/// Without `feedforward_modules`: the last.
-const IA3_INPUTS: &str = "down_proj";
-
-impl From<&Ia3Config> for Targets {
-    fn from(ia3: &Ia3Config) -> Self {
-        let names = |names: &[&str]| TargetModules::List(names.iter().map(|&name| name.to_owned()).collect());
-        Self {
-            target_modules: ia3.target_modules.clone().unwrap_or_else(|| names(&IA3_TARGETS)),
-            exclude_modules: ia3.exclude_modules.clone(),
-            modules_to_save: ia3.modules_to_save.clone(),
-            feedforward: Some(ia3.feedforward_modules.clone().unwrap_or_else(|| names(&[IA3_INPUTS]))),
-            // A model has either k_proj and v_proj or qkv_proj.
-            strict: ia3.target_modules.is_some(),
-            ..Self::from(&LoraConfig { target_parameters: Vec::new(), ..LoraConfig::default() })
         }
     }
 }
@@ -157,7 +117,7 @@ impl From<&Ia3Config> for Targets {
 impl Targets {
     /// Those of a configuration.
     pub fn of(tuning: &TuningConfig) -> Self {
-        if tuning.mode == Mode::Ia3 { Self::from(&tuning.ia3) } else { Self::from(&tuning.lora) }
+        tuning.method().map_or_else(Self::default, Method::targets)
     }
 }
 
@@ -179,72 +139,32 @@ pub fn token_rows(name: &str) -> String {
 /// The adapters that a configuration asks for, in model order; none where weights of the model itself are trained.
 ///
 /// # Errors
-/// As [`place`].
+/// As [`Targets::place`].
 pub fn placed(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<Placement>> {
-    match tuning.mode {
-        Mode::Lora => place(arch, &tuning.lora),
-        Mode::Ia3 => {
-            let placed = Targets::of(tuning).place(arch)?;
-            let inputs = placed.iter().any(|placement| placement.factors == Some(Side::Input));
-            match &tuning.ia3.feedforward_modules {
-                Some(modules @ TargetModules::List(_)) if !inputs => Err(Error::config(format!(
-                    "tuning.ia3.feedforward_modules: {} is none of target_modules",
-                    show(modules)
-                ))
-                .hint("name what target_modules names too, or leave it out")),
-                _ => Ok(placed),
-            }
-        }
-        Mode::Full | Mode::Freeze => Ok(Vec::new()),
-    }
+    tuning.method().map_or_else(|| Ok(Vec::new()), |method| place(arch, method))
 }
 
-/// The LoRA adapters that a configuration asks for, in model order.
+/// The adapters of a kind with these settings, in model order.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: nothing matches (with the nearest names), or something matches that cannot have an adapter.
-pub fn place(arch: &Arch, lora: &LoraConfig) -> Result<Vec<Placement>> {
-    let placed = Targets::from(lora).place(arch)?;
-    if placed.iter().any(|placement| placement.experts.is_some()) {
-        let plain = "adapters on parameters are plain LoRA, as in PEFT";
-        if lora.lora_dropout > 0.0 {
-            return Err(Error::config(format!("tuning.lora.lora_dropout with target_parameters: {plain}")));
-        }
-        if lora.init_lora_weights.is_pissa() {
-            return Err(Error::config(format!("tuning.lora.init_lora_weights: pissa with target_parameters: {plain}")));
-        }
-    }
-    let too_large = placed.iter().find(|placement| placement.r > placement.in_features.min(placement.out_features));
-    match too_large.filter(|_| lora.init_lora_weights.is_pissa()) {
-        Some(placement) => Err(Error::config(format!(
-            "tuning.lora.init_lora_weights: pissa: rank {} of {}, which is [{}, {}] and has no more singular values than \
-             its smaller side",
-            placement.r, placement.module, placement.out_features, placement.in_features
-        ))
-        .hint("lower tuning.lora.r, or name the module in tuning.lora.rank_pattern")),
-        None => Ok(placed),
-    }
-}
-
-/// The tensors that `modules_to_save` trains in full, in model order, as [`Targets::saved_tensors`].
-///
-/// # Errors
-/// [`crate::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
-pub fn saved_tensors(arch: &Arch, lora: &LoraConfig) -> Result<Vec<String>> {
-    Targets::from(lora).saved_tensors(arch)
+/// As [`Targets::place`].
+pub fn place(arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
+    method.targets().place(arch, method)
 }
 
 impl Targets {
-    /// The adapters in model order.
+    /// The adapters that `method` has there, in model order.
     ///
     /// # Errors
-    /// As [`place`].
-    pub fn place(&self, arch: &Arch) -> Result<Vec<Placement>> {
+    /// [`crate::Kind::Config`]: nothing matches (with the nearest names), something matches that cannot have an adapter, or
+    /// settings that do not go with each other.
+    pub fn place(&self, arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
         let rules = Rules::compile(self)?;
         let beyond = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= arch.num_hidden_layers);
         if let Some(layer) = beyond.filter(|_| self.strict) {
             return Err(Error::config(format!(
-                "tuning.lora.layers_to_transform: there is no block {layer}, expected 0 to {}",
+                "{}.layers_to_transform: there is no block {layer}, expected 0 to {}",
+                self.section,
                 arch.num_hidden_layers - 1
             )));
         }
@@ -254,21 +174,25 @@ impl Targets {
             let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
             let modules = modules(arch);
             if let Some(other) = modules.iter().find(|name| !plain.contains(name.as_str()) && rules.targets(name)) {
-                return Err(unsupported_target(self.section(), other));
+                return Err(unsupported_target(self.section, other));
             }
         }
-        let placed: Vec<_> =
-            blocks.iter().filter(|linear| rules.targets(&linear.name)).map(|linear| rules.placement(linear)).collect();
+        let placed: Vec<_> = blocks
+            .iter()
+            .filter(|linear| rules.targets(&linear.name))
+            .map(|linear| rules.placement(linear, method, None))
+            .collect();
         if placed.is_empty() && self.target_parameters.is_empty() {
             return Err(self.nothing_matches(&blocks));
         }
         let mut placed = placed;
-        placed.extend(self.place_experts(arch, &rules)?);
-        let ranked = |placement: &&Placement| placement.factors.is_none();
-        if let Some(large) = placed.iter().filter(ranked).find(|placed| placed.r == 0 || placed.r > MAX_RANK) {
-            let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", large.r, large.module);
-            return Err(Error::config(format!("tuning.lora: {message}")));
+        placed.extend(self.place_experts(arch, &rules, method)?);
+        let rank = |placement: &Placement| placement.adapter.rank().map_or(1, |rank| rank.r);
+        if let Some(large) = placed.iter().find(|placed| !(1..=MAX_RANK).contains(&rank(placed))) {
+            let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", rank(large), large.module);
+            return Err(Error::config(format!("{}: {message}", self.section)));
         }
+        method.check(&placed)?;
         if self.strict {
             self.refuse_unused(&blocks, &placed, &rules)?;
         }
@@ -276,7 +200,7 @@ impl Targets {
     }
 
     /// The adapters on experts: PEFT holds those of a block's two stacked matrices in two wrappers, the outer for the last.
-    fn place_experts(&self, arch: &Arch, rules: &Rules<'_>) -> Result<Vec<Placement>> {
+    fn place_experts(&self, arch: &Arch, rules: &Rules<'_>, method: &dyn Method) -> Result<Vec<Placement>> {
         let mut placed = Vec::new();
         let mut used = vec![false; self.target_parameters.len()];
         for layer in 0..arch.num_hidden_layers {
@@ -298,8 +222,8 @@ impl Targets {
                     bias: false,
                     layer: Some(layer),
                 };
-                let plain = rules.placement(&full);
-                placed.push(Placement { module: wrapper, experts: Some(experts.count), ..plain });
+                let on_experts = rules.placement(&full, method, Some(experts.count));
+                placed.push(Placement { module: wrapper, ..on_experts });
             };
             if gate_up {
                 let wrapper = if down { format!("{module}.base_layer") } else { module.clone() };
@@ -308,9 +232,6 @@ impl Targets {
             if down {
                 place("down_proj", module.clone(), hidden, experts.width);
             }
-        }
-        if self.use_dora && !placed.is_empty() {
-            return Err(Error::config("tuning.lora.use_dora with target_parameters: PEFT has no DoRA on parameters"));
         }
         let narrows =
             self.exclude_modules.is_some() || self.layers_to_transform.as_ref().is_some_and(|l| !l.is_empty());
@@ -333,14 +254,14 @@ impl Targets {
     /// `modules_to_save` (PEFT's rule: without regard to dots).
     ///
     /// # Errors
-    /// As [`saved_tensors`].
+    /// [`crate::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
     pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
         let modules = modules(arch);
         let mut saved = BTreeSet::new();
         for entry in &self.modules_to_save {
             let found: Vec<_> = modules.iter().filter(|name| name.ends_with(entry.as_str())).collect();
             if found.is_empty() {
-                let section = self.section();
+                let section = self.section;
                 let error = Error::config(format!("{section}.modules_to_save: {entry:?} is no module of the model"));
                 return Err(hint_nearest(error, entry, modules.iter().map(|name| last(name))));
             }
@@ -354,7 +275,7 @@ impl Targets {
         let saved_whole = |name: &String| name == SCORE || is_saved(name);
         let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
         if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
-            return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section()))
+            return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
         }
         let shared =
@@ -362,7 +283,7 @@ impl Targets {
         match shared {
             Some(name) if arch.ties_head() => Err(Error::config(format!(
                 "{}.modules_to_save: not yet: {name} of a model that shares its embedding with its head",
-                self.section()
+                self.section
             ))
             .hint("leave it out, or train in full (tuning.mode: full)")),
             _ => Ok(tensors),
@@ -373,7 +294,7 @@ impl Targets {
     /// token that are not trained in full.
     ///
     /// # Errors
-    /// As [`saved_tensors`].
+    /// As [`Targets::saved_tensors`].
     pub fn token_tensors(&self, arch: &Arch) -> Result<Vec<(String, Vec<usize>)>> {
         if arch.new_tokens.is_empty() {
             return Ok(Vec::new());
@@ -388,7 +309,7 @@ impl Targets {
     /// trained in full, rows of new tokens.
     ///
     /// # Errors
-    /// As [`saved_tensors`].
+    /// As [`Targets::saved_tensors`].
     pub fn beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
         let sizes: BTreeMap<String, Vec<usize>> =
             arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
@@ -407,7 +328,7 @@ impl Targets {
     /// The tensor, and that name.
     ///
     /// # Errors
-    /// As [`saved_tensors`].
+    /// As [`Targets::saved_tensors`].
     pub fn renamed(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, String)>> {
         let saved = self.saved_tensors(arch)?.into_iter().map(|name| (peft_name(&name), name));
         let other = saved.filter(|(peft, name)| peft != name).map(|(peft, name)| (name, peft));
@@ -430,13 +351,8 @@ impl Targets {
         named.collect()
     }
 
-    /// The section of the configuration that says so.
-    const fn section(&self) -> &'static str {
-        if self.feedforward.is_some() { "tuning.ia3" } else { "tuning.lora" }
-    }
-
     fn nothing_matches(&self, blocks: &[&LinearSpec]) -> Error {
-        let (section, targets) = (self.section(), show(&self.target_modules));
+        let (section, targets) = (self.section, show(&self.target_modules));
         let error = Error::config(format!("{section}.target_modules: no module matches {targets}"));
         let names = blocks.iter().map(|linear| last(&linear.name)).collect::<BTreeSet<_>>();
         match &self.target_modules {
@@ -451,18 +367,20 @@ impl Targets {
             let unused =
                 entries.iter().find(|entry| !blocks.iter().any(|linear| ends_with_module(&linear.name, entry)));
             if let Some(entry) = unused {
-                let section = self.section();
+                let section = self.section;
                 let error =
                     Error::config(format!("{section}.target_modules: {entry:?} is no linear module of the model"));
                 return Err(hint_nearest(error, entry, blocks.iter().map(|linear| last(&linear.name))));
             }
         }
-        let ranks = self.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key));
-        let alphas = self.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key));
+        let ranks =
+            self.ranks.iter().flat_map(|ranks| ranks.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key)));
+        let alphas =
+            self.ranks.iter().flat_map(|ranks| ranks.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key)));
         let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
         for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
             if !placed.iter().any(|placement| key.is_match(&placement.key)) {
-                let message = format!("tuning.lora.{option}: {written:?} matches no module that has an adapter");
+                let message = format!("{}.{option}: {written:?} matches no module that has an adapter", self.section);
                 return Err(
                     Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")
                 );

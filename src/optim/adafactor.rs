@@ -2,7 +2,7 @@
 //! the Hugging Face Trainer sets it: `relative_step=False`, and `scale_parameter=False` unless asked for. A matrix keeps
 //! the means of its squared gradients by row and by column instead of one number a value.
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
-use super::registry::share;
+use super::share;
 use crate::config::TrainConfig;
 use crate::config::arguments::Reader;
 use crate::error::Result;
@@ -43,12 +43,8 @@ impl Matrices {
     }
 }
 
-impl Adafactor {
-    /// As a configuration has it.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`]: a value that an argument cannot have.
-    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+impl Rule for Adafactor {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         Ok(Self {
             decay_rate: args.number("decay_rate", "a number below 0", |number| number < 0.0)?.unwrap_or(-0.8),
             clip_threshold: args.number("clip_threshold", "a number above 0", |number| number > 0.0)?.unwrap_or(1.0),
@@ -57,9 +53,7 @@ impl Adafactor {
             weight_decay: train.weight_decay,
         })
     }
-}
 
-impl Rule for Adafactor {
     fn scratch(&self, slot: &Slot) -> u64 {
         4 * slot.count() as u64
     }

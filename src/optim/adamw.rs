@@ -1,6 +1,8 @@
 //! `AdamW` with decoupled weight decay (Loshchilov and Hutter, 2019), equal to `torch.optim.AdamW`.
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
 use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::Result;
 use rayon::prelude::*;
 
 /// `AdamW`'s constants; those of other optimizers that have moments too.
@@ -40,6 +42,10 @@ impl From<&TrainConfig> for Betas {
 pub struct AdamW(pub Betas);
 
 impl Rule for AdamW {
+    fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self(train.into()))
+    }
+
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         vec![StateSpec::like("exp_avg", slot), StateSpec::like("exp_avg_sq", slot)]
     }

@@ -3,6 +3,9 @@
 //! moment, unsigned for the second. Tensors of under 4096 values keep f32 moments.
 use super::adamw::Betas;
 use super::optimizer::{Dtype, Rule, Slot, State, StateSpec, TASK, Update};
+use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::Result;
 use crate::ops::quant::map::dynamic;
 use rayon::prelude::*;
 
@@ -17,13 +20,6 @@ pub struct AdamW8bit {
     betas: Betas,
     signed: CodeMap,
     unsigned: CodeMap,
-}
-
-impl AdamW8bit {
-    /// With its code maps.
-    pub fn new(betas: Betas) -> Self {
-        Self { betas, signed: CodeMap::new(true), unsigned: CodeMap::new(false) }
-    }
 }
 
 /// The 256 values that a byte can mean, rising, and the bounds between them.
@@ -109,6 +105,10 @@ impl Step {
 }
 
 impl Rule for AdamW8bit {
+    fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self { betas: train.into(), signed: CodeMap::new(true), unsigned: CodeMap::new(false) })
+    }
+
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         if slot.count() < MIN_8BIT_SIZE {
             return vec![StateSpec::like("state1", slot), StateSpec::like("state2", slot)];

@@ -2,6 +2,9 @@
 //! and to the 32-bit Lion of bitsandbytes.
 use super::adamw::Betas;
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::Result;
 use rayon::prelude::*;
 
 /// The rule; its state is one momentum. `epsilon` is not used.
@@ -9,6 +12,10 @@ use rayon::prelude::*;
 pub struct Lion(pub Betas);
 
 impl Rule for Lion {
+    fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self(train.into()))
+    }
+
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         vec![StateSpec::like("exp_avg", slot)]
     }

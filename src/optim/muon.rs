@@ -2,7 +2,7 @@
 //! its Newton-Schulz iteration to bfloat16); `AdamW` for everything else: vectors, the embedding and the LM head.
 use super::adamw::{AdamW, Betas};
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
-use super::registry::share;
+use super::share;
 use crate::config::TrainConfig;
 use crate::config::arguments::Reader;
 use crate::error::Result;
@@ -41,29 +41,6 @@ const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const LEAST_NORM: f64 = 1e-7;
 
 impl Muon {
-    /// As a configuration has it.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`]: a value that an argument cannot have.
-    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
-        let ns_steps =
-            args.number("ns_steps", "an integer from 1 to 99", |it| it.fract() == 0.0 && (1.0..100.0).contains(&it))?;
-        Ok(Self {
-            momentum: share(args, "momentum")?.unwrap_or(0.95),
-            nesterov: args.flag("nesterov")?.unwrap_or(true),
-            ns_steps: ns_steps.unwrap_or(5.0) as usize,
-            adjust_lr: args.word(
-                "adjust_lr_fn",
-                &[
-                    ("original", AdjustLr::Original),
-                    ("match_rms_adamw", AdjustLr::MatchRmsAdamw),
-                    ("spectral_unclamped", AdjustLr::SpectralUnclamped),
-                ],
-            )?,
-            rest: train.into(),
-        })
-    }
-
     /// Whether Muon updates a tensor: a matrix that is neither the embedding nor a head, nor rows of these.
     fn takes(slot: &Slot) -> bool {
         let mut parts = slot.name.split('.');
@@ -84,6 +61,25 @@ impl AdjustLr {
 }
 
 impl Rule for Muon {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        let ns_steps =
+            args.number("ns_steps", "an integer from 1 to 99", |it| it.fract() == 0.0 && (1.0..100.0).contains(&it))?;
+        Ok(Self {
+            momentum: share(args, "momentum")?.unwrap_or(0.95),
+            nesterov: args.flag("nesterov")?.unwrap_or(true),
+            ns_steps: ns_steps.unwrap_or(5.0) as usize,
+            adjust_lr: args.word(
+                "adjust_lr_fn",
+                &[
+                    ("original", AdjustLr::Original),
+                    ("match_rms_adamw", AdjustLr::MatchRmsAdamw),
+                    ("spectral_unclamped", AdjustLr::SpectralUnclamped),
+                ],
+            )?,
+            rest: train.into(),
+        })
+    }
+
     /// Of a matrix: the iterate, its copy in panels, the next one as panels and as rows; three products of the shorter side.
     fn scratch(&self, slot: &Slot) -> u64 {
         match slot.shape.as_slice() {

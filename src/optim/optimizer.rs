@@ -3,6 +3,9 @@
 //! An optimizer is a [`Rule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
 //! learning rates by tensor, saving and loading are done here, once.
 use super::loss_scale::LossScaler;
+use crate::config::TrainConfig;
+use crate::config::arguments::Reader;
+use crate::error::Result;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
@@ -167,6 +170,14 @@ impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
 
 /// An optimizer's formulas.
 pub trait Rule: std::fmt::Debug + Send + Sync {
+    /// As a configuration has it, before the first step.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: a value that an argument cannot have.
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self>
+    where
+        Self: Sized;
+
     /// The state kept for a tensor, zero before the first step unless [`Rule::start`] says otherwise.
     fn state(&self, slot: &Slot) -> Vec<StateSpec>;
 

@@ -1,5 +1,5 @@
 //! Learning rates of tensors that have their own: `train.learning_rates` by pattern, and LoRA+ (Hayou et al., 2024).
-use crate::config::{TrainConfig, nearest};
+use crate::config::{TrainConfig, nearest, schema};
 use crate::error::{Error, Result};
 use regex::Regex;
 use std::collections::BTreeSet;
@@ -46,7 +46,7 @@ fn names(tensor: &str) -> impl Iterator<Item = &str> {
     };
     let module = without(tensor, &["weight", "bias"]).map(|end| &tensor[..end]);
     let inner = module.unwrap_or(tensor);
-    let adapted = without(inner, &["lora_", "ia3_"]).map(|end| &inner[..end]);
+    let adapted = without(inner, &schema::adapter_prefixes()).map(|end| &inner[..end]);
     [Some(tensor), module, adapted].into_iter().flatten()
 }
 

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 /// The rule; its state are `z` and the second moment, and for the run the weights of the average so far.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ScheduleFree {
+pub struct ScheduleFreeAdamW {
     /// `beta1` interpolates between `z` and the average.
     pub betas: Betas,
     /// The power of the step in the average's weights.
@@ -23,22 +23,7 @@ pub struct ScheduleFree {
     share: f64,
 }
 
-impl ScheduleFree {
-    /// As a configuration has it, before the first step.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`]: a value that an argument or `adam_beta1` cannot have.
-    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
-        if train.adam_beta1 == 0.0 {
-            return Err(Error::config("train.adam_beta1 = 0 contradicts train.optim = schedule_free_adamw")
-                .hint("it says how the average and the steps are mixed; the usual value is 0.9"));
-        }
-        let at_least_0 = |number: f64| number >= 0.0;
-        let power = args.number("r", "a number of at least 0", at_least_0)?.unwrap_or(0.0);
-        let rate_power = args.number("weight_lr_power", "a number of at least 0", at_least_0)?.unwrap_or(2.0);
-        Ok(Self::new(train.into(), power, rate_power))
-    }
-
+impl ScheduleFreeAdamW {
     /// Before the first step.
     pub const fn new(betas: Betas, power: f64, rate_power: f64) -> Self {
         Self { betas, power, rate_power, highest: 0.0, weight_sum: 0.0, share: 0.0 }
@@ -50,7 +35,18 @@ fn lerp(start: f32, end: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { start + weight * (end - start) } else { end - (end - start) * (1.0 - weight) }
 }
 
-impl Rule for ScheduleFree {
+impl Rule for ScheduleFreeAdamW {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        if train.adam_beta1 == 0.0 {
+            return Err(Error::config("train.adam_beta1 = 0 contradicts train.optim = schedule_free_adamw")
+                .hint("it says how the average and the steps are mixed; the usual value is 0.9"));
+        }
+        let at_least_0 = |number: f64| number >= 0.0;
+        let power = args.number("r", "a number of at least 0", at_least_0)?.unwrap_or(0.0);
+        let rate_power = args.number("weight_lr_power", "a number of at least 0", at_least_0)?.unwrap_or(2.0);
+        Ok(Self::new(train.into(), power, rate_power))
+    }
+
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         vec![StateSpec::like("z", slot), StateSpec::like("exp_avg_sq", slot)]
     }

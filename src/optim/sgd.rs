@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum, equal to `torch.optim.SGD`: the decay is added to the gradient.
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
-use super::registry::share;
+use super::share;
 use crate::config::TrainConfig;
 use crate::config::arguments::Reader;
 use crate::error::{Error, Result};
@@ -19,12 +19,8 @@ pub struct Sgd {
     pub weight_decay: f64,
 }
 
-impl Sgd {
-    /// As a configuration has it.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`]: a value that an argument cannot have.
-    pub fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+impl Rule for Sgd {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
         let rule = Self {
             momentum: share(args, "momentum")?.unwrap_or(0.0),
             dampening: args.number("dampening", "a number from 0 to 1", |it| (0.0..=1.0).contains(&it))?.unwrap_or(0.0),
@@ -37,9 +33,7 @@ impl Sgd {
         }
         Ok(rule)
     }
-}
 
-impl Rule for Sgd {
     fn state(&self, slot: &Slot) -> Vec<StateSpec> {
         if self.momentum == 0.0 { Vec::new() } else { vec![StateSpec::like("momentum_buffer", slot)] }
     }

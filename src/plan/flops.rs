@@ -4,6 +4,7 @@
 //! is trained: `4 N` for a frozen base and `6 N` for adapters on it, `6 N` for full training. Attention costs `4 pairs d`
 //! forward and twice that backward, for the pairs of a query and a key that it sees and the width `d` of all heads: with
 //! causal attention over a row of S tokens `6 S^2 d` in all. A block that is run again costs its forward pass once more.
+use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use crate::config::arch::{Arch, LinearSpec};
 use std::collections::BTreeMap;
@@ -52,7 +53,7 @@ impl Costs {
         let adapters = |block: usize| -> f64 {
             let prefix = format!("model.layers.{block}.");
             let ours = trained.adapters.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
-            ours.map(|(name, adapter)| adapter.rank() as f64 * matrices.sides(arch, name)).sum()
+            ours.map(|(name, adapter)| matrices.numbers(arch, name, adapter.as_ref())).sum()
         };
         let weights = |block: Option<usize>| -> f64 {
             let names = trained.tensors.iter().filter(|name| block_of(name) == block);
@@ -112,8 +113,8 @@ struct Matrices {
     of: BTreeMap<String, f64>,
     /// By block.
     blocks: Vec<f64>,
-    /// Rows and columns of linear modules, together: what an adapter has a rank of.
-    sides: BTreeMap<String, f64>,
+    /// Linear modules by name: rows and columns of their weights.
+    shapes: BTreeMap<String, [u64; 2]>,
 }
 
 impl Matrices {
@@ -126,20 +127,22 @@ impl Matrices {
             self.blocks[block] += numbers;
             self.of.insert(spec.name, numbers);
         }
-        let sides = |linear: LinearSpec| (linear.name, (linear.in_features + linear.out_features) as f64);
-        self.sides = arch.linear_modules().into_iter().map(sides).collect();
+        let shape = |linear: LinearSpec| (linear.name, [linear.out_features as u64, linear.in_features as u64]);
+        self.shapes = arch.linear_modules().into_iter().map(shape).collect();
     }
 
-    /// Rows and columns of an adapter's module, together; of experts' by the share of tokens.
-    fn sides(&self, arch: &Arch, module: &str) -> f64 {
+    /// Numbers of a module's adapter that a token passes; of experts' by the share of tokens.
+    fn numbers(&self, arch: &Arch, module: &str, adapter: &dyn Footprint) -> f64 {
         let experts = arch.experts.as_ref().filter(|_| module.contains(".experts."));
-        experts.map_or_else(
-            || self.sides.get(module).copied().unwrap_or_default(),
-            |experts| {
-                let width = if module.ends_with("down_proj") { experts.width } else { 2 * experts.width };
-                ((width + arch.hidden_size) * experts.per_token) as f64
-            },
-        )
+        let ([out, inputs], times) = match experts {
+            None => (self.shapes.get(module).copied().unwrap_or_default(), 1),
+            Some(experts) => {
+                let (hidden, width) = (arch.hidden_size as u64, experts.width as u64);
+                let shape = if module.ends_with("down_proj") { [hidden, width] } else { [2 * width, hidden] };
+                (shape, experts.per_token)
+            }
+        };
+        (adapter.numbers(&Shape { out, inputs, trained: false, dropout: false }) * times as u64) as f64
     }
 }
 

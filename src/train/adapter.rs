@@ -3,41 +3,19 @@
 use std::path::{Path, PathBuf};
 
 use super::progress::{Event, Observer};
+use crate::checkpoint::adapter_config::copied;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft::{self, Tensors};
 use crate::checkpoint::{AdapterConfig, Checkpoint};
 use crate::config::arch::Arch;
 use crate::config::resolve::Source;
-use crate::config::{Config, LoraConfig, Mode, Resolved, TuningConfig};
+use crate::config::{Config, Resolved, TuningConfig};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::hub::{self, Watch};
+use crate::model::adapters::Method;
 use crate::model::stack::Stack;
 use crate::model::targets::{Placement, Targets, placed};
-
-/// Settings of `tuning.lora` that decide which tensors an adapter has and how they are scaled.
-const SHAPING: [&str; 12] = [
-    "tuning.lora.r",
-    "tuning.lora.lora_alpha",
-    "tuning.lora.use_rslora",
-    "tuning.lora.use_dora",
-    "tuning.lora.target_modules",
-    "tuning.lora.target_parameters",
-    "tuning.lora.exclude_modules",
-    "tuning.lora.bias",
-    "tuning.lora.rank_pattern",
-    "tuning.lora.alpha_pattern",
-    "tuning.lora.layers_to_transform",
-    "tuning.lora.modules_to_save",
-];
-
-/// Settings of `tuning.ia3`, which all decide that.
-const SHAPING_IA3: [&str; 4] = [
-    "tuning.ia3.target_modules",
-    "tuning.ia3.feedforward_modules",
-    "tuning.ia3.exclude_modules",
-    "tuning.ia3.modules_to_save",
-];
 
 /// Reads the adapter in `dir` and what it says of itself, as settings to train with.
 ///
@@ -45,69 +23,37 @@ const SHAPING_IA3: [&str; 4] = [
 /// [`crate::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`crate::Kind::Config`]: the
 /// configuration sets something else than the adapter has.
 pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
-    let (mut own, tensors) = peft::load_adapter(dir)?;
+    let (own, tensors) = peft::load_adapter(dir)?;
     let asked = &resolved.config.tuning;
-    let is_set = |key: &str| *resolved.source(key) != Source::Default;
-    let (mut tuning, mut wanted) = (asked.clone(), asked.clone());
-    let (mode, kind) = if own.targets.feedforward.is_some() { (Mode::Ia3, "(IA)³") } else { (Mode::Lora, "LoRA") };
-    if mode != asked.mode {
+    let mut tuning = own.settings(arch, asked)?;
+    let Some(about) = tuning.method().map(Method::about).filter(|about| about.mode == asked.mode) else {
+        let kind = tuning.method().map_or("", |method| method.about().title);
         return Err(Error::config(format!(
             "tuning.mode = {}, and tuning.adapter = {} is {kind}",
             asked.mode,
             dir.display()
         ))
-        .hint(format!("set tuning.mode: {mode}")));
-    }
-    let set: Vec<&str> = if mode == Mode::Ia3 {
-        tuning.ia3 = own.ia3_config(arch)?;
-        SHAPING_IA3.into_iter().filter(|key| is_set(key)).collect()
-    } else {
-        if is_set("tuning.lora.lora_dropout") {
-            own.lora_dropout = asked.lora.lora_dropout;
-        }
-        tuning.lora = own.lora_config(arch, &asked.lora)?;
-        SHAPING.into_iter().filter(|key| is_set(key)).collect()
+        .hint(format!("set tuning.mode: {}", tuning.mode)));
     };
-    if mode == Mode::Lora {
-        wanted.lora = with_settings(&tuning.lora, &asked.lora, &set);
-    } else if set.is_empty() {
-        wanted.ia3 = tuning.ia3.clone();
-    }
+    let is_set = |key: &str| *resolved.source(&format!("{}.{key}", about.section.name)) != Source::Default;
+    tuning = copied(about, |key| about.training.contains(&key) && is_set(key), asked, &tuning);
+    // What decides which tensors an adapter has and how they are scaled.
+    let shapes = |key: &str| !about.training.contains(&key) && !about.starting.contains(&key) && is_set(key);
+    let wanted = copied(about, shapes, asked, &tuning);
     let fits = placed(arch, &wanted).is_ok_and(|wanted| placed(arch, &tuning).is_ok_and(|own| own == wanted))
         && expected(arch, &wanted)? == expected(arch, &tuning)?;
     if !fits {
+        let keys = about.section.options.iter().map(|def| def.name).filter(|key| shapes(key));
+        let keys: Vec<_> = keys.map(|key| format!("{}.{key}", about.section.name)).collect();
         return Err(Error::config(format!(
             "tuning.adapter = {} has other settings than the configuration sets ({})",
             dir.display(),
-            set.join(", ")
+            keys.join(", ")
         ))
         .hint("remove these keys: an adapter's own settings hold; or train a new adapter without tuning.adapter"));
     }
     peft::check_tensors(dir, &tensors, &expected(arch, &tuning)?)?;
     Ok((tuning, tensors))
-}
-
-/// `own` with the settings that the configuration names.
-fn with_settings(own: &LoraConfig, asked: &LoraConfig, set: &[&str]) -> LoraConfig {
-    let mut wanted = own.clone();
-    for key in set {
-        match key.rsplit('.').next() {
-            Some("r") => wanted.r = asked.r,
-            Some("lora_alpha") => wanted.lora_alpha = asked.lora_alpha,
-            Some("use_rslora") => wanted.use_rslora = asked.use_rslora,
-            Some("use_dora") => wanted.use_dora = asked.use_dora,
-            Some("target_parameters") => wanted.target_parameters.clone_from(&asked.target_parameters),
-            Some("target_modules") => wanted.target_modules.clone_from(&asked.target_modules),
-            Some("exclude_modules") => wanted.exclude_modules.clone_from(&asked.exclude_modules),
-            Some("bias") => wanted.bias = asked.bias,
-            Some("rank_pattern") => wanted.rank_pattern.clone_from(&asked.rank_pattern),
-            Some("alpha_pattern") => wanted.alpha_pattern.clone_from(&asked.alpha_pattern),
-            Some("layers_to_transform") => wanted.layers_to_transform.clone_from(&asked.layers_to_transform),
-            Some("modules_to_save") => wanted.modules_to_save.clone_from(&asked.modules_to_save),
-            _ => {}
-        }
-    }
-    wanted
 }
 
 /// The tensors that an adapter with these settings has.

@@ -11,15 +11,14 @@ use crate::config::{
 };
 use crate::data::{Dataset, Split};
 use crate::error::Result;
-use crate::model::targets::{self, Placement, Side, Targets};
+use crate::model::adapters::Method;
+use crate::model::targets::{self, Placement, Targets};
 use crate::model::weights::WeightFiles;
 use crate::model::{freeze, quantize};
 use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
-use crate::optim::{Slot, registry};
-use crate::plan::memory::{
-    Adapter, Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
-};
+use crate::optim::{self, Slot};
+use crate::plan::memory::{Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained};
 use crate::plan::strategies::{self, Machine, Strategy, Way};
 
 /// What a tokenizer holds for an entry of its vocabulary, in bytes: of a BPE of 30,743 entries 686 were measured.
@@ -34,18 +33,11 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trained::tensors(config, arch, &placements)?;
     let threads = threads(config);
-    let pissa = config.tuning.mode == Mode::Lora && config.tuning.lora.init_lora_weights.is_pissa();
+    let takes = config.tuning.method().is_some_and(Method::takes_from_base);
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
     let (full, none) = match config.train.gradient_checkpointing {
         Checkpointing::Auto => (0, 0),
         Checkpointing::Blocks { full, none } => (full, none),
-    };
-    let adapter = |it: &Placement| {
-        let adapter = match it.factors {
-            Some(side) => Adapter::Factors { inputs: side == Side::Input },
-            None => Adapter::Lora { rank: it.r, dora: it.dora },
-        };
-        (it.key.clone(), adapter)
     };
     Ok(Job {
         arch,
@@ -61,14 +53,14 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
                 Format::Int8 => Storage::Int8,
             }),
             coded: quantize::matrices(arch, &config.model.quantization_skip_modules)?,
-            wide: if pissa { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },
+            wide: if takes { placements.iter().map(|it| it.module.clone()).collect() } else { BTreeSet::new() },
             through_f32,
         },
         trained: Trained {
             values: tensors.iter().map(|(_, shape)| trained::size(shape)).sum(),
             tensors: whole(config, arch, &placements)?,
-            adapters: placements.iter().map(adapter).collect(),
-            keeps_start: pissa,
+            adapters: placements.iter().map(|it| (it.key.clone(), it.adapter.footprint())).collect(),
+            keeps_start: takes,
         },
         optimizer: optimizer(config, tensors, threads)?,
         full,
@@ -76,7 +68,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         narrow: config.train.bf16 || config.train.fp16,
         narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
-        dropout: config.tuning.mode == Mode::Lora && config.tuning.lora.lora_dropout > 0.0,
+        dropout: config.tuning.method().is_some_and(|method| method.dropout() > 0.0),
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,
@@ -93,7 +85,7 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
     Ok(match config.tuning.mode {
         Mode::Full => arch.tensors().into_iter().map(|spec| spec.name).collect(),
         Mode::Freeze => freeze::trained_tensors(arch, &config.tuning.freeze)?.into_iter().collect(),
-        Mode::Lora | Mode::Ia3 => {
+        _ => {
             let targets = Targets::of(&config.tuning);
             let renamed = targets.renamed(arch, placements)?.into_iter().map(|(tensor, _)| tensor);
             targets.saved_tensors(arch)?.into_iter().chain(renamed).collect()
@@ -106,7 +98,7 @@ fn whole(config: &Config, arch: &Arch, placements: &[Placement]) -> Result<BTree
 /// # Errors
 /// [`crate::Kind::Config`]: arguments that it does not have.
 pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: usize) -> Result<OptimizerBytes> {
-    let rule = registry::rule(&config.train)?;
+    let rule = optim::rule(&config.train)?;
     let slot = |(name, shape)| Slot { name, shape, decay: true, lr_scale: 1.0 };
     let slots: Vec<Slot> = tensors.into_iter().map(slot).collect();
     let values = 4 * slots.iter().map(|slot| slot.count() as u64).sum::<u64>();
@@ -236,7 +228,9 @@ pub fn savings(config: &Config, arch: &Arch, weights: Option<&WeightFiles>, pass
     if matches!(mode, Mode::Full | Mode::Freeze) {
         other("tuning.mode: lora", &|config| config.tuning.mode = Mode::Lora);
     }
-    if matches!(config.model.quantization, Quantization::None | Quantization::Auto) && mode != Mode::Ia3 {
+    if matches!(config.model.quantization, Quantization::None | Quantization::Auto)
+        && (mode == Mode::Lora || !mode.adapts())
+    {
         other("tuning.mode: qlora", &|config| {
             (config.tuning.mode, config.model.quantization) = (Mode::Lora, Quantization::Nf4);
         });

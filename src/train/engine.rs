@@ -77,12 +77,12 @@ impl Prepared {
             data: &self.dataset.fingerprint,
         };
         let saved = match self.config.tuning.mode {
-            Mode::Lora | Mode::Ia3 => {
+            Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
+            Mode::Full => Vec::new(),
+            _ => {
                 let beside = Targets::of(&self.config.tuning).beside(&self.arch, &self.placements)?;
                 beside.into_iter().map(|(name, _)| name).collect()
             }
-            Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
-            Mode::Full => Vec::new(),
         };
         let activations = match (self.config.train.bf16, self.config.train.fp16) {
             (true, _) => "bfloat16",

@@ -195,7 +195,13 @@ impl Ending<'_> {
             fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
         }
         match config.tuning.mode {
-            Mode::Lora | Mode::Ia3 => {
+            Mode::Full | Mode::Freeze => {
+                fact("model", self.weights.display().to_string());
+                let dir = self.weights.display();
+                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                fact("use it", format!("Transformers: AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+            }
+            _ => {
                 fact("adapter", self.weights.display().to_string());
                 let grown = !self.prepared.arch.new_tokens.is_empty();
                 let base = match (grown, config.tuning.adapters.as_slice()) {
@@ -210,12 +216,6 @@ impl Ending<'_> {
                 };
                 fact("use it", format!("PEFT: PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
                 fact("train on", format!("tuning.adapter={}", self.weights.display()));
-            }
-            Mode::Full | Mode::Freeze => {
-                fact("model", self.weights.display().to_string());
-                let dir = self.weights.display();
-                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
-                fact("use it", format!("Transformers: AutoModelFor{class}.from_pretrained(\"{dir}\")"));
             }
         }
         if config.logging.report {

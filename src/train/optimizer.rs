@@ -6,7 +6,7 @@ use crate::config::{Config, TrainConfig};
 use crate::error::Result;
 use crate::model::params::{ParamSpec, Params};
 use crate::optim::optimizer::legal_cuts;
-use crate::optim::{Ema, LossScaler, Optimizer, Slot, loss_scale, rates, registry};
+use crate::optim::{Ema, LossScaler, Optimizer, Slot, loss_scale, rates, rule};
 
 /// The trained tensors as an optimizer sees them.
 pub fn slots(specs: &[ParamSpec]) -> Vec<Slot> {
@@ -37,7 +37,7 @@ pub fn shared(config: &Config, params: &mut Params, world: World) -> Result<(Opt
     for (spec, scale) in params.specs.iter_mut().zip(scales) {
         spec.lr_scale = scale;
     }
-    let (rule, slots) = (registry::rule(&config.train)?, slots(&params.specs));
+    let (rule, slots) = (rule(&config.train)?, slots(&params.specs));
     let partition = sharing::partition(params, world.size, legal_cuts(&*rule, &slots));
     let sharing = Sharing::new(&config.train, partition, world.rank);
     let mut optimizer = Optimizer::shared(rule, slots, params.values(), &sharing.kept());

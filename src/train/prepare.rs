@@ -10,6 +10,7 @@ use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
 use super::{adapter, auto, budget, claim, engine, machine, output, scaling, scores, settle, trained};
+use crate::checkpoint::adapter_config::copied;
 use crate::checkpoint::peft::Tensors;
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
@@ -20,6 +21,7 @@ use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
+use crate::model::adapters::{KINDS, Method};
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
 use crate::model::{quantize, weights::WeightFiles};
@@ -130,7 +132,10 @@ pub fn parts(
         if config.train.resume_from_checkpoint.is_none() {
             config.tuning.adapter = Some(dir.clone());
         }
-        (config.tuning.lora, config.tuning.ia3, adapter) = (tuning.lora, tuning.ia3, Some(tensors));
+        if let Some(about) = tuning.method().map(Method::about) {
+            config.tuning = copied(about, |_| true, &tuning, &config.tuning);
+        }
+        adapter = Some(tensors);
     }
     let placements = targets::placed(&arch, &config.tuning)?;
     let tensors = trained::tensors(&config, &arch, &placements)?;
@@ -313,7 +318,8 @@ fn effective(resolved: &Resolved, config: &Config) -> Vec<Setting> {
     let aims = ["train.effective_batch", "train.target_tokens_per_device_step"];
     settings.retain(|setting| !(measured && aims.contains(&setting.key.as_str())));
     settings.retain(|setting| {
-        let shapes = ["tuning.lora.", "tuning.ia3."].iter().any(|section| setting.key.starts_with(section));
+        let section = setting.key.rsplit_once('.').map_or("", |(section, _)| section);
+        let shapes = KINDS.iter().any(|about| about.section.name == section);
         let of_adapter = config.tuning.adapter.is_some() && shapes;
         setting.key != "train.resume_from_checkpoint" && !(of_adapter && setting.source == Source::Default)
     });
@@ -373,8 +379,8 @@ fn check_disk(
     // What the final weights hold beside the trained values.
     let beside = match config.tuning.mode {
         Mode::Freeze => trained::values(arch).saturating_sub(trainable),
-        Mode::Lora if config.tuning.lora.init_lora_weights.is_pissa() => trainable,
-        Mode::Lora | Mode::Full | Mode::Ia3 => 0,
+        _ if config.tuning.method().is_some_and(Method::takes_from_base) => trainable,
+        _ => 0,
     };
     let folders = keep.map_or(saves, |keep| saves.min(keep + 1)) + 2;
     checkpoint::preflight(&train.output_dir, (needed + 4 * beside).saturating_sub(held), folders * checkpoint::FILES)
@@ -451,15 +457,16 @@ pub fn rate_table(prepared: &Prepared) -> Vec<Rate> {
 
 /// The model in a line: where it is, what it is, how much of it is trained.
 pub fn describe(prepared: &Prepared) -> String {
-    let what = match prepared.config.tuning.mode {
-        Mode::Lora => {
-            let kind = if prepared.config.tuning.lora.use_dora { "DoRA" } else { "LoRA" };
-            let q = if prepared.config.model.quantization == Quantization::None { "" } else { "Q" };
+    let tuning = &prepared.config.tuning;
+    let what = match tuning.method() {
+        Some(method) => {
+            let kind = if tuning.lora.use_dora { "DoRA" } else { method.about().title };
+            let coded = prepared.config.model.quantization != Quantization::None;
+            let q = if coded && tuning.mode == Mode::Lora { "Q" } else { "" };
             format!("{q}{kind} on {} modules", prepared.placements.len())
         }
-        Mode::Ia3 => format!("(IA)³ on {} modules", prepared.placements.len()),
-        Mode::Full => "every weight".to_owned(),
-        Mode::Freeze => "some weights".to_owned(),
+        None if tuning.mode == Mode::Full => "every weight".to_owned(),
+        None => "some weights".to_owned(),
     };
     let head = match &prepared.arch.score {
         Some(head) if head.is_number() => " and a head for a number".to_owned(),

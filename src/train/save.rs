@@ -195,10 +195,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
         (Some(_), None) => Vec::new(),
         _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(params.values())),
     };
-    let target = root.join(match config.tuning.mode {
-        Mode::Lora | Mode::Ia3 => output::ADAPTER,
-        Mode::Full | Mode::Freeze => output::MODEL,
-    });
+    let target = root.join(if adapts { output::ADAPTER } else { output::MODEL });
     let (adapter, tokenizer) = (adapter_config(session)?, grown_tokenizer(session)?);
     let source = source(&session.prepared, tokenizer.as_deref());
     checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;

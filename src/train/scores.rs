@@ -32,7 +32,7 @@ pub fn set_head(config: &mut Config, arch: &mut Arch, source: Option<&Path>, obs
                 .hint("set task: classification (or regression), or use the model that it was made from")),
         };
     }
-    if arch.family.classifier().is_none() {
+    if arch.family.classifier.is_none() {
         return Err(ScoreHead::refusal(arch.family));
     }
     let given = std::mem::take(&mut config.data.labels.0);

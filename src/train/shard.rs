@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::model::ParamSpec;
 use crate::model::shards::{Flat, Kind, Peers, Shards};
 use crate::optim::optimizer::legal_cuts;
-use crate::optim::registry;
+use crate::optim::rule;
 
 /// The way to the ranks with which weights are shared. Its messages meet no others: segments are brought together by a
 /// thread while the ranks talk about other things.
@@ -83,7 +83,7 @@ impl Peers for Gatherer {
 
     fn cuts(&self, specs: &[ParamSpec], start: usize) -> Option<Vec<Range<usize>>> {
         // An optimizer that does not exist has been refused before.
-        let rule = registry::rule(&self.train).ok().filter(|_| shares_values(&self.train))?;
+        let rule = rule(&self.train).ok().filter(|_| shares_values(&self.train))?;
         let end = specs.last().map_or(start, |spec| spec.range().end);
         let legal = legal_cuts(&*rule, &optimizer::slots(specs));
         Some(Partition::new(&[start, end], self.all.world().size, legal).parts(0))

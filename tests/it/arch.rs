@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tunesmith::Kind;
-use tunesmith::config::arch::{Activation, Arch, QkNorm, RopeScaling};
+use tunesmith::config::arch::{Activation, Arch, FAMILIES, QkNorm, RopeScaling};
+
+use crate::parity::families;
 
 fn model_dir(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(name).join("model")
@@ -13,39 +15,25 @@ fn config(name: &str, file: &str) -> Value {
     serde_json::from_str(&std::fs::read_to_string(model_dir(name).join(file)).unwrap()).unwrap()
 }
 
-/// Those with a golden model.
-const FAMILIES: [&str; 18] = [
-    "llama",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3",
-    "mistral",
-    "phi3",
-    "smollm3",
-    "olmo2",
-    "gemma",
-    "granite",
-    "phi3_longrope",
-    "mistral_yarn",
-    "qwen2_window",
-    "llama_dynamic",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3_moe",
-];
-
 fn parse(value: &Value) -> tunesmith::Result<Arch> {
     Arch::from_json(&value.to_string(), Path::new("some/config.json"))
 }
 
 #[test]
 fn both_spellings_give_one_arch() {
-    for name in FAMILIES {
+    for name in &families() {
         let new = parse(&config(name, "config.json")).unwrap();
         let old = parse(&config(name, "config_v4.json")).unwrap();
         assert_eq!(new, old, "{name}");
         assert_eq!(new, Arch::from_dir(&model_dir(name)).unwrap(), "{name}");
+    }
+}
+
+#[test]
+fn every_family_has_a_golden_model() {
+    let found: Vec<Arch> = families().iter().map(|name| Arch::from_dir(&model_dir(name)).unwrap()).collect();
+    for family in FAMILIES {
+        assert!(found.iter().any(|arch| arch.family == *family), "{family:?}");
     }
 }
 
@@ -75,7 +63,7 @@ fn golden_families_have_their_features() {
 
 #[test]
 fn the_tensors_are_those_of_the_golden_files() {
-    for name in FAMILIES {
+    for name in &families() {
         let arch = Arch::from_dir(&model_dir(name)).unwrap();
         let mut found: Vec<(String, Vec<usize>)> = Vec::new();
         for entry in std::fs::read_dir(model_dir(name)).unwrap() {

@@ -13,7 +13,8 @@ use tunesmith::checkpoint::{
     self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Auto, Config, LoraConfig, TargetModules};
+use tunesmith::config::{Auto, Config, TargetModules};
+use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;
@@ -63,9 +64,9 @@ fn run(step: u64, salt: f32) -> Run {
         values[..3].copy_from_slice(&[-0.0, f32::MIN_POSITIVE / 4.0, f32::MAX]);
         values
     };
-    let adapter = AdapterConfig::new(&lora, &placements, Some("base"));
     let mut config = Config::default();
     config.tuning.lora = lora;
+    let adapter = AdapterConfig::of(&config.tuning, &placements, Some("base"));
     let hashes = Hashes { base_model: "b", tokenizer: "t", chat_template: "c", data: "d" };
     let stamp = Stamp::new(&config, &placements, &[], hashes, engine());
     let state = TrainState {

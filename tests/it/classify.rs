@@ -30,7 +30,7 @@ fn load(family: &str, case: &str) -> Model {
     arch.score = score_head(&adapter).unwrap();
     let (own, stored) = peft::load_adapter(&adapter).unwrap();
     let mut config = Config::default();
-    config.tuning.lora = own.lora_config(&arch, &config.tuning.lora).unwrap();
+    config.tuning = own.settings(&arch, &config.tuning).unwrap();
     config.train.decay_norms_and_bias = true;
     let mut model = Model::load(&arch, Some(&weights), &config).unwrap();
     assert_eq!(stored.len(), model.params.specs.len(), "PEFT's tensors and ours");

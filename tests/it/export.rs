@@ -140,7 +140,7 @@ fn blends_are_those_of_peft() {
     ] {
         let recipe = Recipe { method, weights: vec![0.7, -0.4], density, seed: 1 };
         let (config, tensors) = blend(&adapters, &recipe).unwrap();
-        assert_eq!(config.targets.lora_alpha, config.targets.r as f64, "{name}: a scale of 1");
+        assert_eq!(config.tuning.lora.lora_alpha, config.tuning.lora.r as f64, "{name}: a scale of 1");
         for module in ["model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"] {
             for side in ["lora_A", "lora_B"] {
                 let (shape, want) = wanted.read(&format!("{name}.{module}.{side}")).unwrap();
@@ -165,7 +165,7 @@ fn a_blend_is_an_adapter_and_merges() {
     let both = ["merge", "--base", &base, "--adapter", &first, "--adapter", &second, "--weights", "0.5,-0.25"];
     works(&[&both[..], &["--output", blend.to_str().unwrap(), "--adapter-only"]].concat());
     let arch = Arch::from_dir(&golden("a/llama/model")).unwrap();
-    assert_eq!(Finished::open(&blend, &arch).unwrap().config.targets.r, 8, "ranks add up");
+    assert_eq!(Finished::open(&blend, &arch).unwrap().config.tuning.lora.r, 8, "ranks add up");
     works(&[&both[..], &["--output", merged.to_str().unwrap()]].concat());
     fails(&[&both[..], &["--output", "x", "--combine", "svd"]].concat(), 2, "--combine svd");
 }

@@ -1,6 +1,6 @@
 //! Generation: with a cache as without to the bit, alone as in company, and as Transformers' `generate`
 //! (`tests/golden/generate`).
-use crate::parity::{FAMILIES, adapted, golden, load, recipe};
+use crate::parity::{adapted, families, golden, load, recipe};
 use serde_json::Value;
 use std::path::Path;
 use tunesmith::config::arch::Arch;
@@ -62,7 +62,7 @@ fn check_cache(model: &Model) {
 
 #[test]
 fn every_family_goes_on_from_its_cache_to_the_bit() {
-    for family in FAMILIES {
+    for family in &families() {
         let dir = golden(family).join("adapter_init");
         check_cache(&adapted(family, &dir, 0));
     }
@@ -242,7 +242,7 @@ fn ids(value: &Value) -> Vec<u32> {
 fn beams_equal_those_of_transformers_in_every_family() {
     let golden_beams = stored("beams.json");
     let max_new = golden_beams["max_new_tokens"].as_u64().unwrap() as usize;
-    for family in FAMILIES {
+    for family in &families() {
         let base = load(family, &recipe());
         let tuned = adapted(family, &golden(family).join("adapter_init"), 0);
         let cases = golden_beams["families"][family].as_array().unwrap_or_else(|| panic!("{family}"));

@@ -1,10 +1,12 @@
 //! `tunesmith merge` of what each way of training leaves: the printed difference of the merged model's logits from those of
 //! the adapter at work, in memory and as written.
+use crate::parity::other_kinds;
 use crate::run::fixture::{Fixture, said, train, tunesmith};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use tunesmith::config::arch::Arch;
 use tunesmith::export::merge::{compare, plain_model, sample_logits};
+use tunesmith::model::adapters::KINDS;
 
 fn merge(args: &[&str]) -> String {
     let output = tunesmith(&[&["merge"], args].concat()).env_remove("CONFIG").output().unwrap();
@@ -37,18 +39,24 @@ fn apart(left: &Path, right: &Path) -> f32 {
 #[test]
 fn what_a_run_leaves_merges_whatever_was_trained() {
     let fixture = Fixture::new();
-    let cases: [(&str, &[&str]); 9] = [
+    let modes: Vec<_> = KINDS.iter().map(|kind| (kind.mode.as_str(), format!("tuning.mode: {}", kind.mode))).collect();
+    let other =
+        |(name, mode): &'_ (&'static str, String)| (*name, vec![mode.clone(), "train.learning_rate: 0.05".into()]);
+    let others = modes.iter().filter(|(name, _)| *name != "lora").map(other);
+    let cases: [(&str, &[&str]); 8] = [
         ("lora", &[]),
         ("dora", &["tuning.lora.use_dora: true", "tuning.lora.lora_dropout: 0.0"]),
         ("dora_rslora", &["tuning.lora.use_dora: true", "tuning.lora.use_rslora: true"]),
         ("biases", &["tuning.lora.bias: all"]),
-        ("ia3", &["tuning.mode: ia3", "train.learning_rate: 0.05"]),
         ("pissa", &["tuning.lora.init_lora_weights: pissa"]),
         ("patterns", &["tuning.lora.rank_pattern: {\"q_proj\": 2}", "tuning.lora.alpha_pattern: {\"down_proj\": 3}"]),
         ("tokens", &["tuning.new_tokens: [\"<one>\", \"<two>\"]"]),
         ("qlora", &["tuning.mode: qlora"]),
     ];
-    for (name, extra) in cases {
+    let cases = cases.into_iter().map(|(name, extra)| (name, extra.iter().map(|&line| line.to_owned()).collect()));
+    for (name, extra) in cases.chain(others) {
+        let extra: Vec<&str> = extra.iter().map(String::as_str).collect();
+        let extra = &extra[..];
         let out = format!("train.output_dir: {}", fixture.path(name).display());
         let lines = [extra, &["train.max_steps: 2", "train.warmup_steps: 0", &out]].concat();
         let config = fixture.config(name, &lines);
@@ -111,9 +119,10 @@ fn what_peft_wrote_merges_too() {
     let root = tempfile::tempdir().unwrap();
     let golden =
         |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path).display().to_string();
-    for (variant, family) in
-        [("dora", "llama"), ("rslora", "llama"), ("modules_to_save", "llama"), ("patterns", "llama"), ("ia3", "qwen2")]
-    {
+    let lora = ["dora", "rslora", "modules_to_save", "patterns"].map(|variant| (variant.to_owned(), "llama"));
+    let others = other_kinds().into_iter().map(|variant| (variant, "qwen2"));
+    for (variant, family) in lora.into_iter().chain(others) {
+        let variant = variant.as_str();
         let (base, adapter) =
             (golden(&format!("{family}/model")), golden(&format!("variants/{variant}/adapter_final")));
         let merged = root.path().join(variant);

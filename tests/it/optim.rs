@@ -1,11 +1,11 @@
 //! Optimizers and schedules against the libraries they come from: fifty steps on tensors and gradients that both sides draw
-//! alike. `scripts/golden/optim.py` made the traces.
+//! alike. `scripts/golden/optim.py` made the traces; each file of them is tested, and each optimizer and schedule must have one.
 use serde_json::Value;
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use tunesmith::config::{ConfigValue as _, LrScheduler, Node, Optim, TrainConfig};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use tunesmith::config::{Arguments, ConfigValue as _, LrScheduler, Node, Optim, TrainConfig};
 use tunesmith::optim::adamw_8bit::CodeMap;
-use tunesmith::optim::{Ema, Optimizer, Schedule, Slot, State, registry};
+use tunesmith::optim::{Ema, Optimizer, Schedule, Slot, State, rule};
 
 /// The largest difference by the largest value of a tensor.
 const RELATIVE: f32 = 1e-6;
@@ -13,10 +13,13 @@ const STEPS: u64 = 50;
 const KEPT: [u64; 3] = [1, 10, 50];
 const SHAPES: [(&str, &[usize]); 4] =
     [("square", &[16, 16]), ("wide", &[7, 33]), ("high", &[37, 5]), ("vector", &[29])];
-const LARGE: [(&str, &[usize]); 2] = [("large", &[67, 65]), ("small", &[9, 11])];
 
 fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/optim").join(name)
+}
+
+fn json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
 /// Stored tensors: floats, or bytes as floats.
@@ -65,17 +68,21 @@ struct Run {
 }
 
 impl Run {
-    fn new(train: &TrainConfig, shapes: &[(&str, &[usize])], peak: f64) -> Self {
+    fn new(train: &TrainConfig, peak: f64) -> Self {
+        Self::of(train, &SHAPES.map(|(name, shape)| (name.to_owned(), shape.to_vec())), peak)
+    }
+
+    fn of(train: &TrainConfig, shapes: &[(String, Vec<usize>)], peak: f64) -> Self {
         let mut values = Vec::new();
         let slots: Vec<Slot> = shapes
             .iter()
             .zip(1..)
             .map(|((name, shape), stream)| {
                 values.extend(draw(stream, 0, shape.iter().product()));
-                Slot { name: (*name).to_owned(), shape: shape.to_vec(), decay: shape.len() == 2, lr_scale: 1.0 }
+                Slot { name: name.clone(), shape: shape.clone(), decay: shape.len() == 2, lr_scale: 1.0 }
             })
             .collect();
-        let optimizer = Optimizer::new(registry::rule(train).unwrap(), slots.clone(), &values);
+        let optimizer = Optimizer::new(rule(train).unwrap(), slots.clone(), &values);
         Self { optimizer, slots, values, peak }
     }
 
@@ -99,70 +106,56 @@ impl Run {
     }
 }
 
-fn train(optim: Optim, arguments: &str) -> TrainConfig {
-    let node = if arguments.is_empty() { Node::Null } else { Node::Str(arguments.to_owned()) };
-    TrainConfig {
-        optim,
-        optim_args: tunesmith::config::Arguments::from_node(&node).unwrap(),
-        weight_decay: 0.1,
-        adam_beta2: 0.99,
-        ..TrainConfig::default()
-    }
+fn train(optim: Optim, optim_args: Arguments) -> TrainConfig {
+    TrainConfig { optim, optim_args, weight_decay: 0.1, adam_beta2: 0.99, ..TrainConfig::default() }
 }
 
-fn equals(name: &str, optim: Optim, arguments: &str) {
-    let peak = if optim == Optim::Lion { 1e-3 } else { 1e-2 };
-    let stored = stored(name);
-    let mut run = Run::new(&train(optim, arguments), &SHAPES, peak);
-    for step in 1..=STEPS {
-        run.step(step);
-        if KEPT.contains(&step) {
-            run.check(name, &run.values, &stored, step, "");
-            if run.optimizer.averages() {
-                let mut averages = run.values.clone();
-                run.optimizer.publish(&mut averages);
-                run.check(name, &averages, &stored, step, ".x");
-                assert!(averages != run.values || step == 1, "the averages are something of their own");
+fn plain(optim: Optim) -> TrainConfig {
+    train(optim, Arguments::default())
+}
+
+/// The arguments of a trace.
+fn arguments(case: &Value) -> Arguments {
+    let entry = |(name, value): (&String, &Value)| {
+        let node = match value {
+            Value::Bool(flag) => Node::Bool(*flag),
+            Value::String(word) => Node::Str(word.clone()),
+            number => Node::Float(number.as_f64().unwrap()),
+        };
+        (name.clone(), node)
+    };
+    Arguments::from_node(&Node::Map(case["arguments"].as_object().unwrap().iter().map(entry).collect())).unwrap()
+}
+
+/// A trace of `optimizers.json` before its first step.
+fn start(case: &Value) -> Run {
+    let optim = Optim::from_node(&Node::Str(case["optim"].as_str().unwrap().to_owned())).unwrap();
+    let shapes: Vec<(String, Vec<usize>)> = serde_json::from_value(case["shapes"].clone()).unwrap();
+    Run::of(&train(optim, arguments(case)), &shapes, case["peak"].as_f64().unwrap())
+}
+
+#[test]
+fn every_optimizer_equals_the_library_it_comes_from() {
+    let cases = json(&golden("optimizers.json"));
+    let cases = cases.as_array().unwrap();
+    for case in cases {
+        let name = case["name"].as_str().unwrap();
+        let (stored, mut run) = (stored(name), start(case));
+        for step in 1..=STEPS {
+            run.step(step);
+            if KEPT.contains(&step) {
+                run.check(name, &run.values, &stored, step, "");
+                if run.optimizer.averages() {
+                    let mut averages = run.values.clone();
+                    run.optimizer.publish(&mut averages);
+                    run.check(name, &averages, &stored, step, ".x");
+                    assert!(averages != run.values || step == 1, "the averages are something of their own");
+                }
             }
         }
     }
-}
-
-#[test]
-fn adamw_equals_pytorch() {
-    equals("adamw", Optim::AdamW, "");
-}
-
-#[test]
-fn sgd_equals_pytorch() {
-    equals("sgd", Optim::Sgd, "");
-    equals("sgd_momentum", Optim::Sgd, "momentum=0.9,dampening=0.1");
-    equals("sgd_nesterov", Optim::Sgd, "momentum=0.9,nesterov=true");
-}
-
-#[test]
-fn adafactor_equals_transformers() {
-    equals("adafactor", Optim::Adafactor, "");
-    let arguments = "scale_parameter=true,beta1=0.9,clip_threshold=0.5,decay_rate=-0.7";
-    equals("adafactor_scaled", Optim::Adafactor, arguments);
-}
-
-#[test]
-fn lion_equals_lion_pytorch() {
-    equals("lion", Optim::Lion, "");
-}
-
-#[test]
-fn muon_equals_pytorch_in_full_precision() {
-    equals("muon", Optim::Muon, "");
-    equals("muon_rms", Optim::Muon, "adjust_lr_fn=match_rms_adamw,nesterov=false,momentum=0.9,ns_steps=4");
-    equals("muon_spectral", Optim::Muon, "adjust_lr_fn=spectral_unclamped");
-}
-
-#[test]
-fn schedule_free_adamw_equals_schedulefree() {
-    equals("schedule_free", Optim::ScheduleFreeAdamW, "");
-    equals("schedule_free_power", Optim::ScheduleFreeAdamW, "r=0.5,weight_lr_power=1");
+    let traced: BTreeSet<&str> = cases.iter().map(|case| case["optim"].as_str().unwrap()).collect();
+    assert_eq!(traced, Optim::WORDS.iter().copied().collect(), "a trace for each optimizer");
 }
 
 #[test]
@@ -171,13 +164,13 @@ fn adamw_8bit_equals_bitsandbytes_to_the_byte() {
     for (map, signed) in [("qmap1", true), ("qmap2", false)] {
         assert_eq!(CodeMap::new(signed).values, stored[map], "{map}");
     }
-    let mut run = Run::new(&train(Optim::AdamW8bit, ""), &LARGE, 1e-2);
+    let cases = json(&golden("optimizers.json"));
+    let mut run = start(cases.as_array().unwrap().iter().find(|case| case["name"] == "adamw_8bit").unwrap());
     for step in 1..=STEPS {
         run.step(step);
         if !KEPT.contains(&step) {
             continue;
         }
-        run.check("adamw_8bit", &run.values, &stored, step, "");
         for (name, shape, state) in run.optimizer.tensors() {
             if name.starts_with("small") {
                 assert!(matches!(state, State::F32(_)), "{name}: tensors of under 4096 values keep f32");
@@ -199,7 +192,7 @@ fn adamw_8bit_equals_bitsandbytes_to_the_byte() {
 #[test]
 fn the_moving_average_equals_pytorch() {
     let stored = stored("ema");
-    let mut run = Run::new(&train(Optim::AdamW, ""), &SHAPES, 1e-2);
+    let mut run = Run::new(&plain(Optim::AdamW), 1e-2);
     let mut ema = Ema::new(0.95, &run.values);
     for step in 1..=STEPS {
         run.step(step);
@@ -213,58 +206,73 @@ fn the_moving_average_equals_pytorch() {
 #[test]
 fn a_tensor_of_its_own_rate_moves_as_in_a_group_of_its_own() {
     // At 5 times the rate, a fifth of the peak is the same as the whole.
-    for optim in [Optim::AdamW, Optim::Adafactor, Optim::Lion, Optim::Muon, Optim::ScheduleFreeAdamW, Optim::Sgd] {
-        let mut plain = Run::new(&train(optim, ""), &SHAPES, 1e-3);
-        let mut scaled = Run::new(&train(optim, ""), &SHAPES, 2e-4);
+    for &optim in Optim::ALL {
+        let mut whole = Run::new(&plain(optim), 1e-3);
+        let mut scaled = Run::new(&plain(optim), 2e-4);
         scaled.slots.iter_mut().for_each(|slot| slot.lr_scale = 5.0);
-        let rule = registry::rule(&train(optim, "")).unwrap();
+        let rule = rule(&plain(optim)).unwrap();
         scaled.optimizer = Optimizer::new(rule, scaled.slots.clone(), &scaled.values);
         for step in 1..=10 {
-            plain.step(step);
+            whole.step(step);
             scaled.step(step);
         }
-        close(optim.as_str(), &scaled.values, &plain.values);
+        close(optim.as_str(), &scaled.values, &whole.values);
     }
 }
 
 #[test]
-fn schedules_equal_transformers() {
-    let all: Value = serde_json::from_str(&std::fs::read_to_string(golden("schedules.json")).unwrap()).unwrap();
-    let peak = all["peak"].as_f64().unwrap();
-    let cases = all["schedules"].as_array().unwrap();
-    for case in cases {
-        let entry = |(name, value): (&String, &Value)| {
-            let node = value.as_f64().map_or_else(|| Node::Str(value.as_str().unwrap().to_owned()), Node::Float);
-            (name.clone(), node)
-        };
-        let arguments = case["arguments"].as_object().unwrap().iter().map(entry).collect();
-        let train = TrainConfig {
-            learning_rate: peak,
-            lr_scheduler_type: LrScheduler::from_node(&Node::Str(case["form"].as_str().unwrap().to_owned())).unwrap(),
-            lr_scheduler_kwargs: tunesmith::config::Arguments::from_node(&Node::Map(arguments)).unwrap(),
-            ..TrainConfig::default()
-        };
-        let number = |key: &str| case[key].as_u64().unwrap();
-        let schedule = Schedule::of(&train, number("warmup"), number("total")).unwrap();
-        for (step, want) in case["rates"].as_array().unwrap().iter().enumerate() {
-            let (got, want) = (schedule.lr(step as u64), want.as_f64().unwrap());
-            assert!((got - want).abs() <= 1e-12 * peak, "{case}: step {step}: {got} != {want}");
+fn every_schedule_equals_the_library_it_comes_from() {
+    let mut forms = BTreeSet::new();
+    for entry in std::fs::read_dir(golden("")).unwrap() {
+        let path = entry.unwrap().path();
+        if !path.file_name().unwrap().to_string_lossy().starts_with("schedules") {
+            continue;
+        }
+        let all = json(&path);
+        let peak = all["peak"].as_f64().unwrap();
+        for case in all["schedules"].as_array().unwrap() {
+            let form = LrScheduler::from_node(&Node::Str(case["form"].as_str().unwrap().to_owned())).unwrap();
+            let train = TrainConfig {
+                learning_rate: peak,
+                lr_scheduler_type: form,
+                lr_scheduler_kwargs: arguments(case),
+                ..TrainConfig::default()
+            };
+            let number = |key: &str| case[key].as_u64().unwrap();
+            let schedule = Schedule::of(&train, number("warmup"), number("total")).unwrap();
+            for (step, want) in case["rates"].as_array().unwrap().iter().enumerate() {
+                let (got, want) = (schedule.lr(step as u64), want.as_f64().unwrap());
+                assert!((got - want).abs() <= 1e-12 * peak, "{case}: step {step}: {got} != {want}");
+            }
+            forms.insert(form.as_str());
         }
     }
-    let forms: std::collections::BTreeSet<&str> = cases.iter().map(|case| case["form"].as_str().unwrap()).collect();
-    assert_eq!(forms.len(), LrScheduler::WORDS.len(), "a case for each form");
+    assert_eq!(forms, LrScheduler::WORDS.iter().copied().collect(), "a case for each form");
+}
+
+#[test]
+fn every_optimizer_and_schedule_stands_in_the_document() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/optimization.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows: String = text.lines().filter(|line| line.starts_with("| `")).collect();
+    for word in Optim::WORDS.iter().chain(LrScheduler::WORDS) {
+        assert!(rows.contains(&format!("`{word}`")), "{word} has no row in docs/optimization.md");
+    }
 }
 
 #[test]
 fn arguments_that_an_optimizer_lacks_are_refused() {
-    let refused = |optim, arguments| registry::rule(&train(optim, arguments)).unwrap_err().to_string();
+    let refused = |optim, arguments: &str| {
+        let arguments = Arguments::from_node(&Node::Str(arguments.to_owned())).unwrap();
+        rule(&train(optim, arguments)).unwrap_err().to_string()
+    };
     assert!(refused(Optim::Sgd, "momentun=0.9").contains("did you mean momentum"));
     assert!(refused(Optim::Sgd, "nesterov=true").contains("needs a momentum"));
     assert!(refused(Optim::AdamW, "momentum=0.9").contains("optim = adamw_torch has no argument \"momentum\""));
     assert!(refused(Optim::Muon, "adjust_lr_fn=fast").contains("match_rms_adamw"));
     assert!(refused(Optim::Adafactor, "relative_step=true").contains("relative_step"));
     let train = TrainConfig { optim: Optim::ScheduleFreeAdamW, adam_beta1: 0.0, ..TrainConfig::default() };
-    assert!(registry::rule(&train).unwrap_err().to_string().contains("adam_beta1"));
+    assert!(rule(&train).unwrap_err().to_string().contains("adam_beta1"));
 }
 
 #[test]
@@ -297,7 +305,7 @@ fn objectives_equal_the_label_smoother_of_transformers_and_a_z_loss() {
 
 #[test]
 fn learning_rates_of_lora_plus_equal_peft() {
-    let rows: Value = serde_json::from_str(&std::fs::read_to_string(golden("loraplus.json")).unwrap()).unwrap();
+    let rows = json(&golden("loraplus.json"));
     let rows = rows.as_array().unwrap();
     let shape =
         |row: &Value| row["shape"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap() as usize).collect();

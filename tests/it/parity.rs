@@ -3,12 +3,14 @@
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::comm::single::Single;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Checkpointing, Config, Dtype, InitLora, LrScheduler, Mode, Patterns, TargetModules};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::eval::{Settings, Unwatched, generate};
 use tunesmith::model::Model;
+use tunesmith::model::adapters::KINDS;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
 use tunesmith::train::optimizer::slots;
@@ -56,11 +58,8 @@ fn peft(name: &str) -> String {
 pub fn adapter_config(path: &Path) -> Config {
     let adapter = json(path);
     let mut config = recipe();
-    if adapter["peft_type"] == "IA3" {
-        let words = |key: &str| TargetModules::List(serde_json::from_value(adapter[key].clone()).unwrap());
-        config.tuning.mode = Mode::Ia3;
-        config.tuning.ia3.target_modules = Some(words("target_modules"));
-        config.tuning.ia3.feedforward_modules = Some(words("feedforward_modules"));
+    if adapter["peft_type"] != "LORA" {
+        config.tuning = AdapterConfig::from_json(&adapter.to_string(), path).unwrap().tuning;
         return config;
     }
     let lora = &mut config.tuning.lora;
@@ -285,42 +284,30 @@ fn check_family(family: &str) {
     }
 }
 
-macro_rules! families {
-    ($($test:ident: $family:literal,)*) => {
-        $(
-            #[test]
-            fn $test() {
-                check_family($family);
-            }
-        )*
-        pub const FAMILIES: &[&str] = &[$($family),*];
-    };
+/// Every golden model, by its folder.
+pub fn families() -> Vec<String> {
+    let folders = std::fs::read_dir(golden("")).unwrap().map(|entry| entry.unwrap());
+    let models = folders.filter(|folder| folder.path().join("model").is_dir());
+    let mut names: Vec<String> = models.map(|folder| folder.file_name().into_string().unwrap()).collect();
+    names.sort();
+    assert!(names.len() > 17);
+    names
 }
 
-families! {
-    llama_equals_peft: "llama",
-    qwen2_equals_peft: "qwen2",
-    qwen3_equals_peft: "qwen3",
-    gemma2_equals_peft: "gemma2",
-    gemma3_equals_peft: "gemma3",
-    mistral_equals_peft: "mistral",
-    phi3_equals_peft: "phi3",
-    smollm3_equals_peft: "smollm3",
-    olmo2_equals_peft: "olmo2",
-    gemma_equals_peft: "gemma",
-    granite_equals_peft: "granite",
-    phi3_longrope_equals_peft: "phi3_longrope",
-    mistral_yarn_equals_peft: "mistral_yarn",
-    qwen2_window_equals_peft: "qwen2_window",
-    llama_dynamic_equals_peft: "llama_dynamic",
-    mixtral_equals_peft: "mixtral",
-    qwen2_moe_equals_peft: "qwen2_moe",
-    qwen3_moe_equals_peft: "qwen3_moe",
+#[test]
+fn every_family_equals_peft() {
+    let families = families();
+    std::thread::scope(|scope| {
+        for family in &families {
+            let thread = std::thread::Builder::new().name(format!("parity of {family}"));
+            thread.spawn_scoped(scope, || check_family(family)).unwrap();
+        }
+    });
 }
 
 #[test]
 fn both_styles_of_config_json_describe_the_same_model() {
-    for family in FAMILIES {
+    for family in &families() {
         let dir = golden(family).join("model");
         let old = dir.join("config_v4.json");
         let old = Arch::from_json(&std::fs::read_to_string(&old).unwrap(), &old).unwrap();
@@ -375,9 +362,25 @@ fn dora_equals_peft() {
     check_variant("dora");
 }
 
+/// The goldens of adapters that are not LoRA, all on the qwen2 model.
+pub fn other_kinds() -> Vec<String> {
+    let dirs = std::fs::read_dir(golden("variants")).unwrap().map(|entry| entry.unwrap().path());
+    let settings = |dir: &Path| dir.join("adapter_final/adapter_config.json");
+    let others = dirs.filter(|dir| settings(dir).exists() && json(&settings(dir))["peft_type"] != "LORA");
+    let mut names: Vec<String> = others.map(|dir| dir.file_name().unwrap().to_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
 #[test]
-fn ia3_equals_peft() {
-    check_variant_of("qwen2", "ia3");
+fn every_other_kind_of_adapter_equals_peft() {
+    let variants = other_kinds();
+    for kind in KINDS.iter().filter(|kind| kind.mode != Mode::Lora) {
+        assert!(variants.iter().any(|name| name.starts_with(kind.mode.as_str())), "no golden of {}", kind.title);
+    }
+    for variant in &variants {
+        check_variant_of("qwen2", variant);
+    }
 }
 
 #[test]

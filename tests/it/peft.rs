@@ -1,4 +1,5 @@
 //! Adapters in PEFT's format, both ways, against files that PEFT wrote.
+use crate::parity::other_kinds;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -7,7 +8,8 @@ use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{LoraConfig, Mode, Patterns, TargetModules, TuningConfig};
+use tunesmith::config::{Mode, Patterns, TargetModules, TuningConfig};
+use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::targets::{Placement, place, placed};
 use tunesmith::{Error, Kind};
 
@@ -15,7 +17,7 @@ fn golden(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(path)
 }
 
-const ADAPTERS: [&str; 12] = [
+const ADAPTERS: [&str; 11] = [
     "phi3/adapter_final",
     "mixtral/adapter_final",
     "qwen2_moe/adapter_final",
@@ -27,28 +29,33 @@ const ADAPTERS: [&str; 12] = [
     "variants/patterns/adapter_final",
     "variants/modules_to_save/adapter_final",
     "variants/dora/adapter_final",
-    "variants/ia3/adapter_final",
 ];
 
 fn arch_of(adapter: &str) -> Arch {
-    let other = if adapter.contains("ia3") { "qwen2" } else { "llama" };
-    let family = adapter.split('/').next().unwrap().replace("variants", other);
+    let other = other_kinds().iter().any(|name| adapter == format!("variants/{name}/adapter_final"));
+    let family = adapter.split('/').next().unwrap().replace("variants", if other { "qwen2" } else { "llama" });
     Arch::from_dir(&golden(&family).join("model")).unwrap()
+}
+
+fn tuning(lora: &LoraConfig) -> TuningConfig {
+    TuningConfig { lora: lora.clone(), ..TuningConfig::default() }
 }
 
 /// What an adapter must hold on its model.
 fn expected(config: &AdapterConfig, arch: &Arch) -> Vec<(String, Vec<usize>)> {
-    let saved = config.targets.saved_tensors(arch).unwrap();
+    let saved = config.targets().saved_tensors(arch).unwrap();
     let whole =
         arch.tensors().into_iter().filter(|spec| saved.contains(&spec.name)).map(|spec| (spec.name, spec.shape));
-    let placements = config.targets.place(arch).unwrap();
+    let placements = config.place(arch).unwrap();
     let adapters = placements.iter().flat_map(Placement::tensors);
     adapters.chain(whole).collect()
 }
 
 #[test]
 fn golden_adapters_fit_their_models_and_are_written_byte_for_byte() {
-    for name in ADAPTERS {
+    let others = other_kinds().into_iter().map(|name| format!("variants/{name}/adapter_final"));
+    for name in ADAPTERS.into_iter().map(str::to_owned).chain(others) {
+        let name = name.as_str();
         let dir = golden(name);
         let (config, tensors) = load_adapter(&dir).unwrap();
         check_tensors(&dir, &tensors, &expected(&config, &arch_of(name))).unwrap_or_else(|error| panic!("{error}"));
@@ -66,14 +73,14 @@ fn golden_adapters_fit_their_models_and_are_written_byte_for_byte() {
 
 #[test]
 fn the_scale_is_pefts() {
-    let scale = |name: &str| {
+    let placed = |name: &str| {
         let (config, _) = load_adapter(&golden(name)).unwrap();
-        config.targets.place(&arch_of(name)).unwrap()
+        config.place(&arch_of(name)).unwrap()
     };
-    assert!(scale("llama/adapter_final").iter().all(|placement| placement.scale == 2.0));
-    assert!(scale("variants/rslora/adapter_final").iter().all(|placement| placement.scale == 4.0));
-    let patterns = scale("variants/patterns/adapter_final");
-    let of = |module: &str| patterns.iter().find(|placement| placement.module == module).unwrap();
+    let scales = |name: &str, scale: f32| placed(name).iter().all(|it| it.adapter.rank().unwrap().scale == scale);
+    assert!(scales("llama/adapter_final", 2.0) && scales("variants/rslora/adapter_final", 4.0));
+    let patterns = placed("variants/patterns/adapter_final");
+    let of = |module: &str| patterns.iter().find(|it| it.module == module).unwrap().adapter.rank().unwrap();
     assert_eq!((of("model.layers.0.mlp.down_proj").r, of("model.layers.0.mlp.down_proj").scale), (2, 4.0));
     assert_eq!(of("model.layers.1.self_attn.v_proj").scale, 0.75);
     assert_eq!(of("model.layers.0.self_attn.v_proj").scale, 2.0);
@@ -90,15 +97,15 @@ fn a_configuration_becomes_pefts_and_comes_back() {
         ..LoraConfig::default()
     };
     let placements = place(&arch, &lora).unwrap();
-    let config = AdapterConfig::new(&lora, &placements, Some("models/base"));
+    let config = AdapterConfig::of(&tuning(&lora), &placements, Some("models/base"));
     let text = config.to_json();
     assert_eq!(text["target_modules"].as_array().unwrap().len(), 14, "auto is written as full names");
     assert_eq!((&text["lora_alpha"], &text["alpha_pattern"]["layers.1.self_attn.v_proj"]), (&json!(8.5), &json!(3)));
     assert_eq!(text["base_model_name_or_path"], "models/base");
     let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
-    assert_eq!(again.targets.place(&arch).unwrap(), placements);
-    let back = again.lora_config(&arch, &LoraConfig::default()).unwrap();
-    assert_eq!(place(&arch, &back).unwrap(), placements, "a run that goes on from the adapter places it the same");
+    assert_eq!(again.place(&arch).unwrap(), placements);
+    let back = again.settings(&arch, &TuningConfig::default()).unwrap();
+    assert_eq!(placed(&arch, &back).unwrap(), placements, "a run that goes on from the adapter places it the same");
 }
 
 #[test]
@@ -114,8 +121,8 @@ fn factors_become_pefts_and_come_back() {
         assert!(inputs.iter().all(|name| name.ends_with("down_proj") && all.contains(name)), "PEFT wants them in both");
         assert_eq!(inputs.len() * if family == "llama" { 3 } else { 2 }, all.len());
         let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
-        assert_eq!(again.targets.place(&arch).unwrap(), placements);
-        tuning.ia3 = again.ia3_config(&arch).unwrap();
+        assert_eq!(again.place(&arch).unwrap(), placements);
+        tuning = again.settings(&arch, &tuning).unwrap();
         assert_eq!(placed(&arch, &tuning).unwrap(), placements);
     }
     let refused = |targets: &[&str], inputs: &[&str]| {
@@ -137,7 +144,7 @@ fn trained_tokens_are_written_and_read_as_peft_does() {
         (LoraConfig::default(), json!({"embed_tokens": [512, 513], "lm_head": [512, 513]})),
         (lora, json!({"embed_tokens": [512, 513]})),
     ] {
-        let config = AdapterConfig::new(&lora, &place(&arch, &lora).unwrap(), None).with_tokens(&arch).unwrap();
+        let config = AdapterConfig::of(&tuning(&lora), &place(&arch, &lora).unwrap(), None).with_tokens(&arch).unwrap();
         let text = config.to_json();
         assert_eq!(text["trainable_token_indices"], written);
         let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
@@ -158,10 +165,10 @@ fn exclusions_of_an_adapter_survive_in_the_configuration() {
     text["target_modules"] = "all-linear".into();
     text["exclude_modules"] = json!(["layers.0.mlp.up_proj", "q_proj"]);
     let config = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
-    let placements = config.targets.place(&arch).unwrap();
+    let placements = config.place(&arch).unwrap();
     assert_eq!(placements.len(), 11);
-    let lora = config.lora_config(&arch, &LoraConfig::default()).unwrap();
-    assert_eq!(place(&arch, &lora).unwrap(), placements);
+    let settings = config.settings(&arch, &TuningConfig::default()).unwrap();
+    assert_eq!(placed(&arch, &settings).unwrap(), placements);
 }
 
 fn with(key: &str, value: Value) -> tunesmith::Result<AdapterConfig> {
@@ -181,7 +188,7 @@ fn assert_says(error: &Error, fragments: &[&str]) {
 #[test]
 fn features_that_change_the_numbers_are_refused_by_name() {
     for (key, value) in [
-        ("peft_type", json!("LOHA")),
+        ("peft_type", json!("OFT")),
         ("task_type", json!("TOKEN_CLS")),
         ("lora_bias", json!(true)),
         ("fan_in_fan_out", json!(true)),
@@ -234,7 +241,7 @@ fn harmless_fields_of_other_versions_are_read_over() {
     }
     let old = json!({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "query"]});
     let old = AdapterConfig::from_json(&old.to_string(), Path::new("x")).unwrap();
-    assert_eq!(old.targets.place(&arch_of("llama/x")).unwrap().len(), 2, "names of other architectures do no harm");
+    assert_eq!(old.place(&arch_of("llama/x")).unwrap().len(), 2, "names of other architectures do no harm");
 }
 
 #[test]
@@ -292,7 +299,7 @@ fn tensors_that_do_not_fit_are_refused_with_both_sides() {
 fn a_regular_expression_stays_one() {
     let lora = LoraConfig { target_modules: TargetModules::Regex(".*q_proj".into()), ..LoraConfig::default() };
     let placements = place(&arch_of("llama/x"), &lora).unwrap();
-    assert_eq!(AdapterConfig::new(&lora, &placements, None).to_json()["target_modules"], ".*q_proj");
+    assert_eq!(AdapterConfig::of(&tuning(&lora), &placements, None).to_json()["target_modules"], ".*q_proj");
 }
 
 #[test]
@@ -307,8 +314,8 @@ fn mutated_configurations_never_panic() {
             let Ok(mutated) = String::from_utf8(bytes) else { continue };
             if let Ok(config) = AdapterConfig::from_json(&mutated, Path::new("x")) {
                 read += 1;
-                let _ = config.targets.place(&arch);
-                let _ = config.targets.saved_tensors(&arch);
+                let _ = config.place(&arch);
+                let _ = config.targets().saved_tensors(&arch);
             }
         }
     }

@@ -6,6 +6,7 @@ use tunesmith::config::arch::{Arch, ScoreHead};
 use tunesmith::config::{Config, Dtype, Mode, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
+use tunesmith::model::adapters::KINDS;
 use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
 use tunesmith::train::budget;
 
@@ -51,7 +52,7 @@ fn held_and_predicted(arch: &Arch, config: &Config, batch: &Batch) -> ([u64; 2],
 }
 
 const LORA: &str = "tuning: {lora: {r: 4}}";
-const MODES: [(&str, &str); 15] = [
+const MODES: [(&str, &str); 14] = [
     ("lora", LORA),
     ("lora on q alone", "tuning: {lora: {r: 4, target_modules: [q_proj]}}"),
     ("upper blocks", "tuning: {lora: {r: 4, layers_to_transform: [1]}}"),
@@ -64,10 +65,15 @@ const MODES: [(&str, &str); 15] = [
     ("head", "tuning: {lora: {r: 4, modules_to_save: [model.norm]}}"),
     ("full", "tuning: {mode: full}"),
     ("all is kept", "{tuning: {lora: {r: 4}}, train: {gradient_checkpointing: none}}"),
-    ("factors", "tuning: {mode: ia3}"),
     ("float16", "{tuning: {lora: {r: 3}}, train: {fp16: true}}"),
     ("last block", "tuning: {mode: freeze, freeze: {trainable_layers: 1}}"),
 ];
+
+/// With every kind of adapter by itself.
+fn modes() -> Vec<(String, String)> {
+    let kinds = KINDS.iter().map(|kind| (kind.title.to_owned(), format!("tuning: {{mode: {}}}", kind.mode)));
+    MODES.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).chain(kinds).collect()
+}
 
 #[test]
 fn buffers_are_predicted_to_the_byte() {
@@ -76,17 +82,17 @@ fn buffers_are_predicted_to_the_byte() {
     let mut count = 0;
     for family in families {
         let arch = arch(family);
-        for (name, text) in MODES {
+        for (name, text) in modes() {
             if family == "phi3" && name == "lora on q alone" {
                 continue; // its projections are one module
             }
             let batch = batch(arch.vocab_size, &[70, 33], 5);
-            let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+            let (held, predicted) = held_and_predicted(&arch, &config(&text), &batch);
             assert_eq!(held, predicted, "{family}, {name}");
             count += 1;
         }
     }
-    assert_eq!(count, 11 * 15 - 1);
+    assert_eq!(count, families.len() * modes().len() - 1);
 }
 
 #[test]
@@ -95,7 +101,7 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
         for labels in [0, 3] {
             let mut arch = arch(family);
             arch.score = Some(ScoreHead { labels: (0..labels).map(|label| label.to_string()).collect() });
-            for (name, text) in MODES {
+            for (name, text) in modes() {
                 let whole = |length: usize| {
                     let labels = [vec![IGNORE; length], vec![2]].concat();
                     Example { input_ids: (0..length as u32).collect(), labels }
@@ -104,7 +110,7 @@ fn a_head_of_scores_is_predicted_to_the_byte_and_holds_no_vocabulary() {
                 if labels > 0 {
                     batch.weigh_last(0.5);
                 }
-                let (held, predicted) = held_and_predicted(&arch, &config(text), &batch);
+                let (held, predicted) = held_and_predicted(&arch, &config(&text), &batch);
                 assert_eq!(held, predicted, "{family}, {labels} labels, {name}");
             }
         }

@@ -11,6 +11,7 @@ use tunesmith::Kind;
 use tunesmith::config::arch::{Arch, TensorSpec};
 use tunesmith::config::{Config, InitLora, Mode, Quantization};
 use tunesmith::model::Model;
+use tunesmith::model::adapters::KINDS;
 use tunesmith::model::quantize::{self, How};
 use tunesmith::model::quantized_cache::Cache;
 use tunesmith::model::stack::Stack;
@@ -235,7 +236,7 @@ fn adapters_of_every_kind_train_on_four_bits_as_on_the_same_numbers_dense() {
     std::fs::copy(parity::golden("llama/model/config.json"), dir.path().join("config.json")).unwrap();
     let (_, dense) = open(dir.path());
 
-    let changes: [fn(&mut Config); 6] = [
+    let lora: [fn(&mut Config); 6] = [
         |_| {},
         |config| config.tuning.lora.use_dora = true,
         |config| config.tuning.lora.use_rslora = true,
@@ -244,8 +245,10 @@ fn adapters_of_every_kind_train_on_four_bits_as_on_the_same_numbers_dense() {
         |config| config.tuning.lora.modules_to_save = vec!["lm_head".into()],
     ];
     let batch = Forward::read("llama").batch();
-    for (index, change) in changes.into_iter().enumerate() {
+    let kinds = KINDS.iter().map(|kind| (kind.mode, lora[0])).chain(lora.map(|change| (Mode::Lora, change)));
+    for (index, (mode, change)) in kinds.enumerate() {
         let mut config = parity::recipe();
+        config.tuning.mode = mode;
         config.tuning.lora.r = 4;
         config.tuning.lora.init_lora_weights = InitLora::Random;
         change(&mut config);
@@ -325,7 +328,7 @@ fn loftq_starts_with_what_quantization_loses() {
         let how = How { format: Format::Nf4, double: false };
         for scale in [1.0f32, 2.0] {
             let (matrix, [ours_a, ours_b]) =
-                tunesmith::model::loftq::start(values, cols, how, (rank, scale), rounds).unwrap();
+                tunesmith::model::adapters::loftq::start(values, cols, how, (rank, scale), rounds).unwrap();
             let update = |a: &[f32], b: &[f32], scale: f32| -> Vec<f32> {
                 let at = |at: usize| {
                     (0..rank).map(|k| b[at / cols * rank + k] * a[k * cols + at % cols]).sum::<f32>() * scale

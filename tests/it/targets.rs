@@ -5,8 +5,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::config::arch::Arch;
-use tunesmith::config::{Bias, LoraConfig, Patterns, TargetModules};
-use tunesmith::model::targets::{Targets, place, saved_tensors};
+use tunesmith::config::{Patterns, TargetModules};
+use tunesmith::model::adapters::Method;
+use tunesmith::model::adapters::lora::LoraConfig;
+use tunesmith::model::targets::{Targets, place};
 
 /// The 12-block model of the golden cases.
 fn arch(tied: bool) -> Arch {
@@ -32,29 +34,22 @@ fn patterns<T>(value: &Value, read: impl Fn(&Value) -> T) -> Patterns<T> {
     Patterns(value.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), read(value))).collect())
 }
 
-fn targets(config: &Value) -> Targets {
+fn settings(config: &Value) -> LoraConfig {
     let given = |key: &str| config.get(key);
-    Targets {
-        target_parameters: Vec::new(),
+    LoraConfig {
         target_modules: modules(&config["target_modules"]),
         exclude_modules: given("exclude_modules").map(modules),
         layers_to_transform: given("layers_to_transform").map(|layers| match layers.as_u64() {
             Some(layer) => vec![layer as usize],
             None => serde_json::from_value(layers.clone()).unwrap(),
         }),
-        layers_pattern: given("layers_pattern")
-            .map(|pattern| vec![pattern.as_str().unwrap().into()])
-            .unwrap_or_default(),
         modules_to_save: given("modules_to_save").map(strings).unwrap_or_default(),
         r: 4,
         lora_alpha: 8.0,
         use_rslora: config["use_rslora"] == true,
-        use_dora: false,
-        bias: Bias::None,
         rank_pattern: patterns(&config["rank_pattern"], |rank| rank.as_u64().unwrap() as usize),
         alpha_pattern: patterns(&config["alpha_pattern"], |alpha| alpha.as_f64().unwrap()),
-        feedforward: None,
-        strict: false,
+        ..LoraConfig::default()
     }
 }
 
@@ -64,9 +59,12 @@ fn adapters_go_where_peft_puts_them() {
     let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert_eq!(cases.len(), 21);
     for case in cases {
-        let targets = targets(&case["config"]);
-        let found: BTreeMap<_, _> = (targets.place(&arch(false)).unwrap().into_iter())
-            .map(|placement| (placement.module, (placement.r as u64, placement.alpha, placement.scale)))
+        let lora = settings(&case["config"]);
+        let pattern = case["config"].get("layers_pattern").map(|pattern| pattern.as_str().unwrap().into());
+        let targets = Targets { strict: false, layers_pattern: pattern.into_iter().collect(), ..lora.targets() };
+        let found: BTreeMap<_, _> = (targets.place(&arch(false), &lora).unwrap().into_iter())
+            .map(|placement| (placement.module, placement.adapter.rank().unwrap()))
+            .map(|(module, rank)| (module, (rank.r as u64, rank.alpha, rank.scale)))
             .collect();
         let expected: BTreeMap<_, _> = (case["placed"].as_object().unwrap().iter())
             .map(|(name, numbers)| {
@@ -127,11 +125,11 @@ fn settings_without_effect_or_beyond_this_version_are_refused() {
 #[test]
 fn modules_to_save_must_exist_and_be_trainable() {
     let save = |name: &str| LoraConfig { modules_to_save: vec![name.into()], ..LoraConfig::default() };
-    let error = saved_tensors(&arch(false), &save("lm_haed")).unwrap_err();
+    let error = save("lm_haed").targets().saved_tensors(&arch(false)).unwrap_err();
     assert!(error.to_string().contains("did you mean lm_head?"), "{error}");
     for name in ["lm_head", "embed_tokens"] {
-        assert_eq!(saved_tensors(&arch(false), &save(name)).unwrap().len(), 1);
-        let error = saved_tensors(&arch(true), &save(name)).unwrap_err();
+        assert_eq!(save(name).targets().saved_tensors(&arch(false)).unwrap().len(), 1);
+        let error = save(name).targets().saved_tensors(&arch(true)).unwrap_err();
         assert!(error.to_string().contains("not yet"), "{error}");
     }
 }
@@ -157,7 +155,8 @@ fn adapters_on_experts_go_where_their_parameters_are_named() {
     assert_eq!(experts.len(), 2);
     assert_eq!((experts[0].module.as_str(), experts[0].in_features), ("model.layers.0.mlp.experts", 64));
     assert_eq!((experts[1].module.as_str(), experts[1].in_features), ("model.layers.1.mlp.experts", 48));
-    assert_eq!((experts[0].alpha, experts[1].alpha), (4.0, 32.0));
+    let alpha = |index: usize| experts[index].adapter.rank().unwrap().alpha;
+    assert_eq!((alpha(0), alpha(1)), (4.0, 32.0));
     // Each adapter is on its own matrix: it alone moves the loss.
     let weights = tunesmith::model::weights::WeightFiles::open(&dir, &arch.tensors()).unwrap();
     config.tuning.lora.init_lora_weights = tunesmith::config::InitLora::Random;
@@ -183,12 +182,12 @@ fn adapters_on_experts_go_where_their_parameters_are_named() {
     refused(&|lora| lora.target_parameters.push("mlp.experts.up".into()), "\"mlp.experts.up\"");
     let router = LoraConfig { modules_to_save: vec!["gate".into()], ..lora(&parameters) };
     assert_eq!(
-        saved_tensors(&arch, &router).unwrap(),
+        router.targets().saved_tensors(&arch).unwrap(),
         [0, 1].map(|layer| format!("model.layers.{layer}.block_sparse_moe.gate.weight"))
     );
-    let targets = Targets::from(&router);
+    let targets = router.targets();
     let beside = targets.beside(&arch, &[]).unwrap();
     assert_eq!(beside[1].0, "model.layers.1.mlp.gate.weight", "as PEFT calls it");
     let whole = LoraConfig { modules_to_save: vec!["mlp".into()], ..router };
-    assert!(saved_tensors(&arch, &whole).unwrap_err().to_string().contains("not yet: experts"));
+    assert!(whole.targets().saved_tensors(&arch).unwrap_err().to_string().contains("not yet: experts"));
 }

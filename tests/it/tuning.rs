@@ -198,7 +198,7 @@ fn pissa_takes_out_of_the_weight_what_peft_takes() {
         let (rows, cols, rank, scale) = (shape[0], shape[1], of(".a").0[0], of(".scale").1[0]);
         let rounds = (name == "fast.w").then(|| (16, init::Stream::new(1, name)));
         let mut rest = weight.clone();
-        let [a, b] = init::pissa(&mut rest, cols, rank, scale, rounds);
+        let [a, b] = tunesmith::model::adapters::start::pissa(&mut rest, cols, rank, scale, rounds);
         close(&format!("{name}: what is left"), &rest, &of(".rest").1, 2e-6);
         // A row of A and a column of B may both have the other sign.
         for k in 0..rank {
@@ -234,10 +234,10 @@ fn pissa_starts_as_the_base_and_ends_as_lora_of_twice_the_rank() {
         let start = params.start().unwrap();
         let start: Vec<&[f32]> = params.specs.iter().map(|spec| &start[spec.range()]).collect();
         let placements = place(&model.arch, &config.tuning.lora).unwrap();
-        let own = AdapterConfig::new(&config.tuning.lora, &placements, None);
+        let own = AdapterConfig::of(&config.tuning, &placements, None);
         let (plain, tensors) = pissa::as_lora(&own, &named, &start);
         let mut config = recipe();
-        config.tuning.lora = plain.lora_config(&model.arch, &config.tuning.lora).unwrap();
+        config.tuning = plain.settings(&model.arch, &config.tuning).unwrap();
         assert_eq!((config.tuning.lora.r, config.tuning.lora.init_lora_weights), (6, InitLora::Kaiming));
         let mut again = load("llama", &config);
         let stored = tensors.into_iter().map(|(name, shape, values)| (name, (shape, values))).collect();

@@ -1,5 +1,5 @@
 //! Gemma (the first): GeGLU, norm weights counted from 1, embeddings scaled by the root of the width.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::{Activation, Arch};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Gemma 2B and 7B, CodeGemma",
     features: "GeGLU, norm weights counted from 1, scaled embeddings",
     sparse: false,
+    classifier: Some("GemmaForSequenceClassification"),
+    gguf: Some(Gguf::named("gemma")),
     read,
 };
 

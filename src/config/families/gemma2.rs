@@ -1,6 +1,6 @@
 //! Gemma 2: norms before and after attention and MLP, soft caps on scores and logits, a window in every other block.
-use super::Family;
 use super::gemma::{defaults, gemma};
+use super::{Family, Gguf};
 use crate::config::arch::{Arch, NormPlacement};
 use crate::config::hf_json::Source;
 use crate::error::Result;
@@ -11,6 +11,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Gemma 2 2B, 9B and 27B",
     features: "GeGLU, four norms a block, soft caps on scores and logits, a sliding window in every other block",
     sparse: false,
+    classifier: Some("Gemma2ForSequenceClassification"),
+    gguf: Some(Gguf { wide: Some(46), windows: &[|block| block % 2 == 0], ..Gguf::named("gemma2") }),
     read,
 };
 

@@ -1,7 +1,7 @@
 //! Gemma 3, text: Gemma 2 without its caps, with norms on each head of q and k; five blocks with a window and their own
 //! rotary base between two without.
-use super::Family;
 use super::gemma::{defaults, gemma};
+use super::{Family, Gguf};
 use crate::config::arch::{Arch, NormPlacement, QkNorm};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -12,6 +12,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Gemma 3 270M and 1B, and the text part of the larger ones",
     features: "GeGLU, four norms a block, norms on each head of q and k, a sliding window and its own rotary base in five of six blocks",
     sparse: false,
+    classifier: Some("Gemma3TextForSequenceClassification"),
+    gguf: Some(Gguf { wide: Some(62), windows: &[|block| block % 6 != 5], ..Gguf::named("gemma3") }),
     read,
 };
 
@@ -34,7 +36,7 @@ fn read(source: &Source<'_>) -> Result<Arch> {
     let pattern = source.size("sliding_window_pattern", Some(6))?;
     source.layer_windows(&mut arch, window, |layer| (layer + 1) % pattern != 0)?;
     // The window's blocks turn by a base of their own.
-    arch.ropes.push(source.local_rope(&arch)?);
+    arch.ropes.push(source.local_rope(&arch, 1e4)?);
     for block in &mut arch.blocks {
         block.rope = Some(usize::from(block.window.is_some()));
     }

@@ -1,5 +1,5 @@
 //! Granite: Llama with four constants: on embeddings, scores, residual branches and logits.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Granite 3.0 to 3.3 (dense)",
     features: "constants on embeddings, scores, residual branches and logits",
     sparse: false,
+    classifier: None,
+    gguf: Some(Gguf { pairs: true, scales: true, ..Gguf::named("granite") }),
     read,
 };
 

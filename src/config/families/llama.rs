@@ -1,5 +1,5 @@
 //! Llama: the form that the others are described against.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Llama 2, 3, 3.1, 3.2, 3.3, SmolLM2, TinyLlama, Yi, and others in the same form",
     features: "RMS norms before attention and MLP, SwiGLU, rotary positions, grouped-query attention",
     sparse: false,
+    classifier: Some("LlamaForSequenceClassification"),
+    gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
     read,
 };
 

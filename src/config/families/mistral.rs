@@ -1,5 +1,5 @@
 //! Mistral: Llama with a sliding window in every block, unless `sliding_window` is null.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Mistral 7B, Mistral Nemo, Mistral Small 2409, Zephyr",
     features: "a sliding window in every block, unless it is null",
     sparse: false,
+    classifier: Some("MistralForSequenceClassification"),
+    gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
     read,
 };
 

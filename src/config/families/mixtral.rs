@@ -1,5 +1,5 @@
 //! Mixtral: Mistral with experts in every block, two of them a token.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::{Arch, Experts};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Mixtral 8x7B and 8x22B",
     features: "experts in every block, an optional sliding window",
     sparse: true,
+    classifier: Some("MixtralForSequenceClassification"),
+    gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
     read,
 };
 

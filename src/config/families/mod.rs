@@ -1,42 +1,19 @@
-//! The decoder families: one file each, which reads its `config.json` into an [`Arch`], and one line here.
+//! The decoder families: one file each, which reads its `config.json` into an [`Arch`], and one line in [`crate::registry`].
 use std::fmt;
 
 use super::arch::Arch;
 use super::hf_json::Source;
 use crate::error::Result;
 
-mod gemma;
-mod gemma2;
-mod gemma3;
-mod granite;
-mod llama;
-mod mistral;
-mod mixtral;
-mod olmo2;
-mod phi3;
-mod qwen2;
-mod qwen2_moe;
-mod qwen3;
-mod qwen3_moe;
-mod smollm3;
+macro_rules! modules {
+    ($($module:ident,)+) => {
+        $( mod $module; )+
 
-/// Every family that is implemented.
-pub static FAMILIES: [&Family; 14] = [
-    &llama::FAMILY,
-    &qwen2::FAMILY,
-    &qwen3::FAMILY,
-    &gemma::FAMILY,
-    &gemma2::FAMILY,
-    &gemma3::FAMILY,
-    &mistral::FAMILY,
-    &phi3::FAMILY,
-    &smollm3::FAMILY,
-    &olmo2::FAMILY,
-    &granite::FAMILY,
-    &mixtral::FAMILY,
-    &qwen2_moe::FAMILY,
-    &qwen3_moe::FAMILY,
-];
+        /// Every family that is implemented.
+        pub static FAMILIES: &[&Family] = &[$( &$module::FAMILY ),+];
+    };
+}
+crate::registry::families!(modules);
 
 /// A family of decoders that share one form of `config.json`.
 pub struct Family {
@@ -50,19 +27,48 @@ pub struct Family {
     pub features: &'static str,
     /// Whether blocks have experts.
     pub sparse: bool,
+    /// The entry of `architectures` that Transformers has for it with a head of scores, if it has one.
+    pub classifier: Option<&'static str>,
+    /// How llama.cpp has it, if it does.
+    pub gguf: Option<Gguf>,
     /// Reads a `config.json` of this family.
     pub(super) read: fn(&Source<'_>) -> Result<Arch>,
 }
 
-impl Family {
-    /// The entry of `architectures` that Transformers has for it with a head of scores, if it has one.
-    pub fn classifier(&self) -> Option<String> {
-        let name = match self.model_type {
-            "granite" => return None,
-            "gemma3_text" => "Gemma3Text",
-            _ => self.class_name.trim_end_matches("ForCausalLM"),
-        };
-        Some(format!("{name}ForSequenceClassification"))
+/// What llama.cpp calls a family and takes for granted of it. A model that has it otherwise cannot be exported.
+#[derive(Debug, Clone, Copy)]
+pub struct Gguf {
+    /// `general.architecture`.
+    pub name: &'static str,
+    /// Rows of q and k lie in pairs that turn together, and not in halves of a head.
+    pub pairs: bool,
+    /// The file says what scores, embedding, branches and logits are multiplied by.
+    pub scales: bool,
+    /// So many blocks has the model whose scores are scaled as if all heads filled it.
+    pub wide: Option<usize>,
+    /// Which blocks may have a window that is shorter than the context: one of these rules by the block's number.
+    pub windows: &'static [fn(usize) -> bool],
+    /// Whether a block turns q and k.
+    pub turns: fn(usize) -> bool,
+    /// What of rotary positions it computes besides `linear` and `yarn` on whole heads: `llama3`, `longrope`, `partial`.
+    pub ropes: &'static [&'static str],
+    /// The weights of a token's experts are made to sum to 1.
+    pub normalised: bool,
+}
+
+impl Gguf {
+    /// Halves of heads that all turn, no windows.
+    pub const fn named(name: &'static str) -> Self {
+        Self {
+            name,
+            pairs: false,
+            scales: false,
+            wide: None,
+            windows: &[],
+            turns: |_| true,
+            ropes: &[],
+            normalised: true,
+        }
     }
 }
 

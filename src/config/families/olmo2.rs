@@ -1,5 +1,5 @@
 //! OLMo 2: norms after attention and MLP only, and norms over the whole width of q and k.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::{Arch, NormPlacement, QkNorm};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "OLMo 2 1B, 7B, 13B and 32B",
     features: "norms after attention and MLP only, norms over the whole width of q and k",
     sparse: false,
+    classifier: Some("Olmo2ForSequenceClassification"),
+    gguf: Some(Gguf::named("olmo2")),
     read,
 };
 

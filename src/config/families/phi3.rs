@@ -1,5 +1,5 @@
 //! Phi-3: Llama with q, k, v in one matrix and gate and up in another, a part of each head turned, `longrope`.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4 mini",
     features: "q, k, v in one matrix, gate and up in another, partial rotary, longrope, an optional sliding window",
     sparse: false,
+    classifier: Some("Phi3ForSequenceClassification"),
+    gguf: Some(Gguf { windows: &[|_| true, |_| false], ropes: &["longrope", "partial"], ..Gguf::named("phi3") }),
     read,
 };
 

@@ -1,5 +1,5 @@
 //! Qwen2: Llama with biases on q, k and v, and a window in the later blocks where it is switched on.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Qwen2, Qwen2.5, Qwen2.5-Coder, DeepSeek-R1-Distill-Qwen",
     features: "biases on q, k and v; an optional sliding window in the later blocks",
     sparse: false,
+    classifier: Some("Qwen2ForSequenceClassification"),
+    gguf: Some(Gguf { ropes: &["llama3"], ..Gguf::named("qwen2") }),
     read,
 };
 

@@ -1,5 +1,5 @@
 //! Qwen2-MoE: Qwen2 with experts in some blocks, and one expert that every token goes through.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B",
     features: "biases on q, k and v, experts with a shared one, an optional sliding window",
     sparse: true,
+    classifier: Some("Qwen2MoeForSequenceClassification"),
+    gguf: Some(Gguf { normalised: false, ..Gguf::named("qwen2moe") }),
     read,
 };
 

@@ -1,5 +1,5 @@
 //! Qwen3: Llama with RMS norms on each head of q and k, a head width of its own, and Qwen2's optional window.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::{Arch, QkNorm};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Qwen3 (dense)",
     features: "norms on each head of q and k; an optional sliding window in the later blocks",
     sparse: false,
+    classifier: Some("Qwen3ForSequenceClassification"),
+    gguf: Some(Gguf { ropes: &["llama3"], ..Gguf::named("qwen3") }),
     read,
 };
 

@@ -1,5 +1,5 @@
 //! Qwen3-MoE: Qwen3 with experts in some blocks.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::{Arch, QkNorm};
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,8 @@ pub(super) static FAMILY: Family = Family {
     models: "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
     features: "norms on each head of q and k, experts, an optional sliding window",
     sparse: true,
+    classifier: Some("Qwen3MoeForSequenceClassification"),
+    gguf: Some(Gguf::named("qwen3moe")),
     read,
 };
 

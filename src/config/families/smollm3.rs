@@ -1,5 +1,5 @@
 //! `SmolLM3`: Llama in which every fourth block turns nothing.
-use super::Family;
+use super::{Family, Gguf};
 use crate::config::arch::Arch;
 use crate::config::hf_json::{Defaults, Source};
 use crate::error::Result;
@@ -10,6 +10,13 @@ pub(super) static FAMILY: Family = Family {
     models: "SmolLM3",
     features: "no rotary positions in every fourth block",
     sparse: false,
+    classifier: Some("SmolLM3ForSequenceClassification"),
+    gguf: Some(Gguf {
+        pairs: true,
+        ropes: &["llama3"],
+        turns: |block| !(block + 1).is_multiple_of(4),
+        ..Gguf::named("smollm3")
+    }),
     read,
 };
 

@@ -13,6 +13,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::registry::EXTENSIONS;
 
 /// The largest file of text, and the largest text that a DOCX file may unpack to.
 const MAX_BYTES: u64 = 128 << 20;
@@ -84,7 +85,7 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
                 .hint(match path.extension().and_then(|end| end.to_str()) {
                     Some("doc" | "odt" | "rtf") => "save it as .docx",
                     Some("pdf") => "turn it into text first, for example with pdftotext",
-                    Some("jsonl" | "json" | "csv" | "parquet") => {
+                    Some(end) if EXTENSIONS.iter().copied().flatten().any(|known| *known == end) => {
                         "rows need no ingestion: name them in data.train_path"
                     }
                     _ => "rename the file after its format",

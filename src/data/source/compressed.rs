@@ -12,6 +12,17 @@ pub(super) enum Compression {
     Zstandard,
 }
 
+impl Compression {
+    /// By a file's last extension, in lower case: one of [`crate::registry::COMPRESSED`].
+    pub(super) fn of(extension: &str) -> Self {
+        match extension {
+            "gz" => Self::Gzip,
+            "zst" | "zstd" => Self::Zstandard,
+            _ => Self::None,
+        }
+    }
+}
+
 /// Bytes taken from the disk at once.
 const PIECE: usize = 1 << 20;
 /// The largest window that a Zstandard frame may ask for, as a power of two (what `zstd -d` allows by default).

@@ -1,6 +1,7 @@
 //! Rows from files: JSON Lines, JSON (a list, or `{"data": […]}`) and CSV or TSV in UTF-8, plain or compressed, and
 //! the columns of Parquet and Arrow. Rows are handed on one by one, so that a file is never in memory whole; the
-//! costly part (JSON and the row's form) is left to the caller's threads through [`RawRow::parse`].
+//! costly part (JSON and the row's form) is left to the caller's threads through [`RawRow::parse`]. A format is a file that hands
+//! its rows on, and a line in [`crate::registry`].
 mod bytes;
 mod columns;
 mod compressed;
@@ -204,26 +205,22 @@ enum Read {
     Whole(fn(&Path, File, &Cell<u64>, TakeRow<'_>) -> Result<()>),
 }
 
-/// Every format. A new one is a file with a function that hands its rows on, and a line here.
-const FORMATS: &[Format] = &[
-    Format { extensions: &["jsonl", "ndjson"], read: Read::Text(text::lines) },
-    Format { extensions: &["json"], read: Read::Text(text::json) },
-    Format { extensions: &["csv"], read: Read::Text(text::csv) },
-    Format { extensions: &["tsv"], read: Read::Text(text::tsv) },
-    Format { extensions: &["parquet"], read: Read::Whole(columns::read_parquet) },
-    Format { extensions: &["arrow", "feather", "ipc"], read: Read::Whole(columns::read_arrow) },
-];
+macro_rules! formats {
+    ($($module:ident = $($extension:literal)|+;)+) => {
+        $( mod $module; )+
+
+        /// Every format.
+        const FORMATS: &[Format] = &[$( Format { extensions: &[$($extension),+], read: $module::READ } ),+];
+    };
+}
+crate::registry::formats!(formats);
 
 impl Format {
     /// The format of a file by its extensions, `.jsonl` or `.csv.gz`, and how it is compressed.
     fn of(path: &Path) -> Result<(&'static Self, Compression)> {
         let lower = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         let outer = lower(path);
-        let compression = match outer.as_deref() {
-            Some("gz") => Compression::Gzip,
-            Some("zst" | "zstd") => Compression::Zstandard,
-            _ => Compression::None,
-        };
+        let compression = outer.as_deref().map_or(Compression::None, Compression::of);
         let plain = compression == Compression::None;
         let inner = if plain { outer } else { lower(&path.with_extension("")) }.unwrap_or_default();
         match FORMATS.iter().find(|format| format.extensions.contains(&&*inner)) {

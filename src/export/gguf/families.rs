@@ -1,17 +1,12 @@
-//! What llama.cpp calls a family, its sizes and its tensors, and in which order it wants the rows of q and k. What llama.cpp
-//! would compute otherwise than the model does is refused.
+//! What llama.cpp calls a family's sizes and its tensors, and in which order it wants the rows of q and k. What llama.cpp
+//! would compute otherwise than the model does is refused; a family's file says what that is.
 use super::container::{Header, Value};
-use crate::config::arch::{Arch, NormPlacement, RopeScaling, TensorSpec};
+use crate::config::arch::{Arch, Gguf, NormPlacement, RopeScaling, TensorSpec};
 use crate::error::{Error, Result};
 
 /// A family in llama.cpp.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
-    /// `general.architecture`.
-    pub(super) name: &'static str,
-    /// Rows of q and k lie in pairs that turn together, and not in halves of a head.
-    pairs: bool,
-}
+pub(super) struct Layout(Gguf);
 
 /// A tensor of the file: its name and shape, and the model's tensors that it is made of, one after the other.
 type Made = (String, Vec<usize>, Vec<TensorSpec>);
@@ -19,23 +14,15 @@ type Made = (String, Vec<usize>, Vec<TensorSpec>);
 impl Layout {
     /// The layout of a model.
     pub(super) fn of(arch: &Arch) -> Result<Self> {
-        let (name, pairs) = match arch.family.model_type {
-            "llama" | "mistral" | "mixtral" => ("llama", true),
-            "smollm3" => ("smollm3", true),
-            "granite" => ("granite", true),
-            "qwen2" => ("qwen2", false),
-            "qwen3" => ("qwen3", false),
-            "qwen2_moe" => ("qwen2moe", false),
-            "qwen3_moe" => ("qwen3moe", false),
-            "gemma" => ("gemma", false),
-            "gemma2" => ("gemma2", false),
-            "gemma3_text" => ("gemma3", false),
-            "phi3" => ("phi3", false),
-            "olmo2" => ("olmo2", false),
-            other => return Err(refuse(other, "this family", "")),
-        };
-        check(arch)?;
-        Ok(Self { name, pairs })
+        let family = arch.family;
+        let Some(gguf) = family.gguf else { return Err(refuse(family.model_type, "this family", HINT)) };
+        check(arch, &gguf)?;
+        Ok(Self(gguf))
+    }
+
+    /// `general.architecture`.
+    pub(super) const fn name(&self) -> &'static str {
+        self.0.name
     }
 
     /// The sizes.
@@ -60,7 +47,7 @@ impl Layout {
         if let Some(window) = arch.blocks.iter().find_map(|block| block.window) {
             put("attention.sliding_window", Value::count(window));
         }
-        if self.name == "granite" {
+        if self.0.scales {
             put("attention.scale", Value::F32(arch.attention_scale as f32));
             put("embedding_scale", Value::F32(arch.embedding_scale as f32));
             put("residual_scale", Value::F32(arch.residual_scale as f32));
@@ -151,7 +138,7 @@ impl Layout {
             "lm_head.weight" => return Ok("output.weight".into()),
             _ => {}
         }
-        let unknown = || Error::model(format!("{name} has no name in GGUF files of the architecture {}", self.name));
+        let unknown = || Error::model(format!("{name} has no name in GGUF files of the architecture {}", self.0.name));
         let (layer, rest) =
             name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')).ok_or_else(unknown)?;
         let (module, kind) = rest.rsplit_once('.').ok_or_else(unknown)?;
@@ -196,7 +183,7 @@ impl Layout {
             }
         }
         let heads = match name {
-            _ if !self.pairs => return,
+            _ if !self.0.pairs => return,
             _ if name.contains(".self_attn.q_proj.") => arch.num_attention_heads,
             _ if name.contains(".self_attn.k_proj.") => arch.num_key_value_heads,
             _ => return,
@@ -214,57 +201,46 @@ impl Layout {
     }
 }
 
+const HINT: &str = "serve the merged folder with Transformers or vLLM instead";
+
 fn refuse(family: &str, what: &str, hint: &str) -> Error {
-    let error = Error::model(format!("GGUF of a {family} model: llama.cpp does not compute {what}"));
-    if hint.is_empty() { error } else { error.hint(hint) }
+    Error::model(format!("GGUF of a {family} model: llama.cpp does not compute {what}")).hint(hint)
 }
 
 /// Refuses what llama.cpp has a fixed rule for and the model another.
-fn check(arch: &Arch) -> Result<()> {
-    let family = arch.family.model_type;
-    let no = |what: &str| Err(refuse(family, what, "serve the merged folder with Transformers or vLLM instead"));
-    let layers = arch.num_hidden_layers;
-    // Gemma's largest models scale by the width of a head as if all heads filled the model.
-    let wide = matches!((family, layers), ("gemma2", 46) | ("gemma3_text", 62));
+fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
+    let no = |what: &str| Err(refuse(arch.family.model_type, what, HINT));
+    let wide = gguf.wide == Some(arch.num_hidden_layers);
     let side = if wide { arch.hidden_size / arch.num_attention_heads } else { arch.head_dim };
-    if family != "granite" && (arch.attention_scale - (side as f64).powf(-0.5)).abs() > 1e-6 {
+    if !gguf.scales && (arch.attention_scale - (side as f64).powf(-0.5)).abs() > 1e-6 {
         return no(&format!("scores scaled by {}", arch.attention_scale));
     }
-    let windows = |rule: fn(usize) -> bool| {
+    let windows = |rule: &fn(usize) -> bool| {
         arch.blocks.iter().enumerate().all(|(layer, block)| block.window.is_some() == rule(layer))
     };
-    let fits = match family {
-        "gemma2" => windows(|layer| layer % 2 == 0),
-        "gemma3_text" => windows(|layer| layer % 6 != 5),
-        "phi3" => windows(|_| true) || windows(|_| false),
-        // A window as long as the context, or longer, shows nowhere.
-        _ => arch.blocks.iter().all(|block| block.window.is_none_or(|window| window >= arch.max_position_embeddings)),
-    };
-    if !fits {
+    // A window as long as the context, or longer, shows nowhere.
+    let none = || arch.blocks.iter().all(|block| block.window.is_none_or(|it| it >= arch.max_position_embeddings));
+    if !(gguf.windows.iter().any(windows) || gguf.windows.is_empty() && none()) {
         return no("a sliding window in these blocks");
     }
-    let turned = |layer: usize| family != "smollm3" || !(layer + 1).is_multiple_of(4);
-    if !arch.blocks.iter().enumerate().all(|(layer, block)| block.rope.is_some() == turned(layer)) {
+    if !arch.blocks.iter().enumerate().all(|(layer, block)| block.rope.is_some() == (gguf.turns)(layer)) {
         return no("positions in just these blocks");
     }
     if let Some(experts) = &arch.experts {
         if !arch.blocks.iter().all(|block| block.sparse) {
             return no("dense blocks among those with experts");
         }
-        if experts.normalised == (family == "qwen2_moe") {
+        if experts.normalised != gguf.normalised {
             return no("experts weighted like this");
         }
     }
     let Some(rope) = arch.ropes.first() else { return Ok(()) };
+    let lacks = |what: &str| !gguf.ropes.contains(&what);
     match &rope.scaling {
         RopeScaling::Dynamic { .. } => no("rope_type dynamic"),
-        RopeScaling::LongRope { .. } if family != "phi3" => no("rope_type longrope"),
-        RopeScaling::Llama3 { .. }
-            if !matches!(family, "llama" | "mistral" | "mixtral" | "smollm3" | "qwen2" | "qwen3") =>
-        {
-            no("rope_type llama3")
-        }
-        _ if rope.rotary_dim != arch.head_dim && family != "phi3" => no("a part of each head turned"),
+        RopeScaling::LongRope { .. } if lacks("longrope") => no("rope_type longrope"),
+        RopeScaling::Llama3 { .. } if lacks("llama3") => no("rope_type llama3"),
+        _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("a part of each head turned"),
         _ => Ok(()),
     }
 }

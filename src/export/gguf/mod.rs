@@ -117,7 +117,7 @@ const BLOCK: usize = 32;
 /// [`crate::Kind::Model`]: llama.cpp cannot run it as it is; [`crate::Kind::Io`]: the disk.
 pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: &str, format: Format) -> Result<u64> {
     let layout = Layout::of(&merged.arch)?;
-    let mut header = Header::new(layout.name);
+    let mut header = Header::new(layout.name());
     header.put("general.type", Value::text("model"));
     header.put("general.name", Value::text(name));
     header.put("general.file_type", Value::U32(format.file_type()));
@@ -170,8 +170,8 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Forma
     }
     let format = if format == Format::F32 { Format::F32 } else { Format::F16 };
     let layout = Layout::of(arch)?;
-    let alpha = adapter.config.targets.lora_alpha as f32;
-    let mut header = Header::new(layout.name);
+    let alpha = adapter.config.tuning.lora.lora_alpha as f32;
+    let mut header = Header::new(layout.name());
     header.put("general.type", Value::text("adapter"));
     header.put("general.file_type", Value::U32(format.file_type()));
     header.put("adapter.type", Value::text("lora"));
@@ -186,7 +186,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Forma
             if side == "lora_b" {
                 layout.transform(arch, &weight, &mut values);
                 // llama.cpp scales by alpha / rank; the rest of a scale of its own (rsLoRA, patterns) goes here.
-                let factor = placement.scale * placement.r as f32 / alpha;
+                let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
                 if (factor - 1.0).abs() > 1e-6 {
                     for value in &mut values {
                         *value *= factor;

@@ -499,8 +499,10 @@ fn schedule(work: &mut Work) {
                 None => work.implied("train.lr_scheduler_type", Node::Str("cosine_with_min_lr".into()), why),
             }
             work.put(&key, "train.lr_scheduler_kwargs", Node::Map(vec![("min_lr_rate".into(), rate)]), "");
+        } else if name == "rex" {
+            work.put(&key, "train.lr_scheduler_kwargs", Node::Map(vec![("min_lr_rate".into(), rate)]), "");
         } else {
-            work.needless(&key, "it belongs to the schedule `cosine`");
+            work.needless(&key, "it belongs to the schedules `cosine` and `rex`");
         }
     }
     if work.get(&["warmup_steps", "warmup_ratio"]).is_none() && name != "constant" {

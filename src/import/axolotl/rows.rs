@@ -2,6 +2,7 @@
 use super::Work;
 use crate::config::Node;
 use crate::import::beside;
+use crate::registry::{COMPRESSED, EXTENSIONS};
 use std::path::Path;
 
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
@@ -214,9 +215,8 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
 }
 
 fn is_file(path: &str) -> bool {
-    let ends = ["jsonl", "json", "csv", "parquet", "arrow", "gz", "zst", "txt"];
-    path.starts_with(['.', '/'])
-        || Path::new(path).extension().is_some_and(|end| ends.iter().any(|known| end == *known))
+    let mut ends = EXTENSIONS.iter().copied().flatten().chain(COMPRESSED).chain(&["txt"]);
+    path.starts_with(['.', '/']) || Path::new(path).extension().is_some_and(|end| ends.any(|known| end == *known))
 }
 
 /// Writes the sets: files of one form as a list of paths, everything else as `data.datasets`.

@@ -121,14 +121,12 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
             return if told { "auto" } else { lost(work, key, name, "columns") };
         }
         for field in ["history", "system"] {
-            let from = format!("{key}.{name}.columns.{field}");
-            if json["columns"][field] == field {
-                work.needless(&from, "so it is called");
-            } else if !json["columns"][field].is_null() {
-                work.lost(&from, &format!("rename the field to {field}"));
+            if column(field, field) != field {
+                work.lost(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
             }
         }
-        return "alpaca";
+        // Rows without earlier turns may stand among the others.
+        return if column("history", "") == "history" { "auto" } else { "alpaca" };
     }
     match (&*column("messages", "conversations"), &*tag("role_tag", "from"), &*tag("content_tag", "value")) {
         ("conversations", "from", "value") => "sharegpt",

@@ -1,10 +1,11 @@
-//! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale, or factors.
+//! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
 use regex::Regex;
 
-use super::{Placement, Side, Targets};
+use super::{Placement, Targets};
 use crate::config::TargetModules;
 use crate::config::arch::LinearSpec;
 use crate::error::{Error, Result};
+use crate::model::adapters::{Method, Rank, Site};
 
 /// [`Targets`] with its expressions compiled.
 pub(super) struct Rules<'a> {
@@ -20,16 +21,16 @@ pub(super) struct Rules<'a> {
 
 impl<'a> Rules<'a> {
     pub(super) fn compile(targets: &'a Targets) -> Result<Self> {
-        let section = targets.section();
+        let section = targets.section;
         let compile = |option: &str, pattern: &str| compile(section, option, pattern);
         let whole = |option: &str, modules: Option<&TargetModules>| match modules {
             Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
             _ => Ok(None),
         };
         if matches!(targets.target_modules, TargetModules::Regex(_)) && targets.layers_to_transform.is_some() {
-            return Err(Error::config(
-                "tuning.lora.layers_to_transform cannot be used when target_modules is a regular expression",
-            )
+            return Err(Error::config(format!(
+                "{section}.layers_to_transform cannot be used when target_modules is a regular expression"
+            ))
             .hint("write the blocks into the expression, or give target_modules as a list"));
         }
         if targets.exclude_modules == Some(TargetModules::AllLinear) {
@@ -53,10 +54,10 @@ impl<'a> Rules<'a> {
                 .map(|module| compile("modules_to_save", &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
                 .collect::<Result<_>>()?,
             layers,
-            ranks: (targets.rank_pattern.0.iter())
+            ranks: (targets.ranks.iter().flat_map(|ranks| &ranks.rank_pattern.0))
                 .map(|(pattern, rank)| Ok((key("rank_pattern", pattern)?, *rank)))
                 .collect::<Result<_>>()?,
-            alphas: (targets.alpha_pattern.0.iter())
+            alphas: (targets.ranks.iter().flat_map(|ranks| &ranks.alpha_pattern.0))
                 .map(|(pattern, alpha)| Ok((key("alpha_pattern", pattern)?, *alpha)))
                 .collect::<Result<_>>()?,
         })
@@ -92,39 +93,34 @@ impl<'a> Rules<'a> {
         }
     }
 
-    /// What the factors of a module multiply, with (IA)³.
-    fn factors(&self, name: &str) -> Option<Side> {
-        let inputs = match self.targets.feedforward.as_ref()? {
+    /// Whether it is one of `feedforward_modules`.
+    fn is_feedforward(&self, name: &str) -> bool {
+        self.targets.feedforward.as_ref().is_some_and(|modules| match modules {
             TargetModules::AllLinear => true,
             TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| pattern.is_match(name)),
             TargetModules::List(entries) => entries.iter().any(|entry| name.ends_with(entry.as_str())),
-        };
-        Some(if inputs { Side::Input } else { Side::Output })
+        })
     }
 
-    pub(super) fn placement(&self, linear: &LinearSpec) -> Placement {
-        let rank = self.ranks.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
-        let alpha = self.alphas.iter().find(|(pattern, _)| pattern.is_match(&linear.name));
-        let (r, alpha) = (
-            rank.map_or(self.targets.r, |(_, rank)| *rank),
-            alpha.map_or(self.targets.lora_alpha, |(_, alpha)| *alpha),
-        );
-        let scale = if self.targets.use_rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
-        let update = Placement {
-            module: linear.name.clone(),
-            key: linear.name.clone(),
-            r,
-            alpha,
-            scale: scale as f32,
+    /// The adapter of `method` on a module, or on the stacked matrices of so many experts.
+    pub(super) fn placement(&self, linear: &LinearSpec, method: &dyn Method, experts: Option<usize>) -> Placement {
+        let name = &linear.name;
+        let rank = self.targets.ranks.as_ref().map_or(Rank { r: 0, alpha: 0.0, scale: 1.0 }, |usual| {
+            let own = self.ranks.iter().find(|(pattern, _)| pattern.is_match(name));
+            let r = own.map_or(usual.r, |(_, rank)| *rank);
+            let own = self.alphas.iter().find(|(pattern, _)| pattern.is_match(name));
+            let alpha = own.map_or(usual.alpha, |(_, alpha)| *alpha);
+            let scale = if usual.rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
+            Rank { r, alpha, scale: scale as f32 }
+        });
+        let site = Site { module: linear, rank, feedforward: self.is_feedforward(name), experts };
+        Placement {
+            module: name.clone(),
+            key: name.clone(),
             out_features: linear.out_features,
             in_features: linear.in_features,
-            dora: self.targets.use_dora,
-            factors: None,
-            experts: None,
-        };
-        match self.factors(&linear.name) {
-            None => update,
-            factors => Placement { r: 0, alpha: 0.0, scale: 1.0, factors, ..update },
+            experts,
+            adapter: method.adapter(&site),
         }
     }
 }

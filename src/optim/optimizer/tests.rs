@@ -1,5 +1,5 @@
 //! Shares of an optimizer against the whole, for every optimizer and number of ranks.
-use super::super::registry;
+use super::super::rule;
 use super::*;
 use crate::comm::Partition;
 use crate::config::{Optim, TrainConfig};
@@ -37,18 +37,9 @@ fn packed(whole: &[f32], owned: &[Range<usize>]) -> Vec<f32> {
 fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
     let (slots, segments) = slots();
     let length = segments[segments.len() - 1];
-    let optims = [
-        Optim::AdamW,
-        Optim::AdamW8bit,
-        Optim::Sgd,
-        Optim::Lion,
-        Optim::ScheduleFreeAdamW,
-        Optim::Adafactor,
-        Optim::Muon,
-    ];
-    for optim in optims {
+    for &optim in Optim::ALL {
         let train = TrainConfig { optim, weight_decay: 0.1, ..TrainConfig::default() };
-        let rule = || registry::rule(&train).unwrap();
+        let rule = || rule(&train).unwrap();
         let start: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
         for ranks in [2, 3, 4, 7] {
             let partition = Partition::new(&segments, ranks, legal_cuts(&*rule(), &slots));
@@ -103,11 +94,19 @@ fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
 }
 
 #[test]
+fn the_registry_says_of_every_optimizer_whether_it_averages() {
+    for &optim in Optim::ALL {
+        let train = TrainConfig { optim, ..TrainConfig::default() };
+        assert_eq!(rule(&train).unwrap().averages(), optim.averages(), "{optim}");
+    }
+}
+
+#[test]
 fn cuts_fall_on_blocks_and_between_tensors() {
     let (slots, _) = slots();
     let cut = |optim, at| {
         let train = TrainConfig { optim, ..TrainConfig::default() };
-        legal_cuts(&*registry::rule(&train).unwrap(), &slots)(at)
+        legal_cuts(&*rule(&train).unwrap(), &slots)(at)
     };
     assert_eq!(cut(Optim::AdamW, 4271), 4271);
     // The second tensor of 4160 values begins at 4270.

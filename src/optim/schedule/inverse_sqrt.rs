@@ -9,14 +9,12 @@ pub(super) struct InverseSqrt {
     timescale: f64,
 }
 
-impl InverseSqrt {
-    pub(super) fn of(args: &mut Reader<'_>, run: &Run) -> Result<Self> {
+impl Form for InverseSqrt {
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
         let usual = if run.warmup == 0 { 10_000 } else { run.warmup };
         Ok(Self { timescale: args.count("timescale", 1)?.unwrap_or(usual) as f64 })
     }
-}
 
-impl Form for InverseSqrt {
     fn after(&self, step: u64, run: &Run) -> f64 {
         1.0 / ((step as f64 + (self.timescale - run.warmup as f64)) / self.timescale).sqrt()
     }

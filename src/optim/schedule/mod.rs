@@ -1,16 +1,8 @@
-//! Learning rates over optimizer steps, equal to the schedules of `transformers.optimization`: a file a form, and the one
-//! place where forms are registered. A new one is a file with its [`Form`] and its arguments, its word in
-//! `config/choice.rs`, and a line here.
-mod constant;
-mod cosine;
-mod inverse_sqrt;
-mod linear;
-mod polynomial;
-mod stable_decay;
-
+//! Learning rates over optimizer steps, equal to the schedules of `transformers.optimization`: a file a form, with its arguments, and a
+//! line in [`crate::registry`].
 use crate::config::arguments::Reader;
-use crate::config::{LrScheduler, Optim, TrainConfig};
-use crate::error::Result;
+use crate::config::{LrScheduler, TrainConfig};
+use crate::error::{Error, Result};
 use std::f64::consts::PI;
 
 /// How the rate goes over a run.
@@ -29,6 +21,8 @@ pub struct Run {
     pub warmup: u64,
     /// All steps.
     pub total: u64,
+    /// Whether the optimizer averages instead of following a schedule.
+    pub averages: bool,
 }
 
 impl Run {
@@ -45,6 +39,14 @@ impl Run {
 
 /// A form of schedule; its fields are arguments, named as in Transformers. Rates are shares of the highest one.
 pub trait Form: std::fmt::Debug + Send + Sync {
+    /// With its arguments; a form may take back what it is told of a run.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: a value that an argument cannot have, or one that is needed.
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self>
+    where
+        Self: Sized;
+
     /// Before step `run.warmup`.
     fn rising(&self, step: u64, run: &Run) -> f64 {
         step as f64 / run.warmup as f64
@@ -53,6 +55,17 @@ pub trait Form: std::fmt::Debug + Send + Sync {
     /// From there on.
     fn after(&self, step: u64, run: &Run) -> f64;
 }
+
+macro_rules! forms {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        $( mod $module; )+
+
+        fn of(form: LrScheduler, args: &mut Reader<'_>, run: &mut Run) -> Result<Box<dyn Form>> {
+            Ok(match form { $( LrScheduler::$name => Box::new($module::$name::of(args, run)?), )+ })
+        }
+    };
+}
+crate::registry::schedules!(forms);
 
 impl Schedule {
     /// A schedule with the default arguments of its form.
@@ -71,22 +84,9 @@ impl Schedule {
     pub fn of(train: &TrainConfig, warmup: u64, total: u64) -> Result<Self> {
         let owner = format!("lr_scheduler_type = {}", train.lr_scheduler_type);
         let mut args = train.lr_scheduler_kwargs.reader("train.lr_scheduler_kwargs", &owner);
-        let mut run = Run { peak: train.learning_rate, warmup, total };
-        let form: Box<dyn Form> = match train.lr_scheduler_type {
-            LrScheduler::ConstantWithWarmup if train.optim == Optim::ScheduleFreeAdamW => {
-                Box::new(constant::ScheduleFree)
-            }
-            LrScheduler::Constant => Box::new(constant::Constant::at_once(&mut run)),
-            LrScheduler::ConstantWithWarmup => Box::new(constant::Constant),
-            LrScheduler::Linear => Box::new(linear::Linear),
-            LrScheduler::Cosine => Box::new(cosine::Cosine::of(&mut args)?),
-            LrScheduler::CosineWithRestarts => Box::new(cosine::Restarts::of(&mut args)?),
-            LrScheduler::CosineWithMinLr => Box::new(cosine::Cosine::with_floor(&mut args, &run)?),
-            LrScheduler::CosineWarmupWithMinLr => Box::new(cosine::Warmup::of(&mut args, &run)?),
-            LrScheduler::Polynomial => Box::new(polynomial::Polynomial::of(&mut args, &run)?),
-            LrScheduler::InverseSqrt => Box::new(inverse_sqrt::InverseSqrt::of(&mut args, &run)?),
-            LrScheduler::WarmupStableDecay => Box::new(stable_decay::StableDecay::of(&mut args, &run)?),
-        };
+        let averages = train.optim.averages();
+        let mut run = Run { peak: train.learning_rate, warmup, total, averages };
+        let form = of(train.lr_scheduler_type, &mut args, &mut run)?;
         args.finish()?;
         Ok(Self { form, run })
     }
@@ -114,6 +114,25 @@ fn cycles(args: &mut Reader<'_>) -> Result<f64> {
 
 fn share(args: &mut Reader<'_>, name: &'static str) -> Result<Option<f64>> {
     args.number(name, "a number from 0 to 1", |number| (0.0..=1.0).contains(&number))
+}
+
+/// `min_lr` or `min_lr_rate`, as a share of the peak, where one is given.
+fn lowest(args: &mut Reader<'_>, peak: f64) -> Result<Option<f64>> {
+    let rate = args.number("min_lr", "a number of at least 0", |number| number >= 0.0)?;
+    match (rate, share(args, "min_lr_rate")?) {
+        (None, share) => Ok(share),
+        (Some(rate), None) if rate <= peak && peak > 0.0 => Ok(Some(rate / peak)),
+        (Some(rate), None) => Err(Error::config(format!(
+            "train.lr_scheduler_kwargs: min_lr = {rate} is not below train.learning_rate = {peak}"
+        ))
+        .hint("the schedule falls to it")),
+        (Some(_), Some(_)) => Err(one_lowest()),
+    }
+}
+
+fn one_lowest() -> Error {
+    Error::config("train.lr_scheduler_kwargs: expected one of min_lr and min_lr_rate")
+        .hint("for example lr_scheduler_kwargs: {min_lr_rate: 0.1}")
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ pub(super) struct Polynomial {
     power: f64,
 }
 
-impl Polynomial {
-    pub(super) fn of(args: &mut Reader<'_>, run: &Run) -> Result<Self> {
+impl Form for Polynomial {
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
         let end = args.number("lr_end", "a number of at least 0", |number| number >= 0.0)?.unwrap_or(1e-7);
         let power = args.number("power", "a number above 0", |number| number > 0.0)?.unwrap_or(1.0);
         if run.peak <= end {
@@ -23,9 +23,7 @@ impl Polynomial {
         }
         Ok(Self { end, power })
     }
-}
 
-impl Form for Polynomial {
     fn after(&self, step: u64, run: &Run) -> f64 {
         if step > run.total {
             return self.end / run.peak;

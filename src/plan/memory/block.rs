@@ -1,5 +1,6 @@
 //! A decoder block as memory sees it: what `model::block` takes from the pools and gives back, in its order.
-use super::parts::{Input, Linear, Low, Mlp, MlpSaved, Modules, Moe, MoeSaved};
+use super::footprint::Input;
+use super::parts::{Extra, Linear, Mlp, MlpSaved, Modules, Moe, MoeSaved};
 use super::pool::{Act, Pool};
 use crate::config::arch::{Arch, NormPlacement, QkNorm};
 
@@ -43,13 +44,13 @@ struct AttentionSaved {
     raw: Option<[(Act, Act); 2]>,
     mixed: Act,
     lse: Act,
-    low: Vec<Option<Low>>,
+    extra: Vec<Option<Extra>>,
 }
 
 #[derive(Debug)]
 enum FeedSaved {
     /// With what `down` took, where it is kept.
-    Dense(MlpSaved, Option<Low>, Option<Act>),
+    Dense(MlpSaved, Option<Extra>, Option<Act>),
     Sparse(MoeSaved),
 }
 
@@ -66,7 +67,7 @@ pub(super) struct Saved {
     rstd2: Option<Act>,
     feed: FeedSaved,
     mlp_raw: Raw,
-    o_low: Option<Low>,
+    o_extra: Option<Extra>,
 }
 
 impl Saved {
@@ -75,40 +76,40 @@ impl Saved {
         let Pools { main, own } = pools;
         let mut g = |act: Act| f(main, act);
         let normed = self.normed.map(|normed| normed.map(&mut g));
-        let AttentionSaved { qkv, raw, mixed, lse, low } = self.attention;
+        let AttentionSaved { qkv, raw, mixed, lse, extra } = self.attention;
         let qkv = qkv.map(&mut g);
         let raw = raw.map(|raw| raw.map(|(input, rstd)| (g(input), rstd)));
         let mixed = g(mixed);
-        let low = low.into_iter().map(|low| low.map(|low| low.map(&mut g))).collect();
-        let attention = AttentionSaved { qkv, raw, mixed, lse, low };
+        let extra = extra.into_iter().map(|extra| extra.map(|extra| extra.map(&mut g))).collect();
+        let attention = AttentionSaved { qkv, raw, mixed, lse, extra };
         let attention_raw = self.attention_raw.map(|(input, rstd)| (g(input), rstd));
         let x2 = g(self.x2);
         let feed = match self.feed {
-            FeedSaved::Dense(saved, low, middle) => {
-                FeedSaved::Dense(saved.map(&mut g), low.map(|low| low.map(&mut g)), middle.map(&mut g))
+            FeedSaved::Dense(saved, extra, middle) => {
+                FeedSaved::Dense(saved.map(&mut g), extra.map(|extra| extra.map(&mut g)), middle.map(&mut g))
             }
             FeedSaved::Sparse(saved) => FeedSaved::Sparse(saved.map(&mut |act| f(own, act), &mut g)),
         };
         let mlp_raw = self.mlp_raw.map(|(input, rstd)| (g(input), rstd));
-        let o_low = self.o_low.map(|low| low.map(&mut g));
-        Self { normed, attention, attention_raw, x2, feed, mlp_raw, o_low, ..self }
+        let o_extra = self.o_extra.map(|extra| extra.map(&mut g));
+        Self { normed, attention, attention_raw, x2, feed, mlp_raw, o_extra, ..self }
     }
 
     pub(super) fn give(self, pools: &mut Pools) {
         let Pools { main, own } = pools;
-        let AttentionSaved { qkv, raw, mixed, lse, low } = self.attention;
+        let AttentionSaved { qkv, raw, mixed, lse, extra } = self.attention;
         main.give_all(qkv);
         main.give_all([mixed, lse, self.x2]);
         main.give_all([self.rstd1, self.rstd2].into_iter().chain(self.normed).flatten());
         let pairs = raw.into_iter().flatten().chain(self.attention_raw).chain(self.mlp_raw);
         main.give_all(pairs.flat_map(|(input, rstd)| [input, rstd]));
-        low.into_iter().chain([self.o_low]).flatten().for_each(|low| low.give(main));
+        extra.into_iter().chain([self.o_extra]).flatten().for_each(|extra| extra.give(main));
         match self.feed {
-            FeedSaved::Dense(saved, low, middle) => {
+            FeedSaved::Dense(saved, extra, middle) => {
                 saved.give(main);
                 main.give_all(middle);
-                if let Some(low) = low {
-                    low.give(main);
+                if let Some(extra) = extra {
+                    extra.give(main);
                 }
             }
             FeedSaved::Sparse(saved) => saved.give(main, own),
@@ -208,22 +209,22 @@ impl Block {
 
     fn attention(&self, pool: &mut Pool, how: How) -> AttentionSaved {
         let dropout = how.dropout;
-        let (mut qkv, low) = if let [fused] = &self.qkv[..] {
-            let (y, low) = fused.forward(pool, dropout);
+        let (mut qkv, extra) = if let [fused] = &self.qkv[..] {
+            let (y, extra) = fused.forward(pool, dropout);
             let mut parts = [self.query, self.key, self.key].map(|features| pool.take(features));
             if how.picked {
                 let q = pool.take(self.query);
                 pool.give(std::mem::replace(&mut parts[0], q));
             }
             pool.give(y);
-            (parts, vec![low])
+            (parts, vec![extra])
         } else {
-            let (k, k_low) = self.qkv[1].forward(pool, dropout);
-            let (v, v_low) = self.qkv[2].forward(pool, dropout);
+            let (k, k_extra) = self.qkv[1].forward(pool, dropout);
+            let (v, v_extra) = self.qkv[2].forward(pool, dropout);
             let picked = how.picked.then(|| pool.take(self.hidden));
-            let (q, q_low) = self.qkv[0].forward(pool, dropout);
+            let (q, q_extra) = self.qkv[0].forward(pool, dropout);
             pool.give_all(picked);
-            ([q, k, v], vec![q_low, k_low, v_low])
+            ([q, k, v], vec![q_extra, k_extra, v_extra])
         };
         let raw = self.qk_norm.map(|groups| {
             let mut one = |at: usize, features: u64| {
@@ -233,7 +234,7 @@ impl Block {
             [one(0, self.query), one(1, self.key)]
         });
         let (mixed, lse) = (pool.take(self.query), pool.take(self.heads[0]));
-        AttentionSaved { qkv, raw, mixed, lse, low }
+        AttentionSaved { qkv, raw, mixed, lse, extra }
     }
 
     pub(super) fn forward(&self, pools: &mut Pools<'_>, how: How) -> (Act, Saved) {
@@ -241,7 +242,7 @@ impl Block {
         let attention = self.attention(pools.main, how);
         let first = keep(pools.main, h, how.whole);
         let picked = how.picked.then(|| pools.main.take(self.hidden));
-        let (y, o_low) = self.o.forward(pools.main, how.dropout);
+        let (y, o_extra) = self.o.forward(pools.main, how.dropout);
         let (x2, attention_raw) = self.join(pools.main, self.attention_join, y);
         pools.main.give_all(picked);
         let (h, rstd2) = Self::norm(pools.main, self.hidden, self.mlp_norm);
@@ -250,10 +251,10 @@ impl Block {
                 let saved = mlp.forward(pools.main, how.dropout);
                 let second = keep(pools.main, h, how.whole);
                 let middle = pools.main.take(mlp.inner);
-                let (y, low) = mlp.down.forward(pools.main, how.dropout);
+                let (y, extra) = mlp.down.forward(pools.main, how.dropout);
                 let joined = self.join(pools.main, self.mlp_join, y);
                 let middle = keep(pools.main, Some(middle), how.whole);
-                (second, joined, FeedSaved::Dense(saved, low, middle))
+                (second, joined, FeedSaved::Dense(saved, extra, middle))
             }
             Feed::Sparse(moe) => {
                 let (y, saved) = moe.forward(pools.main, pools.own, how.rows, how.dropout);
@@ -262,7 +263,7 @@ impl Block {
             }
         };
         let normed = [first, second];
-        (y, Saved { normed, rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low })
+        (y, Saved { normed, rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_extra })
     }
 
     pub(super) fn backward(
@@ -273,20 +274,20 @@ impl Block {
         how: How,
         want_dx: bool,
     ) -> Option<Act> {
-        let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_low } = saved;
+        let Saved { normed: [h1, h2], rstd1, attention, attention_raw, x2, rstd2, feed, mlp_raw, o_extra } = saved;
         let pool = &mut *pools.main;
         let dx2 = dy;
         let d_last = (self.mlp_join != Join::Plain).then(|| pool.take(self.hidden));
         pool.give_all(mlp_raw.into_iter().flat_map(|(input, rstd)| [input, rstd]));
         let dh = match (&self.feed, feed) {
-            (Feed::Dense(mlp), FeedSaved::Dense(saved, low, middle)) => {
+            (Feed::Dense(mlp), FeedSaved::Dense(saved, extra, middle)) => {
                 let d_middle = mlp.backward_down(pool, middle, how.dropout);
                 pool.give(d_middle);
                 let again = h2.or_else(|| self.mlp_norm.then(|| pool.take(self.hidden)));
                 let dh = mlp.backward_gate_up(pool, saved, self.hidden, how.dropout);
                 pool.give_all(again);
-                if let Some(low) = low {
-                    low.give(pool);
+                if let Some(extra) = extra {
+                    extra.give(pool);
                 }
                 Some(dh)
             }
@@ -309,7 +310,7 @@ impl Block {
         input.give(pool);
         pool.give_all(d_o);
         // Back through attention.
-        let AttentionSaved { qkv, raw, mixed, lse, low } = attention;
+        let AttentionSaved { qkv, raw, mixed, lse, extra } = attention;
         let mut d = [self.query, self.key, self.key].map(|features| pool.take(features));
         pool.give_all([d_mixed, mixed, lse]);
         pool.give_all(qkv);
@@ -324,7 +325,7 @@ impl Block {
         let h = h1.or_else(|| self.attention_norm.then(|| pool.take(self.hidden)));
         let want_dh = want_dx || self.trains_attention_norm;
         let dh = self.backward_projections(pool, d, how, want_dh);
-        low.into_iter().flatten().for_each(|low| low.give(pool));
+        extra.into_iter().flatten().for_each(|extra| extra.give(pool));
         let dx = if want_dx && dh.is_some() && how.picked {
             let dx = pool.take(self.hidden);
             pool.give(dx2);
@@ -336,8 +337,8 @@ impl Block {
             None
         };
         pool.give_all([h, dh, rstd1, d_last].into_iter().flatten());
-        if let Some(low) = o_low {
-            low.give(pool);
+        if let Some(extra) = o_extra {
+            extra.give(pool);
         }
         dx
     }

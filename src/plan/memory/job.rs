@@ -1,7 +1,8 @@
 //! What memory depends on: how the base is kept, what is trained, the optimizer, the batch.
-use super::Adapter;
+use super::footprint::{Footprint, Shape};
 use crate::config::arch::{Arch, TensorSpec};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// How a matrix's numbers are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,14 +69,14 @@ pub struct Base {
 }
 
 /// What is trained.
-#[derive(Debug, Clone, Default, PartialEq)]
+#[derive(Debug, Clone, Default)]
 pub struct Trained {
     /// How many values.
     pub values: u64,
     /// Tensors of the model that are trained in full, by name.
     pub tensors: BTreeSet<String>,
     /// Adapters by module; those on experts by their parameter, such as `model.layers.0.mlp.experts.down_proj`.
-    pub adapters: BTreeMap<String, Adapter>,
+    pub adapters: BTreeMap<String, Arc<dyn Footprint>>,
     /// The values of the start are kept (`PiSSA`).
     pub keeps_start: bool,
 }
@@ -108,7 +109,7 @@ pub enum Policy {
 
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 /// Everything that memory depends on, but for the batch.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
 pub struct Job<'a> {
     /// The model's shape.
@@ -187,15 +188,18 @@ impl Job<'_> {
         }
     }
 
-    /// `DoRA`'s squares of the base's rows in f64; norms and gains that a step keeps beside.
-    pub(in crate::plan) fn dora_constants(&self) -> u64 {
-        if !self.trained.adapters.values().any(|adapter| adapter.is_dora()) {
-            return 0;
-        }
-        let linears = self.arch.linear_modules();
-        let rows =
-            linears.iter().filter(|linear| self.trained.adapters.get(&linear.name).is_some_and(|it| it.is_dora()));
-        rows.map(|linear| 16 * linear.out_features as u64).sum()
+    /// The adapters of linear modules, with the modules' shapes.
+    fn adapted(&self) -> impl Iterator<Item = (&dyn Footprint, Shape)> {
+        self.arch.linear_modules().into_iter().filter_map(|linear| {
+            let adapter = self.trained.adapters.get(&linear.name)?;
+            let (out, inputs) = (linear.out_features as u64, linear.in_features as u64);
+            Some((adapter.as_ref(), Shape { out, inputs, trained: false, dropout: self.dropout }))
+        })
+    }
+
+    /// What adapters hold beside trained values all the time.
+    pub(in crate::plan) fn constants(&self) -> u64 {
+        self.adapted().map(|(adapter, shape)| adapter.constants(&shape)).sum()
     }
 }
 

@@ -4,13 +4,14 @@
 //! (`pool`, `parts`, `block`, `walk`), so that activations are counted buffer by buffer, as `ops::panel::Pool` holds them. On a
 //! GPU they are a prediction: the same walk with two bytes a number, and the constants of this file.
 mod block;
+pub mod footprint;
 mod job;
 mod parts;
-mod pool;
+pub mod pool;
 mod walk;
 
+pub use footprint::{Factors, Footprint, LowRank};
 pub use job::{Base, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
-pub use parts::Adapter;
 pub use walk::Walked;
 
 use crate::config::arch::Arch;
@@ -234,7 +235,7 @@ impl<'a> Predictor<'a> {
         };
         let start = if job.trained.keeps_start { values } else { 0 };
         let mut breakdown = Breakdown {
-            weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + job.dora_constants(),
+            weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + job.constants(),
             trained: trained + start,
             gradients: self.gradients(),
             optimizer: job.optimizer.state + job.optimizer.average,
@@ -272,6 +273,7 @@ pub(super) mod testing {
     use super::*;
     use std::collections::BTreeSet;
     use std::path::Path;
+    use std::sync::Arc;
 
     /// Three blocks of Llama's form, with a large vocabulary.
     pub fn arch() -> Arch {
@@ -290,7 +292,7 @@ pub(super) mod testing {
         } else {
             for linear in arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some()) {
                 trained.values += 8 * (linear.in_features + linear.out_features) as u64;
-                trained.adapters.insert(linear.name, Adapter::Lora { rank: 8, dora: false });
+                trained.adapters.insert(linear.name, Arc::new(LowRank { rank: 8, magnitudes: false }));
             }
         }
         Job {

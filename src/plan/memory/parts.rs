@@ -1,156 +1,48 @@
 //! The parts of a block as memory sees them: widths, adapters, what is trained; and what each takes from the pool and
 //! gives back, in the order in which `model::{linear, mlp, moe}` do.
 use super::Trained;
+use super::footprint::{Footprint, Input, Shape, padded};
 use super::pool::{Act, LANES, Pool};
 use crate::config::arch::{Arch, LinearSpec};
 use std::collections::BTreeMap;
-
-/// An adapter on a module.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Adapter {
-    /// A low-rank update.
-    Lora {
-        /// Rows of A.
-        rank: usize,
-        /// Magnitudes beside it (`DoRA`).
-        dora: bool,
-    },
-    /// (IA)³: a factor for each input, or else for each output.
-    Factors {
-        /// For each input.
-        inputs: bool,
-    },
-}
-
-impl Adapter {
-    /// Rows of A; none has the rank 0.
-    pub const fn rank(self) -> usize {
-        match self {
-            Self::Lora { rank, .. } => rank,
-            Self::Factors { .. } => 0,
-        }
-    }
-
-    /// Whether magnitudes stand beside it.
-    pub const fn is_dora(self) -> bool {
-        matches!(self, Self::Lora { dora: true, .. })
-    }
-}
+use std::sync::Arc;
 
 /// A linear module.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Linear {
-    out: u64,
-    inputs: u64,
-    adapter: Option<Adapter>,
-    /// The weight is trained in full.
-    trained: bool,
+    shape: Shape,
+    adapter: Option<Arc<dyn Footprint>>,
     /// Any part of it is trained.
     pub(super) trains: bool,
 }
 
 /// What an adapter keeps.
 #[derive(Debug)]
-pub(super) struct Low {
-    low: Act,
-    direction: Option<Act>,
-}
+pub(super) struct Extra(Vec<Act>);
 
-impl Low {
+impl Extra {
     pub(super) fn map(self, f: &mut impl FnMut(Act) -> Act) -> Self {
-        Self { low: f(self.low), direction: self.direction.map(f) }
+        Self(self.0.into_iter().map(f).collect())
     }
 
-    pub(super) fn give(self, pool: &mut Pool) {
-        pool.give(self.low);
-        pool.give_all(self.direction);
-    }
-}
-
-/// A transposed copy that products with one input share.
-#[derive(Debug, Default)]
-pub(super) struct Input(Option<Act>);
-
-impl Input {
     pub(super) fn give(self, pool: &mut Pool) {
         pool.give_all(self.0);
     }
 }
 
-/// Features padded to whole blocks, as a transposed copy has them.
-const fn padded(features: u64) -> u64 {
-    features.next_multiple_of(LANES)
-}
-
 impl Linear {
     /// The output, and what the adapter keeps. `dropout`: the adapter's input is dropped in part.
-    pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> (Act, Option<Low>) {
-        let (rank, dora) = match self.adapter {
-            None => return (pool.take(self.out), None),
-            Some(Adapter::Factors { inputs: true }) => {
-                let scaled = pool.take(self.inputs);
-                let y = pool.take(self.out);
-                pool.give(scaled);
-                return (y, None);
-            }
-            Some(Adapter::Factors { inputs: false }) => {
-                let low = pool.take(self.out);
-                return (pool.take(self.out), Some(Low { low, direction: None }));
-            }
-            Some(Adapter::Lora { rank, dora }) => (rank, dora),
-        };
-        let y = pool.take(self.out);
-        let low = {
-            let low = pool.take(rank as u64);
-            let dropped = dropout.then(|| pool.take(self.inputs));
-            let direction = dora.then(|| {
-                let direction = pool.take(self.out);
-                pool.pass(dropout.then_some(self.inputs));
-                pool.pass([self.inputs, self.out, rank as u64]);
-                direction
-            });
-            pool.give_all(dropped);
-            Low { low, direction }
-        };
-        (y, Some(low))
+    pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> (Act, Option<Extra>) {
+        let Some(adapter) = &self.adapter else { return (pool.take(self.shape.out), None) };
+        let (y, kept) = adapter.forward(pool, &Shape { dropout, ..self.shape });
+        (y, Some(Extra(kept)))
     }
 
     /// Takes what the gradients need, and gives it back.
     pub(super) fn backward(&self, pool: &mut Pool, input: &mut Input, dropout: bool, want_dx: bool) {
-        let (rank, dora) = match self.adapter {
-            Some(Adapter::Factors { inputs }) => {
-                let width = if inputs { self.inputs } else { self.out };
-                let scaled = (inputs && self.trained).then(|| pool.take(self.inputs));
-                let scaled_gradient = pool.take(width);
-                pool.pass(self.trained.then_some(padded(self.inputs)));
-                pool.give(scaled_gradient);
-                pool.give_all(scaled);
-                return;
-            }
-            Some(Adapter::Lora { rank, dora }) => (Some(rank), dora),
-            None => (None, false),
-        };
-        let adapter = rank.map(|rank| {
-            let dropped = dropout.then(|| pool.take(self.inputs));
-            let dv = dora.then(|| pool.take(self.out));
-            let d_low = pool.take(rank as u64);
-            pool.pass([padded(rank as u64)]);
-            pool.pass([padded(rank as u64)]);
-            pool.give_all(dropped);
-            (d_low, dv)
-        });
-        if self.trained && input.0.is_none() {
-            input.0 = Some(pool.take(padded(self.inputs)));
-        }
-        if let Some((d_low, dv)) = adapter {
-            if want_dx && dropout {
-                let through = pool.take(self.inputs);
-                pool.pass(dv.as_ref().map(|_| self.out));
-                pool.pass([self.inputs]);
-                pool.give(through);
-            }
-            pool.give(d_low);
-            pool.give_all(dv);
+        match &self.adapter {
+            Some(adapter) => adapter.backward(pool, &Shape { dropout, ..self.shape }, input, want_dx),
+            None => input.transpose(pool, &self.shape),
         }
     }
 }
@@ -167,24 +59,24 @@ pub(super) struct Mlp {
 pub(super) struct MlpSaved {
     gate: Act,
     up: Act,
-    low: Vec<Option<Low>>,
+    extra: Vec<Option<Extra>>,
 }
 
 impl MlpSaved {
     pub(super) fn map(self, f: &mut impl FnMut(Act) -> Act) -> Self {
         let (gate, up) = (f(self.gate), f(self.up));
-        Self { gate, up, low: self.low.into_iter().map(|low| low.map(|low| low.map(f))).collect() }
+        Self { gate, up, extra: self.extra.into_iter().map(|extra| extra.map(|extra| extra.map(f))).collect() }
     }
 
     pub(super) fn give(self, pool: &mut Pool) {
         pool.give_all([self.gate, self.up]);
-        self.low.into_iter().flatten().for_each(|low| low.give(pool));
+        self.extra.into_iter().flatten().for_each(|extra| extra.give(pool));
     }
 }
 
 impl Mlp {
     pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> MlpSaved {
-        let (mut outs, low): (Vec<Act>, Vec<_>) =
+        let (mut outs, extra): (Vec<Act>, Vec<_>) =
             self.gate_up.iter().map(|linear| linear.forward(pool, dropout)).unzip();
         if outs.len() == 1 {
             outs.extend([pool.take(self.inner), pool.take(self.inner)]);
@@ -192,7 +84,7 @@ impl Mlp {
             pool.give(both);
         }
         let (gate, up) = (outs.remove(0), outs.remove(0));
-        MlpSaved { gate, up, low }
+        MlpSaved { gate, up, extra }
     }
 
     /// `down`'s backward and the activation's; returns the gradient of what `down` takes, which is out still.
@@ -209,7 +101,7 @@ impl Mlp {
     /// From the gradients of gate and up to that of the input, of so many features.
     pub(super) fn backward_gate_up(&self, pool: &mut Pool, saved: MlpSaved, hidden: u64, dropout: bool) -> Act {
         let (mut input, dh) = (Input::default(), pool.take(hidden));
-        let MlpSaved { gate, up, low } = saved;
+        let MlpSaved { gate, up, extra } = saved;
         let acts = if let [fused] = &self.gate_up[..] {
             let both = pool.take(2 * self.inner);
             pool.give_all([gate, up]);
@@ -220,7 +112,7 @@ impl Mlp {
             vec![gate, up]
         };
         pool.give_all(acts);
-        low.into_iter().flatten().for_each(|low| low.give(pool));
+        extra.into_iter().flatten().for_each(|extra| extra.give(pool));
         input.give(pool);
         dh
     }
@@ -239,32 +131,33 @@ pub(super) struct Moe {
 
 #[derive(Debug)]
 pub(super) struct MoeSaved {
-    experts: Vec<(MlpSaved, Option<Low>)>,
-    shared: Option<(MlpSaved, Option<Low>, Option<Low>)>,
+    experts: Vec<(MlpSaved, Option<Extra>)>,
+    shared: Option<(MlpSaved, Option<Extra>, Option<Extra>)>,
 }
 
 impl MoeSaved {
     /// In the engine's order; `own` for what lies in the experts' pool.
     pub(super) fn map(self, own: &mut impl FnMut(Act) -> Act, main: &mut impl FnMut(Act) -> Act) -> Self {
-        let experts = self.experts.into_iter().map(|(saved, low)| (saved.map(own), low.map(|low| low.map(own))));
+        let experts =
+            self.experts.into_iter().map(|(saved, extra)| (saved.map(own), extra.map(|extra| extra.map(own))));
         Self {
             experts: experts.collect(),
             shared: self.shared.map(|(saved, down, gate)| {
-                (saved.map(main), down.map(|low| low.map(main)), gate.map(|low| low.map(main)))
+                (saved.map(main), down.map(|extra| extra.map(main)), gate.map(|extra| extra.map(main)))
             }),
         }
     }
 
     pub(super) fn give(self, pool: &mut Pool, own: &mut Pool) {
-        for (saved, low) in self.experts {
+        for (saved, extra) in self.experts {
             saved.give(own);
-            if let Some(low) = low {
-                low.give(own);
+            if let Some(extra) = extra {
+                extra.give(own);
             }
         }
         if let Some((saved, down, gate)) = self.shared {
             saved.give(pool);
-            [down, gate].into_iter().flatten().for_each(|low| low.give(pool));
+            [down, gate].into_iter().flatten().for_each(|extra| extra.give(pool));
         }
     }
 }
@@ -281,12 +174,12 @@ impl Moe {
         self.use_of(tokens).0.div_ceil(LANES).next_power_of_two()
     }
 
-    fn one(mlp: &Mlp, pool: &mut Pool, dropout: bool) -> (Act, MlpSaved, Option<Low>) {
+    fn one(mlp: &Mlp, pool: &mut Pool, dropout: bool) -> (Act, MlpSaved, Option<Extra>) {
         let saved = mlp.forward(pool, dropout);
         let middle = pool.take(mlp.inner);
-        let (y, low) = mlp.down.forward(pool, dropout);
+        let (y, extra) = mlp.down.forward(pool, dropout);
         pool.give(middle);
-        (y, saved, low)
+        (y, saved, extra)
     }
 
     pub(super) fn forward(&self, pool: &mut Pool, own: &mut Pool, tokens: u64, dropout: bool) -> (Act, MoeSaved) {
@@ -294,35 +187,42 @@ impl Moe {
         let out = pool.take(self.hidden);
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
             let (y, saved, down) = Self::one(mlp, pool, dropout);
-            let (gate, low) = to_gate.forward(pool, dropout);
+            let (gate, extra) = to_gate.forward(pool, dropout);
             pool.give_all([gate, y]);
-            (saved, down, low)
+            (saved, down, extra)
         });
         let mut experts = Vec::new();
         for _ in 0..self.use_of(tokens).1 {
             let x = own.take(self.hidden);
-            let (y, saved, low) = Self::one(&self.expert, own, dropout);
+            let (y, saved, extra) = Self::one(&self.expert, own, dropout);
             own.give_all([x, y]);
-            experts.push((saved, low));
+            experts.push((saved, extra));
         }
         (out, MoeSaved { experts, shared })
     }
 
-    fn one_backward(mlp: &Mlp, pool: &mut Pool, saved: MlpSaved, low: Option<Low>, hidden: u64, dropout: bool) -> Act {
+    fn one_backward(
+        mlp: &Mlp,
+        pool: &mut Pool,
+        saved: MlpSaved,
+        extra: Option<Extra>,
+        hidden: u64,
+        dropout: bool,
+    ) -> Act {
         let d_middle = mlp.backward_down(pool, None, dropout);
         let dh = mlp.backward_gate_up(pool, saved, hidden, dropout);
         pool.give(d_middle);
-        if let Some(low) = low {
-            low.give(pool);
+        if let Some(extra) = extra {
+            extra.give(pool);
         }
         dh
     }
 
     pub(super) fn backward(&self, pool: &mut Pool, own: &mut Pool, saved: MoeSaved, dropout: bool) -> Act {
         let dh = pool.take(self.hidden);
-        for (saved, low) in saved.experts {
+        for (saved, extra) in saved.experts {
             let (dy, x) = (own.take(self.hidden), own.take(self.hidden));
-            let dx = Self::one_backward(&self.expert, own, saved, low, self.hidden, dropout);
+            let dx = Self::one_backward(&self.expert, own, saved, extra, self.hidden, dropout);
             own.give_all([dy, x, dx]);
         }
         if let (Some((mlp, to_gate)), Some((saved, down, gate))) = (&self.shared, saved.shared) {
@@ -333,8 +233,8 @@ impl Moe {
             to_gate.backward(pool, &mut input, dropout, true);
             input.give(pool);
             pool.give_all([dy, dx, d_gate]);
-            if let Some(low) = gate {
-                low.give(pool);
+            if let Some(extra) = gate {
+                extra.give(pool);
             }
         }
         let d_logits = pool.take(self.count);
@@ -358,9 +258,10 @@ impl<'a> Modules<'a> {
     }
 
     fn sized(&self, module: &str, out: usize, inputs: usize, trained: bool, bias: bool) -> Linear {
-        let adapter = self.trained.adapters.get(module).copied();
+        let adapter = self.trained.adapters.get(module).cloned();
         let trains = adapter.is_some() || trained || bias;
-        Linear { out: out as u64, inputs: inputs as u64, adapter, trained, trains }
+        let shape = Shape { out: out as u64, inputs: inputs as u64, trained, dropout: false };
+        Linear { shape, adapter, trains }
     }
 
     fn trains(&self, tensor: &str) -> bool {
@@ -380,7 +281,7 @@ impl<'a> Modules<'a> {
         let gate_up =
             if self.arch.fused { vec![linear("gate_up_proj")] } else { vec![linear("gate_proj"), linear("up_proj")] };
         let down = linear("down_proj");
-        Mlp { gate_up, inner: down.inputs, down }
+        Mlp { gate_up, inner: down.shape.inputs, down }
     }
 
     /// The experts of a block, if it has them.
@@ -395,7 +296,7 @@ impl<'a> Modules<'a> {
             let linear = |name: &str| self.linear(&format!("{prefix}.mlp.{name}"));
             let gate_up = vec![linear("shared_expert.gate_proj"), linear("shared_expert.up_proj")];
             let down = linear("shared_expert.down_proj");
-            (Mlp { gate_up, inner: down.inputs, down }, linear("shared_expert_gate"))
+            (Mlp { gate_up, inner: down.shape.inputs, down }, linear("shared_expert_gate"))
         });
         Some(Moe {
             count: experts.count as u64,

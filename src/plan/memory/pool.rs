@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 /// Tokens in a panel.
-pub(super) const LANES: u64 = 16;
+pub const LANES: u64 = 16;
 /// Buffers from twice this size on are made of whole huge pages.
 const HUGE: u64 = 2 << 20;
 
@@ -16,7 +16,7 @@ pub const fn buffer(numbers: u64) -> u64 {
 /// An activation that is out.
 #[must_use = "what is taken is given back"]
 #[derive(Debug)]
-pub(super) struct Act {
+pub struct Act {
     /// Numbers of four bytes a token.
     held: u64,
     /// Features, which are twice as many as `held` where they are kept in bfloat16.
@@ -32,12 +32,13 @@ struct Class {
 
 /// A pool, by the features of its activations; all have the same tokens.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Pool {
+pub struct Pool {
     classes: BTreeMap<u64, Class>,
 }
 
 impl Pool {
-    pub(super) fn take(&mut self, features: u64) -> Act {
+    /// An activation of so many features.
+    pub fn take(&mut self, features: u64) -> Act {
         self.out(features);
         Act { held: features, features, narrow: false }
     }
@@ -48,19 +49,21 @@ impl Pool {
         class.most = class.most.max(class.out);
     }
 
+    /// Back into the pool.
     #[allow(clippy::needless_pass_by_value)] // what is given back is gone
-    pub(super) fn give(&mut self, act: Act) {
+    pub fn give(&mut self, act: Act) {
         if let Some(class) = self.classes.get_mut(&act.held) {
             class.out -= 1;
         }
     }
 
-    pub(super) fn give_all(&mut self, acts: impl IntoIterator<Item = Act>) {
+    /// All of them back into the pool.
+    pub fn give_all(&mut self, acts: impl IntoIterator<Item = Act>) {
         acts.into_iter().for_each(|act| self.give(act));
     }
 
     /// Takes and gives back at once.
-    pub(super) fn pass(&mut self, features: impl IntoIterator<Item = u64>) {
+    pub fn pass(&mut self, features: impl IntoIterator<Item = u64>) {
         let acts: Vec<Act> = features.into_iter().map(|features| self.take(features)).collect();
         self.give_all(acts);
     }

@@ -133,9 +133,8 @@ impl Shape {
             Device::Cpu => (Layout::Panels, Layout::Panels),
             Device::Gpu => (Layout::Rows(2), Layout::Rows(4)),
         };
-        // An adapter's rows take part as tokens where norms of DoRA are found.
-        let dora = job.trained.adapters.values().filter(|it| it.is_dora()).map(|it| it.rank() as u64);
-        let tokens = pass.tokens.max(dora.max().unwrap_or(0));
+        let rows = job.trained.adapters.values().map(|adapter| adapter.rows());
+        let tokens = pass.tokens.max(rows.max().unwrap_or(0));
         let (mut kept, mut pools) = (self.waiting.bytes_out(layout, tokens), self.main.bytes(layout, tokens));
         for (waiting, own, moe, how) in &self.experts {
             let tokens = if how.picked { pass.labelled } else { pass.tokens };

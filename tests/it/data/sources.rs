@@ -24,6 +24,11 @@ fn every_form_of_row_becomes_the_same_chat() {
         ),
         (r#"{"instruction": "q", "input": "", "output": "a"}"#, user_assistant),
         (r#"{"instruction": "q", "input": null, "response": "a", "id": 3}"#, user_assistant),
+        (r#"{"history": [], "instruction": "q", "input": "", "output": "a"}"#, user_assistant),
+        (
+            r#"{"system": "s", "history": [["q", "a"]], "instruction": "q", "output": "a"}"#,
+            &(with_system.clone() + user_assistant),
+        ),
         (r#"{"question": "q", "answer": "a"}"#, user_assistant),
         (r#"{"prompt": "q", "response": "a"}"#, user_assistant),
         (r#"{"input": "q", "target": "a"}"#, user_assistant),
@@ -135,4 +140,17 @@ fn refusals_of_files_name_one_place_and_fit_the_form() {
 fn plain_rows_do_not_count_as_templated() {
     assert!(!load_text("rows.jsonl", r#"{"text": "once upon"}"#).unwrap().report.templated);
     assert!(load_text("rows.jsonl", r#"{"question": "q", "answer": "a"}"#).unwrap().report.templated);
+}
+
+#[test]
+fn every_format_and_form_stands_in_the_document() {
+    use tunesmith::registry::{COMPRESSED, EXTENSIONS};
+    let text = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/data.md")).unwrap();
+    for extension in EXTENSIONS.iter().copied().flatten() {
+        assert!(text.contains(&format!("`.{extension}`")), ".{extension} is missing in docs/data.md");
+    }
+    assert!(COMPRESSED.iter().filter(|extension| text.contains(&format!("`.{extension}`"))).count() > 1);
+    for form in tunesmith::config::Format::WORDS.iter().filter(|word| **word != "auto") {
+        assert!(text.contains(&format!("| `{form}` |")), "{form} is missing in docs/data.md");
+    }
 }

@@ -2,10 +2,10 @@
 //! `Q = quantize(W - s B A)` and `s B A`, the part of `W - Q` with the largest singular values; at first `B A = 0`.
 //!
 //! PEFT leaves the adapter's scale `s` out of account; here the sum is the approximation of the weight whatever it is.
-use super::init;
-use super::quantize::How;
-use super::svd;
+use super::start as matrices;
 use crate::error::Result;
+use crate::model::quantize::How;
+use crate::model::svd;
 use crate::ops::quant::{Quantized, encode};
 use rayon::prelude::*;
 
@@ -27,12 +27,12 @@ pub fn start(
         let mut residual = matrix.dequantize();
         residual.par_iter_mut().zip(weight).for_each(|(lost, weight)| *lost = weight - *lost);
         let triplets = svd::exact(svd::Rows { data: &residual, cols }, rank);
-        let [a, b] = init::factors(&triplets, weight.len() / cols, scale);
+        let [a, b] = matrices::factors(&triplets, weight.len() / cols, scale);
         if round == rounds {
             return Ok((matrix, [a, b]));
         }
         rest.copy_from_slice(weight);
-        init::subtract(&mut rest, cols, scale, [&a, &b]);
+        matrices::subtract(&mut rest, cols, scale, [&a, &b]);
         round += 1;
     }
 }

@@ -6,7 +6,7 @@ use std::f64::consts::PI;
 
 /// Its arguments.
 #[derive(Debug)]
-pub(super) struct StableDecay {
+pub(super) struct WarmupStableDecay {
     /// How the rate rises.
     rise: Shape,
     /// Steps at the peak.
@@ -30,8 +30,8 @@ enum Shape {
     OneMinusSqrt,
 }
 
-impl StableDecay {
-    pub(super) fn of(args: &mut Reader<'_>, &Run { warmup, total, .. }: &Run) -> Result<Self> {
+impl Form for WarmupStableDecay {
+    fn of(args: &mut Reader<'_>, &mut Run { warmup, total, .. }: &mut Run) -> Result<Self> {
         let shapes = [("linear", Shape::Linear), ("cosine", Shape::Cosine), ("1-sqrt", Shape::OneMinusSqrt)];
         let falls = [shapes[1], shapes[0], shapes[2]];
         let Some(decay) = args.count("num_decay_steps", 0)? else {
@@ -58,9 +58,7 @@ impl StableDecay {
             cycles: cycles(args)?,
         })
     }
-}
 
-impl Form for StableDecay {
     fn rising(&self, step: u64, run: &Run) -> f64 {
         let progress = step as f64 / run.warmup as f64;
         let risen = match self.rise {

@@ -1,0 +1,83 @@
+//! [`choices`]: settings that are one of a few words.
+use super::value::{Node, Refusal};
+
+/// Makes an enum of words. `later` names the words that a later version will accept.
+macro_rules! choices {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal $( | $alias:literal $( ($alias_doc:literal) )? )*, )+ } $( later $later:expr )?;
+    )*) => {$(
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
+
+        impl $name {
+            /// The words that the configuration accepts, less second names.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+            const LATER: &'static [&'static str] = choices!(@or $($later)?);
+            /// All of them, in the order of the documentation.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word of the configuration.
+            pub const fn as_str(self) -> &'static str {
+                match self { $( Self::$variant => $word, )+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl $crate::config::ConfigValue for $name {
+            fn from_node(node: &$crate::config::Node) -> Result<Self, $crate::config::Refusal> {
+                match node {
+                    $( $crate::config::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
+                    _ => Err($crate::config::choices::refuse_word(node, Self::WORDS, Self::LATER)),
+                }
+            }
+
+            fn to_json(&self) -> serde_json::Value {
+                self.as_str().into()
+            }
+
+            fn expected() -> String {
+                $crate::config::choices::one_of(Self::WORDS)
+            }
+
+            fn schema() -> serde_json::Value {
+                serde_json::json!({ "oneOf": [
+                    $(
+                        { "const": $word, "description": concat!($($variant_doc),*).trim() },
+                        $( { "const": $alias, "description": choices!(@alias $word $($alias_doc)?) }, )*
+                    )+
+                ] })
+            }
+        }
+    )*};
+    (@alias $word:literal) => { concat!("The same as `", $word, "`.") };
+    (@alias $word:literal $doc:literal) => { $doc };
+    (@or) => { &[] };
+    (@or $later:expr) => { &$later };
+}
+
+pub(super) use choices;
+
+/// The words of a message.
+pub(super) fn one_of(words: &[&str]) -> String {
+    format!("one of {}", words.join(", "))
+}
+
+/// Refuses what is none of the words, with the nearest of them.
+pub(super) fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
+    let refusal = Refusal::new(node, one_of(words));
+    let Node::Str(word) = node else { return refusal };
+    if later.contains(&word.as_str()) {
+        return refusal.hint(super::option::not_yet(word));
+    }
+    match super::option::nearest(word, words.iter().copied()) {
+        Some(near) => refusal.hint(format!("did you mean {near}?")),
+        None => refusal,
+    }
+}

@@ -1,0 +1,10 @@
+//! `{messages: [{role, content, …}, …]}`.
+use super::{Shape, chat, has, list};
+
+pub(super) const SHAPE: Shape = Shape {
+    fields: "messages",
+    plain: false,
+    fits: |row| has(row, "messages"),
+    parse: |row| chat(list(row, "messages")?, row),
+    asks: |_| None,
+};
