@@ -231,10 +231,12 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    fn activation(&self) -> Result<Activation> {
-        let key = if self.get("hidden_activation").is_some() { "hidden_activation" } else { "hidden_act" };
+    fn activation(&self, (key, default): (&str, Activation)) -> Result<Activation> {
         match self.text(key)? {
-            None | Some("silu" | "swish") => Ok(Activation::Silu),
+            None => Ok(default),
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            // The first files of Gemma said so and meant the tanh form, which is what Transformers takes.
+            Some("gelu") if key == "hidden_act" && default == Activation::GeluTanh => Ok(default),
             Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
             Some(act) => Err(self.not_yet(format!("{key} {act:?}")).hint("supported: \"silu\", \"gelu_pytorch_tanh\"")),
         }
@@ -254,6 +256,12 @@ impl<'a> Source<'a> {
         let max_position_embeddings =
             self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
         let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
+        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta)?;
+        if rope.rotary_dim != head_dim && !defaults.partial_rotary {
+            return Err(self
+                .not_yet(format!("partial_rotary_factor in {}", family.model_type))
+                .hint("the class in Transformers turns whole heads whatever this key says: take it out"));
+        }
         Ok(Arch {
             family,
             hidden_size,
@@ -269,7 +277,7 @@ impl<'a> Source<'a> {
             qk_norm: QkNorm::None,
             blocks: vec![BlockKind { sparse: false, window: None, rope: Some(0) }; num_hidden_layers],
             experts: None,
-            ropes: vec![self.rope(head_dim, max_position_embeddings, defaults.theta)?],
+            ropes: vec![rope],
             attention_scale: (head_dim as f64).powf(-0.5),
             attention_softcap: None,
             logit_softcap: None,
@@ -277,7 +285,7 @@ impl<'a> Source<'a> {
             embedding_scaled_outside: false,
             residual_scale: 1.0,
             logit_scale: 1.0,
-            activation: self.activation()?,
+            activation: self.activation(defaults.activation)?,
             fused: false,
             tie_word_embeddings: self.flag("tie_word_embeddings", defaults.tied)?,
             qkv_bias: false,
@@ -448,11 +456,25 @@ pub(super) struct Defaults {
     pub tied: bool,
     /// Padding token.
     pub pad: Option<u32>,
+    /// The key of the activation, and which it is.
+    pub activation: (&'static str, Activation),
+    /// Whether a part of each head may be turned.
+    pub partial_rotary: bool,
 }
 
 impl Default for Defaults {
     fn default() -> Self {
-        Self { kv_heads: None, head_dim: None, context: 32_768, theta: 1e4, eps: 1e-6, tied: false, pad: None }
+        Self {
+            kv_heads: None,
+            head_dim: None,
+            context: 32_768,
+            theta: 1e4,
+            eps: 1e-6,
+            tied: false,
+            pad: None,
+            activation: ("hidden_act", Activation::Silu),
+            partial_rotary: false,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::encode::{EncodeOptions, Encoder, Outcome};
+use super::fields::Parsed;
 use super::inputs::{Input, Inputs};
 use super::labels::{self, Class};
 use super::report::{Counts, Report, Share};
@@ -252,7 +253,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
             held_out.cut(most);
         }
     }
-    let mut train = loader.mix(pool, &inputs.train, &mut report);
+    let mut train = loader.mix(pool, &inputs.train, &mut report)?;
     let classes = match config.task() {
         Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
         Task::CausalLm | Task::Regression => Vec::new(),
@@ -367,7 +368,7 @@ impl Loader<'_> {
 
     /// Refuses a set in which no row can be used.
     fn refuse_unusable(&self, set: &str, inputs: &[Input], counts: &Counts) -> Result<()> {
-        if counts.kept > 0 {
+        if counts.kept > counts.weightless {
             return Ok(());
         }
         let names: Vec<String> =
@@ -375,6 +376,10 @@ impl Loader<'_> {
         let names = names.join(", ");
         if counts.rows == 0 {
             return Err(Error::data(format!("{names}: found no rows in the {set} data")));
+        }
+        if counts.kept > 0 {
+            return Err(Error::data(format!("{names}: each of the {} {set} rows has \"loss_weight\": 0", counts.kept))
+                .hint("nothing would be learned: take the field out of some rows"));
         }
         let limit = self.config.model.max_seq_len;
         let all = format!("{names}: none of the {} {set} rows can be used", counts.rows);
@@ -414,17 +419,20 @@ impl Loader<'_> {
         let encoder = &self.encoder;
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
-            let (row, weight) = row.parse_weighted(forms)?;
-            let outcome = encoder.encode(row).map_err(|error| error.context(&place))?;
-            Ok((place, outcome, weight))
+            let Parsed { row, weight, mut unread } = row.parse_noting(forms)?;
+            let (outcome, unwritten) = encoder.encode(row).map_err(|error| error.context(&place))?;
+            unread.extend(unwritten);
+            Ok((place, outcome, weight, unread))
         };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight)| {
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, unread)| {
             counts.rows += 1;
+            counts.add_unread(unread, &place);
             let mut kept = None;
             match outcome {
                 Outcome::Kept { example, truncated } => {
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
+                    counts.weightless += u64::from(weight == 0.0);
                     kept = Some((example, weight));
                 }
                 Outcome::TooLong => counts.too_long += 1,
@@ -438,9 +446,9 @@ impl Loader<'_> {
     }
 
     /// The mix of the sources' rows; all rows where no source has a weight.
-    fn mix(&self, pool: Split, inputs: &[Input], report: &mut Report) -> Split {
+    fn mix(&self, pool: Split, inputs: &[Input], report: &mut Report) -> Result<Split> {
         if inputs.len() < 2 {
-            return pool;
+            return Ok(pool);
         }
         let weighted = inputs.iter().any(|input| input.weight.is_some());
         // The rows of a source stand together, in the order of the sources.
@@ -449,7 +457,7 @@ impl Loader<'_> {
         let sizes: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
         let weights: Vec<f64> = inputs.iter().map(|input| input.weight.unwrap_or(1.0)).collect();
         let strategy = self.config.data.mix_strategy;
-        let counts = if weighted { mix::counts(&sizes, &weights, strategy) } else { sizes.clone() };
+        let counts = if weighted { mix::counts(&sizes, &weights, strategy)? } else { sizes.clone() };
         let share = |(number, input): (usize, &Input)| Share {
             source: input.name.clone(),
             weight: weighted.then_some(weights[number]),
@@ -458,11 +466,11 @@ impl Loader<'_> {
         };
         report.mix = inputs.iter().enumerate().map(share).collect();
         if !weighted {
-            return pool;
+            return Ok(pool);
         }
         let order = mix::order(&sizes, &counts, data_seed(self.config));
         let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
-        Split { rows, ..pool }
+        Ok(Split { rows, ..pool })
     }
 
     /// What the tokens of a text depend on, besides the options.
@@ -481,7 +489,7 @@ impl Loader<'_> {
     /// The key of a cache entry.
     fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(env!("CARGO_PKG_VERSION").as_bytes());
+        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 2").as_bytes());
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());

@@ -9,6 +9,7 @@ use super::mask;
 use super::row::Row;
 use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
+use super::unwritten;
 use crate::config::{LossOn, Task, Truncation, nearest};
 use crate::error::{Error, Result};
 
@@ -70,20 +71,20 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Tokenizes a row, labels it, cuts it to length.
+    /// Tokenizes a row, labels it, cuts it to length; with what of it the chat template does not write, in words.
     ///
     /// # Errors
-    /// A conversation that the template refuses, plain text without EOS, an id beyond the vocabulary.
-    pub fn encode(&self, row: Row) -> Result<Outcome> {
+    /// A conversation that the template refuses or whose calls of tools it does not write, plain text without EOS, an id beyond the vocabulary.
+    pub fn encode(&self, row: Row) -> Result<(Outcome, Vec<String>)> {
         let target = match &row {
             Row::Labeled { label, .. } => Some(self.target(label)?),
             _ => None,
         };
         // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
         let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let example = self.label(row)?;
+        let (example, unwritten) = self.label(row)?;
         self.check_ids(&example)?;
-        Ok(self.cut(example, whole, target))
+        Ok((self.cut(example, whole, target), unwritten))
     }
 
     /// What the last token of a row has to predict: the label's number, or the bits of a number.
@@ -107,9 +108,9 @@ impl Encoder {
         })
     }
 
-    fn label(&self, row: Row) -> Result<Example> {
+    fn label(&self, row: Row) -> Result<(Example, Vec<String>)> {
         let loss_on_all = self.options.loss_on == LossOn::All;
-        match row {
+        let example = match row {
             Row::Chat(conversation) => {
                 let template = self.template.as_ref().ok_or_else(|| {
                     Error::data("the row is a conversation, but the model folder has no chat template")
@@ -117,28 +118,30 @@ impl Encoder {
                 })?;
                 let special_texts = self.tokenizer.special_texts();
                 let rendered = mask::render(template, &conversation, self.options.loss_on, special_texts)?;
+                unwritten::check_calls(template, &conversation, &rendered)?;
                 // The template wrote BOS itself, if the model wants one.
                 let encoded = self.tokenizer.encode(&rendered.text, false)?;
-                Ok(labeled(encoded, &rendered.spans))
+                return Ok((labeled(encoded, &rendered.spans), unwritten::left_out(&conversation, &rendered.text)));
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
                 let learned = if loss_on_all { 0..text.len() } else { prompt.len()..text.len() };
                 let encoded = self.tokenizer.encode(&text, true)?;
-                self.with_eos(labeled(encoded, from_ref(&learned)))
+                self.with_eos(labeled(encoded, from_ref(&learned)))?
             }
             Row::Text(text) => {
                 let (input_ids, added) = self.tokenizer.ids(&text)?;
                 let label = |(&id, added)| if added { IGNORE } else { id as i32 };
                 let labels = input_ids.iter().zip(added).map(label).collect();
-                self.with_eos(Example { input_ids, labels })
+                self.with_eos(Example { input_ids, labels })?
             }
-            Row::Tokens { input_ids, labels } => Ok(Example { input_ids, labels }),
+            Row::Tokens { input_ids, labels } => Example { input_ids, labels },
             Row::Labeled { whole, .. } => {
                 let input_ids = whole.ids(&self.tokenizer, self.template.as_ref(), self.options.padding)?;
-                Ok(Example { labels: vec![IGNORE; input_ids.len()], input_ids })
+                Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
-        }
+        };
+        Ok((example, Vec::new()))
     }
 
     /// Plain text ends with EOS, which is learned.

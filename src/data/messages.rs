@@ -54,6 +54,10 @@ fn learned(message: &mut Value) -> Result<bool> {
         return Err(Error::data(format!("found {}, expected an object", kind(message))));
     };
     let is_assistant = fields.get("role").is_some_and(|role| role == "assistant");
+    if fields.get("train_detail").is_some_and(|detail| !detail.is_null()) {
+        return Err(Error::data("\"train_detail\" chooses parts of a message, expected \"train\": true or false")
+            .hint("a template can mark what is learned of a message by {% generation %}"));
+    }
     let mut learned = true;
     for field in ["weight", "train", "training"] {
         let Some(value) = fields.shift_remove(field).filter(|value| !value.is_null()) else { continue };
@@ -158,17 +162,14 @@ fn tools(row: &mut Map<String, Value>) -> Result<Option<Value>> {
     };
     let (field, tools) = match (take("tools"), take("functions")) {
         (Some(tools), _) => ("tools", tools),
-        (None, Some(Value::Array(functions))) => {
-            let wrap = |function: Value| json!({ "type": "function", "function": from_text(function) });
-            ("functions", functions.into_iter().map(wrap).collect())
-        }
+        (None, Some(Value::Array(functions))) => ("functions", Value::Array(functions)),
         (None, Some(other)) => return Err(wrong("functions", &other)),
         (None, None) => return Ok(None),
     };
     match tools {
         Value::Array(tools) if tools.is_empty() => Ok(None),
         Value::Array(tools) => {
-            let tools: Vec<Value> = tools.into_iter().map(from_text).collect();
+            let tools: Vec<Value> = tools.into_iter().map(from_text).map(wrapped).collect();
             match tools.iter().find(|tool| !tool.is_object()) {
                 None => Ok(Some(tools.into())),
                 Some(tool) => Err(Error::data(format!("a tool in {field:?} is {}, expected an object", kind(tool)))),
@@ -177,6 +178,14 @@ fn tools(row: &mut Map<String, Value>) -> Result<Option<Value>> {
         Value::String(text) if text.trim().is_empty() => Ok(None),
         other => Err(wrong(field, &other)),
     }
+}
+
+/// A function, as LLaMA-Factory and `OpenAI`'s older form have it, as the tool that templates read.
+fn wrapped(tool: Value) -> Value {
+    if tool["name"].is_string() && tool.get("function").is_none() && tool.get("type").is_none() {
+        return json!({ "type": "function", "function": tool });
+    }
+    tool
 }
 
 /// A ShareGPT turn as a message.
@@ -221,7 +230,7 @@ pub(super) fn share_gpt_turn(turn: Value) -> Result<Value> {
 
 /// The message with the fields of the turn that choose what is learned.
 fn with_marks(mut message: Value, turn: &Map<String, Value>) -> Value {
-    for field in ["weight", "train", "training"] {
+    for field in ["weight", "train", "training", "train_detail"] {
         if let Some(value) = turn.get(field) {
             message[field] = value.clone();
         }
@@ -277,6 +286,7 @@ mod tests {
         assert_eq!(of("tools", json!([tool]).to_string().into()), expected);
         assert_eq!(of("tools", json!([tool.to_string()])), expected);
         assert_eq!(of("functions", json!([tool["function"]])), expected);
+        assert_eq!(of("tools", json!([tool["function"]]).to_string().into()), expected);
         assert_eq!(of("tools", json!([])), None);
         assert_eq!(of("tools", json!("")), None);
         for wrong in [json!("text"), json!(7), json!([7])] {

@@ -2,6 +2,10 @@
 //! sizes, the weights and the seed: so a run that is resumed sees the same mix.
 use super::rng::shuffle;
 use crate::config::MixStrategy;
+use crate::error::{Error, Result};
+
+/// How often each row may stand in an epoch on average, and how many rows any epoch may have.
+const MOST: (usize, usize) = (100, 1 << 20);
 
 /// Sources draw from streams of their own, behind those of the epochs.
 const STREAM: u64 = 1 << 48;
@@ -9,14 +13,17 @@ const STREAM: u64 = 1 << 48;
 /// How many rows each of some sources gives to an epoch. With `interleave_under` the mix is as large as it can be
 /// without using a row twice; with `interleave_over` as small as it can be with every row in it. A source without a
 /// row, or with weight 0, gives none.
-pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Vec<usize> {
+///
+/// # Errors
+/// [`crate::Kind::Data`]: the weights would repeat rows until an epoch is absurdly long.
+pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result<Vec<usize>> {
     let ratio = |(&size, &weight): (&usize, &f64)| size as f64 / weight;
     let there = sizes.iter().zip(weights).filter(|(size, weight)| **size > 0 && **weight > 0.0);
     let total = match strategy {
         MixStrategy::InterleaveUnder => there.map(ratio).reduce(f64::min),
         MixStrategy::InterleaveOver => there.map(ratio).reduce(f64::max),
     };
-    let Some(total) = total else { return vec![0; sizes.len()] };
+    let Some(total) = total else { return Ok(vec![0; sizes.len()]) };
     let count = |(&size, &weight): (&usize, &f64)| {
         let exact = total * weight;
         // The source that decides the size of the mix gives all its rows; rounding must not lose or add one.
@@ -26,7 +33,17 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Vec<us
             MixStrategy::InterleaveOver => (exact.round() as usize).max(size),
         }
     };
-    sizes.iter().zip(weights).map(count).collect()
+    let counts: Vec<usize> = sizes.iter().zip(weights).map(count).collect();
+    let rows = |counts: &[usize]| counts.iter().fold(0_usize, |sum, &count| sum.saturating_add(count));
+    let most = rows(sizes).saturating_mul(MOST.0).max(MOST.1);
+    if rows(&counts) > most {
+        return Err(Error::data(format!(
+            "data.datasets: by these weights an epoch would have more than {most} rows, made of {} different ones",
+            rows(sizes)
+        ))
+        .hint("with mix_strategy: interleave_over every row is taken at least once: raise the smallest weights"));
+    }
+    Ok(counts)
 }
 
 /// The mix as (source, number of the source's row): each source gives `counts[source]` rows, whole rounds first and
@@ -52,8 +69,8 @@ mod tests {
 
     #[test]
     fn weights_decide_the_counts_exactly() {
-        let under = |sizes: &[usize], weights: &[f64]| counts(sizes, weights, MixStrategy::InterleaveUnder);
-        let over = |sizes: &[usize], weights: &[f64]| counts(sizes, weights, MixStrategy::InterleaveOver);
+        let under = |sizes: &[usize], weights: &[f64]| counts(sizes, weights, MixStrategy::InterleaveUnder).unwrap();
+        let over = |sizes: &[usize], weights: &[f64]| counts(sizes, weights, MixStrategy::InterleaveOver).unwrap();
         assert_eq!(under(&[100, 1000], &[1.0, 1.0]), [100, 100]);
         assert_eq!(under(&[100, 1000], &[0.3, 0.7]), [100, 233]);
         assert_eq!(under(&[100, 1000], &[1.0, 100.0]), [10, 1000]);
@@ -61,6 +78,10 @@ mod tests {
         assert_eq!(over(&[100, 1000, 50], &[2.0, 1.0, 1.0]), [2000, 1000, 1000]);
         assert_eq!(under(&[100, 0, 7], &[1.0, 1.0, 0.0]), [100, 0, 0], "what has no rows or no weight gives none");
         assert_eq!(under(&[0], &[1.0]), [0]);
+        for weights in [[1e-9, 1.0], [1e18, 1.0], [1.0, f64::MIN_POSITIVE]] {
+            let error = counts(&[20, 8], &weights, MixStrategy::InterleaveOver).unwrap_err();
+            assert!(error.message().contains("28 different ones"), "{error}");
+        }
     }
 
     #[test]

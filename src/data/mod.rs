@@ -15,6 +15,7 @@ mod dedupe;
 pub mod documents;
 mod dumps;
 pub mod encode;
+mod fields;
 mod inputs;
 mod isolate;
 mod jinja;
@@ -36,6 +37,7 @@ pub mod split;
 pub mod template;
 pub mod tokenizer;
 mod tokens;
+mod unwritten;
 mod walk;
 
 pub use batch::{Batch, Example, IGNORE};

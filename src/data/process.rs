@@ -1,6 +1,7 @@
 //! The rows of a data set as they were understood, in one form: what `tunesmith process` writes; and which rows of a file
 //! repeat others, for `tunesmith ingest`.
 use super::dataset::{Dataset, Progress, Silent, threads};
+use super::fields::Parsed;
 use super::inputs::Input;
 use super::row::Form;
 use super::source::RawRow;
@@ -91,7 +92,7 @@ pub fn rows(
     let threads = threads(config)?;
     let walker = Walker { threads: &threads, progress, max_rows: config.data.max_rows };
     let write = |row: RawRow, forms: &[Form]| {
-        let (row, weight) = row.parse_weighted(forms)?;
+        let Parsed { row, weight, .. } = row.parse_noting(forms)?;
         let mut row = row.into_json();
         if weight != 1.0 {
             row["loss_weight"] = weight.into();

@@ -1,8 +1,13 @@
 //! What became of the rows: counts of everything that was cut or left out, with where it stands.
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// How many rows of a kind are named.
 pub const NAMED_ROWS: usize = 5;
+
+/// How many names of what no model sees are kept.
+const NAMED_FIELDS: usize = 32;
 
 /// Rows of one fate: how many, and where the first of them stand.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -41,6 +46,9 @@ pub struct Counts {
     pub kept: u64,
     /// Rows of those that were cut to the longest allowed length.
     pub truncated: u64,
+    /// Rows of those whose loss counts nothing (`loss_weight: 0`).
+    #[serde(default)]
+    pub weightless: u64,
     /// Rows left out because they were too long (`truncation: drop`).
     pub too_long: u64,
     /// Rows left out because they have fewer tokens than `data.min_length`.
@@ -59,6 +67,9 @@ pub struct Counts {
     pub near_duplicates: Found,
     /// Training rows that are also in the validation or test rows; left out with `contamination: drop`.
     pub contaminated: Found,
+    /// What rows hold and no model sees: fields that no form reads, messages that the template leaves out.
+    #[serde(default)]
+    pub unread: BTreeMap<String, Found>,
 }
 
 impl Counts {
@@ -71,11 +82,21 @@ impl Counts {
         }
     }
 
+    /// Counts what of a row is not read.
+    pub(super) fn add_unread(&mut self, names: Vec<String>, place: impl std::fmt::Display) {
+        for name in names {
+            if self.unread.len() < NAMED_FIELDS || self.unread.contains_key(&name) {
+                self.unread.entry(name).or_default().add(&place);
+            }
+        }
+    }
+
     /// Adds the counts of another set of files.
     pub(super) fn merge(&mut self, other: &Self) {
         self.rows += other.rows;
         self.kept += other.kept;
         self.truncated += other.truncated;
+        self.weightless += other.weightless;
         self.too_long += other.too_long;
         self.below_min_length += other.below_min_length;
         self.above_max_length += other.above_max_length;
@@ -86,6 +107,9 @@ impl Counts {
         self.duplicates.merge(&other.duplicates);
         self.near_duplicates.merge(&other.near_duplicates);
         self.contaminated.merge(&other.contaminated);
+        for (name, found) in &other.unread {
+            self.unread.entry(name.clone()).or_default().merge(found);
+        }
     }
 
     /// Rows that were read and left out for what they are.
@@ -125,6 +149,9 @@ impl Counts {
         let contaminated =
             if dropped { "that are also in the evaluation rows left out" } else { "are also in the evaluation rows" };
         warnings.extend(self.contaminated.warning(set, contaminated));
+        for (name, found) in &self.unread {
+            warnings.extend(found.warning(set, &format!("have {name} that no model sees")));
+        }
         warnings
     }
 }

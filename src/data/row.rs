@@ -2,12 +2,13 @@
 //! [`crate::registry`]. With `format: auto` the form of a row follows from its fields, in the order of the lines.
 //!
 //! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
-//! is an error. A row of any form may have a `loss_weight` ([`loss_weight`]). Other fields (ids, sources, scores) are
-//! not looked at. A field that is null counts as absent.
+//! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in [`super::fields`].
+//! A field that is null counts as absent.
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use super::fields;
 use super::labeled::{self, Whole};
 pub use super::messages::Conversation;
 use super::minhash::add_words;
@@ -141,11 +142,22 @@ impl Row {
     /// # Errors
     /// What was found and what is expected; the caller adds where.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
+        Self::take(value, forms, &mut Map::new())
+    }
+
+    /// The same, with what is left of the row's fields in `left`.
+    pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
         let Value::Object(mut row) = value else {
             return Err(Error::data(format!("found {}, expected an object", kind(&value))));
         };
-        let form = if forms.len() == 1 { forms[0] } else { Form::detect(&row).unwrap_or(forms[0]) };
-        if !forms.contains(&form) || !form.fits(&row) {
+        let taken = Self::of(&mut row, forms)?;
+        *left = row;
+        Ok(taken)
+    }
+
+    fn of(row: &mut Map<String, Value>, forms: &[Form]) -> Result<Self> {
+        let form = if forms.len() == 1 { forms[0] } else { Form::detect(row).unwrap_or(forms[0]) };
+        if !forms.contains(&form) || !form.fits(row) {
             let found: Vec<&str> =
                 row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
             let expected: Vec<String> = forms.iter().map(Form::to_string).collect();
@@ -156,7 +168,7 @@ impl Row {
             ))
             .hint("set data.format, or rename the fields"));
         }
-        (form.shape().parse)(&mut row)
+        (form.shape().parse)(row)
     }
 
     /// The row as `tunesmith process` writes it: conversations in the form `messages`, other rows in their own.
@@ -212,23 +224,6 @@ impl Row {
         }
         words
     }
-}
-
-/// What a row's loss counts: its field `loss_weight`, 1 where there is none. In CSV files it is a string.
-///
-/// # Errors
-/// It is no number of at least 0.
-pub fn loss_weight(row: &Value) -> Result<f32> {
-    let number = match &row["loss_weight"] {
-        Value::Null => return Ok(1.0),
-        Value::Number(number) => number.as_f64(),
-        Value::String(text) if text.trim().is_empty() => return Ok(1.0),
-        Value::String(text) => text.trim().parse().ok(),
-        _ => None,
-    };
-    number.map(|number| number as f32).filter(|weight| weight.is_finite() && *weight >= 0.0).ok_or_else(|| {
-        Error::data(format!("field \"loss_weight\" is {}, expected a number of at least 0", row["loss_weight"]))
-    })
 }
 
 /// What a row asks: the last turn of the user before the last answer, of an Alpaca row its `input` where it has one, of plain
@@ -310,10 +305,14 @@ fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
 
 /// A conversation of checked messages; a `system` field of the row goes before them.
 fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
-    if has(row, "system") {
-        let system = text(row, "system")?;
-        if !system.is_empty() {
-            messages.insert(0, json!({"role": "system", "content": system}));
+    fields::refuse_media(row)?;
+    if let Some(system) = fields::system(row)? {
+        match messages.first() {
+            Some(first) if first["role"] == "system" && first["content"] == *system => {}
+            Some(first) if first["role"] == "system" => {
+                return Err(Error::data("the row has two system messages: a field, and its first turn"));
+            }
+            _ => messages.insert(0, json!({"role": "system", "content": system})),
         }
     }
     Conversation::new(messages, row, 0).map(Row::Chat)
@@ -329,19 +328,6 @@ mod tests {
 
     fn parse(row: Value) -> Result<Row> {
         Row::parse(row, Form::ALL)
-    }
-
-    #[test]
-    fn a_loss_weight_is_a_number_of_at_least_0() {
-        let weight = |value: Value| loss_weight(&json!({ "text": "x", "loss_weight": value }));
-        assert_eq!(loss_weight(&json!({ "text": "x" })).unwrap(), 1.0);
-        assert_eq!(
-            [json!(0.25), json!("0.25"), json!(null), json!("")].map(|value| weight(value).unwrap()),
-            [0.25, 0.25, 1.0, 1.0]
-        );
-        for bad in [json!(-1), json!("much"), json!(1e300), json!([1])] {
-            assert!(weight(bad.clone()).unwrap_err().to_string().contains("loss_weight"), "{bad}");
-        }
     }
 
     #[test]

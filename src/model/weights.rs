@@ -150,6 +150,7 @@ impl WeightFiles {
             }
         }
         let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
+        self.check_shared(&known)?;
         let companions: BTreeSet<String> = self.companions();
         let passed = |name: &str| is_passed_over(name) || companions.contains(name);
         let extra = |name: &&String| !known.contains(name.as_str()) && !passed(name);
@@ -163,6 +164,30 @@ impl WeightFiles {
                 .hint("config.json and the weights must belong to one model")),
             None => Ok(()),
         }
+    }
+
+    /// A head that is stored beside the embedding that it shares has to be its copy.
+    fn check_shared(&self, known: &BTreeSet<&str>) -> Result<()> {
+        let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
+        let (Some(stored), Some(shared)) = (self.entries.get(head), self.entries.get(embedding)) else { return Ok(()) };
+        if known.contains(head) || known.contains("score.weight") || !known.contains(embedding) {
+            return Ok(());
+        }
+        let content = |entry: &Entry| {
+            let mut hasher = blake3::Hasher::new();
+            let read = self.chunks(entry, |bytes| {
+                hasher.update(bytes);
+            });
+            read.map_err(|error| Error::io("read", &self.files[entry.file].0, &error).with_kind(crate::Kind::Model))?;
+            Ok::<_, Error>(hasher.finalize())
+        };
+        let alike = stored.dtype == shared.dtype && stored.shape == shared.shape;
+        if alike && content(stored)? == content(shared)? {
+            return Ok(());
+        }
+        Err(self.fail(stored, head, format!("is not {embedding:?}, though config.json says that they are one")).hint(
+            "set \"tie_word_embeddings\": false in config.json, as Transformers takes it, or leave the tensor out",
+        ))
     }
 
     /// The files, in the order of their names.

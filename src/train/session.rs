@@ -92,7 +92,7 @@ impl Session<'_> {
     /// One optimizer step: data, update, the line in the metrics.
     ///
     /// # Errors
-    /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite; the disk.
+    /// [`crate::Kind::Numeric`] after too many steps in a row that were not finite, or a run of such steps only; the disk.
     pub fn step(&mut self) -> Result<()> {
         let began = Instant::now();
         let rows = self.prepared.sampler.next_step();
@@ -123,7 +123,10 @@ impl Session<'_> {
         self.state.nonfinite_total += u64::from(nonfinite);
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
-        if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
+        // A run in which no step counted has trained nothing, however short it is.
+        let ends = self.state.step >= self.prepared.batches.total_steps;
+        let none_counted = ends && self.state.nonfinite_in_a_row == self.state.step;
+        if none_counted || self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
             return Err(self.diverged());
         }
         Ok(())

@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tunesmith::Kind;
-use tunesmith::config::arch::{Arch, FAMILIES, QkNorm, RopeScaling};
+use tunesmith::config::arch::{Activation, Arch, FAMILIES, QkNorm, RopeScaling};
 
 use crate::parity::families;
 
@@ -123,6 +123,9 @@ fn unsupported_features_are_refused_by_name() {
     );
     refused("llama", &[("partial_rotary_factor", json!(1.5))], &["partial_rotary_factor is 1.5"]);
     refused("llama", &[("partial_rotary_factor", json!(0.2))], &["partial_rotary_factor is 0.2", "even"]);
+    refused("llama", &[("partial_rotary_factor", json!(0.5))], &["partial_rotary_factor in llama", "Transformers"]);
+    refused("llama", &[("rope_parameters", json!({"rope_type": "yarn"}))], &["rope_parameters.factor"]);
+    refused("gemma3", &[("attn_logit_softcapping", json!(50.0))], &["attn_logit_softcapping in gemma3_text"]);
     refused(
         "phi3",
         &[("rope_parameters", json!({"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}))],
@@ -141,6 +144,23 @@ fn unsupported_features_are_refused_by_name() {
     refused("mixtral", &[("num_experts_per_tok", json!(5))], &["4 experts, 5 of them a token"]);
     refused("mixtral", &[("num_local_experts", json!(1 << 17))], &["experts", "at most 65536"]);
     refused("mixtral", &[("router_jitter_noise", json!(0.1))], &["not yet", "router_jitter_noise"]);
+}
+
+#[test]
+fn keys_that_a_class_does_not_read_change_nothing() {
+    let with = |name: &str, key: &str, to: Value| {
+        let mut value = config(name, "config.json");
+        value[key] = to;
+        parse(&value).unwrap()
+    };
+    let llama = with("llama", "hidden_activation", json!("gelu_pytorch_tanh"));
+    assert_eq!(llama.activation, Activation::Silu, "only Gemma 2 and 3 read this key");
+    assert_eq!(with("gemma", "hidden_act", json!("gelu")).activation, Activation::GeluTanh, "as the first files say");
+    assert_eq!(with("gemma", "hidden_act", json!("silu")).activation, Activation::Silu);
+    assert_eq!(with("gemma2", "hidden_act", json!("silu")).activation, Activation::GeluTanh);
+    assert_eq!(with("gemma2", "hidden_activation", json!(null)).activation, Activation::GeluTanh);
+    let mistral = with("mistral", "layer_types", json!(["full_attention", "sliding_attention"]));
+    assert!(mistral.blocks[0].window.is_none() && mistral.blocks[1].window.is_some());
 }
 
 #[test]
@@ -215,8 +235,10 @@ fn inverse_frequencies_are_those_of_transformers() {
     let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
     assert!(cases.len() > 15);
     for case in cases {
-        let mut value = config("llama", "config.json");
-        for key in ["head_dim", "max_position_embeddings"] {
+        // Only Phi-3 turns a part of each head.
+        let whole = case["rope"]["partial_rotary_factor"].is_null();
+        let mut value = config(if whole { "llama" } else { "phi3" }, "config.json");
+        for key in ["head_dim", "max_position_embeddings", "original_max_position_embeddings"] {
             value[key] = case[key].clone();
         }
         value["rope_parameters"] = case["rope"].clone();

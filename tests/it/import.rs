@@ -245,6 +245,30 @@ fn imported(toolkit: Toolkit, text: &str) -> Imported {
 }
 
 #[test]
+fn rows_that_cannot_be_read_as_they_are_are_named() {
+    let entry = |more: &str| format!("datasets:\n- {{path: a.jsonl, type: chat_template, {more}}}\n");
+    let of = |more: &str, key: &str| {
+        let made = imported(Toolkit::Axolotl, &entry(more));
+        let found = note(&made, &format!("datasets[0].{key}"));
+        (found.outcome, found.why.clone())
+    };
+    assert_eq!(of("roles: {user: [human], assistant: [gpt, model]}", "roles").0, Outcome::Needless);
+    assert_eq!(of("roles: {assistant: [bot]}", "roles").0, Outcome::Lost);
+    assert_eq!(of("train_on_eos: last", "train_on_eos").0, Outcome::Lost);
+    assert!(of("fild: x", "fild").1.contains("unknown"));
+    assert!(of("field_system: rules", "field_system").1.contains("rename"));
+
+    let data = folder().join("data");
+    let factory =
+        |name: &str| imported(Toolkit::LlamaFactory, &format!("dataset_dir: {}\ndataset: {name}\n", data.display()));
+    assert!(note(&factory("wiki"), "dataset.wiki.file_name").why.contains("one {\"text\": …} a line"));
+    assert_eq!(note(&factory("pictures"), "dataset.pictures.columns.images").outcome, Outcome::Lost);
+    let told = factory("told");
+    assert_eq!(value(&told, "data.format"), "auto", "rows may have earlier turns");
+    assert!(note(&told, "dataset.told.columns.system").why.contains("rename the field to system"));
+}
+
+#[test]
 fn deepspeeds_files_are_taken_as_they_are() {
     for (toolkit, section) in [(Toolkit::Axolotl, ""), (Toolkit::LlamaFactory, ""), (Toolkit::SftPlay, "train.")] {
         let text = |file: &str| match toolkit {

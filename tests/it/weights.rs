@@ -207,6 +207,20 @@ fn known_leftovers_are_passed_over() {
     assert_says(&error, &["lm_head.weight", "expected [2]"]);
 }
 
+#[test]
+fn a_shared_head_is_a_copy_of_the_embedding() {
+    let header = r#"{"lm_head.weight":{"dtype":"F32","shape":[2,1],"data_offsets":[0,8]},
+        "model.embed_tokens.weight":{"dtype":"F32","shape":[2,1],"data_offsets":[8,16]}}"#;
+    let open = |data: [f32; 4]| {
+        let bytes: Vec<u8> = data.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let dir = dir_with(&[("model.safetensors", &raw(header, &bytes))]);
+        WeightFiles::open(dir.path(), &[spec("model.embed_tokens.weight", &[2, 1])]).map(drop)
+    };
+    open([1.0, 2.0, 1.0, 2.0]).unwrap();
+    let error = open([1.0, 2.5, 1.0, 2.0]).unwrap_err();
+    assert_says(&error, &["lm_head.weight", "config.json says", "\"tie_word_embeddings\": false"]);
+}
+
 const INDEX: &str = "model.safetensors.index.json";
 const X: &str = r#"{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
 const Y: &str = r#"{"y":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}"#;

@@ -16,18 +16,24 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { kv_heads: Some(16), ..defaults() };
+    let defaults = Defaults { kv_heads: Some(16), activation: ("hidden_act", Activation::GeluTanh), ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     gemma(&mut arch);
-    // Transformers takes the tanh form whatever the file says: the first files said "gelu" and meant it.
-    arch.activation = Activation::GeluTanh;
     Ok(arch)
 }
 
 /// What the classes of all Gemmas assume.
 pub(super) fn defaults() -> Defaults {
-    Defaults { kv_heads: Some(4), head_dim: Some(256), context: 8192, tied: true, pad: Some(0), ..Defaults::default() }
+    Defaults {
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        context: 8192,
+        tied: true,
+        pad: Some(0),
+        activation: ("hidden_activation", Activation::GeluTanh),
+        ..Defaults::default()
+    }
 }
 
 /// What all Gemmas share.

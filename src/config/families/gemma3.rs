@@ -26,7 +26,11 @@ fn read(source: &Source<'_>) -> Result<Arch> {
     arch.norms = NormPlacement::Sandwich;
     arch.qk_norm = QkNorm::Head;
     arch.attention_scale = source.positive("query_pre_attn_scalar", 256.0)?.powf(-0.5);
-    arch.attention_softcap = source.optional_positive("attn_logit_softcapping", None)?;
+    if source.optional_positive("attn_logit_softcapping", None)?.is_some() {
+        return Err(source
+            .not_yet("attn_logit_softcapping in gemma3_text")
+            .hint("the class in Transformers does not read it: set it to null"));
+    }
     arch.logit_softcap = source.optional_positive("final_logit_softcapping", None)?;
     let window = source.window(Some(4096))?;
     let pattern = source.size("sliding_window_pattern", Some(6))?;

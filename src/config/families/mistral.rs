@@ -19,6 +19,6 @@ fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch =
         source.decoder(&FAMILY, &Defaults { kv_heads: Some(8), context: 4096 * 32, ..Defaults::default() })?;
     let window = source.window(Some(4096))?;
-    arch.blocks.iter_mut().for_each(|block| block.window = window);
+    source.layer_windows(&mut arch, window, |_| window.is_some())?;
     Ok(arch)
 }

@@ -16,7 +16,8 @@ pub(super) static FAMILY: Family = Family {
 };
 
 fn read(source: &Source<'_>) -> Result<Arch> {
-    let defaults = Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), ..Defaults::default() };
+    let defaults =
+        Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: true, ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     arch.fused = true;
     let window = source.window(None)?;

@@ -1,8 +1,8 @@
-//! `{instruction, input, output}`; `input` may be absent or empty.
+//! `{instruction, input, output}`; `input` may be absent or empty, and is called `context` in Dolly's rows.
 use serde_json::{Map, Value};
 
 use super::{ANSWER, QUESTION, Row, Shape, count, has, pair, text, text_of};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 pub(super) const SHAPE: Shape = Shape {
     fields: "instruction, output",
@@ -13,16 +13,20 @@ pub(super) const SHAPE: Shape = Shape {
             && count(row, &ANSWER) == 1
     },
     parse,
-    asks: |row| row.get("input").and_then(Value::as_str).filter(|input| !input.is_empty()),
+    asks: |row| {
+        let mut texts = ["input", "context"].into_iter().filter_map(|field| row.get(field).and_then(Value::as_str));
+        texts.find(|input| !input.is_empty())
+    },
 };
 
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     let mut question = text(row, "instruction")?;
-    if has(row, "input") {
-        let input = text(row, "input")?;
-        if !input.is_empty() {
-            question = format!("{question}\n\n{input}");
-        }
+    let given = |field: &&str| row.get(*field).is_some_and(|input| !input.is_null() && *input != "");
+    let inputs: Vec<&str> = ["input", "context"].into_iter().filter(given).collect();
+    match inputs[..] {
+        [] => {}
+        [field] => question = format!("{question}\n\n{}", text(row, field)?),
+        _ => return Err(Error::data("found \"input\" and \"context\", expected one of them")),
     }
     let answer = text_of(row, &ANSWER)?;
     pair(&question, &answer, row)

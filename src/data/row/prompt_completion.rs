@@ -2,6 +2,7 @@
 use serde_json::{Map, Value};
 
 use super::{Conversation, Row, Shape, has, list, text};
+use crate::data::fields::refuse_media;
 use crate::error::Result;
 
 pub(super) const SHAPE: Shape = Shape {
@@ -14,6 +15,7 @@ pub(super) const SHAPE: Shape = Shape {
 
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     if row["prompt"].is_array() || row["completion"].is_array() {
+        refuse_media(row)?;
         let mut messages = list(row, "prompt")?;
         let first_supervised = messages.len();
         messages.extend(list(row, "completion")?);

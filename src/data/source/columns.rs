@@ -1,5 +1,5 @@
 //! What formats of columns share: record batches are written as JSON, a line a row, and from there on they are rows
-//! like any others: lists and structs nest, timestamps and decimals become strings, nulls count as absent fields.
+//! like any others: lists and structs nest, timestamps and decimals become strings, bytes become text, nulls count as absent fields.
 //!
 //! The libraries may panic on hostile files, so they run isolated; what could make them ask for absurd amounts of
 //! memory is checked before.
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use arrow_array::RecordBatch;
 use arrow_json::LineDelimitedWriter;
 
+use super::bytes::as_text;
 use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
 use crate::data::isolate::isolated;
 use crate::error::{Error, Result};
@@ -44,7 +45,7 @@ impl<'a> Rows<'a> {
     pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<bool> {
         let write = || {
             let mut writer = LineDelimitedWriter::new(Capped(Vec::new()));
-            writer.write(batch).map(|()| writer.into_inner().0)
+            writer.write(&as_text(batch)).map(|()| writer.into_inner().0)
         };
         let lines = isolated("writing rows as JSON", write)
             .and_then(|written| written.map_err(|error| Error::data(error.to_string())))

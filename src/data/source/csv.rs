@@ -29,6 +29,10 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
         Error::data(format!("{}:{line}: malformed CSV: {what}", path.display()))
     };
     let header = reader.headers().map_err(|error| malformed(&error))?.clone();
+    let twice = header.iter().enumerate().find(|(index, name)| header.iter().take(*index).any(|other| other == *name));
+    if let Some((_, name)) = twice {
+        return Err(Error::data(format!("{}:1: the column {name:?} is there twice", path.display())));
+    }
     for record in reader.records() {
         let record = record.map_err(|error| malformed(&error))?;
         let line = record.position().map_or(0, csv::Position::line);

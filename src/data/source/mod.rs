@@ -2,6 +2,7 @@
 //! the columns of Parquet and Arrow. Rows are handed on one by one, so that a file is never in memory whole; the
 //! costly part (JSON and the row's form) is left to the caller's threads through [`RawRow::parse`]. A format is a file that hands
 //! its rows on, and a line in [`crate::registry`].
+mod bytes;
 mod columns;
 mod compressed;
 pub(super) mod glob;
@@ -17,7 +18,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use self::compressed::Compression;
-use crate::data::row::{Form, PROBE_ROWS, Row, loss_weight, source_of};
+use crate::data::fields::Parsed;
+use crate::data::row::{Form, PROBE_ROWS, Row, source_of};
 use crate::error::{Error, Result};
 
 /// The longest line or JSON row that is read.
@@ -103,20 +105,16 @@ impl RawRow {
     /// # Errors
     /// Malformed rows, with file and line, what was found and what is expected.
     pub fn parse(self, forms: &[Form]) -> Result<Row> {
-        self.parse_weighted(forms).map(|(row, _)| row)
+        self.parse_noting(forms).map(|parsed| parsed.row)
     }
 
-    /// As [`Self::parse`], with what the row's loss counts ([`loss_weight`]).
+    /// As [`Self::parse`], with what the row's loss counts ([`loss_weight`]) and the fields that nothing reads.
     ///
     /// # Errors
     /// As there.
-    pub fn parse_weighted(self, forms: &[Form]) -> Result<(Row, f32)> {
+    pub fn parse_noting(self, forms: &[Form]) -> Result<Parsed> {
         let place = self.place.clone();
-        let both = |value| {
-            let weight = loss_weight(&value)?;
-            Ok((Row::parse(value, forms)?, weight))
-        };
-        self.value().and_then(both).map_err(|error| error.context(place))
+        self.value().and_then(|value| Parsed::of(value, forms)).map_err(|error| error.context(place))
     }
 
     /// What the row is asked by ([`source_of`]).
@@ -272,6 +270,12 @@ fn open(path: &Path) -> Result<File> {
     if path.is_dir() {
         return Err(Error::data(format!("{} is a folder, expected a file", path.display()))
             .hint(format!("name its files by a pattern: {}/*.jsonl", path.display())));
+    }
+    // Who writes into a pipe may never come, and rows are read more than once.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(
+            Error::data(format!("{} is no regular file", path.display())).hint("write the rows to a file first")
+        );
     }
     File::open(path).map_err(|error| {
         Error::io("read", path, &error)

@@ -11,6 +11,12 @@ pub(super) fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>>
         return Err(Error::data(format!("{} is UTF-16, expected UTF-8", path.display()))
             .hint("convert it: iconv -f utf-16 -t utf-8"));
     }
+    let packed = [("gzip", b"\x1f\x8b".as_slice(), ".gz"), ("zstd", b"\x28\xb5\x2f\xfd", ".zst")];
+    let columns = [("Parquet", b"PAR1".as_slice(), ".parquet"), ("Arrow", b"ARROW1", ".arrow")];
+    if let Some((what, _, end)) = packed.iter().chain(&columns).find(|(_, magic, _)| head.starts_with(magic)) {
+        return Err(Error::data(format!("{} holds {what}, expected text", path.display()))
+            .hint(format!("its name has to end in {end}")));
+    }
     let bom = if head.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
     let first = head[bom..].iter().copied().find(|byte| !byte.is_ascii_whitespace());
     reader.consume(bom);

@@ -117,11 +117,36 @@ fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'s
             "chat_template" => {
                 work.changed(&from, "", "one template for all rows: data.chat_template or data.template_path");
             }
-            "roles" => work.needless(&from, "human, gpt and the like are known"),
-            _ => work.lost(&from, "rename the fields in the rows, or write them with `tunesmith process`"),
+            "roles" if known_roles(node) => work.needless(&from, "human, gpt and the like are known"),
+            "roles" => work.lost(&from, "rename the roles in the rows to user, assistant, system and tool"),
+            "train_on_eos" | "train_on_eot" => work.lost(&from, "the end of each learned turn is learned, no other"),
+            "conversation" => work.lost(&from, "the template is the model's own, or data.chat_template"),
+            word if word.starts_with("field") || word.starts_with("message_") => {
+                work.lost(&from, "rename the fields in the rows");
+            }
+            _ => work.lost(&from, "unknown to this import"),
         }
     }
     Some(Set { place, hub, format })
+}
+
+/// Whether the roles of messages are called as ShareGPT or `OpenAI` calls them.
+fn known_roles(node: &Node) -> bool {
+    let Node::Map(roles) = node else { return false };
+    roles.iter().all(|(role, names)| {
+        let known: &[&str] = match role.as_str() {
+            "user" => &["human", "user"],
+            "assistant" => &["gpt", "chatgpt", "assistant", "model", "bing", "bard"],
+            "system" => &["system"],
+            "tool" => &["tool", "function_response", "observation"],
+            _ => return false,
+        };
+        let is_known = |name: &Node| matches!(name, Node::Str(word) if known.contains(&word.as_str()));
+        match names {
+            Node::List(names) => names.iter().all(is_known),
+            name => is_known(name),
+        }
+    })
 }
 
 /// The fields of a message under other names.

@@ -84,6 +84,17 @@ fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &
         }
         (None, None) => return None,
     };
+    if let Some(file) = text("file_name").filter(|file| PathBuf::from(file).extension().is_some_and(|end| end == "txt"))
+    {
+        work.lost(&format!("{key}.{name}.file_name"), &format!("{file}: make rows of it, one {{\"text\": …}} a line"));
+        return None;
+    }
+    for media in ["images", "videos", "audios"] {
+        if !json["columns"][media].is_null() {
+            work.lost(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
+            return None;
+        }
+    }
     if !json["num_samples"].is_null() {
         work.lost(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
     }
@@ -111,7 +122,7 @@ fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) ->
         }
         for field in ["history", "system"] {
             if column(field, field) != field {
-                work.lost(&format!("{key}.{name}.columns.{field}"), "rename the field in the rows");
+                work.lost(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
             }
         }
         // Rows without earlier turns may stand among the others.

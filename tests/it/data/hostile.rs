@@ -177,6 +177,12 @@ fn broken_files_name_their_line() {
     assert_refused(load_text("rows.csv", b"text\n\xff\n"), &["rows.csv:2", "UTF-8"]);
     assert_refused(load_text("rows.jsonl", b"\xff\xfe{\x00}\x00"), &["UTF-16"]);
     assert_refused(load_text("rows.xlsx", "PK"), &["no known extension"]);
+    let zero = "{\"text\": \"a b\", \"loss_weight\": 0}\n".repeat(3);
+    assert_refused(load_text("rows.jsonl", zero), &["each of the 3 train rows has \"loss_weight\": 0"]);
+    assert_refused(load_text("rows.jsonl", b"\x1f\x8b\x08\x00"), &["rows.jsonl holds gzip", "end in .gz"]);
+    assert_refused(load_text("rows.csv", "PAR1"), &["rows.csv holds Parquet"]);
+    assert_refused(load_text("rows.csv", "text,label,text\na,b,c\n"), &["rows.csv:1", "\"text\" is there twice"]);
+    assert_refused(super::load_with(&super::config(&PathBuf::from("/dev/null"))), &["/dev/null is no regular file"]);
     assert_refused(load_text("rows.parquet", "PAR1"), &["rows.parquet: malformed Parquet file"]);
     assert_refused(super::load_with(&super::config(&PathBuf::from("/nowhere/rows.jsonl"))), &["/nowhere/rows.jsonl"]);
     assert_refused(load_text("rows.jsonl", "[".repeat(200_000)), &["rows.jsonl:1"]);

@@ -54,6 +54,43 @@ const FORGETFUL: &str = r"
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{% endif %}";
 
 #[test]
+fn a_call_that_the_template_does_not_write_is_refused_and_what_else_it_leaves_out_is_named() {
+    let call = json!({"type": "function", "function": {"name": "add", "arguments": {"a": 1}}});
+    let tool = json!({"type": "function", "function": {"name": "add"}});
+    let row = json!({"tools": [tool], "notes": "some words", "messages": [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Add 1."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+        {"role": "assistant", "content": "It is 2."},
+    ]});
+    let folder = tempfile::tempdir().unwrap();
+    let load = |template: &str| {
+        let (rows, path) = (folder.path().join("rows.jsonl"), folder.path().join("t.jinja"));
+        std::fs::write(&rows, row.to_string()).unwrap();
+        std::fs::write(&path, template).unwrap();
+        let mut config = config(&rows);
+        config.data.template_path = Some(path);
+        load_with(&config)
+    };
+    let plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}";
+    assert_refused(load(plain), &["rows.jsonl:1", "message 3", "t.jinja", "does not write its call of \"add\""]);
+    // The tools' names alone are not the call.
+    let tools_only = format!("{{{{ tools | tojson }}}}{plain}");
+    assert_refused(load(&tools_only), &["message 3"]);
+    let calls = "{% for m in messages %}{% if m.role != 'system' %}[{{ m.role }}]{{ m.content }}\
+        {% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}\n\
+        {% endif %}{% endfor %}";
+    let data = load(calls).unwrap();
+    assert!(texts(&data, 0).1.contains("add({\"a\": 1})"), "{:?}", texts(&data, 0));
+    let warnings = data.report.warnings.join("\n");
+    for part in ["the field \"notes\" that no model sees", "a message of role \"system\" that no model sees"] {
+        assert!(warnings.contains(part), "{warnings} lacks {part}");
+    }
+    assert!(!warnings.contains("have tools"), "its name is in the call: {warnings}");
+}
+
+#[test]
 fn incremental_rendering_finds_what_generation_blocks_mark() {
     let conversations = [
         chat(&[("user", "one"), ("assistant", "two"), ("user", "three"), ("assistant", "four")]),
