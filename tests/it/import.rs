@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use proptest::prelude::*;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::config::{self, Node};
 use tunesmith::import::{self, Imported, Outcome, Toolkit};
