@@ -39,11 +39,17 @@ CASES = {
     "ia3": ("qwen2", ["tuning.mode=ia3"]),
     "ia3_fused": ("phi3", ["tuning.mode=ia3", "tuning.ia3.modules_to_save=[lm_head]"]),
     "ia3_patterns": ("llama", ["tuning.mode=ia3", "tuning.ia3.target_modules=.*(up_proj|q_proj)", "tuning.ia3.feedforward_modules=.*up_proj"]),
+    "oft": ("qwen2", ["tuning.mode=oft", "tuning.oft.oft_block_size=24"]),
+    "oft_blocks": ("phi3", ["tuning.mode=oft", "tuning.oft.r=4", "tuning.oft.oft_block_size=0", "tuning.oft.modules_to_save=[lm_head]"]),
+    "oft_exact": ("llama", ["tuning.mode=oft", "tuning.oft.use_cayley_neumann=false", "tuning.oft.block_share=true"]),
     "router": ("mixtral", ["tuning.lora.modules_to_save=[mlp.gate]"]),
     "stacked": ("llama", ["tuning.adapters=[DORA, LORA]"]),
     "stacked_ia3": ("qwen2", ["tuning.adapters=[IA3]"]),
     "continued_ia3": ("qwen2", ["tuning.mode=ia3", "tuning.adapter=IA3"]),
     "continued_peft_ia3": ("llama", ["tuning.mode=ia3", "tuning.adapter=PEFT_IA3"]),
+    "stacked_oft": ("qwen2", ["tuning.adapters=[OFT]"]),
+    "continued_oft": ("qwen2", ["tuning.mode=oft", "tuning.adapter=OFT"]),
+    "continued_peft_oft": ("llama", ["tuning.mode=oft", "tuning.adapter=PEFT_OFT"]),
     "continued_dora": ("llama", ["tuning.adapter=DORA"]),
     "continued_tokens": ("qwen2", [*NEW, "tuning.adapter=TOKENS"]),
     "continued_peft_pissa": ("llama", ["tuning.adapter=PISSA"]),
@@ -81,6 +87,9 @@ def peft_adapters(root):
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/llama", dtype=torch.float32)
     factors = peft.IA3Config(target_modules=["o_proj", "down_proj"], feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
     peft.get_peft_model(model, factors).save_pretrained(f"{root}/peft_ia3")
+    model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/llama", dtype=torch.float32)
+    rotations = peft.OFTConfig(target_modules=["o_proj", "down_proj"], oft_block_size=16, init_weights=False, task_type="CAUSAL_LM")
+    peft.get_peft_model(model, rotations).save_pretrained(f"{root}/peft_oft")
     save("peft_pissa", False, init_lora_weights="pissa")
     save("peft_tokens", True, trainable_token_indices={"embed_tokens": [640, 641], "lm_head": [640, 641]})
 
@@ -98,10 +107,10 @@ def main():
         shutil.copytree(f"{GOLDEN}/c/tokenizer_bpe_gpt2", f"{root}/{family}", dirs_exist_ok=True)
     peft_adapters(root)
     places = {"DORA": f"{root}/runs/dora/adapter", "LORA": f"{root}/runs/lora/adapter", "PISSA": f"{root}/peft_pissa",
-              "PEFT_IA3": f"{root}/peft_ia3", "IA3": f"{root}/runs/ia3/adapter", "PEFT_TOKENS": f"{root}/peft_tokens", "TOKENS": f"{root}/runs/tokens_tied/adapter"}
+              "PEFT_IA3": f"{root}/peft_ia3", "IA3": f"{root}/runs/ia3/adapter", "PEFT_OFT": f"{root}/peft_oft", "OFT": f"{root}/runs/oft/adapter", "PEFT_TOKENS": f"{root}/peft_tokens", "TOKENS": f"{root}/runs/tokens_tied/adapter"}
     failed = 0
     for name, (family, words) in CASES.items():
-        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied", "ia3"):
+        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied", "ia3", "oft"):
             continue
         new = any("new_tokens" in word for word in words)
         rows, validation = f"{root}/{name}.train.jsonl", f"{root}/{name}.val.jsonl"
@@ -112,7 +121,7 @@ def main():
         with open(f"{root}/config.yaml", "w") as file:
             settings = {
                 "model": {"name": f"{root}/{family}", "max_seq_len": 64},
-                "tuning": {"lora": {"r": 4, "lora_alpha": 8}} if not any("adapter=" in word or "ia3" in word for word in words) else {},
+                "tuning": {"lora": {"r": 4, "lora_alpha": 8}} if not any("adapter=" in word or "mode=" in word for word in words) else {},
                 "train": {"output_dir": f"{root}/runs/{name}", "batch_size": 4, "max_steps": 6, "learning_rate": 0.005, "eval_strategy": "epoch",
                           "lr_scheduler_type": "constant"},
                 "data": {"train_path": rows, "val_path": validation, "use_cache": False, "loss_on": "all"},
@@ -124,7 +133,7 @@ def main():
             print(f"{name}: FAILED to run\n{ran.stdout}{ran.stderr}")
             failed += 1
             continue
-        below = {"stacked": [places["DORA"], places["LORA"]], "stacked_ia3": [places["IA3"]]}.get(name, [])
+        below = {"stacked": [places["DORA"], places["LORA"]], "stacked_ia3": [places["IA3"]], "stacked_oft": [places["OFT"]]}.get(name, [])
         try:
             theirs, own = run_loss(f"{root}/runs/{name}", f"{root}/{family}", validation, below)
         except Exception as error:

@@ -357,6 +357,13 @@ fn loftq_starts_with_what_quantization_loses() {
     };
     let (plain, once) = (distance(InitLora::Kaiming, 1), distance(InitLora::Loftq, 1));
     assert!(once < 0.6 * plain, "{once} {plain}");
+    // A layer that is not quantized starts as LoRA does, and learns.
+    let mut config = qlora("nf4");
+    config.tuning.lora.init_lora_weights = InitLora::Loftq;
+    config.model.quantization_skip_modules = vec!["q_proj".into()];
+    let model = model(&dense, &config);
+    let a = model.params.find("model.layers.0.self_attn.q_proj.lora_A.weight").unwrap();
+    assert!(model.params.values()[a.range()].iter().any(|&value| value != 0.0));
 }
 
 #[test]
