@@ -92,7 +92,7 @@ mod tests {
             {"role": "assistant", "content": "gone"},
         ]});
         let chat = conversation(row);
-        assert_eq!(left_out(&chat, "What"), ["a message of role \"system\"", "a message of role \"tool\"", "tools"]);
+        assert_eq!(left_out(&chat, "that"), ["a message of role \"system\"", "a message of role \"tool\"", "tools"]);
         assert_eq!(left_out(&chat, "add 4712 4711 \"this\\\\that\" What brief"), [""; 0]);
     }
 }
