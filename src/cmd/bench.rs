@@ -2,6 +2,7 @@
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
+use crate::model::adapters::KINDS;
 use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
@@ -24,7 +25,8 @@ pub struct Args {
     /// A model folder to load the base from, instead of drawing it at random
     #[arg(long, value_name = "DIR", conflicts_with = "shape")]
     model: Option<PathBuf>,
-    /// What is trained: lora (r = 16 on every linear layer), qlora (the same on a base in NF4) or full; or decode: answers are made
+    /// What is trained: lora (r = 16 on every linear layer), qlora (the same on a base in NF4), another adapter's mode, or full; or
+    /// decode: answers are made
     #[arg(long, default_value = "lora")]
     mode: String,
     /// Tokens of a row [default: 512], or of a prompt [32]
@@ -107,10 +109,17 @@ fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
 pub fn run(args: &Args) -> Result<()> {
     let mut config = Config::default();
     config.tuning.mode = match args.mode.as_str() {
-        "lora" | "qlora" => Mode::Lora,
+        "qlora" => Mode::Lora,
         "full" => Mode::Full,
         "decode" => Mode::Freeze,
-        other => return Err(Error::config(format!("--mode {other:?}, expected lora, qlora, full or decode"))),
+        other => {
+            let known = KINDS.iter().find(|kind| kind.mode.as_str() == other);
+            known.map(|kind| kind.mode).ok_or_else(|| {
+                let kinds: Vec<_> = KINDS.iter().map(|kind| kind.mode.as_str()).collect();
+                let kinds = kinds.join(", ");
+                Error::config(format!("--mode {other:?}, expected {kinds}, qlora, full or decode"))
+            })?
+        }
     };
     if args.mode == "qlora" {
         config.model.quantization = Quantization::Nf4;

@@ -5,6 +5,7 @@
 #![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
 pub mod attention;
 pub mod best;
+pub mod blocks;
 pub mod dropout;
 pub mod embedding;
 pub mod gain;

@@ -15,7 +15,8 @@ use crate::model::build::Attach;
 use crate::model::grads::Grads;
 use crate::model::linear::{Base, Input};
 use crate::model::targets::{Placement, Targets};
-use crate::ops::panel::{Act, LANES};
+use crate::ops::blocks::{Diagonal, outer, times};
+use crate::ops::panel::Act;
 use crate::plan::memory::footprint::{self, Shape};
 use crate::plan::memory::pool::{self, Pool};
 use crate::plan::memory::{Factors, Footprint};
@@ -220,6 +221,11 @@ impl Blocks {
         self.size * (self.size - 1) / 2
     }
 
+    /// All matrices as an operand.
+    const fn diagonal(self, matrices: &[f32]) -> Diagonal<'_> {
+        Diagonal { matrices, size: self.size }
+    }
+
     /// A block's matrix among all.
     fn of(self, matrices: &[f32], block: usize) -> &[f32] {
         let length = self.size * self.size;
@@ -273,8 +279,10 @@ impl Blocks {
     }
 
     /// The gradient of a block's trained values for that of its R.
-    fn gradient(self, weight: &[f32], d_matrix: &[f64]) -> Vec<f32> {
+    fn gradient(self, weight: &[f32], d_matrix: &[f32]) -> Vec<f32> {
         let (size, skew) = (self.size, self.skew(weight));
+        let d_matrix: Vec<f64> = d_matrix.iter().map(|&value| f64::from(value)).collect();
+        let d_matrix = &d_matrix[..];
         let (one, turned) = (identity(size), transposed(&skew, size));
         let d_skew = if let Some(terms) = self.terms {
             let series = Self::series(terms);
@@ -372,59 +380,17 @@ impl Rotated {
         made
     }
 
-    /// `out = x R` or, `turned`, `x R^T`; in addition to what it holds if `adds`.
-    fn rotate(&self, matrices: &[f32], x: &Act, turned: bool, out: &mut Act, adds: bool) {
-        let (size, stride) = (self.blocks.size, x.stride());
-        // A column for each output.
-        let columns: Vec<f32> = if turned {
-            matrices.to_vec()
-        } else {
-            let turn = |matrix: &[f32]| -> Vec<f32> {
-                (0..size * size).map(|at| matrix[at % size * size + at / size]).collect()
-            };
-            matrices.chunks_exact(size * size).flat_map(turn).collect()
-        };
-        out.data_mut().par_chunks_mut(stride).zip(x.data().par_chunks(stride)).for_each(|(out, x)| {
-            let blocks = out.chunks_exact_mut(size * LANES).zip(x.chunks_exact(size * LANES)).enumerate();
-            for (block, (out, x)) in blocks {
-                let matrix = self.blocks.of(&columns, block);
-                for (out, column) in out.chunks_exact_mut(LANES).zip(matrix.chunks_exact(size)) {
-                    let mut sum = [0.0f32; LANES];
-                    if adds {
-                        sum.copy_from_slice(out);
-                    }
-                    for (factor, x) in column.iter().zip(x.chunks_exact(LANES)) {
-                        sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += factor * x);
-                    }
-                    out.copy_from_slice(&sum);
-                }
-            }
-        });
-    }
-
-    /// The gradients of the matrices, `sum_t x[t] d[t]^T` of each block of `x`; summed where blocks share theirs.
-    fn d_matrices(&self, x: &Act, d: &Act) -> Vec<Vec<f64>> {
-        let (size, tokens) = (self.blocks.size, x.tokens());
-        let one = |block: usize| {
-            let mut sum = vec![0.0f32; size * size];
-            for panel in 0..x.panels() {
-                let part = |act: &Act| act.panel(panel)[block * size * LANES..][..size * LANES].to_vec();
-                let (x, d) = (part(x), part(d));
-                for lane in 0..LANES.min(tokens - panel * LANES) {
-                    let d: Vec<f32> = d.iter().skip(lane).step_by(LANES).copied().collect();
-                    for (sum, x) in sum.chunks_exact_mut(size).zip(x.iter().skip(lane).step_by(LANES)) {
-                        sum.iter_mut().zip(&d).for_each(|(sum, d)| *sum += x * d);
-                    }
-                }
-            }
-            sum.into_iter().map(f64::from).collect()
-        };
-        let each: Vec<Vec<f64>> = (0..x.features() / size).into_par_iter().map(one).collect();
+    /// The gradients of the matrices for inputs x and those of their rotated ones; summed where blocks share theirs.
+    fn d_matrices(&self, x: &Act, d: &Act) -> Vec<f32> {
+        let (length, each) = (self.blocks.size * self.blocks.size, outer(self.blocks.size, x, d));
         if self.blocks.count > 1 {
-            each
-        } else {
-            each.into_iter().reduce(|sum, one| add(&sum, 1.0, &one)).into_iter().collect()
+            return each;
         }
+        let mut sum = vec![0.0; length];
+        for one in each.chunks_exact(length) {
+            sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+        }
+        sum
     }
 }
 
@@ -432,7 +398,7 @@ impl Formula for Rotated {
     fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
         let matrices = self.matrices(base.pass.values.at(&self.weight));
         let mut rotated = x.like();
-        self.rotate(&matrices, x, false, &mut rotated, false);
+        times(self.blocks.diagonal(&matrices), x, false, &mut rotated, false);
         (base.forward(&rotated, residual), None)
     }
 
@@ -449,18 +415,19 @@ impl Formula for Rotated {
         let matrices = self.matrices(weight);
         let rotated = base.linear.weight.trained().map(|_| {
             let mut rotated = input.x.like();
-            self.rotate(&matrices, input.x, false, &mut rotated, false);
+            times(self.blocks.diagonal(&matrices), input.x, false, &mut rotated, false);
             rotated
         });
         let mut d_rotated = input.x.like();
         base.backward(&Input::new(rotated.as_ref().unwrap_or(input.x)), dy, Some((&mut d_rotated, false)), grads);
         let d_matrices = self.d_matrices(input.x, &d_rotated);
-        let one = |(weight, d): (&[f32], &Vec<f64>)| self.blocks.gradient(weight, d);
-        let each: Vec<Vec<f32>> = weight.par_chunks_exact(self.blocks.trained()).zip(&d_matrices).map(one).collect();
+        let (trained, length) = (self.blocks.trained(), self.blocks.size * self.blocks.size);
+        let blocks = weight.par_chunks_exact(trained).zip(d_matrices.par_chunks_exact(length));
+        let each: Vec<Vec<f32>> = blocks.map(|(weight, d)| self.blocks.gradient(weight, d)).collect();
         let to = grads[self.weight.clone()].iter_mut();
         to.zip(each.into_iter().flatten()).for_each(|(sum, value)| *sum += value);
         if let Some((dx, add)) = dx {
-            self.rotate(&matrices, &d_rotated, true, dx, add);
+            times(self.blocks.diagonal(&matrices), &d_rotated, true, dx, add);
         }
     }
 }
