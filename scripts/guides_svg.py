@@ -138,10 +138,10 @@ def table(head, lines, note, left=170, width=88):
 
 
 def modes(_):
-    head = ["lora", "qlora", "ia3", "freeze: 1 layer", "freeze: norms", "full"]
+    head = ["lora", "qlora", "oft", "ia3", "freeze: 1 layer", "freeze: norms", "full"]
     lines = [
-        ("embedding", ".....#"), ("blocks 0 … n-2: norms", "....##"), ("… q_proj, o_proj, up, gate", "++...#"), ("… k_proj, v_proj, down_proj", "+++..#"),
-        ("last block: norms", "...###"), ("… its linear layers", "+++#.#"), ("last norm", "....##"), ("head", ".....#"),
+        ("embedding", "......#"), ("blocks 0 … n-2: norms", ".....##"), ("… q_proj, o_proj, up, gate", "+++...#"), ("… k_proj, v_proj, down_proj", "++++..#"),
+        ("last block: norms", "....###"), ("… its linear layers", "++++#.#"), ("last norm", ".....##"), ("head", "......#"),
     ]
     return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "stays as it is (with qlora in 4 bits)"), (360, GREEN, "a narrow one: beside the weight")], 190, 104)
 

@@ -112,7 +112,7 @@ pub(super) fn same_tensors<'n>(
     let fail = |message: String| {
         let both = format!("{} tensors there, {} expected", found.len(), expected.len());
         Err(Error::checkpoint(format!("{}: {message} ({both})", path.display()))
-            .hint("the adapter must belong to this model and these tuning.lora settings"))
+            .hint("the adapter must belong to this model and these settings"))
     };
     for (name, shape) in &expected {
         match found.get(name) {

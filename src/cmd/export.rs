@@ -255,7 +255,7 @@ fn card(opened: &Opened, adapter: bool) -> Result<String> {
     let card = Card {
         name: opened.name(),
         base,
-        adapter,
+        adapter: opened.top.as_ref().filter(|_| adapter).map(|top| top.config.tuning.mode.as_str()),
         scored,
         data: ran.as_ref().map(data).unwrap_or_default(),
         settings: ran.as_ref().map(settings).unwrap_or_default(),

@@ -9,8 +9,8 @@ pub struct Card {
     pub name: String,
     /// The base model, as the adapter or the configuration names it.
     pub base: String,
-    /// An adapter, not a whole model.
-    pub adapter: bool,
+    /// The kind of an adapter, such as `lora`; none of a whole model.
+    pub adapter: Option<&'static str>,
     /// A head of scores, not one that writes text.
     pub scored: bool,
     /// Where the rows came from: label and text.
@@ -43,13 +43,13 @@ impl Card {
         if on_hub {
             let _ = writeln!(out, "base_model: {}", quoted(base)); // a String never fails
         }
-        let library = if *adapter { "peft" } else { "transformers" };
+        let library = if adapter.is_some() { "peft" } else { "transformers" };
         let task = if *scored { "text-classification" } else { "text-generation" };
         let _ = writeln!(out, "library_name: {library}\npipeline_tag: {task}\ntags:\n- tunesmith");
-        if *adapter {
-            out.push_str("- lora\n");
+        if let Some(kind) = adapter {
+            let _ = writeln!(out, "- {kind}");
         }
-        let what = if *adapter { "An adapter for" } else { "Made from" };
+        let what = if adapter.is_some() { "An adapter for" } else { "Made from" };
         let _ = writeln!(
             out,
             "---\n\n# {}\n\n{what} `{}`, trained with tunesmith {}.",
@@ -85,7 +85,7 @@ mod tests {
         let card = Card {
             name: "mine".into(),
             base: "owner/base".into(),
-            adapter: true,
+            adapter: Some("lora"),
             results: vec![("rouge1".into(), "0.5 | 0.6\nx".into())],
             ..Card::default()
         };
@@ -93,7 +93,7 @@ mod tests {
         assert!(text.starts_with("---\nbase_model: \"owner/base\"\nlibrary_name: peft\n"));
         assert!(text.contains("| rouge1 | 0.5 \\| 0.6 x |") && !text.contains("## Data"));
         assert!(!Card { base: "./folder here".into(), ..card.clone() }.render().contains("base_model:"));
-        assert!(text.contains("pipeline_tag: text-generation\n"));
+        assert!(text.contains("pipeline_tag: text-generation\ntags:\n- tunesmith\n- lora\n"));
         assert!(Card { scored: true, ..card }.render().contains("pipeline_tag: text-classification\n"));
     }
 }

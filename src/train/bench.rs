@@ -52,7 +52,7 @@ pub struct Request {
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Outcome {
-    /// `lora`, `qlora` or `full`.
+    /// `lora`, `qlora`, another adapter's mode or `full`.
     pub mode: &'static str,
     /// Reading, drawing or quantizing the base took so long.
     pub load_seconds: f64,
