@@ -1,8 +1,8 @@
-//! Every form that a row of training data may have, brought to one of four kinds: a file a form, with its [`Shape`], and a line in
+//! Every form that a row of training data may have, brought to one of four kinds: a file a form, with its `Shape`, and a line in
 //! [`crate::registry`]. With `format: auto` the form of a row follows from its fields, in the order of the lines.
 //!
 //! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
-//! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in [`super::fields`].
+//! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in `data::fields`.
 //! A field that is null counts as absent.
 use std::fmt;
 

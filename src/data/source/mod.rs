@@ -108,7 +108,7 @@ impl RawRow {
         self.parse_noting(forms).map(|parsed| parsed.row)
     }
 
-    /// As [`Self::parse`], with what the row's loss counts ([`loss_weight`]) and the fields that nothing reads.
+    /// As [`Self::parse`], with what the row's loss counts (`loss_weight`) and the fields that nothing reads.
     ///
     /// # Errors
     /// As there.
