@@ -80,15 +80,6 @@ impl AdapterConfig {
         self.targets().place(arch, self.method()?).map_err(|error| error.with_kind(Kind::Checkpoint))
     }
 
-    /// Its tensors on a model where it has these placements, by their names in its file, with their shapes.
-    ///
-    /// # Errors
-    /// [`Kind::Config`]: it does not fit the model.
-    pub fn tensors(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
-        let beside = self.targets().beside(arch, placements)?;
-        Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
-    }
-
     /// With what the model has beside: the rows of new tokens, which PEFT calls `trainable_token_indices`, a head of scores.
     ///
     /// # Errors

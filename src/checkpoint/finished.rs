@@ -55,7 +55,7 @@ impl Finished {
             ));
         }
         let placements = config.place(arch)?;
-        peft::check_tensors(dir, &tensors, &config.tensors(arch, &placements)?)?;
+        peft::check_tensors(dir, &tensors, &config.targets().tensors(arch, &placements)?)?;
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 

@@ -178,7 +178,7 @@ impl AskArgs {
                 arch.score = score_head(dir)?;
             }
             config.tuning = own.settings(&arch, &config.tuning)?;
-            peft::check_tensors(dir, &tensors, &own.tensors(&arch, &own.place(&arch)?)?)?;
+            peft::check_tensors(dir, &tensors, &own.targets().tensors(&arch, &own.place(&arch)?)?)?;
             values = Some(tensors);
             what = format!("{what} with {}", dir.display());
             if dir.join("tokenizer.json").is_file() {

@@ -305,7 +305,16 @@ impl Targets {
         Ok(rows.map(|name| (token_rows(&name), vec![arch.new_tokens.len(), arch.hidden_size])).collect())
     }
 
-    /// Every trained tensor beside A, B and magnitudes, under its name in an adapter's file, with its shape: biases, those
+    /// Every trained tensor: those of these adapters, and what [`Targets::beside`] says.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn tensors(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let beside = self.beside(arch, placements)?;
+        Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
+    }
+
+    /// Every trained tensor beside those of adapters, under its name in an adapter's file, with its shape: biases, those
     /// trained in full, rows of new tokens.
     ///
     /// # Errors

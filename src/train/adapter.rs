@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::hub::{self, Watch};
 use crate::model::adapters::Method;
 use crate::model::stack::Stack;
-use crate::model::targets::{Placement, Targets, placed};
+use crate::model::targets::{Targets, placed};
 
 /// Reads the adapter in `dir` and what it says of itself, as settings to train with.
 ///
@@ -58,10 +58,7 @@ pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfi
 
 /// The tensors that an adapter with these settings has.
 fn expected(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<(String, Vec<usize>)>> {
-    let placed = placed(arch, tuning)?;
-    let mut tensors: Vec<_> = placed.iter().flat_map(Placement::tensors).collect();
-    tensors.extend(Targets::of(tuning).beside(arch, &placed)?);
-    Ok(tensors)
+    Targets::of(tuning).tensors(arch, &placed(arch, tuning)?)
 }
 
 /// The rows of the embedding that the adapter in `dir` trains by themselves, if it does.

@@ -39,10 +39,7 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
             }
             Ok(tensors.filter(|(name, _)| trained.contains(name)).collect())
         }
-        _ => {
-            let beside = Targets::of(&config.tuning).beside(arch, placements)?;
-            Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
-        }
+        _ => Targets::of(&config.tuning).tensors(arch, placements),
     }
 }
 

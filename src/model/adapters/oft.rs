@@ -16,7 +16,7 @@ use crate::model::grads::Grads;
 use crate::model::linear::{Base, Input};
 use crate::model::targets::{Placement, Targets};
 use crate::ops::blocks::{Diagonal, outer, times};
-use crate::ops::panel::Act;
+use crate::ops::panel::{self, Act};
 use crate::plan::memory::footprint::{self, Shape};
 use crate::plan::memory::pool::{self, Pool};
 use crate::plan::memory::{Factors, Footprint};
@@ -143,6 +143,9 @@ struct Blocks {
     terms: Option<usize>,
 }
 
+/// Rows of a weight that are merged at once.
+const MERGED_ROWS: usize = 512;
+
 /// The rotation of a module's inputs.
 #[derive(Debug)]
 struct Rotation {
@@ -171,16 +174,14 @@ impl Adapter for Rotation {
     /// `W R^T`.
     fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
         let (&[weight, ..], false) = (tensors, part.bias) else { return };
-        let (size, made) = (self.blocks.size, self.blocks.make(weight));
-        values.par_chunks_mut(self.inputs).for_each(|row| {
-            for (block, values) in row.chunks_exact_mut(size).enumerate() {
-                let matrix = self.blocks.of(&made, block);
-                let old = values.to_vec();
-                for (value, row) in values.iter_mut().zip(matrix.chunks_exact(size)) {
-                    *value = row.iter().zip(&old).map(|(r, old)| r * old).sum();
-                }
-            }
-        });
+        let (made, pool) = (self.blocks.make(weight), panel::Pool::new());
+        // Rows of the weight in the place of tokens, some at a time.
+        for rows in values.chunks_mut(MERGED_ROWS * self.inputs) {
+            let old = Act::from_rows(&pool, rows, self.inputs);
+            let mut new = old.like();
+            times(self.blocks.diagonal(&made), &old, true, &mut new, false);
+            rows.copy_from_slice(&new.to_rows());
+        }
     }
 
     fn footprint(&self) -> Arc<dyn Footprint> {
@@ -224,12 +225,6 @@ impl Blocks {
     /// All matrices as an operand.
     const fn diagonal(self, matrices: &[f32]) -> Diagonal<'_> {
         Diagonal { matrices, size: self.size }
-    }
-
-    /// A block's matrix among all.
-    fn of(self, matrices: &[f32], block: usize) -> &[f32] {
-        let length = self.size * self.size;
-        &matrices[block.min(self.count - 1) * length..][..length]
     }
 
     /// Q of the trained values of a block.
@@ -438,7 +433,6 @@ mod tests {
     use crate::model::linear::Linear;
     use crate::model::pass::Pass;
     use crate::model::weight::Weight;
-    use crate::ops::panel;
     use crate::ops::testing::{check_gradient, numbers};
 
     const TOKENS: usize = 21;

@@ -107,7 +107,6 @@ pub enum Policy {
     Full,
 }
 
-#[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 /// Everything that memory depends on, but for the batch.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
