@@ -95,6 +95,7 @@ pub const COVERED: &[&str] = &[
     "data.contamination",
     "data.loss_on",
     "data.truncation",
+    "data.max_turn_growth",
     "data.max_rows",
     "data.val_path",
     "data.test_path",

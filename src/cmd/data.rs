@@ -30,7 +30,8 @@ pub struct Args {
     /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
-    /// Write `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`, of every row: training, validation, test
+    /// Write `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`, of every row: training, validation,
+    /// test; of a row of several renderings a line for each
     #[arg(long, value_name = "FILE.jsonl")]
     dump: Option<PathBuf>,
     /// Print the numbers as JSON
@@ -62,14 +63,19 @@ pub fn run(args: &Args) -> Result<()> {
     let colour = terminal::stdout_colour();
     let mut text = overview(&data, colour);
     for index in 0..args.rows.min(data.train.len()) {
-        let mut example = data.train.example(index)?;
-        let (tokens, supervised) = (example.input_ids.len(), example.label_tokens());
-        let title = match data.train.target(index)? {
-            Some(target) => format!("row {} of train: {tokens} tokens, label {}", index + 1, labelled(&data, target)),
-            None => format!("row {} of train: {tokens} tokens, {supervised} with loss", index + 1),
-        };
-        example.labels.truncate(tokens);
-        let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
+        let (sequences, _) = data.train.sequences(index)?;
+        let count = sequences.len();
+        for (number, mut example) in sequences.into_iter().enumerate() {
+            let (tokens, supervised) = (example.input_ids.len(), example.label_tokens());
+            let of = if count > 1 { format!(", rendering {} of {count}", number + 1) } else { String::new() };
+            let what = match data.train.target(index)? {
+                Some(target) => format!("label {}", labelled(&data, target)),
+                None => format!("{supervised} with loss"),
+            };
+            let title = format!("row {} of train{of}: {tokens} tokens, {what}", index + 1);
+            example.labels.truncate(tokens);
+            let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
+        }
     }
     terminal::print(&text)
 }
@@ -166,6 +172,11 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     for (label, value) in scores::facts(data) {
         let _ = writeln!(text, "{label}: {value}");
     }
+    for (name, _, counts) in splits(data) {
+        if let Some(turns) = counts.and_then(|counts| counts.turns.summary()) {
+            let _ = writeln!(text, "earlier turns are rewritten by the template, {name}: {turns}");
+        }
+    }
     let (cut, pieces) = data.report.cut;
     if cut > 0 {
         let _ = writeln!(text, "long texts: {cut} cut into {pieces} rows");
@@ -246,13 +257,14 @@ fn dump(data: &Dataset, path: &Path) -> Result<()> {
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     for (_, split, _) in splits(data) {
         for index in 0..split.len() {
-            let Example { input_ids, labels } = split.example(index)?;
-            let text = data.tokenizer.decode(&input_ids, false)?;
-            let row = match split.target(index)? {
-                Some(target) => json!({ "text": text, "input_ids": input_ids, "label": labelled(data, target) }),
-                None => json!({ "text": text, "input_ids": input_ids, "labels": labels }),
-            };
-            writeln!(file, "{row}").map_err(failed)?;
+            for Example { input_ids, labels } in split.sequences(index)?.0 {
+                let text = data.tokenizer.decode(&input_ids, false)?;
+                let row = match split.target(index)? {
+                    Some(target) => json!({ "text": text, "input_ids": input_ids, "label": labelled(data, target) }),
+                    None => json!({ "text": text, "input_ids": input_ids, "labels": labels }),
+                };
+                writeln!(file, "{row}").map_err(failed)?;
+            }
         }
     }
     file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)

@@ -309,12 +309,11 @@ impl Exam<'_> {
     /// How probable the model finds the row's labels.
     fn likelihood(&self, model: &Model, index: usize) -> Result<Likelihood> {
         let scored = model.token_scores(&self.split.batch([index])?)?;
-        let labels = self.split.example(index)?.predicted();
         Ok(Likelihood {
             nll: scored.iter().map(|(nll, _)| f64::from(*nll)).sum(),
             tokens: scored.len() as u64,
             right: scored.iter().filter(|(_, right)| *right).count() as u64,
-            bytes: self.dataset.tokenizer.decode(&labels, true)?.len() as u64,
+            bytes: self.split.label_bytes_of(index, &self.dataset.tokenizer)?,
         })
     }
 

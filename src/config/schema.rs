@@ -396,6 +396,10 @@ section! {
         min_length: Option<usize> = None, range Range::at_least(1.0);
         /// Rows with more tokens, before any truncation, are left out.
         max_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Where the chat template rewrites earlier turns (drops their reasoning, moves the tools), a row is rendered once for
+        /// each turn that a later rendering changes. All renderings of a row have at most so many times the tokens of the
+        /// longest one; beyond that its first turns are not learned.
+        max_turn_growth: f64 = 8.0, range Range::at_least(1.0);
         /// Leave out training rows that repeat an earlier one.
         dedupe: Dedupe = Dedupe::None;
         /// How alike two rows must be to count as near-duplicates: the share of their sequences of five words that both have.

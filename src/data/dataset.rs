@@ -182,6 +182,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         vocab_size,
         min_length: data.min_length,
         max_length: data.max_length,
+        max_turn_growth: data.max_turn_growth,
         task: config.task(),
         padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
@@ -429,18 +430,24 @@ impl Loader<'_> {
             counts.add_unread(unread, &place);
             let mut kept = None;
             match outcome {
-                Outcome::Kept { example, truncated } => {
+                Outcome::Kept { examples, truncated, beyond_growth } => {
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     counts.weightless += u64::from(weight == 0.0);
-                    kept = Some((example, weight));
+                    if examples.len() > 1 {
+                        counts.turns.add(examples.iter().map(|example| example.input_ids.len()));
+                    }
+                    if beyond_growth > 0 {
+                        counts.turns.limited.add(place);
+                    }
+                    kept = Some((examples, weight));
                 }
                 Outcome::TooLong => counts.too_long += 1,
                 Outcome::BelowMinimum => counts.below_min_length += 1,
                 Outcome::AboveMaximum => counts.above_max_length += 1,
                 Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),
             }
-            writer.push(kept.as_ref().map(|(example, weight)| (example, *weight)))
+            writer.push(kept.as_ref().map(|(examples, weight)| (examples.as_slice(), *weight)))
         })?;
         Ok((writer.finish(&counts)?, counts))
     }
@@ -489,7 +496,7 @@ impl Loader<'_> {
     /// The key of a cache entry.
     fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 2").as_bytes());
+        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 3").as_bytes());
         hasher.update(self.encoder_hash().as_bytes());
         let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
         hasher.update(options.as_bytes());

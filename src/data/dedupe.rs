@@ -1,6 +1,7 @@
 //! Rows that say what an earlier row says are left out: to the letter (the hash of the normalised row), or nearly
 //! (`MinHash`). The first of several stays. Rows are compared across all sources.
 use std::collections::HashSet;
+use std::slice::from_ref;
 
 use rayon::prelude::*;
 
@@ -94,7 +95,7 @@ pub fn near(
                 Example { input_ids: numbers, labels }
             };
             if members.next().is_some() {
-                writer.push(signature.map(stored).as_ref().map(|stored| (stored, 1.0)))?;
+                writer.push(signature.map(stored).as_ref().map(|stored| (from_ref(stored), 1.0)))?;
             }
             Ok(())
         })?;
@@ -133,7 +134,9 @@ fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<S
 fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
     let (bands, rows) = bands(threshold);
     let mut roots: Vec<u32> = (0..signatures.rows() as u32).collect();
-    let read = |row: u32| signatures.read(row).map(|(stored, _)| stored.input_ids);
+    let read = |row: u32| {
+        signatures.read(row).map(|(stored, _)| stored.into_iter().flat_map(|one| one.input_ids).collect::<Vec<u32>>())
+    };
     for number in 0..bands {
         let usable: Vec<u32> = signatures.usable().collect();
         let key = |row: u32| Ok((band(&read(row)?, number, rows), row));

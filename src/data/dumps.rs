@@ -5,6 +5,7 @@ use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, Value};
 
 use super::jinja::{failed, guard, measure};
+use super::print;
 
 /// `tojson` as Transformers defines it: `json.dumps(value, ensure_ascii=False, indent=…, separators=…, sort_keys=…)`,
 /// without escaping for HTML.
@@ -129,33 +130,11 @@ impl Json {
     }
 }
 
-/// A float as Python's `repr` writes it.
+/// A float as `json.dumps` writes it.
 fn float(value: f64) -> String {
-    if value.is_nan() {
-        return "NaN".into();
-    }
-    if value.is_infinite() {
-        return if value > 0.0 { "Infinity".into() } else { "-Infinity".into() };
-    }
-    let scientific = format!("{value:e}");
-    let exponent: i32 = scientific.split_once('e').and_then(|(_, exponent)| exponent.parse().ok()).unwrap_or(0);
-    if value != 0.0 && !(-4..16).contains(&exponent) {
-        let mantissa = scientific.split('e').next().unwrap_or_default();
-        let sign = if exponent < 0 { '-' } else { '+' };
-        return format!("{mantissa}e{sign}{:02}", exponent.abs());
-    }
-    format!("{value:?}")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn floats_as_python_writes_them() {
-        let written = [(1.0, "1.0"), (0.1, "0.1"), (1e16, "1e+16"), (1.5e-5, "1.5e-05"), (1e15, "1000000000000000.0")];
-        for (value, text) in written {
-            assert_eq!(float(value), text);
-        }
+    match value {
+        _ if value.is_nan() => "NaN".into(),
+        _ if value.is_infinite() => if value > 0.0 { "Infinity" } else { "-Infinity" }.into(),
+        _ => print::float(value),
     }
 }

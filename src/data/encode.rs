@@ -7,14 +7,14 @@ use std::slice::from_ref;
 use super::batch::{Example, IGNORE};
 use super::mask;
 use super::row::Row;
-use super::template::ChatTemplate;
+use super::template::{ChatTemplate, Rendered};
 use super::tokenizer::{Encoded, Tokenizer};
 use super::unwritten;
 use crate::config::{LossOn, Task, Truncation, nearest};
 use crate::error::{Error, Result};
 
 /// What decides how rows become tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EncodeOptions {
     /// The longest row in tokens.
     pub max_seq_len: usize,
@@ -28,6 +28,9 @@ pub struct EncodeOptions {
     pub min_length: Option<usize>,
     /// Rows with more tokens, before they are cut, are left out.
     pub max_length: Option<usize>,
+    /// How many times the tokens of its longest rendering a conversation may have in all renderings
+    /// ([`mask::render`]).
+    pub max_turn_growth: f64,
     /// What is learned of a row.
     pub task: Task,
     /// What Transformers takes for padding at the end of a row that has a label as a whole.
@@ -39,10 +42,12 @@ pub struct EncodeOptions {
 pub enum Outcome {
     /// It can be trained on.
     Kept {
-        /// Ids and labels.
-        example: Example,
-        /// Whether its end or beginning was cut off.
+        /// Ids and labels: of a conversation one for each rendering, of any other row one.
+        examples: Vec<Example>,
+        /// Whether the end or the beginning of one was cut off, or one of several was left out as too long.
         truncated: bool,
+        /// Renderings that were left out for `max_turn_growth`.
+        beyond_growth: usize,
     },
     /// Left out: longer than the limit, and `truncation: drop`.
     TooLong,
@@ -82,9 +87,9 @@ impl Encoder {
         };
         // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
         let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let (example, unwritten) = self.label(row)?;
-        self.check_ids(&example)?;
-        Ok((self.cut(example, whole, target), unwritten))
+        let (examples, unwritten) = self.label(row)?;
+        examples.iter().try_for_each(|example| self.check_ids(example))?;
+        Ok((self.cut(examples, whole, target), unwritten))
     }
 
     /// What the last token of a row has to predict: the label's number, or the bits of a number.
@@ -108,7 +113,7 @@ impl Encoder {
         })
     }
 
-    fn label(&self, row: Row) -> Result<(Example, Vec<String>)> {
+    fn label(&self, row: Row) -> Result<(Vec<Example>, Vec<String>)> {
         let loss_on_all = self.options.loss_on == LossOn::All;
         let example = match row {
             Row::Chat(conversation) => {
@@ -117,11 +122,13 @@ impl Encoder {
                         .hint("set data.chat_template: chatml, or data.template_path")
                 })?;
                 let special_texts = self.tokenizer.special_texts();
-                let rendered = mask::render(template, &conversation, self.options.loss_on, special_texts)?;
-                unwritten::check_calls(template, &conversation, &rendered)?;
+                let renderings = mask::render(template, &conversation, self.options.loss_on, special_texts)?;
+                unwritten::check_calls(template, &conversation, &renderings)?;
+                let unwritten = unwritten::left_out(&conversation, &renderings);
                 // The template wrote BOS itself, if the model wants one.
-                let encoded = self.tokenizer.encode(&rendered.text, false)?;
-                return Ok((labeled(encoded, &rendered.spans), unwritten::left_out(&conversation, &rendered.text)));
+                let example =
+                    |rendered: &Rendered| Ok(labeled(self.tokenizer.encode(&rendered.text, false)?, &rendered.spans));
+                return Ok((renderings.iter().map(example).collect::<Result<_>>()?, unwritten));
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
@@ -141,7 +148,7 @@ impl Encoder {
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
-        Ok((example, Vec::new()))
+        Ok((vec![example], Vec::new()))
     }
 
     /// Plain text ends with EOS, which is learned.
@@ -174,31 +181,61 @@ impl Encoder {
         }
     }
 
-    fn cut(&self, mut example: Example, whole: bool, target: Option<i32>) -> Outcome {
-        let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
-        if self.options.min_length.is_some_and(|minimum| length < minimum) {
+    /// Leaves out what is too much of a row, and cuts the rest to length. What several examples count in all is decided
+    /// by the longest of them: so long is the row where the template rewrites nothing.
+    fn cut(&self, mut examples: Vec<Example>, whole: bool, target: Option<i32>) -> Outcome {
+        let (limit, longest) = (self.options.max_seq_len, longest(&examples));
+        if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
-        if self.options.max_length.is_some_and(|maximum| length > maximum) {
+        if self.options.max_length.is_some_and(|maximum| longest > maximum) {
             return Outcome::AboveMaximum;
         }
-        let truncated = length > limit && !whole;
-        if truncated {
-            let kept = match self.options.truncation {
-                Truncation::Right | Truncation::Split => 0..limit,
-                Truncation::Left => length - limit..length,
-                Truncation::Drop => return Outcome::TooLong,
-            };
-            example =
+        let beyond_growth = self.limit_growth(&mut examples, longest);
+        let too_long = |example: &Example| example.input_ids.len() > limit && !whole;
+        let truncated = examples.iter().any(too_long);
+        if self.options.truncation == Truncation::Drop {
+            examples.retain(|example| !too_long(example));
+            if examples.is_empty() {
+                return Outcome::TooLong;
+            }
+        }
+        for example in examples.iter_mut().filter(|example| too_long(example)) {
+            let length = example.input_ids.len();
+            let kept = if self.options.truncation == Truncation::Left { length - limit..length } else { 0..limit };
+            *example =
                 Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() };
         }
-        example.labels.extend(target);
-        if example.label_tokens() == 0 {
+        for example in &mut examples {
+            example.labels.extend(target);
+        }
+        examples.retain(|example| example.label_tokens() > 0);
+        if examples.is_empty() {
             Outcome::Unlabeled { truncated }
         } else {
-            Outcome::Kept { example, truncated }
+            Outcome::Kept { examples, truncated, beyond_growth }
         }
     }
+
+    /// Leaves the first renderings out where all have more than `max_turn_growth` times the tokens of the longest. Says
+    /// how many.
+    fn limit_growth(&self, examples: &mut Vec<Example>, longest: usize) -> usize {
+        let most = self.options.max_turn_growth * longest as f64;
+        let mut tokens = 0;
+        let fits = |example: &&Example| {
+            tokens += example.input_ids.len();
+            tokens as f64 <= most
+        };
+        let kept = examples.iter().rev().take_while(fits).count().max(1);
+        let beyond = examples.len() - kept;
+        examples.drain(..beyond);
+        beyond
+    }
+}
+
+/// The tokens of the longest of some examples.
+fn longest(examples: &[Example]) -> usize {
+    examples.iter().map(|example| example.input_ids.len()).max().unwrap_or(0)
 }
 
 /// Labels every token from the first to the last that touches a span; so does Transformers, and a token that

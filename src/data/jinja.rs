@@ -11,7 +11,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
-use super::python;
+use super::{print, python};
 
 /// The largest template that is read.
 pub const MAX_SOURCE: usize = 1 << 20;
@@ -220,7 +220,10 @@ fn environment() -> Environment<'static> {
     environment.set_recursion_limit(200);
     environment.set_formatter(|output, state, value| {
         charge(measure(value)?)?;
-        minijinja::escape_formatter(output, state, value)
+        match print::text(value) {
+            Some(text) => output.write_str(&text).map_err(Error::from),
+            None => minijinja::escape_formatter(output, state, value),
+        }
     });
     environment.add_filter(CHECK, check);
     environment.add_filter(STORABLE, storable);
@@ -234,6 +237,8 @@ const STORABLE: &str = "_storable";
 const GENERATION: &str = "_generation";
 /// The filter that stands in for the operator `*`.
 pub const MULTIPLY: &str = "_multiply";
+/// The filter that stands in for the operator `~`.
+pub const CONCAT: &str = "_concat";
 /// The filter that stands in for the operator `%`.
 pub const REMAINDER: &str = "_remainder";
 
@@ -305,6 +310,10 @@ fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
                 add(filter(MULTIPLY, 2));
                 add(filter(CHECK, 1));
             }
+            Instruction::StringConcat => {
+                add(filter(CONCAT, 2));
+                add(filter(CHECK, 1));
+            }
             Instruction::Rem => {
                 add(filter(REMAINDER, 2));
                 add(filter(CHECK, 1));
@@ -326,7 +335,6 @@ fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
             | Instruction::Lte
             | Instruction::In
             | Instruction::CompareAndPreserve(_)
-            | Instruction::StringConcat
             | Instruction::EndCapture
             | Instruction::ApplyFilter(..)
             | Instruction::PerformTest(..)

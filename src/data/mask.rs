@@ -1,18 +1,21 @@
-//! Which part of a rendered conversation the assistant wrote. Templates that mark it (`{% generation %}`) are
-//! believed. For others the beginning of the conversation is rendered again, up to each assistant turn: what the
-//! turn adds is the assistant's. Where a template renders a beginning differently once more turns follow (Qwen3 drops
-//! earlier thoughts, Phi closes the text), the turn's content is marked and looked up in the text, up to the special
-//! token that ends the turn. Token ids are never searched.
+//! Which part of a rendered conversation the assistant wrote, and in which rendering. Templates that mark it
+//! (`{% generation %}`) are believed. For others each turn is found in the conversation rendered through it, where nothing
+//! follows: the turn begins after the prompt that a user of the model would give, and ends with its end-of-turn token.
+//! Most templates write an earlier turn the same when others follow, so one rendering holds all turns. A template
+//! that rewrites earlier turns (drops their reasoning, moves the tools) gets a rendering for each turn that the later
+//! ones do not hold as it was written. Token ids are never searched.
 use std::ops::Range;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::row::Conversation;
 use super::template::{ChatTemplate, Rendered, Turns};
 use crate::config::LossOn;
 use crate::error::{Error, Result};
 
-/// Renders a conversation with the byte ranges that carry a loss: assistant text with its end-of-turn token.
+/// Renders a conversation with the byte ranges that carry a loss: assistant text with its end-of-turn token. Each turn
+/// that is learned stands in one of the renderings, after exactly the text that precedes it when the model answers.
+/// There is one rendering unless the template rewrites earlier turns; they are in the order of the turns.
 /// `special_texts` are the tokenizer's special tokens.
 ///
 /// # Errors
@@ -22,7 +25,7 @@ pub fn render(
     conversation: &Conversation,
     loss_on: LossOn,
     special_texts: &[String],
-) -> Result<Rendered> {
+) -> Result<Vec<Rendered>> {
     let turns = Turns::new(conversation)?;
     let mut full = template.render_first(&turns, turns.len(), false)?;
     let assistants = conversation.messages.iter().enumerate();
@@ -40,6 +43,7 @@ pub fn render(
         }
     };
     let blocks = std::mem::take(&mut full.spans);
+    let finder = Finder { template, conversation, turns: &turns, special_texts };
     let spans = if template.marks_generation() && blocks.len() == assistants.len() {
         let of_turns = assistants.iter().zip(blocks);
         of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
@@ -47,12 +51,13 @@ pub fn render(
         // The template leaves turns out or has several blocks in one: the last blocks belong to the last turns.
         let kept = if wanted.len() < assistants.len() { wanted.len() } else { blocks.len() };
         blocks[blocks.len().saturating_sub(kept)..].to_vec()
+    } else if all {
+        wanted.iter().map(|&index| finder.within(index, &full.text)).collect::<Result<Vec<_>>>()?
     } else {
-        let finder = Finder { template, conversation, turns: &turns, full: &full.text, special_texts };
-        wanted.into_iter().map(|index| finder.span(index)).collect::<Result<Vec<_>>>()?
+        return finder.renderings(full, &wanted);
     };
     full.spans = if all { around(&spans, full.text.len()) } else { spans };
-    Ok(full)
+    Ok(vec![full])
 }
 
 /// What lies outside of some ranges that are in order.
@@ -62,118 +67,178 @@ fn around(ranges: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
     starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| start..end).collect()
 }
 
-/// Finds the span of one turn by rendering other versions of the conversation.
+/// A conversation rendered through one of its turns, and where that turn stands.
+struct Turn {
+    text: String,
+    span: Range<usize>,
+}
+
+impl Turn {
+    /// Whether `other` holds the turn and all that precedes it, to the letter.
+    fn stands_in(&self, other: &str) -> bool {
+        other.starts_with(&self.text[..self.span.end])
+    }
+}
+
+/// Finds turns by rendering other versions of the conversation.
 struct Finder<'a> {
     template: &'a ChatTemplate,
     conversation: &'a Conversation,
     turns: &'a Turns,
-    full: &'a str,
     special_texts: &'a [String],
 }
 
 impl Finder<'_> {
-    fn span(&self, index: usize) -> Result<Range<usize>> {
-        let start = self.start(index).ok_or_else(|| self.unstable(index))?;
-        let shorter;
-        let through = if index + 1 == self.turns.len() {
-            self.full
-        } else {
-            shorter = self.template.render_first(self.turns, index + 1, false)?.text;
-            &shorter
-        };
-        let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default();
-        // Both go together up to the turn at least: its tokens are behind its start in either.
-        let begin = start.min(common_bytes(through, self.full));
-        let token = self.end_of_turn(through, begin, content);
-        if self.full.starts_with(through) && through.len() >= start {
-            return Ok(start..token.map_or(through.len(), |token| token.end));
+    /// The fewest renderings that hold every wanted turn as it was written; `full` is the first that may.
+    fn renderings(&self, full: Rendered, wanted: &[usize]) -> Result<Vec<Rendered>> {
+        let (mut renderings, mut current) = (Vec::new(), full);
+        for &index in wanted.iter().rev() {
+            let turn = self.turn(index)?;
+            if !turn.stands_in(&current.text) {
+                let next = Rendered { text: turn.text, spans: Vec::new() };
+                renderings.push(std::mem::replace(&mut current, next));
+            }
+            current.spans.push(turn.span);
         }
-        // Turns that follow change the text of this one, but not the token that ends it.
-        let ending = token.map(|token| &through[token]);
-        let content_end = self.content_end(index).filter(|&end| end >= start).unwrap_or(start);
-        let end = ending.and_then(|ending| Some(content_end + self.full[content_end..].find(ending)? + ending.len()));
-        Ok(start..end.ok_or_else(|| self.unstable(index))?)
+        renderings.push(current);
+        // A rendering that nothing is learned from is not needed, unless it is the only one.
+        renderings.retain(|rendered| !rendered.spans.is_empty() || wanted.is_empty());
+        for rendered in &mut renderings {
+            rendered.spans.reverse();
+        }
+        renderings.reverse();
+        Ok(renderings)
     }
 
-    /// Where the assistant begins to write: after the prompt that a user of the model would give it.
-    fn start(&self, index: usize) -> Option<usize> {
+    /// The conversation through message `index`, and what the assistant wrote of it.
+    fn turn(&self, index: usize) -> Result<Turn> {
+        let text = self.template.render_first(self.turns, index + 1, false)?.text;
+        let start = self.start(index, &text).ok_or_else(|| self.unstable(index))?;
+        let end = self.end(index, &text, start);
+        Ok(Turn { text, span: start..end })
+    }
+
+    /// Where the assistant begins to write in `text`, which ends with its turn: after the prompt that a user of the
+    /// model would give.
+    fn start(&self, index: usize, text: &str) -> Option<usize> {
         let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
-        match prompt {
-            Some(prompt) if self.full.starts_with(&prompt.text) => Some(prompt.text.len()),
-            prompt => self.content_start(index).or_else(|| {
-                let prompt = prompt?.text;
-                self.start_behind(index, &prompt).or_else(|| self.common_start(index, &prompt))
-            }),
+        if let Some(prompt) = &prompt
+            && text.starts_with(&prompt.text)
+        {
+            return Some(prompt.text.len());
         }
+        // A prompt that differs: it opens a thought that the turn does not have, or its system message is written
+        // only in prompts. What it shares with the text is the turn's header, and so is what precedes the content of
+        // a plain answer. An answer may bring an empty thought along: the first of both places is the header's end.
+        let opened = prompt.and_then(|prompt| {
+            let before = self.template.render_first(self.turns, index, false).ok()?.text;
+            let shared = common_bytes(&prompt.text, text);
+            text.starts_with(&before).then(|| self.last_boundary(text, before.len(), shared)).flatten()
+        });
+        let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
+        let plain = self.template.render_marked(&answer, index + 1, false).ok();
+        let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).and_then(|(header, _)| {
+            let shared = common_bytes(header, text);
+            if shared == header.len() { Some(shared) } else { self.last_boundary(text, 0, shared) }
+        });
+        opened.into_iter().chain(header).min()
     }
 
-    /// A prompt that differs from the text further up (Mistral moves tools and system to the last question), for a turn
-    /// without content to mark (a call): it begins behind what the prompt writes behind the message before.
-    fn start_behind(&self, index: usize, prompt: &str) -> Option<usize> {
-        let in_full = self.content_end(index - 1)?;
-        let in_prompt = self.marked_place(index - 1, Self::ends_marked, (index, true), prompt)?;
-        let between = &prompt[in_prompt..];
-        self.full[in_full..].starts_with(between).then_some(in_full + between.len())
-    }
-
-    /// A prompt that ends in more than the text has there (an opened thought): what both share, up to the end of a
-    /// line or a special token.
-    fn common_start(&self, index: usize, prompt: &str) -> Option<usize> {
-        let shared = common_bytes(prompt, self.full);
-        let before = self.template.render_first(self.turns, index, false).ok()?.text.len();
+    /// The last place behind `from`, and not behind `to`, that ends a line or a special token.
+    fn last_boundary(&self, text: &str, from: usize, to: usize) -> Option<usize> {
         let ends = |&at: &usize| {
-            self.full.is_char_boundary(at) && {
-                let text = &self.full[..at];
+            text.is_char_boundary(at) && {
+                let text = &text[..at];
                 text.ends_with('\n') || self.special_texts.iter().any(|special| text.ends_with(special))
             }
         };
-        (before + 1..=shared).rev().find(ends)
+        (from + 1..=to).rev().find(ends)
     }
 
-    /// The token that ends a turn, which goes from `begin` to the end of `text`: of the special tokens (and space) at
-    /// the end the first that stands behind the content. What follows it (a newline, a final EOS) is the template's.
-    fn end_of_turn(&self, text: &str, begin: usize, content: &str) -> Option<Range<usize>> {
+    /// Where the turn ends that begins at `start` of `text`, which ends with it: behind its end-of-turn token. What
+    /// follows that (a newline, an EOS that closes the text) is not the assistant's. Without a special token at its end
+    /// the turn is all that the text has.
+    fn end(&self, index: usize, text: &str, start: usize) -> usize {
+        let tokens = self.final_tokens(text, start);
+        let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default().trim_end();
+        // The content itself may end in what looks like a special token.
+        let doubtful = tokens.len() > 1 || tokens.iter().any(|token| content.ends_with(&text[token.clone()]));
+        let behind = |part: &str| tokens.iter().position(|token| text[..token.start].trim_end().ends_with(part));
+        let first = match if doubtful { self.content_end(index, index + 1, text) } else { None } {
+            Some(end) => tokens.partition_point(|token| token.start < end),
+            None if content.is_empty() => 0,
+            None => behind(content).unwrap_or(0),
+        };
+        match &tokens[first..] {
+            [] => text.len(),
+            [only] => only.end,
+            // Several: the turn has those that stay when the conversation goes on.
+            closing @ [one, ..] => {
+                let stays = self.shared_with_next(index, text, one);
+                let own = closing.iter().rev().find(|token| token.end <= stays);
+                let fallback = if content.is_empty() { closing.last() } else { Some(one) };
+                own.or(fallback).map_or(text.len(), |token| token.end)
+            }
+        }
+    }
+
+    /// The special tokens, with space between them, at the end of `text` and behind `start`, in order.
+    fn final_tokens(&self, text: &str, start: usize) -> Vec<Range<usize>> {
         let mut tokens = Vec::new();
         let mut rest = text.trim_end();
         // Of tokens that end at the same place the longest is the one that the tokenizer takes.
         let ending = |rest: &str| self.special_texts.iter().filter(|s| rest.ends_with(*s)).map(String::len).max();
         while let Some(length) = ending(rest)
-            && rest.len() - length >= begin
+            && rest.len() - length >= start
         {
             tokens.push(rest.len() - length..rest.len());
             rest = rest[..rest.len() - length].trim_end();
         }
-        // A call has no content that it could stand behind, and may itself end in a special token.
-        if content.is_empty() && text[begin..].trim() != tokens.last().map_or("", |token| text[token.start..].trim()) {
-            return tokens.first().cloned();
+        tokens.reverse();
+        tokens
+    }
+
+    /// How far `text`, from the token `one` of its end, is written alike when a message follows.
+    fn shared_with_next(&self, index: usize, text: &str, one: &Range<usize>) -> usize {
+        let next = ["user", "tool"].into_iter().find_map(|role| {
+            let next = self.turns.followed(index + 1, &json!({ "role": role, "content": self.mark() }));
+            let next = self.template.render_marked(&next, index + 2, false).ok()?;
+            next.split_once(self.turns.marks.0).map(|(before, _)| before.to_owned())
+        });
+        let Some(next) = next else { return 0 };
+        // Where earlier text is rewritten, the turn's end is the last that precedes the message.
+        let place = if next.starts_with(&text[..one.start]) { Some(one.start) } else { next.rfind(&text[one.clone()]) };
+        place.map_or(0, |place| one.start + common_bytes(&text[one.start..], &next[place..]))
+    }
+
+    /// A turn in `full`, the whole conversation, where it may be written otherwise than it was: its content with the
+    /// special token right behind it.
+    fn within(&self, index: usize, full: &str) -> Result<Range<usize>> {
+        let turn = self.turn(index)?;
+        if turn.stands_in(full) {
+            return Ok(turn.span);
         }
-        // The content itself may end in what looks like a special token.
-        let behind = |token: &&Range<usize>| text[..token.start].trim_end().ends_with(content.trim_end());
-        tokens.iter().rev().find(behind).or(tokens.last()).cloned()
+        let begins = |mark, content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
+        let all = self.turns.len();
+        let content = self.marked_place(index, begins, all, full).zip(self.content_end(index, all, full));
+        let (start, end) = content.filter(|(start, end)| start <= end).ok_or_else(|| self.unstable(index))?;
+        let behind = full[end..].trim_start();
+        let token = self.special_texts.iter().filter(|special| behind.starts_with(*special)).map(String::len).max();
+        Ok(start..token.map_or(end, |length| full.len() - behind.len() + length))
     }
 
-    /// Where the content of a message begins, found by a mark before it.
-    fn content_start(&self, index: usize) -> Option<usize> {
-        let marked = |mark, content: &str| [format!("{mark}{content}"), format!("{mark}{}", content.trim_start())];
-        self.marked_place(index, marked, (self.turns.len(), false), self.full)
+    /// Where the content of a message ends in `known`, which is the first `count` messages.
+    fn content_end(&self, index: usize, count: usize, known: &str) -> Option<usize> {
+        let ends = |mark, content: &str| [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())];
+        self.marked_place(index, ends, count, known)
     }
 
-    /// Where it ends.
-    fn content_end(&self, index: usize) -> Option<usize> {
-        self.marked_place(index, Self::ends_marked, (self.turns.len(), false), self.full)
-    }
-
-    fn ends_marked(mark: char, content: &str) -> [String; 2] {
-        [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())]
-    }
-
-    /// Renders a conversation (its first so many messages, with or without the prompt for an answer) with a marked
-    /// content; without the mark it must be the text that is known.
+    /// Renders the first `count` messages with a marked content; without the mark it must be the text that is known.
     fn marked_place(
         &self,
         index: usize,
         marked: impl Fn(char, &str) -> [String; 2],
-        (count, prompts): (usize, bool),
+        count: usize,
         known: &str,
     ) -> Option<usize> {
         let mark = self.turns.marks.0;
@@ -184,7 +249,7 @@ impl Finder<'_> {
             let mut message = message.clone();
             message["content"] = Value::String(variant);
             let turns = self.turns.with_message(index, &message);
-            let Ok(rendered) = self.template.render_marked(&turns, count, prompts) else { continue };
+            let Ok(rendered) = self.template.render_marked(&turns, count, false) else { continue };
             if let Some((before, after)) = rendered.split_once(mark)
                 && known.strip_prefix(before) == Some(after)
             {
@@ -194,9 +259,14 @@ impl Finder<'_> {
         None
     }
 
+    /// The content of a message that is looked for in a rendering.
+    fn mark(&self) -> String {
+        self.turns.marks.0.to_string()
+    }
+
     fn unstable(&self, index: usize) -> Error {
         Error::data(format!(
-            "the chat template ({}) changes earlier text when turns follow, so the text of message {} cannot be told apart",
+            "the chat template ({}) does not show where message {} begins or ends in its text",
             self.template.origin(),
             index + 1
         ))

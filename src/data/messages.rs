@@ -2,6 +2,7 @@
 //! older `functions` and `function_call` included; fields that choose the turns to learn from are taken out.
 use serde_json::{Map, Value, json};
 
+use super::numbers;
 use super::row::kind;
 use crate::error::{Error, Result};
 
@@ -149,7 +150,7 @@ fn call(call: Value) -> Result<Value> {
 /// A list or object that is written as text; anything else as it is.
 fn from_text(value: Value) -> Value {
     match &value {
-        Value::String(text) if text.trim_start().starts_with(['{', '[']) => serde_json::from_str(text).unwrap_or(value),
+        Value::String(text) if text.trim_start().starts_with(['{', '[']) => numbers::parse(text).unwrap_or(value),
         _ => value,
     }
 }

@@ -1,6 +1,5 @@
 //! The parts of Python and of Transformers that chat templates call: `raise_exception`, `strftime_now`, `tojson` as
 //! `json.dumps`, and string methods. Each that could multiply its input asks [`guard`] first.
-use std::fmt::Write as _;
 use std::sync::LazyLock;
 
 use minijinja::formatting::{FormatStyle, format};
@@ -10,7 +9,8 @@ use minijinja_contrib::pycompat;
 
 use super::clock::strftime;
 use super::dumps::to_json;
-use super::jinja::{MULTIPLY, REMAINDER, failed, guard, measure, now};
+use super::jinja::{CONCAT, MULTIPLY, REMAINDER, failed, guard, measure, now};
+use super::print;
 
 /// Adds everything to the environment.
 pub fn install(environment: &mut Environment<'static>) {
@@ -42,6 +42,15 @@ pub fn install(environment: &mut Environment<'static>) {
     // These pad to any length, and no chat template needs them.
     environment.remove_filter("batch");
     environment.remove_filter("slice");
+    environment.add_filter("string", |value: &Value| match value.as_str() {
+        Some(_) => value.clone(),
+        None => Value::from(print::string(value)),
+    });
+    environment.add_filter(CONCAT, |a: &Value, b: &Value| {
+        // Printing writes each value once: what stays below the limit is as large as what was made before.
+        guard(measure(a)?.checked_add(measure(b)?))?;
+        Ok::<_, Error>(Value::from(print::string(a) + &print::string(b)))
+    });
     environment.add_filter(MULTIPLY, multiply);
     environment.add_filter(REMAINDER, remainder);
     environment.add_global("_one", 1);
@@ -111,11 +120,50 @@ fn checked_format(style: FormatStyle, layout: &str, values: &[Value]) -> Result<
     let sizes = values.iter().map(measure).sum::<Result<usize, _>>()?;
     // A value may be named by every field: at most one field per two characters of the layout.
     guard(layout.len().checked_mul(1000).and_then(|own| own.checked_add(sizes.checked_mul(layout.len() / 2 + 1)?)))?;
-    format(style, layout, values).map(Value::from)
+    format(style, layout, &printed(style, layout, values)).map(Value::from)
+}
+
+/// The values of a format string, floats as text where they are written as text (`%s`, `{}`).
+fn printed(style: FormatStyle, layout: &str, values: &[Value]) -> Vec<Value> {
+    let (mut values, mut next) = (values.to_vec(), 0);
+    let mut print_next = |printed: bool| {
+        if let Some(value) = values.get_mut(next).filter(|_| printed)
+            && let Some(text) = print::text(value)
+        {
+            *value = Value::from(text);
+        }
+        next += 1;
+    };
+    let mut rest = layout;
+    match style {
+        FormatStyle::Printf => {
+            while let Some((_, field)) = rest.split_once('%') {
+                let end = field.find(|letter: char| letter.is_alphabetic() || letter == '%').unwrap_or(field.len());
+                let letter = field[end..].chars().next();
+                if letter != Some('%') {
+                    print_next(letter == Some('s'));
+                }
+                rest = &field[end + letter.map_or(0, char::len_utf8)..];
+            }
+        }
+        // Fields that name their values take them in any order.
+        FormatStyle::StrFormat => {
+            while let Some((before, field)) = rest.split_once('{').filter(|_| !layout.contains("{{")) {
+                let _ = before;
+                let Some((inside, after)) = field.split_once('}') else { break };
+                if !inside.is_empty() && !inside.starts_with(':') {
+                    break;
+                }
+                print_next(inside.is_empty());
+                rest = after;
+            }
+        }
+    }
+    values
 }
 
 fn replace(text: &Value, old: &str, new: &str, count: Option<i64>) -> Result<Value, Error> {
-    let text = text.to_string();
+    let text = print::string(text);
     let found = text.matches(old).count();
     let times = count.and_then(|count| usize::try_from(count).ok()).map_or(found, |count| found.min(count));
     guard(new.len().checked_mul(times).and_then(|added| added.checked_add(text.len())))?;
@@ -136,7 +184,7 @@ fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>) -> Resu
             joined.push_str(separator);
         }
         let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;
-        let _ = write!(joined, "{item}");
+        joined.push_str(&print::string(&item));
     }
     Ok(Value::from(joined))
 }

@@ -37,6 +37,55 @@ impl Found {
     }
 }
 
+/// Conversations that the chat template renders differently when more turns follow: each is a row of several renderings.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Turns {
+    /// Rows of several renderings.
+    pub rows: u64,
+    /// Their renderings.
+    pub renderings: u64,
+    /// The tokens of these.
+    pub tokens: u64,
+    /// The tokens of the longest rendering of each such row: about what it would have in one.
+    pub tokens_once: u64,
+    /// The tokens of the longest rendering of all.
+    pub longest: u64,
+    /// Rows of which first turns are not learned, because `data.max_turn_growth` limits their tokens.
+    pub limited: Found,
+}
+
+impl Turns {
+    /// Counts a row of renderings of these lengths.
+    pub(super) fn add(&mut self, lengths: impl Iterator<Item = usize> + Clone) {
+        let (all, longest) = (lengths.clone().sum::<usize>() as u64, lengths.clone().max().unwrap_or(0) as u64);
+        self.rows += 1;
+        self.renderings += lengths.count() as u64;
+        self.tokens += all;
+        self.tokens_once += longest;
+        self.longest = self.longest.max(longest);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.renderings += other.renderings;
+        self.tokens += other.tokens;
+        self.tokens_once += other.tokens_once;
+        self.longest = self.longest.max(other.longest);
+        self.limited.merge(&other.limited);
+    }
+
+    /// What a user should know of them, where there are any.
+    pub fn summary(&self) -> Option<String> {
+        let growth = self.tokens as f64 / self.tokens_once.max(1) as f64;
+        (self.rows > 0).then(|| {
+            format!(
+                "{} rows in {} renderings: {} tokens instead of {} ({growth:.2} times)",
+                self.rows, self.renderings, self.tokens, self.tokens_once
+            )
+        })
+    }
+}
+
 /// What became of the rows of a set of files.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
@@ -70,6 +119,9 @@ pub struct Counts {
     /// What rows hold and no model sees: fields that no form reads, messages that the template leaves out.
     #[serde(default)]
     pub unread: BTreeMap<String, Found>,
+    /// Rows of several renderings.
+    #[serde(default)]
+    pub turns: Turns,
 }
 
 impl Counts {
@@ -107,6 +159,7 @@ impl Counts {
         self.duplicates.merge(&other.duplicates);
         self.near_duplicates.merge(&other.near_duplicates);
         self.contaminated.merge(&other.contaminated);
+        self.turns.merge(&other.turns);
         for (name, found) in &other.unread {
             self.unread.entry(name.clone()).or_default().merge(found);
         }
@@ -149,6 +202,7 @@ impl Counts {
         let contaminated =
             if dropped { "that are also in the evaluation rows left out" } else { "are also in the evaluation rows" };
         warnings.extend(self.contaminated.warning(set, contaminated));
+        warnings.extend(self.turns.limited.warning(set, "of which first turns are not learned (data.max_turn_growth)"));
         for (name, found) in &self.unread {
             warnings.extend(found.warning(set, &format!("have {name} that no model sees")));
         }

@@ -1,6 +1,7 @@
 //! Rows of one kind (training, validation, test) as numbers of rows in token sets: what is shuffled, split, mixed and
 //! repeated are these numbers; tokens stay on disk.
 use std::ops::Range;
+use std::slice::from_ref;
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -45,7 +46,7 @@ impl Split {
         let mut writer =
             TokenWriter::scratch(&dir).map_err(|error| Error::io("write tokenized data to", &dir, &error))?;
         for example in examples {
-            writer.push(Some((example, 1.0)))?;
+            writer.push(Some((from_ref(example), 1.0)))?;
         }
         Ok(Self::of(vec![Arc::new(writer.finish(&Counts::default())?)]))
     }
@@ -79,7 +80,8 @@ impl Split {
     pub fn cut(&mut self, most: usize) -> (usize, usize) {
         let (mut rows, mut cut, mut pieces) = (Vec::with_capacity(self.len()), 0, 0);
         for (index, &id) in self.rows.iter().enumerate() {
-            let count = self.length(index).div_ceil(most);
+            let (set, row) = self.at(index);
+            let count = if set.has_several(row) { 1 } else { self.length(index).div_ceil(most) };
             rows.extend((0..count as u32).map(|piece| RowId { piece, ..id }));
             if count > 1 {
                 (cut, pieces) = (cut + 1, pieces + count);
@@ -89,31 +91,47 @@ impl Split {
         (cut, pieces)
     }
 
-    /// Where a piece lies in a row of `length` tokens.
-    fn window(&self, length: usize, piece: u32) -> Range<usize> {
-        let Some(most) = self.piece_tokens.filter(|most| length > *most) else { return 0..length };
+    /// Where an example lies in its row.
+    fn window(&self, index: usize) -> Range<usize> {
+        let ((set, row), piece) = (self.at(index), self.rows[index].piece);
+        let length = set.length(row);
+        let cut = self.piece_tokens.filter(|most| length > *most && !set.has_several(row));
+        let Some(most) = cut else { return 0..length };
         let (begin, end) = (piece as usize * most, (piece as usize + 1) * most);
         // A last token alone would have nothing to be predicted from: the piece before gives it one of its own.
         let alone = length % most == 1;
         (begin - usize::from(alone && begin + 1 == length))..(end - usize::from(alone && end + 1 == length)).min(length)
     }
 
-    /// The tokens of an example, counted.
+    /// The tokens of an example, counted; of a conversation in several renderings those of all.
     pub fn length(&self, index: usize) -> usize {
-        let (set, row) = self.at(index);
-        self.window(set.length(row), self.rows[index].piece).len()
+        self.window(index).len()
     }
 
-    /// Its tokens and labels, and what its loss counts.
-    fn read(&self, index: usize) -> Result<(Example, f32)> {
+    /// The most tokens of a sequence: of an example, or of one rendering of a conversation.
+    pub fn longest_sequence(&self) -> usize {
+        let longest = |index| {
+            let (set, row) = self.at(index);
+            self.length(index).min(set.longest(row))
+        };
+        (0..self.len()).map(longest).max().unwrap_or(0)
+    }
+
+    /// Reads an example as the sequences that it is, and what its loss counts: one, or a conversation's renderings where the
+    /// template rewrites earlier turns ([`super::mask::render`]).
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn sequences(&self, index: usize) -> Result<(Vec<Example>, f32)> {
         let (set, row) = self.at(index);
-        let (whole, weight) = set.read(row)?;
-        let window = self.window(whole.input_ids.len(), self.rows[index].piece);
-        if window.len() == whole.input_ids.len() {
-            return Ok((whole, weight));
+        let (mut examples, weight) = set.read(row)?;
+        let window = self.window(index);
+        if let [Example { input_ids, labels }] = examples.as_mut_slice()
+            && window.len() < input_ids.len()
+        {
+            (*input_ids, *labels) = (input_ids[window.clone()].to_vec(), labels[window].to_vec());
         }
-        let Example { input_ids, labels } = whole;
-        Ok((Example { input_ids: input_ids[window.clone()].to_vec(), labels: labels[window].to_vec() }, weight))
+        Ok((examples, weight))
     }
 
     /// The length of each example in tokens.
@@ -141,12 +159,12 @@ impl Split {
         (0..self.len()).map(count).sum()
     }
 
-    /// Reads an example.
+    /// Reads an example; the last of several renderings, which has the conversation's last turn.
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the tokens cannot be read from disk.
     pub fn example(&self, index: usize) -> Result<Example> {
-        Ok(self.read(index)?.0)
+        Ok(self.sequences(index)?.0.pop().unwrap_or_default())
     }
 
     /// The UTF-8 bytes of the text that the labels of all examples are; the first token of an example is never predicted.
@@ -154,8 +172,16 @@ impl Split {
     /// # Errors
     /// As [`Self::example`]; the tokenizer's decoder fails.
     pub fn label_bytes(&self, tokenizer: &Tokenizer) -> Result<u64> {
-        let bytes = |index| Ok(tokenizer.decode(&self.example(index)?.predicted(), true)?.len() as u64);
-        (0..self.len()).into_par_iter().map(bytes).sum()
+        (0..self.len()).into_par_iter().map(|index| self.label_bytes_of(index, tokenizer)).sum()
+    }
+
+    /// The same of one example.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn label_bytes_of(&self, index: usize, tokenizer: &Tokenizer) -> Result<u64> {
+        let bytes = |example: &Example| Ok(tokenizer.decode(&example.predicted(), true)?.len() as u64);
+        self.sequences(index)?.0.iter().map(bytes).sum()
     }
 
     /// An example as a question and its answer: the tokens before its last run of labels, and that run.
@@ -190,20 +216,27 @@ impl Split {
         Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
     }
 
-    /// The batch of the given examples, each a sequence of its own.
+    /// The batch of the given examples, each sequence of its own.
     ///
     /// # Errors
     /// As [`Self::example`].
     pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> Result<Batch> {
         let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
         for index in indices {
-            let (example, weight) = self.read(index)?;
-            batch.push(&example.input_ids, &example.labels);
-            let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
-            let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
-            batch.weigh_last(weight * of_class.unwrap_or(&1.0));
+            let (examples, weight) = self.sequences(index)?;
+            for example in &examples {
+                self.push(&mut batch, example, weight);
+            }
         }
         Ok(batch)
+    }
+
+    /// Appends a sequence of these examples to a batch; `weight` is what its row's loss counts.
+    pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32) {
+        batch.push(&example.input_ids, &example.labels);
+        let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
+        let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
+        batch.weigh_last(weight * of_class.unwrap_or(&1.0));
     }
 
     /// The micro-batches of a step, their rows counted through for dropout.

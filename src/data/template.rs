@@ -92,6 +92,18 @@ impl Turns {
         Self { messages: with(&self.messages, message), written, tools: self.tools.clone(), ..*self }
     }
 
+    /// The first `count` messages of the conversation, and another one.
+    pub(super) fn followed(&self, count: usize, message: &Value) -> Self {
+        let mut messages = self.messages[..count].to_vec();
+        messages.push(message_value(message));
+        let written = self.written.as_ref().map(|written| {
+            let mut written = written[..count].to_vec();
+            written.push(message_value(message));
+            written
+        });
+        Self { messages, written, tools: self.tools.clone(), ..*self }
+    }
+
     /// How many messages.
     pub(super) const fn len(&self) -> usize {
         self.messages.len()

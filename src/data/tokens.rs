@@ -6,9 +6,10 @@
 //!
 //! Layout, little-endian: magic, key [32] | rows of u32: ids, bit 31 set where there is no label; a row with labels of
 //! its own has ids, then labels; a row with a label as a whole has that behind it, then a row whose loss does not count 1
-//! its weight | per row the number of its tokens (bit 31: labels of its own, bit 30: a weight, bit 29: a label as a whole)
-//! and of its label tokens, u32 each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64
-//! each), BLAKE3 of rows and numbers [32], BLAKE3 of the rest [32].
+//! its weight; of a row of several examples bit 30 is set where one begins | per row the number of its tokens (bit 31:
+//! labels of its own, bit 30: a weight, bit 29: a label as a whole, bit 28: several examples) and of its label tokens, u32
+//! each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3 of rows and
+//! numbers [32], BLAKE3 of the rest [32].
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use super::batch::{Example, IGNORE};
 use super::report::Counts;
 use crate::error::{Error, Result};
 
-const MAGIC: &[u8; 16] = b"tunesmith-data3\n";
+const MAGIC: &[u8; 16] = b"tunesmith-data4\n";
 const HEADER: usize = MAGIC.len() + 32;
 const TRAILER: usize = 3 * 8 + 2 * 32;
 const PIECE: usize = 1 << 20;
@@ -28,6 +29,10 @@ const FLAG: u32 = 1 << 31;
 const WEIGHED: u32 = 1 << 30;
 /// In a count of tokens: the row has a label as a whole.
 const WHOLE: u32 = 1 << 29;
+/// In a count of tokens: the row has several examples.
+const SEVERAL: u32 = 1 << 28;
+/// In an id of a row of several examples: one begins.
+const BEGINS: u32 = 1 << 30;
 
 /// The folder that is used unless the configuration names one.
 pub fn default_dir() -> Option<PathBuf> {
@@ -44,14 +49,14 @@ pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
 /// The size of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
-    /// With [`FLAG`] where labels are stored beside the ids, [`WEIGHED`] and [`WHOLE`].
+    /// With [`FLAG`] where labels are stored beside the ids, [`WEIGHED`], [`WHOLE`] and [`SEVERAL`].
     tokens: u32,
     label_tokens: u32,
 }
 
 impl Size {
     const fn len(self) -> usize {
-        (self.tokens & !(FLAG | WEIGHED | WHOLE)) as usize
+        (self.tokens & !(FLAG | WEIGHED | WHOLE | SEVERAL)) as usize
     }
 
     /// Words of ids and of labels beside them.
@@ -74,6 +79,8 @@ pub struct TokenSet {
     starts: Vec<u64>,
     sizes: Vec<Size>,
     content: blake3::Hash,
+    /// The tokens of the longest example in a row of several; 0 without such rows.
+    longest_of_several: usize,
 }
 
 impl TokenSet {
@@ -121,8 +128,10 @@ impl TokenSet {
         if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
             return None;
         }
-        let set = Self { starts: starts(&sizes), file, path: path.to_owned(), sizes, content };
-        Some((set, serde_json::from_slice(&json).ok()?))
+        let counts: Counts = serde_json::from_slice(&json).ok()?;
+        let longest_of_several = counts.turns.longest as usize;
+        let set = Self { starts: starts(&sizes), file, path: path.to_owned(), sizes, content, longest_of_several };
+        Some((set, counts))
     }
 
     /// How many rows were read, whether they can be used or not.
@@ -130,9 +139,20 @@ impl TokenSet {
         self.sizes.len()
     }
 
-    /// The tokens of a row; 0 for one that was left out.
+    /// The tokens of a row, of all its examples; 0 for one that was left out.
     pub fn length(&self, row: u32) -> usize {
         self.sizes[row as usize].len()
+    }
+
+    /// Whether a row has several examples.
+    pub fn has_several(&self, row: u32) -> bool {
+        self.sizes[row as usize].tokens & SEVERAL != 0
+    }
+
+    /// The most tokens that an example of a row may have.
+    pub fn longest(&self, row: u32) -> usize {
+        let length = self.length(row);
+        if self.has_several(row) { length.min(self.longest_of_several) } else { length }
     }
 
     /// How many of them carry a loss.
@@ -150,27 +170,35 @@ impl TokenSet {
         &self.content
     }
 
-    /// Reads a row, and what its loss counts.
+    /// Reads a row's examples, at least one, and what its loss counts.
     ///
     /// # Errors
     /// [`crate::Kind::Io`]: the file cannot be read (any more).
-    pub fn read(&self, row: u32) -> Result<(Example, f32)> {
+    pub fn read(&self, row: u32) -> Result<(Vec<Example>, f32)> {
         let size = self.sizes[row as usize];
         let mut bytes = vec![0; 4 * size.words() as usize];
         read_at(&self.file, &mut bytes, HEADER as u64 + 4 * self.starts[row as usize])
             .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
-        let words = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-        let weight = words.clone().next_back().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, f32::from_bits);
-        let first = words.clone().take(size.len());
-        let whole =
-            words.clone().nth(size.inner_words() as usize).filter(|_| size.tokens & WHOLE != 0).map(|word| word as i32);
+        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let weight = words.last().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, |&word| f32::from_bits(word));
+        let (first, rest) = words.split_at(size.len());
+        let whole = || {
+            let place = size.inner_words() as usize;
+            words.get(place).filter(|_| size.tokens & WHOLE != 0).map(|&word| word as i32)
+        };
         if size.tokens & FLAG != 0 {
-            let labels = words.skip(size.len()).take(size.len()).map(|word| word as i32).chain(whole).collect();
-            return Ok((Example { input_ids: first.collect(), labels }, weight));
+            let labels = rest.iter().take(size.len()).map(|&word| word as i32).chain(whole()).collect();
+            return Ok((vec![Example { input_ids: first.to_vec(), labels }], weight));
         }
-        let label = |word: u32| if word & FLAG == 0 { word as i32 } else { IGNORE };
-        let labels = first.clone().map(label).chain(whole).collect();
-        Ok((Example { input_ids: first.map(|word| word & !FLAG).collect(), labels }, weight))
+        let several = size.tokens & SEVERAL != 0;
+        let flags = if several { FLAG | BEGINS } else { FLAG };
+        let label = |&word: &u32| if word & FLAG == 0 { (word & !flags) as i32 } else { IGNORE };
+        let example = |words: &[u32]| Example {
+            input_ids: words.iter().map(|word| word & !flags).collect(),
+            labels: words.iter().map(label).chain(whole()).collect(),
+        };
+        let examples = first.chunk_by(|_, word| !several || word & BEGINS == 0).map(example).collect();
+        Ok((examples, weight))
     }
 
     /// The label that a row has as a whole.
@@ -267,39 +295,54 @@ impl TokenWriter {
         Ok(writer)
     }
 
-    /// Appends a row with what its loss counts; none for one that is left out.
+    /// Appends a row of one or several examples with what its loss counts; none for one that is left out. Examples of
+    /// several have no labels of their own.
     ///
     /// # Errors
-    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 500 million tokens in one.
-    pub fn push(&mut self, row: Option<(&Example, f32)>) -> Result<()> {
-        let Some((example, weight)) = row else {
+    /// [`crate::Kind::Io`]; [`crate::Kind::Data`] beyond 4 billion rows or 260 million tokens in one.
+    pub fn push(&mut self, row: Option<(&[Example], f32)>) -> Result<()> {
+        let Some((examples, weight)) = row else {
             self.sizes.push(Size::default());
             return Ok(());
         };
-        let Example { input_ids, labels } = example;
-        if self.sizes.len() >= u32::MAX as usize || input_ids.len() >= WHOLE as usize {
-            return Err(Error::data("more than 4 billion rows, or 500 million tokens in a row")
+        let tokens: usize = examples.iter().map(|example| example.input_ids.len()).sum();
+        if self.sizes.len() >= u32::MAX as usize || tokens >= SEVERAL as usize {
+            return Err(Error::data("more than 4 billion rows, or 260 million tokens in a row")
                 .hint("split the set, or set data.max_rows"));
         }
-        let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
-        let (labels, whole) = labels.split_at(labels.len().min(input_ids.len()));
-        let is_plain = input_ids.iter().zip(labels).all(plain);
         self.record.clear();
-        if is_plain {
-            let word = |(&id, &label): (&u32, &i32)| if label == IGNORE { id | FLAG } else { id };
-            self.record.extend(input_ids.iter().zip(labels).flat_map(|pair| word(pair).to_le_bytes()));
+        let mut flags = 0;
+        if let [Example { input_ids, labels }] = examples {
+            let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
+            let (labels, whole) = labels.split_at(labels.len().min(input_ids.len()));
+            if input_ids.iter().zip(labels).all(plain) {
+                self.record.extend(input_ids.iter().zip(labels).flat_map(|pair| word(pair).to_le_bytes()));
+            } else {
+                flags |= FLAG;
+                self.record.extend(input_ids.iter().flat_map(|id| id.to_le_bytes()));
+                self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
+            }
+            self.record.extend(whole.iter().flat_map(|label| label.to_le_bytes()));
+            flags |= if whole.is_empty() { 0 } else { WHOLE };
         } else {
-            self.record.extend(input_ids.iter().flat_map(|id| id.to_le_bytes()));
-            self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
+            flags |= SEVERAL;
+            for Example { input_ids, labels } in examples {
+                if input_ids.iter().any(|&id| id >= BEGINS) {
+                    return Err(Error::data(format!(
+                        "a token id is {BEGINS} or larger in a row of several renderings"
+                    )));
+                }
+                let words = input_ids.iter().zip(labels).map(word).enumerate();
+                let marked = words.map(|(index, word)| if index == 0 { word | BEGINS } else { word });
+                self.record.extend(marked.flat_map(u32::to_le_bytes));
+            }
         }
-        self.record.extend(whole.iter().flat_map(|label| label.to_le_bytes()));
-        let flag = if is_plain { 0 } else { FLAG } | if whole.is_empty() { 0 } else { WHOLE };
-        let weighed = if weight == 1.0 { 0 } else { WEIGHED };
-        if weighed != 0 {
+        if weight != 1.0 {
+            flags |= WEIGHED;
             self.record.extend(weight.to_le_bytes());
         }
-        let label_tokens = example.label_tokens() as u32;
-        self.sizes.push(Size { tokens: input_ids.len() as u32 | flag | weighed, label_tokens });
+        let label_tokens = examples.iter().map(Example::label_tokens).sum::<usize>() as u32;
+        self.sizes.push(Size { tokens: tokens as u32 | flags, label_tokens });
         self.hasher.update(&self.record);
         self.file.write_all(&self.record).map_err(|error| self.failed(&error))
     }
@@ -347,7 +390,8 @@ impl TokenWriter {
             Ok((file, content))
         })();
         let (file, content) = written.map_err(|error| self.failed(&error))?;
-        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content })
+        let longest_of_several = counts.turns.longest as usize;
+        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several })
     }
 }
 
@@ -357,6 +401,11 @@ impl Drop for TokenWriter {
             let _ = fs::remove_file(&self.path);
         }
     }
+}
+
+/// An id, flagged where it has no label.
+const fn word((&id, &label): (&u32, &i32)) -> u32 {
+    if label == IGNORE { id | FLAG } else { id }
 }
 
 /// A name that no other writer uses.
@@ -385,6 +434,8 @@ fn read_at(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
 
     #[test]
@@ -400,7 +451,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut writer = TokenWriter::scratch(folder.path()).unwrap();
         for (row, weight) in rows.iter().zip(weights) {
-            writer.push(Some((row, weight))).unwrap();
+            writer.push(Some((from_ref(row), weight))).unwrap();
             writer.push(None).unwrap();
         }
         let set = writer.finish(&Counts::default()).unwrap();
@@ -408,11 +459,28 @@ mod tests {
         let targets: Vec<_> = set.usable().map(|row| set.target(row).unwrap()).collect();
         assert_eq!(targets, [None, None, None, Some(3), Some((-0.5f32).to_bits() as i32)]);
         for (row, (expected, weight)) in rows.iter().zip(weights).enumerate() {
-            assert_eq!(set.read(2 * row as u32).unwrap(), (expected.clone(), weight));
+            assert_eq!(set.read(2 * row as u32).unwrap(), (vec![expected.clone()], weight));
             assert_eq!(set.length(2 * row as u32), expected.input_ids.len());
             assert_eq!(set.label_tokens(2 * row as u32), expected.label_tokens());
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a scratch file has no name");
+    }
+
+    #[test]
+    fn a_row_of_several_examples_comes_back_as_them() {
+        let example = |ids: [u32; 2]| Example { input_ids: ids.to_vec(), labels: vec![IGNORE, ids[1] as i32] };
+        let row = [example([1, 2]), example([1, 3]), example([1, 4])];
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::scratch(folder.path()).unwrap();
+        writer.push(Some((&row[..1], 1.0))).unwrap();
+        writer.push(Some((&row, 0.5))).unwrap();
+        let mut counts = Counts::default();
+        counts.turns.longest = 2;
+        let set = writer.finish(&counts).unwrap();
+        assert_eq!(set.read(0).unwrap(), (row[..1].to_vec(), 1.0));
+        assert_eq!(set.read(1).unwrap(), (row.to_vec(), 0.5));
+        assert_eq!((set.length(1), set.longest(1), set.label_tokens(1)), (6, 2, 3));
+        assert_eq!((set.has_several(0), set.has_several(1)), (false, true));
     }
 
     #[test]

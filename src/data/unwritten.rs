@@ -7,12 +7,12 @@ use super::row::Conversation;
 use super::template::{ChatTemplate, Rendered};
 use crate::error::{Error, Result};
 
-/// Refuses a conversation whose calls of tools the template leaves out. `rendered` is the conversation.
+/// Refuses a conversation whose calls of tools the template leaves out. `renderings` are those of the conversation.
 ///
 /// # Errors
 /// [`crate::Kind::Data`]: the message, and the template.
-pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, rendered: &Rendered) -> Result<()> {
-    let learned = || rendered.spans.iter().filter_map(|span| rendered.text.get(span.clone()));
+pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderings: &[Rendered]) -> Result<()> {
+    let learned = || renderings.iter().flat_map(|one| one.spans.iter().filter_map(|span| one.text.get(span.clone())));
     for (index, message) in conversation.messages.iter().enumerate() {
         let Some(calls) = message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) else { continue };
         if calls.iter().all(|call| called(call).is_some_and(|name| learned().any(|text| text.contains(name)))) {
@@ -24,7 +24,7 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, rendere
             let function = if call["function"].is_object() { &mut call["function"] } else { call };
             function["name"] = format!("{}_", function["name"].as_str().unwrap_or_default()).into();
         }
-        if template.render(&renamed, false)?.text == rendered.text {
+        if template.render(&renamed, false)?.text == template.render(conversation, false)?.text {
             return Err(Error::data(format!(
                 "message {}: the chat template ({}) does not write its call of {:?}",
                 index + 1,
@@ -37,8 +37,10 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, rendere
     Ok(())
 }
 
-/// Messages, except the assistant's, and tools of which the text has no trace, in words.
-pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
+/// Messages (except the assistant's), tools, and the reasoning of the last learned turn that leave no trace in the last
+/// rendering, in words.
+pub fn left_out(conversation: &Conversation, renderings: &[Rendered]) -> Vec<String> {
+    let text = renderings.last().map_or("", |rendered| rendered.text.as_str());
     let mut found = Vec::new();
     let mut from = 0;
     for message in conversation.messages.iter().filter(|message| message["role"] != "assistant") {
@@ -54,9 +56,20 @@ pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     if tools.filter_map(called).any(|name| !text.contains(name)) {
         found.push("tools".to_owned());
     }
+    let mut assistants = conversation.messages.iter().enumerate().filter(|(_, message)| message["role"] == "assistant");
+    let last = assistants.rfind(|(index, _)| !conversation.unlearned.contains(index));
+    if last.and_then(|(_, message)| longest_word(reasoning(message)?)).is_some_and(|word| !text.contains(word)) {
+        found.push("reasoning".to_owned());
+    }
     found.sort_unstable();
     found.dedup();
     found
+}
+
+/// What an assistant thought: a field of its message, or the beginning of its content.
+fn reasoning(message: &Value) -> Option<&str> {
+    let field = ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| message[*name].as_str());
+    field.or_else(|| Some(message["content"].as_str()?.split_once("</think>")?.0))
 }
 
 /// The name of a tool, or of one that is called.
@@ -89,10 +102,12 @@ mod tests {
             {"role": "tool", "content": "4711"},
             {"role": "tool", "content": "4712"},
             {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "gone"},
+            {"role": "assistant", "content": "gone", "reasoning_content": "because"},
         ]});
         let chat = conversation(row);
-        assert_eq!(left_out(&chat, "that"), ["a message of role \"system\"", "a message of role \"tool\"", "tools"]);
-        assert_eq!(left_out(&chat, "add 4712 4711 \"this\\\\that\" What brief"), [""; 0]);
+        let left_out = |text: &str| left_out(&chat, &[Rendered { text: text.into(), spans: Vec::new() }]);
+        let message = |role| format!("a message of role {role:?}");
+        assert_eq!(left_out("that"), [message("system"), message("tool"), "reasoning".into(), "tools".into()]);
+        assert_eq!(left_out("add 4712 4711 \"this\\\\that\" What brief because"), [""; 0]);
     }
 }

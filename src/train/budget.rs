@@ -179,16 +179,20 @@ pub fn peak(prepared: &Prepared) -> Result<Peak> {
 /// The largest pass of a run with these rows.
 pub fn largest(config: &Config, dataset: &Dataset) -> Pass {
     let longest = |split: &Split| split.lengths().into_iter().max().unwrap_or(1) as u64;
-    let train = if config.data.packing { config.model.max_seq_len as u64 } else { longest(&dataset.train) };
+    let longest_row = longest(&dataset.train);
+    let train = if config.data.packing { longest_row.max(config.model.max_seq_len as u64) } else { longest_row };
+    // A row of several renderings is cut between them, as a micro-batch is between rows.
+    let whole = |split: &Split| split.longest_sequence() as u64;
+    let sequence = if config.data.packing { train.min(config.model.max_seq_len as u64) } else { whole(&dataset.train) };
     let evaluates = config.train.eval_strategy != EvalStrategy::No;
     let validation = dataset.validation.as_ref().filter(|_| evaluates);
     // Training then has the larger buffers of validation too.
     let most = config.train.max_tokens_per_pass.map_or(u64::MAX, |most| most as u64);
-    let tokens = |(longest, rows): (u64, usize)| (rows as u64 * longest).min(most.max(longest));
-    let validation = validation.map(|split| (longest(split), config.train.eval_batch_size));
-    let batches = [(train, config.train.batch_size.or(1))].into_iter().chain(validation);
+    let tokens = |(row, sequence, rows): (u64, u64, usize)| (rows as u64 * row).min(most.max(sequence));
+    let validation = validation.map(|split| (longest(split), whole(split), config.train.eval_batch_size));
+    let batches = [(train, sequence, config.train.batch_size.or(1))].into_iter().chain(validation);
     let tokens = batches.map(tokens).max().unwrap_or(1).max(1);
-    Pass { tokens, longest: train.max(1), labelled: tokens }
+    Pass { tokens, longest: sequence.max(1), labelled: tokens }
 }
 
 /// What one of so many ranks holds at most, part by part, with its tokenizer, in passes like this.

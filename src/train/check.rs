@@ -82,7 +82,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let mut gauge = Gauge::new(&mut model, (&dataset.train, &sampler), later, &Single)?;
         let asked = Asked::of(config, arch, 1);
         let lengths = gauge.lengths();
-        let (longest, rows) = (lengths.first().copied().unwrap_or(0), asked.batch_size.or(1));
+        let (longest, rows) = (gauge.longest(), asked.batch_size.or(1));
         let whole: usize = lengths.iter().cycle().take(rows).sum();
         let tokens = asked.max_tokens_per_pass.map_or(whole, |limit| whole.min(limit.max(longest)));
         let checkpointing = match asked.checkpointing {

@@ -41,6 +41,9 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
             fact(label, grouped(number));
         }
     }
+    if let Some(turns) = report.train.turns.summary() {
+        fact("earlier turns rewritten", turns);
+    }
     for (label, text) in scores::facts(dataset) {
         fact(&label, text);
     }

@@ -23,26 +23,26 @@ pub fn batches_of(split: &Split, step: &Step, max_tokens: Option<usize>, world: 
     let limit = max_tokens.unwrap_or(usize::MAX);
     let (mut batches, mut first_row) = (Vec::new(), 0);
     for (number, micro_batch) in step.iter().enumerate() {
-        let own = number % world.size == world.rank;
-        let (mut parts, mut tokens) = (vec![Vec::new()], 0);
-        for &example in micro_batch.iter().flatten() {
-            let length = split.length(example);
-            if tokens > 0 && tokens + length > limit {
-                parts.push(Vec::new());
-                tokens = 0;
-            }
-            tokens += length;
-            parts.last_mut().expect("there is one").push((example, length));
+        let examples = || micro_batch.iter().flatten().copied();
+        if number % world.size != world.rank {
+            first_row += examples().map(|example| split.length(example) as u64).sum::<u64>();
+            continue;
         }
-        for part in parts {
-            let tokens: usize = part.iter().map(|&(_, length)| length).sum();
-            if own {
-                let mut batch = split.batch(part.into_iter().map(|(example, _)| example))?;
-                batch.first_row = first_row;
-                batches.push(batch);
+        let mut batch = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
+        for example in examples() {
+            let (sequences, weight) = split.sequences(example)?;
+            for sequence in &sequences {
+                let tokens = batch.tokens.len();
+                if tokens > 0 && tokens + sequence.input_ids.len() > limit {
+                    first_row += tokens as u64;
+                    let next = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
+                    batches.push(std::mem::replace(&mut batch, next));
+                }
+                split.push(&mut batch, sequence, weight);
             }
-            first_row += tokens as u64;
         }
+        first_row += batch.tokens.len() as u64;
+        batches.push(batch);
     }
     Ok(batches)
 }

@@ -140,6 +140,11 @@ impl<'a> Gauge<'a> {
         self.rows.iter().map(|&(_, tokens)| tokens as usize).collect()
     }
 
+    /// Tokens of the longest sequence, which no pass cuts.
+    pub fn longest(&self) -> usize {
+        self.split.longest_sequence()
+    }
+
     /// Decoder blocks of the model.
     pub const fn blocks(&self) -> usize {
         self.model.blocks()

@@ -162,7 +162,10 @@ pub struct Found {
 /// [`crate::Kind::Memory`]: not even one row fits; [`crate::Kind::Config`]: `effective_batch` cannot be made up.
 pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, model: (&Config, Option<&WeightFiles>)) -> Result<Found> {
     let lengths = gauge.lengths();
-    let longest = *lengths.first().ok_or_else(|| Error::data("there is no row to measure"))?;
+    if lengths.is_empty() {
+        return Err(Error::data("there is no row to measure"));
+    }
+    let longest = gauge.longest();
     let mean = lengths.iter().sum::<usize>() as f64 / lengths.len() as f64;
     let rows_of_step = asked.rows_of_step(mean, lengths.len())?;
     let candidates = asked.candidates(rows_of_step, lengths.len());

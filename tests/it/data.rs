@@ -7,6 +7,7 @@ mod masks;
 mod sets;
 mod sources;
 mod styles;
+mod turns;
 
 use std::path::{Path, PathBuf};
 

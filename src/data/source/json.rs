@@ -1,7 +1,9 @@
 //! JSON documents: a list of rows, or `{"data": […]}`; else JSON Lines by another name.
+use std::cell::RefCell;
 use std::fmt;
-use std::io::BufRead;
+use std::io::{BufRead, Read};
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use serde::Deserializer as _;
@@ -10,10 +12,11 @@ use serde_json::Value;
 
 use super::jsonl::lines;
 use super::text::{begin, unreadable};
-use super::{Content, Place, RawRow, Read, TakeRow, what};
+use super::{Content, Place, RawRow, TakeRow, what};
+use crate::data::numbers;
 use crate::error::{Error, Result};
 
-pub(super) const READ: Read = Read::Text(read);
+pub(super) const READ: super::Read = super::Read::Text(read);
 
 fn read(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> {
     let first = begin(path, reader)?;
@@ -33,8 +36,9 @@ fn holds_data(reader: &mut dyn BufRead) -> bool {
 
 /// The list, or the list under `data`, item by item.
 fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result<()> {
-    let mut sink = Sink { path: path.into(), take, row: 0, outcome: None };
-    let mut deserializer = serde_json::Deserializer::from_reader(reader);
+    let seen = Rc::default();
+    let mut sink = Sink { path: path.into(), take, row: 0, outcome: None, seen: Rc::clone(&seen) };
+    let mut deserializer = serde_json::Deserializer::from_reader(Kept { reader, seen });
     let parsed = deserializer.deserialize_any(Document(&mut sink)).and_then(|()| deserializer.end());
     match (sink.outcome, parsed) {
         (Some(outcome), _) => outcome,
@@ -48,12 +52,28 @@ fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result
     }
 }
 
+/// Keeps what is read since the last row.
+struct Kept<R> {
+    reader: R,
+    seen: Rc<RefCell<Vec<u8>>>,
+}
+
+impl<R: BufRead> Read for Kept<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.reader.read(buffer)?;
+        self.seen.borrow_mut().extend_from_slice(&buffer[..read]);
+        Ok(read)
+    }
+}
+
 /// What the visitors below share: where rows go, and how that ended if it ended early.
 struct Sink<'a> {
     path: Arc<Path>,
     take: TakeRow<'a>,
     row: u64,
     outcome: Option<Result<()>>,
+    /// The text since the last row.
+    seen: Rc<RefCell<Vec<u8>>>,
 }
 
 struct Document<'s, 'a>(&'s mut Sink<'a>);
@@ -66,7 +86,8 @@ impl<'de> Visitor<'de> for Document<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(value) = items.next_element::<Value>()? {
+        while let Some(mut value) = items.next_element::<Value>()? {
+            numbers::refine(&self.0.seen.take(), &mut value);
             self.0.row += 1;
             let place = Place { path: self.0.path.clone(), line: self.0.row, counts_rows: true };
             match (self.0.take)(RawRow { place, content: Content::Value(value) }) {

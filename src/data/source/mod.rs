@@ -19,6 +19,7 @@ use serde_json::Value;
 
 use self::compressed::Compression;
 use crate::data::fields::Parsed;
+use crate::data::numbers;
 use crate::data::row::{Form, PROBE_ROWS, Row, source_of};
 use crate::error::{Error, Result};
 
@@ -93,7 +94,7 @@ impl RawRow {
                     Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
                         .hint("convert the file: iconv -f latin1 -t utf-8")
                 })?;
-                serde_json::from_str(text).map_err(|error| {
+                numbers::parse(text).map_err(|error| {
                     Error::data(format!("malformed JSON at column {}: {}", error.column(), what(&error)))
                 })
             }

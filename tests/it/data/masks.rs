@@ -13,14 +13,17 @@ fn chat(turns: &[(&str, &str)]) -> Conversation {
     Conversation { messages: turns.iter().map(message).collect(), ..Conversation::default() }
 }
 
-fn render(source: &str, conversation: &Conversation, loss_on: LossOn) -> Result<Rendered, tunesmith::Error> {
+fn render(source: &str, conversation: &Conversation, loss_on: LossOn) -> Result<Vec<Rendered>, tunesmith::Error> {
     let tokenizer = tokenizer("bpe_llama3");
     let template = ChatTemplate::compile(source, "test", &tokenizer).unwrap();
     mask::render(&template, conversation, loss_on, tokenizer.special_texts())
 }
 
 fn supervised(source: &str, conversation: &Conversation, loss_on: LossOn) -> Vec<String> {
-    let rendered = render(source, conversation, loss_on).unwrap();
+    render(source, conversation, loss_on).unwrap().iter().flat_map(learned).collect()
+}
+
+fn learned(rendered: &Rendered) -> Vec<String> {
     rendered.spans.iter().map(|span| rendered.text[span.clone()].to_owned()).collect()
 }
 
@@ -117,20 +120,35 @@ fn incremental_rendering_finds_what_generation_blocks_mark() {
 }
 
 #[test]
-fn templates_that_rewrite_earlier_turns_are_followed() {
+fn a_template_that_rewrites_earlier_turns_shows_each_as_it_was_written() {
     let turns = [("user", "a"), ("assistant", "<think>hm</think>\n\nthink"), ("user", "b"), ("assistant", "four")];
+    let renderings = render(FORGETFUL, &chat(&turns), LossOn::Assistant).unwrap();
+    let texts: Vec<&str> = renderings.iter().map(|rendered| rendered.text.as_str()).collect();
     assert_eq!(
-        supervised(FORGETFUL, &chat(&turns), LossOn::Assistant),
-        ["think<|im_end|>", "\n</think>\n\nfour<|im_end|>"],
+        texts,
+        [
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nthink<|im_end|>\n",
+            "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nthink<|im_end|>\n<|im_start|>user\nb<|im_end|>\n\
+             <|im_start|>assistant\n<think>\n\n</think>\n\nfour<|im_end|>\n"
+        ]
+    );
+    let learned: Vec<Vec<String>> = renderings.iter().map(learned).collect();
+    assert_eq!(
+        learned,
+        [["\n</think>\n\nthink<|im_end|>"], ["\n</think>\n\nfour<|im_end|>"]],
         "what the prompt gives (<think>) is not learned"
     );
+    assert_eq!(render(FORGETFUL, &chat(&turns), LossOn::Completion).unwrap(), renderings[1..]);
     // An answer of nothing, in a template that ends turns by nothing, is no error.
     let bare = "{% for m in messages %}{{ m.content }}{% endfor %}";
     assert_eq!(supervised(bare, &chat(&[("user", "a"), ("assistant", "")]), LossOn::Assistant), [""]);
-    // Here the text of the first turn depends on how many follow: there is no telling it apart.
-    let hopeless = "{% for m in messages %}{{ m.role[:1] * (messages|length - loop.index0) + m.content }}{% endfor %}";
-    let error = render(hopeless, &chat(&turns), LossOn::Assistant).unwrap_err();
-    assert!(error.hint_text().unwrap().contains("generation"), "{error}");
+    // Here every text depends on how many follow.
+    let countdown = "{% for m in messages %}{{ m.role[:1] * (messages|length - loop.index0) + m.content }}{% endfor %}";
+    assert_eq!(
+        render(countdown, &chat(&[("user", "x"), ("assistant", "y")]), LossOn::Assistant).unwrap()[0].text,
+        "uuxay"
+    );
+    assert_eq!(render(countdown, &chat(&turns), LossOn::Assistant).unwrap().len(), 2);
 }
 
 #[test]
@@ -297,7 +315,7 @@ proptest! {
             prop_assert_eq!(supervised(&source, &chat(&turns), LossOn::Assistant), expected.clone());
             // The same of the tokens; only a token that straddles the start may bring something along.
             let tokenizer = tokenizer("bpe_llama3");
-            let rendered = render(&source, &chat(&turns), LossOn::Assistant).unwrap();
+            let rendered = render(&source, &chat(&turns), LossOn::Assistant).unwrap().remove(0);
             let example = encode::labeled(tokenizer.encode(&rendered.text, false).unwrap(), &rendered.spans);
             let learned: Vec<u32> =
                 example.labels.iter().filter(|&&label| label != IGNORE).map(|&label| label as u32).collect();

@@ -125,15 +125,16 @@ fn what_is_learned_is_what_the_assistant_wrote() {
         let conversation = conversation(&chats["conversations"][name]);
         let template = template(case["template"].as_str().unwrap());
         let rendered = mask::render(&template, &conversation, LossOn::Assistant, &special_texts);
-        let rendered = rendered.unwrap_or_else(|error| panic!("{label}: {error}"));
-        let learned: Vec<&str> = rendered.spans.iter().map(|span| &rendered.text[span.clone()]).collect();
+        let renderings = rendered.unwrap_or_else(|error| panic!("{label}: {error}"));
+        let spans = renderings.iter().flat_map(|one| one.spans.iter().map(|span| &one.text[span.clone()]));
+        let learned: Vec<&str> = spans.collect();
         let assistants: Vec<&Value> =
             conversation.messages.iter().filter(|message| message["role"] == "assistant").collect();
         assert_eq!(learned.len(), assistants.len(), "{label}");
         for (learned, message) in learned.iter().zip(assistants) {
             let answer = message["content"].as_str().unwrap_or_default().rsplit("</think>").next().unwrap().trim();
             // Some templates leave out what is said beside a call.
-            let written = rendered.text.contains(answer);
+            let written = renderings.iter().any(|one| one.text.contains(answer));
             assert!(!written || learned.contains(answer), "{label}: {learned:?} lacks {answer:?}");
             assert!(written || ["tool_with_words", "tool_thoughts"].contains(&name), "{label}");
             for call in message["tool_calls"].as_array().into_iter().flatten() {
@@ -164,8 +165,10 @@ fn chosen_turns_are_learned_under_every_template() {
         ["qwen3", "llama31", "mistral_nemo", "deepseek_r1", "gemma3"].map(template).into_iter().chain([marked]);
     for template in templates {
         let learned = |loss_on| -> Vec<String> {
-            let rendered = mask::render(&template, &conversation(&row), loss_on, tokenizer.special_texts()).unwrap();
-            rendered.spans.iter().map(|span| rendered.text[span.clone()].to_owned()).collect()
+            let renderings = mask::render(&template, &conversation(&row), loss_on, tokenizer.special_texts()).unwrap();
+            let spans =
+                renderings.iter().flat_map(|one| one.spans.iter().map(|span| one.text[span.clone()].to_owned()));
+            spans.collect()
         };
         let turns = learned(LossOn::Assistant);
         assert!(turns.len() == 1 && turns[0].starts_with("second"), "{template:?}: {turns:?}");
@@ -193,4 +196,46 @@ fn a_dated_template_is_fixed_by_its_date_and_noted_without() {
     assert!(text.contains("29 Feb 2024") && !warned, "{text}");
     config.data.template_date = Some("29.2.2024".into());
     assert!(load_with(&config).unwrap_err().message().contains("data.template_date"));
+}
+
+#[test]
+fn numbers_are_printed_as_python_prints_them() {
+    let golden: Value = serde_json::from_slice(&std::fs::read(super::golden("../c3/numbers.json")).unwrap()).unwrap();
+    let tokenizer = tokenizer("bpe_llama3");
+    let folder = tempfile::tempdir().unwrap();
+    for (name, expression) in golden["templates"].as_object().unwrap() {
+        let source =
+            format!("{{% set x = messages[0].tool_calls[0].function.arguments.x %}}{}", expression.as_str().unwrap());
+        let template = ChatTemplate::compile(&source, name.clone(), &tokenizer).unwrap();
+        let cases: Vec<&Value> =
+            golden["cases"].as_array().unwrap().iter().filter(|case| case["template"] == **name).collect();
+        // As text and as an object of a row, of a line and of an item.
+        let row = |case: &&Value, text: bool| {
+            let arguments = format!("{{\"x\": {}}}", case["number"].as_str().unwrap());
+            let arguments = if text { Value::from(arguments).to_string() } else { arguments };
+            format!(
+                "{{\"messages\": [{{\"role\": \"assistant\", \"tool_calls\": [{{\"function\": {{\"name\": \"f\", \"arguments\": {arguments}}}}}]}}]}}"
+            )
+        };
+        let of = |text: bool| cases.iter().map(|case| row(case, text)).collect::<Vec<_>>();
+        let files = [
+            ("a.jsonl", of(false).join("\n")),
+            ("b.jsonl", of(true).join("\n")),
+            ("c.json", format!("[{}]", of(false).join(", "))),
+        ];
+        for (file, content) in files {
+            let path = folder.path().join(file);
+            std::fs::write(&path, content).unwrap();
+            let mut at = 0;
+            let take = &mut |row: tunesmith::data::source::RawRow, forms: &[Form]| -> tunesmith::Result<()> {
+                let Row::Chat(conversation) = row.parse(forms)? else { panic!("a conversation") };
+                let rendered = template.render(&conversation, false)?.text;
+                assert_eq!(rendered, cases[at]["rendered"].as_str().unwrap(), "{file} {name} {}", cases[at]["number"]);
+                at += 1;
+                Ok(())
+            };
+            tunesmith::data::source::read(&path, Some(Form::Messages), None, &std::cell::Cell::new(0), take).unwrap();
+            assert_eq!(at, cases.len());
+        }
+    }
 }
