@@ -241,7 +241,7 @@ fn check(name: &str, template: &ChatTemplate, ends: &[&str], row: &Value) -> Res
 fn every_turn_is_learned_as_it_was_written_and_nothing_else() {
     for &(folder, name, ends, tools) in TEMPLATES {
         let template = compile(folder, name);
-        let options = ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() };
+        let options = ProptestConfig { cases: 8, failure_persistence: None, ..ProptestConfig::default() };
         let mut runner = proptest::test_runner::TestRunner::new(options);
         let outcome = runner.run(&any_conversation(tools), |row| check(name, &template, ends, &row));
         outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
