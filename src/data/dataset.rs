@@ -430,14 +430,14 @@ impl Loader<'_> {
             counts.add_unread(unread, &place);
             let mut kept = None;
             match outcome {
-                Outcome::Kept { examples, truncated, beyond_growth } => {
+                Outcome::Kept { examples, truncated, limited } => {
                     counts.kept += 1;
                     counts.truncated += u64::from(truncated);
                     counts.weightless += u64::from(weight == 0.0);
                     if examples.len() > 1 {
                         counts.turns.add(examples.iter().map(|example| example.input_ids.len()));
                     }
-                    if beyond_growth > 0 {
+                    if limited {
                         counts.turns.limited.add(place);
                     }
                     kept = Some((examples, weight));

@@ -6,8 +6,8 @@ use std::slice::from_ref;
 
 use super::batch::{Example, IGNORE};
 use super::mask;
-use super::row::Row;
-use super::template::{ChatTemplate, Rendered};
+use super::row::{Conversation, Row};
+use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer};
 use super::unwritten;
 use crate::config::{LossOn, Task, Truncation, nearest};
@@ -46,8 +46,8 @@ pub enum Outcome {
         examples: Vec<Example>,
         /// Whether the end or the beginning of one was cut off, or one of several was left out as too long.
         truncated: bool,
-        /// Renderings that were left out for `max_turn_growth`.
-        beyond_growth: usize,
+        /// Whether first turns of a conversation are not learned, for `max_turn_growth`.
+        limited: bool,
     },
     /// Left out: longer than the limit, and `truncation: drop`.
     TooLong,
@@ -60,6 +60,17 @@ pub enum Outcome {
         /// Whether truncation may have cut the labels off.
         truncated: bool,
     },
+}
+
+/// A row with its labels, not yet cut.
+#[derive(Debug, Default)]
+struct Labeled {
+    /// Of a conversation one for each rendering.
+    examples: Vec<Example>,
+    /// What of it the chat template does not write, in words.
+    unwritten: Vec<String>,
+    /// Whether first turns are not learned, for `max_turn_growth`.
+    limited: bool,
 }
 
 /// Turns rows into examples.
@@ -87,9 +98,9 @@ impl Encoder {
         };
         // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
         let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let (examples, unwritten) = self.label(row)?;
+        let Labeled { examples, unwritten, limited } = self.label(row)?;
         examples.iter().try_for_each(|example| self.check_ids(example))?;
-        Ok((self.cut(examples, whole, target), unwritten))
+        Ok((self.cut((examples, limited), whole, target), unwritten))
     }
 
     /// What the last token of a row has to predict: the label's number, or the bits of a number.
@@ -113,7 +124,7 @@ impl Encoder {
         })
     }
 
-    fn label(&self, row: Row) -> Result<(Vec<Example>, Vec<String>)> {
+    fn label(&self, row: Row) -> Result<Labeled> {
         let loss_on_all = self.options.loss_on == LossOn::All;
         let example = match row {
             Row::Chat(conversation) => {
@@ -121,14 +132,7 @@ impl Encoder {
                     Error::data("the row is a conversation, but the model folder has no chat template")
                         .hint("set data.chat_template: chatml, or data.template_path")
                 })?;
-                let special_texts = self.tokenizer.special_texts();
-                let renderings = mask::render(template, &conversation, self.options.loss_on, special_texts)?;
-                unwritten::check_calls(template, &conversation, &renderings)?;
-                let unwritten = unwritten::left_out(&conversation, &renderings);
-                // The template wrote BOS itself, if the model wants one.
-                let example =
-                    |rendered: &Rendered| Ok(labeled(self.tokenizer.encode(&rendered.text, false)?, &rendered.spans));
-                return Ok((renderings.iter().map(example).collect::<Result<_>>()?, unwritten));
+                return self.conversation(template, &conversation);
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
@@ -148,7 +152,31 @@ impl Encoder {
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
-        Ok((vec![example], Vec::new()))
+        Ok(Labeled { examples: vec![example], ..Labeled::default() })
+    }
+
+    /// The renderings of a conversation; the first ones are left out where all have more than `max_turn_growth` times the
+    /// tokens of the longest.
+    fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
+        let (mut examples, mut renderings) = (Vec::new(), Vec::new());
+        let (mut tokens, mut longest, mut limited) = (0, 0, false);
+        let options = (self.options.loss_on, self.tokenizer.special_texts());
+        mask::render_each(template, conversation, options, &mut |rendered| {
+            // The template wrote BOS itself, if the model wants one.
+            let example = labeled(self.tokenizer.encode(&rendered.text, false)?, &rendered.spans);
+            tokens += example.input_ids.len();
+            longest = longest.max(example.input_ids.len());
+            limited = !examples.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
+            if !limited {
+                examples.push(example);
+                renderings.push(rendered);
+            }
+            Ok(!limited)
+        })?;
+        examples.reverse();
+        renderings.reverse();
+        unwritten::check_calls(template, conversation, &renderings)?;
+        Ok(Labeled { examples, unwritten: unwritten::left_out(conversation, &renderings), limited })
     }
 
     /// Plain text ends with EOS, which is learned.
@@ -183,7 +211,7 @@ impl Encoder {
 
     /// Leaves out what is too much of a row, and cuts the rest to length. What several examples count in all is decided
     /// by the longest of them: so long is the row where the template rewrites nothing.
-    fn cut(&self, mut examples: Vec<Example>, whole: bool, target: Option<i32>) -> Outcome {
+    fn cut(&self, (mut examples, limited): (Vec<Example>, bool), whole: bool, target: Option<i32>) -> Outcome {
         let (limit, longest) = (self.options.max_seq_len, longest(&examples));
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
@@ -191,7 +219,6 @@ impl Encoder {
         if self.options.max_length.is_some_and(|maximum| longest > maximum) {
             return Outcome::AboveMaximum;
         }
-        let beyond_growth = self.limit_growth(&mut examples, longest);
         let too_long = |example: &Example| example.input_ids.len() > limit && !whole;
         let truncated = examples.iter().any(too_long);
         if self.options.truncation == Truncation::Drop {
@@ -213,23 +240,8 @@ impl Encoder {
         if examples.is_empty() {
             Outcome::Unlabeled { truncated }
         } else {
-            Outcome::Kept { examples, truncated, beyond_growth }
+            Outcome::Kept { examples, truncated, limited }
         }
-    }
-
-    /// Leaves the first renderings out where all have more than `max_turn_growth` times the tokens of the longest. Says
-    /// how many.
-    fn limit_growth(&self, examples: &mut Vec<Example>, longest: usize) -> usize {
-        let most = self.options.max_turn_growth * longest as f64;
-        let mut tokens = 0;
-        let fits = |example: &&Example| {
-            tokens += example.input_ids.len();
-            tokens as f64 <= most
-        };
-        let kept = examples.iter().rev().take_while(fits).count().max(1);
-        let beyond = examples.len() - kept;
-        examples.drain(..beyond);
-        beyond
     }
 }
 

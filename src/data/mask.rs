@@ -26,6 +26,26 @@ pub fn render(
     loss_on: LossOn,
     special_texts: &[String],
 ) -> Result<Vec<Rendered>> {
+    let mut renderings = Vec::new();
+    render_each(template, conversation, (loss_on, special_texts), &mut |rendered| {
+        renderings.push(rendered);
+        Ok(true)
+    })?;
+    renderings.reverse();
+    Ok(renderings)
+}
+
+/// The same, a rendering at a time, the last one first. `take` returns whether it wants another one: a long conversation
+/// may have many.
+///
+/// # Errors
+/// As [`render`], and whatever `take` returns.
+pub fn render_each(
+    template: &ChatTemplate,
+    conversation: &Conversation,
+    (loss_on, special_texts): (LossOn, &[String]),
+    take: &mut dyn FnMut(Rendered) -> Result<bool>,
+) -> Result<()> {
     let turns = Turns::new(conversation)?;
     let mut full = template.render_first(&turns, turns.len(), false)?;
     let assistants = conversation.messages.iter().enumerate();
@@ -54,10 +74,10 @@ pub fn render(
     } else if all {
         wanted.iter().map(|&index| finder.within(index, &full.text)).collect::<Result<Vec<_>>>()?
     } else {
-        return finder.renderings(full, &wanted);
+        return finder.renderings(full, &wanted, take);
     };
     full.spans = if all { around(&spans, full.text.len()) } else { spans };
-    Ok(vec![full])
+    take(full).map(drop)
 }
 
 /// What lies outside of some ranges that are in order.
@@ -89,25 +109,29 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The fewest renderings that hold every wanted turn as it was written; `full` is the first that may.
-    fn renderings(&self, full: Rendered, wanted: &[usize]) -> Result<Vec<Rendered>> {
-        let (mut renderings, mut current) = (Vec::new(), full);
+    /// The fewest renderings that hold every wanted turn as it was written, from the last to the first; `full` is the
+    /// first that may.
+    fn renderings(
+        &self,
+        full: Rendered,
+        wanted: &[usize],
+        take: &mut dyn FnMut(Rendered) -> Result<bool>,
+    ) -> Result<()> {
+        let mut current = full;
         for &index in wanted.iter().rev() {
             let turn = self.turn(index)?;
             if !turn.stands_in(&current.text) {
-                let next = Rendered { text: turn.text, spans: Vec::new() };
-                renderings.push(std::mem::replace(&mut current, next));
+                let mut done = std::mem::replace(&mut current, Rendered { text: turn.text, spans: Vec::new() });
+                done.spans.reverse();
+                // A rendering that nothing is learned from is not needed.
+                if !done.spans.is_empty() && !take(done)? {
+                    return Ok(());
+                }
             }
             current.spans.push(turn.span);
         }
-        renderings.push(current);
-        // A rendering that nothing is learned from is not needed, unless it is the only one.
-        renderings.retain(|rendered| !rendered.spans.is_empty() || wanted.is_empty());
-        for rendered in &mut renderings {
-            rendered.spans.reverse();
-        }
-        renderings.reverse();
-        Ok(renderings)
+        current.spans.reverse();
+        take(current).map(drop)
     }
 
     /// The conversation through message `index`, and what the assistant wrote of it.
@@ -130,29 +154,36 @@ impl Finder<'_> {
         // A prompt that differs: it opens a thought that the turn does not have, or its system message is written
         // only in prompts. What it shares with the text is the turn's header, and so is what precedes the content of
         // a plain answer. An answer may bring an empty thought along: the first of both places is the header's end.
-        let opened = prompt.and_then(|prompt| {
-            let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        let others_end = self.others_end(index, text);
+        let opened = prompt.zip(others_end).and_then(|(prompt, from)| {
             let shared = common_bytes(&prompt.text, text);
-            text.starts_with(&before).then(|| self.last_boundary(text, before.len(), shared)).flatten()
+            self.last_boundary(text, from, shared)
         });
         let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
         let plain = self.template.render_marked(&answer, index + 1, false).ok();
         let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).and_then(|(header, _)| {
             let shared = common_bytes(header, text);
-            if shared == header.len() { Some(shared) } else { self.last_boundary(text, 0, shared) }
+            if shared == header.len() { Some(shared) } else { self.last_boundary(text, others_end?, shared) }
         });
         opened.into_iter().chain(header).min()
     }
 
-    /// The last place behind `from`, and not behind `to`, that ends a line or a special token.
+    /// A place in `text`, which ends with message `index`, behind all that other messages say.
+    fn others_end(&self, index: usize, text: &str) -> Option<usize> {
+        let Some(previous) = index.checked_sub(1) else { return Some(0) };
+        let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        if text.starts_with(&before) { Some(before.len()) } else { self.content_end(previous, index + 1, text) }
+    }
+
+    /// The last place behind `from`, and not behind `to`, that ends a line or a special token; else one that ends what looks
+    /// like a token.
     fn last_boundary(&self, text: &str, from: usize, to: usize) -> Option<usize> {
+        let places = || (from + 1..=to).rev().filter(|&at| text.is_char_boundary(at));
         let ends = |&at: &usize| {
-            text.is_char_boundary(at) && {
-                let text = &text[..at];
-                text.ends_with('\n') || self.special_texts.iter().any(|special| text.ends_with(special))
-            }
+            let text = &text[..at];
+            text.ends_with('\n') || self.special_texts.iter().any(|special| text.ends_with(special))
         };
-        (from + 1..=to).rev().find(ends)
+        places().find(ends).or_else(|| places().find(|&at| text[..at].ends_with(['>', ']'])))
     }
 
     /// Where the turn ends that begins at `start` of `text`, which ends with it: behind its end-of-turn token. What

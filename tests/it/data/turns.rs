@@ -95,17 +95,14 @@ fn any_text() -> impl Strategy<Value = String> {
 /// An answer of words, thought about or not, or after calls.
 fn any_exchange() -> impl Strategy<Value = Vec<Value>> {
     let call = (any_text(), any_text(), any_text(), 1..3usize);
-    (any_text(), prop::option::of(call), any_text(), 0..4usize, any_text()).prop_map(
-        |(question, call, answer, thinks, thought)| {
+    (any_text(), prop::collection::vec(call, 0..3), any_text(), 0..4usize, any_text()).prop_map(
+        |(question, calls, answer, thinks, thought)| {
             let mut messages = vec![json!({"role": "user", "content": question})];
-            if let Some((words, argument, result, results)) = call {
-                let call = |number: usize| {
-                    json!({"id": format!("call0000{number}"), "type": "function",
-                    "function": {"name": "look", "arguments": {"at": argument, "n": number}}})
-                };
+            for (words, argument, result, results) in calls {
                 // Some templates write no thought beside a call, or one call alone.
-                let calls: Vec<Value> = (0..1).map(call).collect();
-                messages.push(json!({"role": "assistant", "content": words, "tool_calls": calls}));
+                let call = json!({"id": "call00000", "type": "function",
+                    "function": {"name": "look", "arguments": {"at": argument, "n": 0}}});
+                messages.push(json!({"role": "assistant", "content": words, "tool_calls": [call]}));
                 let result = json!({"role": "tool", "name": "look", "tool_call_id": "call00000", "content": result});
                 messages.extend(vec![result; results]);
             }
