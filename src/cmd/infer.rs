@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::asking::{AskArgs, Asker};
 use super::classify;
 use super::terminal::{print, print_note};
+use crate::data::numbers;
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
 use crate::eval::{Answer, Asked, Go, Settings, Watcher, generate};
@@ -165,7 +166,7 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
             continue;
         }
         rows.push(if is_json {
-            serde_json::from_str(&line).map_err(|error| {
+            numbers::parse(&line).map_err(|error| {
                 Error::data(format!("{}: not a JSON value: {error}", place())).hint("expected a JSON object a line")
             })?
         } else {

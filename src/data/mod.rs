@@ -25,7 +25,7 @@ pub mod mask;
 mod messages;
 mod minhash;
 mod mix;
-mod numbers;
+pub mod numbers;
 pub mod pack;
 mod print;
 pub mod process;

@@ -9,7 +9,7 @@ use tunesmith::train::run::{Options, run};
 use tunesmith::train::signals::Stop;
 
 use super::ends::metrics;
-use super::fixture::Fixture;
+use super::fixture::{Fixture, said, tunesmith};
 
 /// Stands for a stop when the final weights are saved and the sample answers begin.
 const AT_FINAL_WEIGHTS: u64 = u64::MAX - 1;
@@ -85,7 +85,10 @@ pub fn assert_same_ending(one: &Path, other: &Path, last: u64, stopped_at_the_en
 }
 
 pub fn straight_equals_stopped(extra: &[&str], stops: &[u64]) {
-    let fixture = Fixture::new();
+    straight_equals_stopped_on(&Fixture::new(), extra, stops);
+}
+
+fn straight_equals_stopped_on(fixture: &Fixture, extra: &[&str], stops: &[u64]) {
     let last = 14; // steps of 24 rows / 4: six an epoch
     let mut lines = vec!["train.max_steps: 14", "train.eval_strategy: steps", "train.eval_steps: 4"];
     lines.extend(extra);
@@ -110,6 +113,38 @@ fn lora_with_packing_and_recompute() {
         &["data.packing: true", "model.max_seq_len: 32", "train.gradient_checkpointing: true", "train.batch_size: 1"],
         &[2, 5, 11],
     );
+}
+
+#[test]
+fn a_conversation_of_several_renderings_is_one_row() {
+    let fixture = Fixture::new();
+    let template = "{% for m in messages %}<|{{ m.role }}|>\
+        {{ m.content if loop.last else m.content.split('/')[-1] }}<|end|>{% endfor %}\
+        {% if add_generation_prompt %}<|assistant|>{% endif %}";
+    std::fs::write(fixture.path("rewriting.jinja"), template).unwrap();
+    let turn = |role: &str, content: String| serde_json::json!({"role": role, "content": content});
+    let row = |number: usize| {
+        let answer = |turn: usize| format!("t{number}/a{turn}");
+        let ask = |turn: usize| format!("q{}", number + turn);
+        let messages = (0..2).flat_map(|nth| [turn("user", ask(nth)), turn("assistant", answer(nth))]);
+        serde_json::json!({ "messages": messages.collect::<Vec<_>>() }).to_string()
+    };
+    for (file, rows) in [("train.jsonl", 0..24), ("val.jsonl", 24..30)] {
+        std::fs::write(fixture.path(file), rows.map(row).collect::<Vec<_>>().join("\n")).unwrap();
+    }
+    let template = format!("data.template_path: {}", fixture.path("rewriting.jinja").display());
+    straight_equals_stopped_on(&fixture, &[&template, "train.max_tokens_per_pass: 40"], &[1, 8]);
+    let (steps, evaluations) = metrics(&fixture.path("out"));
+    assert_eq!(steps[5]["epoch"], 1.0, "24 rows in steps of four, whatever their renderings");
+    assert_eq!(evaluations[0]["eval_rows"], 6);
+
+    let (config, dump) = (fixture.path("run.yaml"), fixture.path("dump.jsonl"));
+    let shown = tunesmith(&["data", config.to_str().unwrap(), "--dump", dump.to_str().unwrap()]).output().unwrap();
+    let shown = said(&shown);
+    for part in ["train: 24 rows in 48 renderings", "row 1 of train, rendering 2 of 2", "⟦t0/a1<|end|>⟧"] {
+        assert!(shown.contains(part), "{shown} lacks {part}");
+    }
+    assert_eq!(std::fs::read_to_string(dump).unwrap().lines().count(), 60, "a line for each rendering");
 }
 
 #[test]
