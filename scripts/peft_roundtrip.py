@@ -33,6 +33,7 @@ CASES = {
     "tokens": ("llama", NEW),
     "tokens_tied": ("qwen2", NEW),
     "tokens_saved_head": ("llama", [*NEW, "tuning.lora.modules_to_save=[lm_head]"]),
+    "tokens_saved": ("llama", [*NEW, "tuning.lora.modules_to_save=[embed_tokens, lm_head]"]),
     "tokens_full": ("qwen2", [*NEW, "tuning.mode=full"]),
     "freeze": ("llama", ["tuning.mode=freeze", "tuning.freeze.trainable_layers=1", "tuning.freeze.trainable_modules=[head, norms, mlp]"]),
     "freeze_tied": ("qwen2", ["tuning.mode=freeze", "tuning.freeze.trainable_modules=[embeddings, bias]"]),
@@ -43,6 +44,10 @@ CASES = {
     "oft_blocks": ("phi3", ["tuning.mode=oft", "tuning.oft.r=4", "tuning.oft.oft_block_size=0", "tuning.oft.modules_to_save=[lm_head]"]),
     "oft_exact": ("llama", ["tuning.mode=oft", "tuning.oft.use_cayley_neumann=false", "tuning.oft.block_share=true"]),
     "router": ("mixtral", ["tuning.lora.modules_to_save=[mlp.gate]"]),
+    "adapted_router": ("mixtral", ["tuning.lora.target_modules=[q_proj, gate]"]),
+    "all_linear": ("mixtral", ["tuning.lora.target_modules=all-linear"]),
+    "all_linear_rslora": ("qwen3_moe", ["tuning.lora.target_modules=all-linear", "tuning.lora.use_rslora=true"]),
+    "parameters": ("qwen2_moe", ["tuning.lora.target_modules=[shared_expert_gate]", "tuning.lora.target_parameters=[mlp.gate.weight]"]),
     "stacked": ("llama", ["tuning.adapters=[DORA, LORA]"]),
     "stacked_ia3": ("qwen2", ["tuning.adapters=[IA3]"]),
     "continued_ia3": ("qwen2", ["tuning.mode=ia3", "tuning.adapter=IA3"]),
@@ -53,6 +58,10 @@ CASES = {
     "continued_dora": ("llama", ["tuning.adapter=DORA"]),
     "continued_tokens": ("qwen2", [*NEW, "tuning.adapter=TOKENS"]),
     "continued_peft_pissa": ("llama", ["tuning.adapter=PISSA"]),
+    "continued_saved": ("llama", [*NEW, "tuning.adapter=SAVED"]),
+    "continued_peft_rows": ("llama", ["tuning.adapter=PEFT_ROWS"]),
+    "continued_peft_row_lists": ("llama", ["tuning.adapter=PEFT_APART"]),
+    "continued_peft_all_linear": ("mixtral", ["tuning.adapter=PEFT_ALL"]),
     "continued_peft_tokens": ("llama", [*NEW, "tuning.adapter=PEFT_TOKENS"]),
 }
 
@@ -76,12 +85,13 @@ def peft_adapters(root):
     import transformers
     from peft_check import grow
 
-    def save(name, grown, **changes):
+    def save(name, grown, family="llama", targets=("q_proj", "down_proj"), **changes):
         torch.manual_seed(1)
-        model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/llama", dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/{family}", dtype=torch.float32)
         if grown:
             grow(model, 642)
-        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM", **changes)
+        targets = targets if isinstance(targets, str) else list(targets)
+        config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM", **changes)
         peft.get_peft_model(model, config).save_pretrained(f"{root}/{name}")
 
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/llama", dtype=torch.float32)
@@ -90,6 +100,9 @@ def peft_adapters(root):
     model = transformers.AutoModelForCausalLM.from_pretrained(f"{root}/llama", dtype=torch.float32)
     rotations = peft.OFTConfig(target_modules=["o_proj", "down_proj"], oft_block_size=16, init_weights=False, task_type="CAUSAL_LM")
     peft.get_peft_model(model, rotations).save_pretrained(f"{root}/peft_oft")
+    save("peft_rows", False, trainable_token_indices=[5, 3, 60])
+    save("peft_apart", False, trainable_token_indices={"embed_tokens": [5, 3], "lm_head": [60]})
+    save("peft_all", False, "mixtral", "all-linear")
     save("peft_pissa", False, init_lora_weights="pissa")
     save("peft_tokens", True, trainable_token_indices={"embed_tokens": [640, 641], "lm_head": [640, 641]})
 
@@ -102,15 +115,16 @@ def main():
     from peft_check import run_loss
 
     root = tempfile.mkdtemp(prefix="tunesmith-roundtrip-")
-    for family in ("llama", "qwen2", "qwen3", "phi3", "mixtral"):
+    for family in ("llama", "qwen2", "qwen3", "phi3", "mixtral", "qwen2_moe", "qwen3_moe"):
         shutil.copytree(f"{GOLDEN}/a/{family}/model", f"{root}/{family}")
         shutil.copytree(f"{GOLDEN}/c/tokenizer_bpe_gpt2", f"{root}/{family}", dirs_exist_ok=True)
     peft_adapters(root)
     places = {"DORA": f"{root}/runs/dora/adapter", "LORA": f"{root}/runs/lora/adapter", "PISSA": f"{root}/peft_pissa",
-              "PEFT_IA3": f"{root}/peft_ia3", "IA3": f"{root}/runs/ia3/adapter", "PEFT_OFT": f"{root}/peft_oft", "OFT": f"{root}/runs/oft/adapter", "PEFT_TOKENS": f"{root}/peft_tokens", "TOKENS": f"{root}/runs/tokens_tied/adapter"}
+              "PEFT_IA3": f"{root}/peft_ia3", "IA3": f"{root}/runs/ia3/adapter", "PEFT_OFT": f"{root}/peft_oft", "OFT": f"{root}/runs/oft/adapter", "PEFT_TOKENS": f"{root}/peft_tokens", "SAVED": f"{root}/runs/tokens_saved/adapter",
+              "PEFT_ROWS": f"{root}/peft_rows", "PEFT_APART": f"{root}/peft_apart", "PEFT_ALL": f"{root}/peft_all", "TOKENS": f"{root}/runs/tokens_tied/adapter"}
     failed = 0
     for name, (family, words) in CASES.items():
-        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied", "ia3", "oft"):
+        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied", "tokens_saved", "ia3", "oft"):
             continue
         new = any("new_tokens" in word for word in words)
         rows, validation = f"{root}/{name}.train.jsonl", f"{root}/{name}.val.jsonl"

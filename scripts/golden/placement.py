@@ -1,15 +1,16 @@
 """Writes tests/golden/peft/placement.json: where PEFT 0.21.2 puts adapters, of which rank, alpha and scale, and what it
-saves in full, for many settings on a 12-block model.
+saves in full, for many settings on a 12-block model; and on models with experts and heads of scores.
 
 Usage: python scripts/golden/placement.py tests/golden/peft/placement.json
 """
+import copy
 import json
 import sys
 import warnings
 
 import torch
 from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
-from transformers import AutoModelForCausalLM, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 warnings.simplefilter("ignore")
 CASES = [
@@ -35,17 +36,40 @@ CASES = [
     {"target_modules": ["q_proj"], "modules_to_save": ["norm"]},
     {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]},
 ]
+SIZES = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=False)
+PLAIN = dict(model_type="qwen3", num_hidden_layers=12, head_dim=8, **SIZES)
+EXPERTS = dict(num_hidden_layers=3, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=8, mlp_only_layers=[1], **SIZES)
+OTHERS = {
+    "mixtral": dict(model_type="mixtral", num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, **SIZES),
+    "qwen2_moe": dict(model_type="qwen2_moe", shared_expert_intermediate_size=8, **EXPERTS),
+    "qwen3_moe": dict(model_type="qwen3_moe", head_dim=8, **EXPERTS),
+    "phi3": dict(model_type="phi3", num_hidden_layers=2, pad_token_id=0, **SIZES),
+}
+QWEN, MIXTRAL = ["gate_proj", "up_proj", "down_proj"], ["w1", "w2", "w3"]
+ON_OTHERS = [("CAUSAL_LM", name, {"target_modules": "all-linear", "use_rslora": rslora}) for name in OTHERS for rslora in (False, True)]
+ON_OTHERS += [("SEQ_CLS", name, {"target_modules": "all-linear"}) for name in OTHERS]
+ON_OTHERS += [
+    ("CAUSAL_LM", "mixtral", {"target_modules": ["q_proj", "gate"]}),
+    ("CAUSAL_LM", "mixtral", {"target_modules": ["v_proj", *MIXTRAL], "rank_pattern": {"gate_up_proj": 3, "down_proj": 5}}),
+    ("CAUSAL_LM", "mixtral", {"target_modules": ["block_sparse_moe.gate", "w2"], "rank_pattern": {"gate.weight": 3}}),
+    ("CAUSAL_LM", "mixtral", {"target_modules": ["q_proj"], "target_parameters": ["mlp.gate.weight", "experts.gate_up_proj"]}),
+    ("CAUSAL_LM", "qwen3_moe", {"target_modules": ["q_proj", "gate", *QWEN], "alpha_pattern": {"experts.gate_up_proj": 3}}),
+    ("CAUSAL_LM", "qwen3_moe", {"target_modules": ["down_proj"], "exclude_modules": ["q_proj"]}),
+    ("CAUSAL_LM", "qwen2_moe", {"target_modules": ["q_proj", *QWEN]}),
+    ("CAUSAL_LM", "qwen2_moe", {"target_modules": [], "target_parameters": ["mlp.gate.weight", "layers.0.self_attn.q_proj.weight"]}),
+]
 out = []
-base = Qwen3Config(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=12,
-                   num_attention_heads=2, num_key_value_heads=1, head_dim=8, tie_word_embeddings=False)
-for case in CASES:
+for task, base, case in [("CAUSAL_LM", PLAIN, case) for case in CASES] + [(task, OTHERS[name], case) for task, name, case in ON_OTHERS]:
     torch.manual_seed(0)
-    model = get_peft_model(AutoModelForCausalLM.from_config(base), LoraConfig(task_type="CAUSAL_LM", r=4, lora_alpha=8, **case))
+    config = {key: value for key, value in base.items() if key != "model_type"}
+    auto = AutoModelForCausalLM if task == "CAUSAL_LM" else AutoModelForSequenceClassification
+    model = auto.from_config(AutoConfig.for_model(base["model_type"], **config))
+    model = get_peft_model(model, LoraConfig(task_type=task, r=4, lora_alpha=8, **copy.deepcopy(case)))
     placed = {}
     for name, module in model.named_modules():
         if hasattr(module, "lora_A") and "default" in module.lora_A:
             numbers = [module.r["default"], module.lora_alpha["default"], module.scaling["default"]]
             placed[name.removeprefix("base_model.model.")] = numbers
     saved = sorted(k.removeprefix("base_model.model.") for k in get_peft_model_state_dict(model) if "lora_" not in k)
-    out.append({"config": case, "placed": placed, "saved": saved})
+    out.append({"model": base, "task": task, "config": case, "placed": placed, "saved": saved})
 json.dump(out, open(sys.argv[1], "w"), indent=0)

@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 
 use super::peft::CONFIG_FILE;
 use crate::Kind;
-use crate::config::arch::Arch;
-use crate::config::{Config, Node, TuningConfig};
+use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows};
+use crate::config::{Config, Mode, Node, TuningConfig};
 use crate::error::{Error, Result};
 use crate::model::adapters::{About, KINDS, Method};
-use crate::model::targets::{Placement, Targets};
+use crate::model::targets::{Placement, Targets, token_rows};
 
 /// The version whose fields are written.
 const PEFT_VERSION: &str = "0.21.2";
@@ -26,10 +26,8 @@ pub struct AdapterConfig {
     pub tuning: TuningConfig,
     /// What stands before a block's number where `layers_to_transform` counts (empty: anything).
     pub layers_pattern: Vec<String>,
-    /// Rows of the embedding, and of a head of its own, that are trained by themselves.
-    pub trained_tokens: Vec<u32>,
-    /// The tensors with such rows, by PEFT's names (`embed_tokens`, `lm_head`).
-    pub token_modules: Vec<String>,
+    /// Rows of the embedding, and of a head of its own, that are trained by themselves: PEFT's `trainable_token_indices`.
+    pub token_rows: TokenRows,
     /// The base model's name or folder.
     pub base_model_name_or_path: Option<String>,
     /// Whether a head of scores belongs to it: PEFT's task `SEQ_CLS`.
@@ -52,8 +50,7 @@ impl AdapterConfig {
         Self {
             tuning: own,
             layers_pattern: Vec::new(),
-            trained_tokens: Vec::new(),
-            token_modules: Vec::new(),
+            token_rows: TokenRows::default(),
             base_model_name_or_path: base_model.map(Into::into),
             scores: false,
         }
@@ -80,6 +77,24 @@ impl AdapterConfig {
         self.targets().place(arch, self.method()?).map_err(|error| error.with_kind(Kind::Checkpoint))
     }
 
+    /// Takes a table of the vocabulary for one of `modules_to_save`, if it is not one by the settings.
+    pub(super) fn save_whole(&mut self, table: &str) {
+        let saved = &mut self.tuning.lora.modules_to_save;
+        if self.tuning.mode == Mode::Lora && !saved.iter().any(|module| module.ends_with(table)) {
+            saved.push(table.to_owned());
+        }
+    }
+
+    /// Its tensors on a model, with their shapes.
+    ///
+    /// # Errors
+    /// [`Kind::Checkpoint`]: it does not fit the model.
+    pub fn tensors(&self, arch: &Arch) -> Result<Vec<(String, Vec<usize>)>> {
+        let arch = Arch { token_rows: self.token_rows.clone(), ..arch.clone() };
+        let tensors = self.targets().tensors(&arch, &self.place(&arch)?);
+        tensors.map_err(|error| error.with_kind(Kind::Checkpoint))
+    }
+
     /// With what the model has beside: the rows of new tokens, which PEFT calls `trainable_token_indices`, a head of scores.
     ///
     /// # Errors
@@ -87,9 +102,11 @@ impl AdapterConfig {
     pub fn with_tokens(mut self, arch: &Arch) -> Result<Self> {
         self.scores = arch.score.is_some();
         let tensors = self.targets().token_tensors(arch)?;
-        let module = |name: &str| if name.starts_with("lm_head") { "lm_head" } else { "embed_tokens" };
-        self.token_modules = tensors.iter().map(|(name, _)| module(name).to_owned()).collect();
-        self.trained_tokens = if tensors.is_empty() { Vec::new() } else { arch.new_tokens.clone() };
+        let rows = |tensor: &str| {
+            let trained = tensors.iter().any(|(name, _)| *name == token_rows(tensor));
+            if trained { arch.rows_of(tensor).to_vec() } else { Vec::new() }
+        };
+        self.token_rows = TokenRows { embedding: rows(EMBEDDING), head: rows(LM_HEAD) };
         Ok(self)
     }
 
@@ -118,12 +135,10 @@ impl AdapterConfig {
         if source.get("target_modules").is_none() {
             return Err(source.mismatch("target_modules", "a list of names or a regular expression"));
         }
-        let (trained_tokens, token_modules) = source.tokens()?;
         Ok(Self {
             tuning: source.settings(about)?,
             layers_pattern: source.strings("layers_pattern")?,
-            trained_tokens,
-            token_modules,
+            token_rows: source.tokens()?,
             base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
             scores: source.scores(),
         })
@@ -223,8 +238,10 @@ fn tidy(key: &str, value: Value) -> Value {
 
 impl AdapterConfig {
     fn tokens_json(&self) -> Value {
-        let modules = self.token_modules.iter().map(|module| (module.clone(), json!(self.trained_tokens)));
-        if self.trained_tokens.is_empty() { Value::Null } else { modules.collect::<Map<_, _>>().into() }
+        let TokenRows { embedding, head } = &self.token_rows;
+        let rows = [("embed_tokens", embedding), ("lm_head", head)].into_iter().filter(|(_, rows)| !rows.is_empty());
+        let modules: Map<_, _> = rows.map(|(module, rows)| (module.to_owned(), json!(rows))).collect();
+        if modules.is_empty() { Value::Null } else { modules.into() }
     }
 }
 
@@ -345,32 +362,29 @@ impl Source<'_> {
         strings.ok_or_else(|| self.mismatch(key, "a list of strings"))
     }
 
-    /// `trainable_token_indices`: a list for the embedding, or a list a module; all lists alike.
-    fn tokens(&self) -> Result<(Vec<u32>, Vec<String>)> {
+    /// `trainable_token_indices`: a list for the embedding, or a list a module.
+    fn tokens(&self) -> Result<TokenRows> {
         let key = "trainable_token_indices";
-        let expected = "a list of token ids, the same for embed_tokens and lm_head";
-        let list = |value: &Value| -> Option<Vec<u32>> {
-            value.as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
+        let mismatch = || self.mismatch(key, "a list of token ids, or one each for embed_tokens and lm_head");
+        let list = |value: &Value| -> Result<Vec<u32>> {
+            let ids = value.as_array().map(|ids| ids.iter().map(|id| u32::try_from(id.as_u64()?).ok()));
+            ids.and_then(Iterator::collect::<Option<_>>).ok_or_else(mismatch)
         };
+        let mut rows = TokenRows::default();
         match self.get(key) {
-            None => Ok((Vec::new(), Vec::new())),
+            None => {}
             Some(Value::Object(map)) => {
-                let last = |name: &str| name.rsplit('.').next().unwrap_or(name).to_owned();
-                let modules: Vec<String> = map.keys().map(|name| last(name)).collect();
-                let mut lists = map.values().map(list);
-                let first = lists.next().flatten().ok_or_else(|| self.mismatch(key, expected))?;
-                let known = modules.iter().all(|name| ["embed_tokens", "lm_head"].contains(&name.as_str()));
-                if !known || lists.any(|other| other.as_ref() != Some(&first)) {
-                    return Err(self.mismatch(key, expected));
+                for (module, ids) in map {
+                    match module.rsplit('.').next() {
+                        Some("embed_tokens") => rows.embedding = list(ids)?,
+                        Some("lm_head") => rows.head = list(ids)?,
+                        _ => return Err(mismatch()),
+                    }
                 }
-                Ok((first, modules))
             }
-            Some(value) => match list(value) {
-                Some(tokens) if tokens.is_empty() => Ok((tokens, Vec::new())),
-                Some(tokens) => Ok((tokens, vec!["embed_tokens".to_owned()])),
-                None => Err(self.mismatch(key, expected)),
-            },
+            Some(ids) => rows.embedding = list(ids)?,
         }
+        Ok(rows)
     }
 }
 

@@ -34,14 +34,14 @@ impl Finished {
             (tuning.lora.use_dora, "DoRA's magnitudes"),
             (tuning.lora.bias != Bias::None, "trained biases"),
             (!tuning.lora.modules_to_save.is_empty(), "modules_to_save"),
-            (!tuning.lora.target_parameters.is_empty(), "adapters on experts"),
-            (!self.config.trained_tokens.is_empty(), "new tokens"),
+            (self.placements.iter().any(|placement| placement.experts.is_some()), "adapters on experts"),
+            (!self.config.token_rows.is_empty(), "rows of tokens"),
             (self.config.scores, "a head of scores"),
         ];
         more.into_iter().find_map(|(has, what)| has.then_some(what))
     }
 
-    /// Reads the adapter in `dir`; `arch` has room for its new tokens ([`Arch::grow`]).
+    /// Reads the adapter in `dir`; `arch` has room for its tokens ([`Arch::fit`]).
     ///
     /// # Errors
     /// [`crate::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that it has taken something
@@ -55,7 +55,7 @@ impl Finished {
             ));
         }
         let placements = config.place(arch)?;
-        peft::check_tensors(dir, &tensors, &config.targets().tensors(arch, &placements)?)?;
+        peft::check_tensors(dir, &tensors, &config.tensors(arch)?)?;
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 
@@ -71,7 +71,7 @@ impl Finished {
             }
         }
         let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
-        Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.trained_tokens })
+        Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.token_rows })
     }
 }
 

@@ -19,6 +19,7 @@ pub mod background;
 pub mod disk;
 pub mod finished;
 pub mod folder;
+mod former;
 pub mod origin;
 pub mod peft;
 pub mod pissa;
@@ -392,6 +393,14 @@ impl Checkpoint {
                 State::U8(values) => self.optimizer.read_part_of_bytes_into(&name, range.start, values),
             }
             .map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        }
+        if let Some(odd) = self.state.optimizer_scalars.iter().find(|number| !number.is_finite()) {
+            let path = self.dir.join(STATE);
+            return Err(Error::checkpoint(format!(
+                "{}: optimizer_scalars has {odd}, expected finite numbers",
+                path.display()
+            ))
+            .hint("the run diverged: go on from an earlier checkpoint"));
         }
         optimizer.step = self.state.optimizer_step;
         if !optimizer.set_scalars(&self.state.optimizer_scalars) {

@@ -10,8 +10,11 @@ use crate::config::nearest;
 use crate::error::{Error, Result};
 use crate::model::quantize::Held;
 
+/// The field with the hash of the base.
+pub const BASE_MODEL: &str = "base_model";
+
 /// Fields of the stamp that a merge compares and may be allowed to differ.
-pub const MAY_DIFFER: [&str; 6] = ["backend", "base_model", "chat_template", "dtype", "quantization", "tokenizer"];
+pub const MAY_DIFFER: [&str; 6] = ["backend", BASE_MODEL, "chat_template", "dtype", "quantization", "tokenizer"];
 
 /// A stamp. Those of other versions may lack fields, which are then not compared.
 #[derive(Debug)]
@@ -75,7 +78,7 @@ impl Origin {
         }
         let lines: Vec<String> = refused.iter().map(|(_, text)| format!("\n    {text}")).collect();
         let error = Error::checkpoint(format!(
-            "{} was not trained on what it is to be merged into:{}",
+            "{} was trained on something else than what it is to be used with:{}",
             dir.display(),
             lines.concat()
         ));
@@ -102,15 +105,15 @@ pub fn shape_of(origin: &Origin, adapter: &Finished, arch: &Arch) -> Result<Opti
     Ok(Some(describe_adapter(&adapter.placements, &names)))
 }
 
-/// Refuses to allow what a merge does not compare.
+/// Refuses to allow what is not among the `compared` fields.
 ///
 /// # Errors
 /// [`crate::Kind::Config`], with the nearest name.
-pub fn check_allowed(allow: &[String]) -> Result<()> {
-    let Some(odd) = allow.iter().find(|key| !MAY_DIFFER.contains(&key.as_str())) else { return Ok(()) };
+pub fn check_allowed(allow: &[String], compared: &[&str]) -> Result<()> {
+    let Some(odd) = allow.iter().find(|key| !compared.contains(&key.as_str())) else { return Ok(()) };
     let error = Error::config(format!("--allow {odd}: no such field, or none that may differ"));
-    Err(match nearest(odd, MAY_DIFFER) {
+    Err(match nearest(odd, compared.iter().copied()) {
         Some(near) => error.hint(format!("did you mean {near}?")),
-        None => error.hint(format!("these may be allowed: {}", MAY_DIFFER.join(", "))),
+        None => error.hint(format!("these may be allowed: {}", compared.join(", "))),
     })
 }

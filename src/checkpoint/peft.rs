@@ -6,7 +6,9 @@ use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
 use super::atomic::Staging;
+use super::former;
 use crate::Kind;
+use crate::config::arch::{EMBEDDING, LM_HEAD, Vocabulary};
 use crate::error::{Error, Result};
 use crate::model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
@@ -65,7 +67,7 @@ pub fn open_weights(dir: &Path) -> Result<WeightFiles> {
 /// # Errors
 /// [`Kind::Checkpoint`].
 pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
-    let config = AdapterConfig::from_dir(dir)?;
+    let mut config = AdapterConfig::from_dir(dir)?;
     let weights = open_weights(dir)?;
     let mut tensors = Tensors::new();
     for name in weights.names() {
@@ -75,17 +77,36 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
                 dir.join(WEIGHTS_FILE).display()
             )));
         };
-        // Copies that PEFT writes where a vocabulary has grown: the base's own rows, and a shared head's rows again.
+        // Copies that PEFT writes where a vocabulary has grown: the base's own rows, a shared head's rows again, and the parts
+        // of what is saved whole.
         let copy = name.ends_with(".token_adapter.base_layer.weight")
-            || (plain.starts_with("lm_head.token_adapter.")
-                && !config.token_modules.iter().any(|name| name == "lm_head"));
+            || plain.ends_with(".original_module.weight")
+            || plain.ends_with(".modules_to_save.weight")
+            || (plain.starts_with("lm_head.token_adapter.") && config.token_rows.head.is_empty());
         if copy {
             continue;
         }
         let tensor = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
         tensors.insert(plain.to_owned(), tensor);
     }
-    Ok((config, tensors))
+    // PEFT also stores the tables of a vocabulary that was resized, trained or not, and takes them from there.
+    let tables = [(EMBEDDING, "embed_tokens"), (LM_HEAD, "lm_head")];
+    for (_, module) in tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)) {
+        config.save_whole(module);
+    }
+    Ok((config, former::stacked(tensors)))
+}
+
+/// What the adapter in `dir` makes of the vocabulary, by its settings and the sizes of its tables.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its files cannot be read.
+pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
+    let rows = AdapterConfig::from_dir(dir)?.token_rows;
+    let weights = open_weights(dir)?;
+    let sizes = [EMBEDDING, LM_HEAD].map(|name| weights.shape(&format!("{PREFIX}{name}")).and_then(<[usize]>::first));
+    let whole = sizes.into_iter().flatten().copied().max().unwrap_or_default();
+    Ok(Vocabulary { rows, whole, origin: dir.to_owned() })
 }
 
 /// Holds an adapter's tensors against what the model needs: the same names, the same shapes.

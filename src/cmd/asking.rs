@@ -5,20 +5,20 @@ use serde_json::{Value, json};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
+use super::stamps;
 use crate::checkpoint::finished::score_head;
 use crate::checkpoint::peft;
-use crate::config::arch::Arch;
+use crate::config::arch::Vocabulary;
 use crate::config::{Config, Flag, Mode, Quantization, is_hub_name};
 use crate::data::row::{Conversation, Row};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::eval::Settings;
-use crate::export::merge::idle;
+use crate::export::merge::{Parts, idle};
 use crate::hub::{self, Part};
 use crate::model::adapters::Method;
-use crate::model::weights::WeightFiles;
 use crate::model::{Model, quantize};
-use crate::train::{adapter, output};
+use crate::train::output;
 
 /// Which model is asked, and how.
 #[derive(Debug, Clone, clap::Args)]
@@ -34,6 +34,9 @@ pub struct AskArgs {
     /// Ask the base model of the configuration, not what was trained
     #[arg(long)]
     pub base: bool,
+    /// Accept that the adapter was trained on another base than this one, as its backend.json says (`base_model`)
+    #[arg(long, value_name = "FIELD")]
+    allow: Vec<String>,
     /// What the system's turn says
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
@@ -140,6 +143,7 @@ impl AskArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: nothing says which model; those of reading it.
     pub fn open(&self) -> Result<Asker> {
+        stamps::check_allowed(&self.allow)?;
         let (resolved, from_file) = self.config.load_optional(&self.flags()?)?;
         let mut config = resolved.config;
         if self.model.is_some() {
@@ -155,12 +159,16 @@ impl AskArgs {
         if let Tuned::Model(dir) = &tuned {
             model_dir.clone_from(dir);
         }
-        let mut arch = Arch::from_dir(&model_dir)?;
-        let stored = arch.tensors();
-        let weights = WeightFiles::open(&model_dir, &stored)?;
         // A merged or fully trained model has what lies below in it.
         let below = if matches!(tuned, Tuned::Model(_)) { &[][..] } else { &config.tuning.adapters };
-        let (stack, _) = adapter::stack(below, &arch)?;
+        let parts = if let Tuned::Adapter(dir) = &tuned {
+            let parts = Parts::open(&model_dir, below, &peft::vocabulary(dir)?)?;
+            stamps::check_base(&parts, dir, &self.allow)?;
+            parts
+        } else {
+            Parts::open(&model_dir, below, &Vocabulary::default())?
+        };
+        let Parts { mut arch, weights, below: stack, .. } = parts;
         let mut what = model_dir.display().to_string();
         let mut files = model_dir.clone();
         let mut values = None;
@@ -173,12 +181,11 @@ impl AskArgs {
                 ))
                 .hint("take the run's adapter/ folder, which is plain LoRA"));
             }
-            arch.grow(own.trained_tokens.clone());
             if arch.score.is_none() {
                 arch.score = score_head(dir)?;
             }
             config.tuning = own.settings(&arch, &config.tuning)?;
-            peft::check_tensors(dir, &tensors, &own.targets().tensors(&arch, &own.place(&arch)?)?)?;
+            peft::check_tensors(dir, &tensors, &own.tensors(&arch)?)?;
             values = Some(tensors);
             what = format!("{what} with {}", dir.display());
             if dir.join("tokenizer.json").is_file() {

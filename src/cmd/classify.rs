@@ -12,10 +12,12 @@ use super::download::Downloads;
 use super::eval::{Args, Which, choose, difference_json, names, place, score_json, table};
 use super::infer::interrupt;
 use super::staged::Staged;
+use super::stamps;
 use super::terminal::{print, print_note, print_text};
 use crate::checkpoint::atomic;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::{Finished, score_head};
+use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
 use crate::config::{Config, Labels, Truncation};
 use crate::data::batch::{Batch, IGNORE};
@@ -24,7 +26,7 @@ use crate::data::row::Conversation;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::scored::{Bootstrap, Scored, best, softmax};
-use crate::export::merge::{Parts, plain_model, tokens_of};
+use crate::export::merge::{Parts, plain_model};
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::human_seconds;
@@ -171,15 +173,13 @@ fn head_of(dir: &Path) -> Result<ScoreHead> {
     })
 }
 
-fn load(dir: &Path, config: &Config, base: &Path) -> Result<Model> {
+fn load(dir: &Path, allow: &[String], config: &Config, base: &Path) -> Result<Model> {
     if !dir.join("adapter_config.json").is_file() {
         return plain_model(dir);
     }
-    let mut parts = Parts::open(base, &config.tuning.adapters, tokens_of(dir)?)?;
+    let mut parts = Parts::open(base, &config.tuning.adapters, &peft::vocabulary(dir)?)?;
     parts.arch.score = score_head(dir)?;
-    if !parts.check_stamp(dir)? {
-        print_note(&format!("no backend.json in or beside {}: its base cannot be checked", dir.display()));
-    }
+    stamps::check_base(&parts, dir, allow)?;
     parts.adapted(&Finished::open(dir, &parts.arch)?, &config.model)
 }
 
@@ -248,7 +248,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let mut results = Vec::new();
     for (name, dir) in names.iter().zip(&places) {
         print_text(&format!("asking {name} ({})\n", dir.display()));
-        let model = load(dir, &config, &base)?;
+        let model = load(dir, &args.allow, &config, &base)?;
         results.push(score(&model, &head, split, rows, config.train.eval_batch_size)?);
     }
     let bootstrap = Bootstrap {

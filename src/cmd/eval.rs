@@ -8,18 +8,20 @@ use super::classify;
 use super::data::Bar;
 use super::download::Downloads;
 use super::staged::Staged;
+use super::stamps;
 use super::terminal::{print, print_note, print_text};
 use crate::checkpoint::atomic;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
-use crate::config::arch::Arch;
+use crate::checkpoint::peft;
+use crate::config::arch::{Arch, Vocabulary};
 use crate::config::{Config, Task};
 use crate::data::process::{Part as RowPart, sources};
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
 use crate::eval::{Asked as Asking, Settings};
-use crate::export::merge::{Parts, plain_model, tokens_of};
+use crate::export::merge::{Parts, plain_model};
 use crate::hub::{self, Part};
 use crate::memory;
 use crate::model::Model;
@@ -51,6 +53,9 @@ pub struct Args {
     /// Ask only so many rows, the first ones
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(super) rows: Option<u64>,
+    /// Accept that the adapter was trained on another base than this one, as its backend.json says (`base_model`)
+    #[arg(long, value_name = "FIELD")]
+    pub(super) allow: Vec<String>,
     /// The folder for metrics.json, samples.jsonl and report.html (`eval` in the output folder of the run)
     #[arg(long, value_name = "DIR")]
     pub(super) output: Option<PathBuf>,
@@ -123,6 +128,7 @@ struct Told {
 /// # Errors
 /// Those of reading the configuration, the data and the models; [`crate::Kind::Config`]: no held-out rows.
 pub fn run(args: &Args) -> Result<()> {
+    stamps::check_allowed(&args.allow)?;
     let mut config = args.config.load(&[])?.config;
     if config.task() != Task::CausalLm {
         return classify::eval(args, config);
@@ -162,7 +168,7 @@ pub fn run(args: &Args) -> Result<()> {
     let mut results: Vec<Told> = Vec::new();
     for ((which, name), dir) in which.iter().zip(&names).zip(&places) {
         print_text(&format!("asking {name} ({})\n", dir.display()));
-        let model = load(which, dir, &config, &base, &arch)?;
+        let model = load(which, (dir, &args.allow), &config, &base, &arch)?;
         results.push(exam.ask(&model, Staged::create(&target.join("answers.jsonl"))?)?);
     }
     let unanswered = results.first().map_or(0, |told| exam.rows - told.answered);
@@ -254,18 +260,17 @@ pub(super) fn place(which: &Which, config: &Config, base: &Path) -> Result<PathB
         .hint("name a checkpoint, an adapter or a model folder"))
 }
 
-fn load(which: &Which, dir: &Path, config: &Config, base: &Path, arch: &Arch) -> Result<Model> {
+fn load(which: &Which, (dir, allow): (&Path, &[String]), config: &Config, base: &Path, arch: &Arch) -> Result<Model> {
     let below = &config.tuning.adapters;
     if matches!(which, Which::Base) {
-        return Parts::open(base, below, arch.new_tokens.clone())?.bare(&config.model);
+        let vocabulary = Vocabulary { rows: arch.token_rows.clone(), ..Vocabulary::default() };
+        return Parts::open(base, below, &vocabulary)?.bare(&config.model);
     }
     if !dir.join("adapter_config.json").is_file() {
         return plain_model(dir);
     }
-    let parts = Parts::open(base, below, tokens_of(dir)?)?;
-    if !parts.check_stamp(dir)? {
-        print_note(&format!("no backend.json in or beside {}: its base cannot be checked", dir.display()));
-    }
+    let parts = Parts::open(base, below, &peft::vocabulary(dir)?)?;
+    stamps::check_base(&parts, dir, allow)?;
     parts.adapted(&Finished::open(dir, &parts.arch)?, &config.model)
 }
 

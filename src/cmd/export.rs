@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::merge::{Opened, PartsArgs, apart, check_merge, claim, output_dir, parse_dtype};
+use super::merge::{MAX_DIFFERENCE, Opened, PartsArgs, apart, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
@@ -49,8 +49,8 @@ pub struct Args {
     /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
     #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
-    /// The largest difference of a logit, in float32, with which a merged model is accepted
-    #[arg(long, value_name = "X", default_value_t = 1e-4, conflicts_with_all = ["peft", "adapter_only"])]
+    /// The largest difference of a logit, in float32 and by the largest logit, with which a merged model is accepted
+    #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
     /// Replace the output if it is there
     #[arg(long)]

@@ -11,13 +11,13 @@ use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::{Finished, score_head};
 use crate::checkpoint::origin;
 use crate::checkpoint::{atomic, peft};
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, Vocabulary};
 use crate::config::{Config, Mode, ModelConfig};
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
 use crate::export::blend::{self, Method, Recipe};
 use crate::export::folder::{self, Form, Written};
-use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, tokens_of, widened};
+use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
 use crate::export::requantize::Coding;
 use crate::hub::{self, Part};
 use crate::model::quantize::{Held, How};
@@ -46,9 +46,8 @@ pub struct Args {
     /// The most GB of a file of weights
     #[arg(long, value_name = "GB", default_value_t = 5.0)]
     shard_size: f64,
-    /// The largest difference of a logit, in float32, with which the result is accepted: of logits up to 10, in
-    /// proportion where they reach further
-    #[arg(long, value_name = "X", default_value_t = 1e-4)]
+    /// The largest difference of a logit, in float32 and by the largest logit, with which the result is accepted
+    #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE)]
     max_difference: f32,
     /// Write the blend of several adapters as an adapter, and merge nothing
     #[arg(long)]
@@ -57,6 +56,9 @@ pub struct Args {
     #[arg(long)]
     overwrite: bool,
 }
+
+/// The usual limit of a merge: float32 keeps 7 digits, of which sums in another order cost some.
+pub const MAX_DIFFERENCE: f32 = 1e-5;
 
 /// What is put together: a base, adapters below, and the adapter on top or several that are blended.
 #[derive(Debug, Clone, clap::Args)]
@@ -126,7 +128,7 @@ impl PartsArgs {
     /// # Errors
     /// [`crate::Kind::Config`]: nothing names the base; those of reading it all.
     pub fn open(&self, words: &ConfigArgs, whole: bool) -> Result<Opened> {
-        origin::check_allowed(&self.allow)?;
+        origin::check_allowed(&self.allow, &origin::MAY_DIFFER)?;
         let with_config = !words.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|file| !file.is_empty());
         let config = if with_config { Some(words.load_partial()?.config) } else { None };
         let trained = config
@@ -163,12 +165,12 @@ impl PartsArgs {
         };
         let adapters: Vec<PathBuf> =
             adapters.iter().map(|dir| hub::adapter_dir(dir, &downloads)).collect::<Result<_>>()?;
-        let tokens = match adapters.as_slice() {
-            [one] => tokens_of(one)?,
-            _ => Vec::new(),
+        let vocabulary = match adapters.as_slice() {
+            [one] => peft::vocabulary(one)?,
+            _ => Vocabulary::default(),
         };
         let mut reads = [&adapters[..], below].concat();
-        let mut parts = Parts::open(&base, below, tokens)?;
+        let mut parts = Parts::open(&base, below, &vocabulary)?;
         if let ([one], None) = (adapters.as_slice(), &parts.arch.score) {
             parts.arch.score = score_head(one)?;
         }
@@ -304,7 +306,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let mut plain = plain_model(&output)?;
     // So that the sample rows are the same ones.
-    plain.arch.new_tokens.clone_from(&merged.model.arch.new_tokens);
+    plain.arch.token_rows.clone_from(&merged.model.arch.token_rows);
     let written = compare(&merged.logits, &sample_logits(&plain)?, merged.model.arch.outputs());
     if dtype == Some(Dtype::F32) && coding.is_none() {
         refuse(&written, args.max_difference).inspect_err(|_| drop(std::fs::remove_dir_all(&output)))?;
@@ -359,19 +361,19 @@ pub fn check_merge(parts: Parts, top: Finished, limit: f32) -> Result<(String, C
 fn show(comparison: &Comparison) -> String {
     let Comparison { largest, scale, agreeing, positions } = comparison;
     format!(
-        "largest difference of a logit from the adapter's: {largest:.2e} (logits reach {scale:.1}); same best token at \
+        "largest difference of a logit from the adapter's: {largest:.2e} (logits reach {scale:.3}); same best token at \
          {agreeing} of {positions} positions"
     )
 }
 
 fn refuse(comparison: &Comparison, limit: f32) -> Result<()> {
     // A float32 keeps so many digits, not so many places: the same rounding is twice as large on logits twice as large.
-    let limit = limit * (comparison.scale / 10.0).max(1.0);
-    if comparison.largest <= limit {
+    let accepted = limit * comparison.scale;
+    if comparison.largest <= accepted {
         return Ok(());
     }
     Err(Error::numeric(format!(
-        "the merged model is not the adapter: {}; at most {limit:e} is accepted",
+        "the merged model is not the adapter: {}; at most {accepted:.2e} is accepted, {limit:e} of the largest logit",
         show(comparison)
     ))
     .hint("nothing was written; --max-difference accepts more"))
@@ -452,6 +454,18 @@ pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_limit_is_in_proportion_to_the_logits() {
+        let of = |largest, scale| Comparison { largest, scale, agreeing: 1, positions: 1 };
+        for (largest, scale) in [(9e-6, 1.0), (9e-9, 1e-3), (0.9, 1e5), (0.0, 0.0)] {
+            refuse(&of(largest, scale), MAX_DIFFERENCE).unwrap();
+        }
+        for (largest, scale) in [(2e-5, 1.0), (5e-5, 1e-3), (2.0, 1e5), (1e-9, 0.0), (f32::INFINITY, 1.0)] {
+            let error = refuse(&of(largest, scale), MAX_DIFFERENCE).unwrap_err();
+            assert_eq!(error.kind(), crate::Kind::Numeric, "{largest} of {scale}");
+        }
+    }
 
     #[test]
     fn an_output_that_is_holds_or_lies_in_what_is_read_is_refused() {

@@ -41,6 +41,29 @@ impl Texts {
     }
 }
 
+/// Refuses an `--allow` of something else than the base, which is all that running an adapter compares.
+///
+/// # Errors
+/// [`crate::Kind::Config`].
+pub fn check_allowed(allow: &[String]) -> Result<()> {
+    origin::check_allowed(allow, &[origin::BASE_MODEL])
+}
+
+/// Holds the adapter in `dir` against the base that its run was trained on.
+///
+/// # Errors
+/// [`crate::Kind::Checkpoint`], with both sides: it is another base, and `allow` does not accept it.
+pub fn check_base(parts: &Parts, dir: &Path, allow: &[String]) -> Result<()> {
+    let Some(passed) = parts.check_stamp(dir, allow)? else {
+        print_note(&format!("no backend.json in or beside {}: its base cannot be checked", dir.display()));
+        return Ok(());
+    };
+    for difference in passed {
+        print_note(&format!("{}: {difference}", dir.display()));
+    }
+    Ok(())
+}
+
 /// Opens the adapters and holds each against the stamp of its run; returns the form in which the base's matrices are taken:
 /// the configuration's, else the runs'.
 ///

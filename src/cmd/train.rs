@@ -165,8 +165,9 @@ impl Console {
             ));
         } else if line.step.is_multiple_of(self.every) || line.step == pace.total_steps {
             let width = pace.total_steps.to_string().len();
+            let accuracy = line.accuracy.map_or_else(String::new, |accuracy| format!("  accuracy {accuracy:.4}"));
             self.say(&format!(
-                "step {:>width$}/{}  epoch {:.2}  loss {}  lr {:.3e}  norm {}  {rate} tok/s  eta {eta}  mem {memory}\n",
+                "step {:>width$}/{}  epoch {:.2}  loss {}{accuracy}  lr {:.3e}  norm {}  {rate} tok/s  eta {eta}  mem {memory}\n",
                 line.step,
                 pace.total_steps,
                 line.epoch,

@@ -3,7 +3,7 @@
 //! Both spellings are read: Transformers 4 (`rope_theta`, `rope_scaling`) and Transformers 5 (`rope_parameters`).
 //! Whatever would change the numbers and is not implemented is refused by name; nothing is half-run. What a family
 //! needs beyond Llama stands in its file under `families`.
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 pub use super::families::{FAMILIES, Family, Gguf};
 use super::hf_json::{MAX_SIZE, Source, read_text};
@@ -24,7 +24,13 @@ pub const COMPANIONS: [&str; 9] = [
     "merges.txt",
 ];
 
-const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The embedding's tensor.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The tensor of a head of its own.
+pub const LM_HEAD: &str = "lm_head.weight";
+
+/// A vocabulary grows by as many tokens as it has, or by so many.
+const MOST_NEW_TOKENS: usize = 1 << 16;
 
 /// Where a block has its norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,6 +149,53 @@ pub struct LinearSpec {
     pub layer: Option<usize>,
 }
 
+/// Rows of the vocabulary's tables that are trained by themselves, each under the token's id.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenRows {
+    /// Of the embedding, and of a head that shares its matrix.
+    pub embedding: Vec<u32>,
+    /// Of a head with a matrix of its own.
+    pub head: Vec<u32>,
+}
+
+impl TokenRows {
+    /// The same rows of both tables.
+    pub fn both(ids: &[u32]) -> Self {
+        Self { embedding: ids.to_vec(), head: ids.to_vec() }
+    }
+
+    /// The rows of the tensor of that name; none where it is no table of the vocabulary.
+    pub fn of(&self, tensor: &str) -> &[u32] {
+        match tensor {
+            EMBEDDING => &self.embedding,
+            LM_HEAD => &self.head,
+            _ => &[],
+        }
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.embedding.is_empty() && self.head.is_empty()
+    }
+
+    /// The ids of either table, those of the embedding first, each once.
+    pub fn ids(&self) -> Vec<u32> {
+        let more = self.head.iter().filter(|id| !self.embedding.contains(id));
+        self.embedding.iter().chain(more).copied().collect()
+    }
+}
+
+/// What an adapter makes of the vocabulary.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Vocabulary {
+    /// The rows that it trains by themselves.
+    pub rows: TokenRows,
+    /// The rows of the tables that it holds whole (`modules_to_save`); 0 where it holds none.
+    pub whole: usize,
+    /// The adapter's folder, for messages.
+    pub origin: PathBuf,
+}
+
 /// A decoder's family and sizes, all checked.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of the architecture of its own
 #[derive(Debug, Clone, PartialEq)]
@@ -213,8 +266,10 @@ pub struct Arch {
     pub eos_token_ids: Vec<u32>,
     /// Padding. Its embedding row takes no gradient from the input side in Transformers.
     pub pad_token_id: Option<u32>,
-    /// The rows of the embedding that `tuning.new_tokens` fills; none in a `config.json`.
+    /// The ids of `tuning.new_tokens`, whose rows start as the mean of the others; none in a `config.json`.
     pub new_tokens: Vec<u32>,
+    /// The rows that are trained by themselves, where their table is not trained whole; none in a `config.json`.
+    pub token_rows: TokenRows,
     /// A head of scores in the place of the language model's.
     pub score: Option<ScoreHead>,
 }
@@ -310,7 +365,7 @@ impl Arch {
         match (&self.score, self.tie_word_embeddings) {
             (Some(_), _) => SCORE,
             (None, true) => EMBEDDING,
-            (None, false) => "lm_head.weight",
+            (None, false) => LM_HEAD,
         }
     }
 
@@ -372,6 +427,21 @@ impl Arch {
         self.experts.as_ref().filter(|_| self.blocks[layer].sparse)
     }
 
+    /// The routers of the blocks with experts, under their names in Transformers 5.
+    pub fn routers(&self) -> impl Iterator<Item = LinearSpec> + '_ {
+        let of = |layer| {
+            let experts = self.experts_of(layer)?;
+            Some(LinearSpec {
+                name: format!("model.layers.{layer}.mlp.gate"),
+                out_features: experts.count,
+                in_features: self.hidden_size,
+                bias: false,
+                layer: Some(layer),
+            })
+        };
+        (0..self.num_hidden_layers).filter_map(of)
+    }
+
     /// How long the weights of the norms on queries and keys are.
     fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
         match self.qk_norm {
@@ -387,7 +457,40 @@ impl Arch {
     pub fn grow(&mut self, tokens: Vec<u32>) {
         let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
         self.vocab_size = self.vocab_size.max(needed);
+        self.token_rows = TokenRows::both(&tokens);
         self.new_tokens = tokens;
+    }
+
+    /// Makes room for an adapter's vocabulary, and trains the rows that it trains.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary, or rows of a shared head that differ from
+    /// those of the embedding.
+    pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
+        let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
+        // An id is a claim that would be allocated for; a table is as long as its file.
+        let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
+        let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);
+        if needed > limit {
+            let (last, size) = (needed - 1, self.vocab_size);
+            return Err(Error::checkpoint(format!(
+                "{origin}: trainable_token_indices has token {last}, expected less than {limit}: the base model has {size} tokens"
+            ))
+            .hint("the adapter belongs to another model"));
+        }
+        if self.ties_head() && !rows.head.is_empty() && rows.head != rows.embedding {
+            return Err(Error::checkpoint(format!(
+                "{origin}: not yet: trainable_token_indices of lm_head by themselves, where the head shares the embedding's matrix"
+            )));
+        }
+        self.vocab_size = self.vocab_size.max(needed).max(vocabulary.whole);
+        self.token_rows = rows.clone();
+        Ok(())
+    }
+
+    /// The rows of that tensor that are trained by themselves.
+    pub fn rows_of(&self, tensor: &str) -> &[u32] {
+        self.token_rows.of(tensor)
     }
 
     /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not), or the scores.

@@ -314,7 +314,9 @@ crate::registry::adapters!(modes);
 /// Which linear layers get an adapter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TargetModules {
-    /// `auto` or `all-linear`: every linear layer except the LM head.
+    /// `auto`: every linear layer of the decoder blocks.
+    Auto,
+    /// `all-linear`: what PEFT means by it. Of a model with experts these and the router have adapters too.
     AllLinear,
     /// Layers whose name ends with one of these.
     List(Vec<String>),
@@ -325,7 +327,8 @@ pub enum TargetModules {
 impl ConfigValue for TargetModules {
     fn from_node(node: &Node) -> Result<Self, Refusal> {
         match node {
-            Node::Str(word) if word == "auto" || word == "all-linear" => Ok(Self::AllLinear),
+            Node::Str(word) if word == "auto" => Ok(Self::Auto),
+            Node::Str(word) if word.eq_ignore_ascii_case("all-linear") => Ok(Self::AllLinear),
             Node::Str(pattern) if !pattern.is_empty() => match regex::Regex::new(pattern) {
                 Ok(_) => Ok(Self::Regex(pattern.clone())),
                 Err(_) => {
@@ -339,6 +342,7 @@ impl ConfigValue for TargetModules {
 
     fn to_json(&self) -> Json {
         match self {
+            Self::Auto => "auto".into(),
             Self::AllLinear => "all-linear".into(),
             Self::List(names) => names.to_json(),
             Self::Regex(pattern) => pattern.as_str().into(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::arch::{Activation, Arch, BlockKind, Experts, FAMILIES, Family, NormPlacement, QkNorm};
+use super::arch::{Activation, Arch, BlockKind, Experts, FAMILIES, Family, NormPlacement, QkNorm, TokenRows};
 use crate::error::{Error, Result};
 
 /// Bound of every width, head count and vocabulary: products of two stay far from overflow.
@@ -297,6 +297,7 @@ impl<'a> Source<'a> {
             eos_token_ids: self.token_ids("eos_token_id")?,
             pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
             new_tokens: Vec::new(),
+            token_rows: TokenRows::default(),
             score: None,
         })
     }

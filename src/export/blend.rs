@@ -10,10 +10,10 @@ use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft::Tensors;
 use crate::config::arch::Arch;
-use crate::config::{InitLora, Patterns, TargetModules};
+use crate::config::{InitLora, Patterns};
 use crate::error::{Error, Result};
-use crate::model::adapters::Rank;
 use crate::model::adapters::lora::LoraConfig;
+use crate::model::adapters::{Rank, names, parameters};
 use crate::model::targets::Placement;
 use crate::ops::dropout::key;
 
@@ -76,11 +76,13 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
         tensors.insert(format!("{module}.lora_A.weight"), a);
         tensors.insert(format!("{module}.lora_B.weight"), b);
     }
+    let placed: Vec<Placement> = modules.values().map(|parts| parts[0].1.clone()).collect();
     let mut config = first.config.clone();
     config.layers_pattern = Vec::new();
     // The weights hold the scales: what is left is a scale of 1.
     config.tuning.lora = LoraConfig {
-        target_modules: TargetModules::List(modules.keys().map(|name| (*name).to_owned()).collect()),
+        target_modules: names(&placed),
+        target_parameters: parameters(&placed),
         exclude_modules: None,
         layers_to_transform: None,
         r: rank,

@@ -116,6 +116,20 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
     Ok(written)
 }
 
+/// The values of a tensor, all of which are finite in `dtype`.
+///
+/// # Errors
+/// [`crate::Kind::Numeric`], naming the tensor.
+pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
+    let Some(index) = dtype.first_overflow(&values) else { return Ok(values) };
+    Err(Error::numeric(format!(
+        "tensor {name:?} has {} at index {index}, which is not finite in {}: nothing is written",
+        values[index],
+        dtype.name()
+    ))
+    .hint("write another dtype, such as bfloat16"))
+}
+
 /// Writes a file of tensors; returns their names. Its coded matrices are held meanwhile, all else is made one at a time.
 fn write_shard(
     staging: &mut Staging<'_>,
@@ -125,6 +139,7 @@ fn write_shard(
     written: &mut Written,
 ) -> Result<Vec<String>> {
     let specs: BTreeMap<&str, &TensorSpec> = shard.iter().map(|(spec, _)| (spec.name.as_str(), spec)).collect();
+    let dtypes: BTreeMap<&str, Dtype> = shard.iter().map(|(spec, dtype)| (spec.name.as_str(), *dtype)).collect();
     let (mut coded, mut numbers) = (Vec::new(), Vec::new());
     for (spec, dtype) in shard {
         match form.coded(&spec.name) {
@@ -138,7 +153,8 @@ fn write_shard(
     let failed = RefCell::new(None);
     let fetch = |name: &str| {
         let values = specs.get(name).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        merged.values(values).map_err(|error| {
+        let dtype = dtypes.get(name).copied().unwrap_or(Dtype::F32);
+        merged.values(values).and_then(|values| fits(name, values, dtype)).map_err(|error| {
             let message = error.to_string();
             failed.replace(Some(error));
             io::Error::other(message)
@@ -169,9 +185,8 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         if let Some(coding) = form.coding {
             map.insert("quantization_config".into(), coding.config_json());
         }
-        if !merged.arch.new_tokens.is_empty() {
-            map.insert("vocab_size".into(), merged.arch.vocab_size.into());
-        }
+        // An adapter may have grown the vocabulary.
+        map.insert("vocab_size".into(), merged.arch.vocab_size.into());
     }
     folder::describe_scores(&mut config, Some(&merged.arch))?;
     Ok(config)

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::checkpoint::AdapterConfig;
 use crate::checkpoint::finished::Finished;
-use crate::checkpoint::origin::Origin;
+use crate::checkpoint::origin::{BASE_MODEL, Origin};
 use crate::checkpoint::peft;
-use crate::config::arch::{Arch, TensorSpec};
+use crate::config::arch::{Arch, TensorSpec, Vocabulary};
 use crate::config::{Config, Mode, ModelConfig, Quantization, TargetModules};
 use crate::data::batch::Batch;
 use crate::error::Result;
@@ -34,11 +33,12 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Opens a base model and the adapters `below`; `tokens` are new ones of the adapter on top ([`tokens_of`]).
+    /// Opens a base model and the adapters `below`; `vocabulary` is that of the adapter on top
+    /// ([`peft::vocabulary`]).
     ///
     /// # Errors
     /// [`crate::Kind::Model`]: the base cannot be read; [`crate::Kind::Checkpoint`]: an adapter does not fit.
-    pub fn open(base: &Path, below: &[PathBuf], tokens: Vec<u32>) -> Result<Self> {
+    pub fn open(base: &Path, below: &[PathBuf], vocabulary: &Vocabulary) -> Result<Self> {
         let mut arch = Arch::from_dir(base)?;
         let weights = WeightFiles::open(base, &arch.tensors())?;
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
@@ -46,17 +46,18 @@ impl Parts {
             stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?.into());
             below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
         }
-        arch.grow(tokens);
+        arch.fit(vocabulary)?;
         Ok(Self { base: base.to_owned(), arch, weights, below: stack, below_hashes })
     }
 
-    /// Holds the adapter in `dir` against the base that its run's `backend.json` names; says whether there is one.
+    /// Holds the adapter in `dir` against the base that its run's `backend.json` names. Returns a line for each difference that
+    /// `allow` lets pass, or `None` where there is no such file.
     ///
     /// # Errors
     /// [`crate::Kind::Checkpoint`] with both sides: it was trained on another base.
-    pub fn check_stamp(&self, dir: &Path) -> Result<bool> {
-        let Some(origin) = Origin::of(dir)? else { return Ok(false) };
-        origin.compare(dir, &[("base_model", self.fingerprint()?)], &[]).map(|_| true)
+    pub fn check_stamp(&self, dir: &Path, allow: &[String]) -> Result<Option<Vec<String>>> {
+        let Some(origin) = Origin::of(dir)? else { return Ok(None) };
+        origin.compare(dir, &[(BASE_MODEL, self.fingerprint()?)], allow).map(Some)
     }
 
     /// A hash of the base and of the adapters below, as stamps have it.
@@ -153,14 +154,6 @@ impl Parts {
     }
 }
 
-/// The new tokens of the adapter in `dir`.
-///
-/// # Errors
-/// [`crate::Kind::Checkpoint`]: its settings cannot be read.
-pub fn tokens_of(dir: &Path) -> Result<Vec<u32>> {
-    Ok(AdapterConfig::from_dir(dir)?.trained_tokens)
-}
-
 /// A model that is made while it is read.
 #[derive(Debug)]
 pub struct Merged {
@@ -231,7 +224,7 @@ const TOKENS: usize = 32;
 /// Positions of a row whose logits are compared: the last ones.
 const POSITIONS: usize = 8;
 
-/// Logits of a few rows of tokens drawn from the vocabulary, `[positions, vocabulary]`; the first row holds the new tokens.
+/// Logits of a few rows of tokens drawn from the vocabulary, `[positions, vocabulary]`; the first row holds the tokens that are trained.
 ///
 /// # Errors
 /// The engine.
@@ -241,8 +234,8 @@ pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
     let draw = |row: usize, at: usize| (key(42, row as u64, at as u64) % arch.vocab_size as u64) as u32;
     let mut logits = Vec::new();
     for row in 0..ROWS {
-        let new = arch.new_tokens.iter().copied().filter(|_| row == 0);
-        let tokens: Vec<u32> = new.chain((0..).map(|at| draw(row, at))).take(length).collect();
+        let trained = arch.token_rows.ids().into_iter().filter(|_| row == 0);
+        let tokens: Vec<u32> = trained.chain((0..).map(|at| draw(row, at))).take(length).collect();
         let batch = Batch { cu_seqlens: vec![0, length], tokens, ..Batch::default() };
         let rows: Vec<usize> = (length.saturating_sub(POSITIONS)..length).collect();
         logits.extend(model.logits(&batch, &rows)?);

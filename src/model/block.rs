@@ -185,7 +185,7 @@ impl Block {
         let norm = |norm: &Option<Norm>| norm.as_ref().is_some_and(|norm| norm.weight.trained().is_some());
         let feed = match &self.feed {
             Feed::Dense(mlp) => mlp.linears().any(Linear::trains),
-            Feed::Sparse(moe) => moe.router.trains() || moe.linears().any(Linear::trains),
+            Feed::Sparse(moe) => moe.linears().any(Linear::trains),
         };
         feed || self.attention.linears().any(Linear::trains)
             || self.attention.trains_norms()

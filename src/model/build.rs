@@ -16,7 +16,7 @@ use super::quantize::{How, Quantizer};
 use super::quantized_cache::Cache;
 use super::shards::Shards;
 use super::stack::Stack;
-use super::targets::{Placement, Targets, is_vocabulary, placed, token_rows};
+use super::targets::{Placement, Targets, is_vocabulary, peft_name, placed, token_rows};
 use super::weight::Weight;
 use super::weights::WeightFiles;
 use crate::config::arch::{Activation, Arch, Experts, LinearSpec, QkNorm, SCORE, ScoreHead};
@@ -76,13 +76,12 @@ impl Source<'_> {
             return Ok(init::base(self.config.train.seed, name, count, self.arch));
         };
         let mut values = vec![0.0; count];
-        let tokens = &self.arch.new_tokens;
-        if !is_vocabulary(name) || tokens.is_empty() {
+        let (tokens, hidden) = (&self.arch.new_tokens, self.arch.hidden_size);
+        let stored: usize = files.shape(name).map_or(0, |shape| shape.iter().product());
+        if !is_vocabulary(name) || (tokens.is_empty() && stored == count) {
             files.read_into(name, &mut values)?;
             return Ok(values);
         }
-        let hidden = self.arch.hidden_size;
-        let stored = files.shape(name).map_or(0, |shape| shape.iter().product());
         files.read_into(name, &mut values[..stored.min(count)])?;
         // New rows start as the mean of those that are there.
         let mut mean = vec![0.0f64; hidden];
@@ -302,6 +301,7 @@ impl Builder<'_> {
                 weight: head,
                 vocabulary: arch.outputs(),
                 squared: arch.score.as_ref().is_some_and(ScoreHead::is_number),
+                counts: arch.score.as_ref().is_some_and(|head| !head.is_number()),
                 // What a family does to logits over the vocabulary it does not do to scores.
                 scale: if arch.score.is_some() { 1.0 } else { arch.logit_scale as f32 },
                 softcap: arch.logit_softcap.filter(|_| arch.score.is_none()).map(|cap| cap as f32),
@@ -324,13 +324,13 @@ impl Builder<'_> {
         let Some(shape) = self.sizes.get(name).cloned() else {
             return Err(Error::model(format!("the architecture has no tensor {name:?}")));
         };
-        let tokens = &self.arch.new_tokens;
+        let tokens = self.arch.rows_of(name);
         if self.trained.contains(name) {
             let values = self.source.values(name, shape.iter().product())?;
             let decay = !init::is_norm_or_bias(name) || self.config.train.decay_norms_and_bias;
             let name = self.renamed.get(name).map_or(name, String::as_str).to_owned();
             Ok(Weight::Trained(self.params.push(name, shape, decay, &values)))
-        } else if is_vocabulary(name) && !tokens.is_empty() {
+        } else if !tokens.is_empty() {
             let (hidden, values) = (self.arch.hidden_size, self.source.values(name, shape.iter().product())?);
             let rows: Vec<f32> =
                 tokens.iter().flat_map(|&token| values[token as usize * hidden..][..hidden].iter().copied()).collect();
@@ -382,7 +382,7 @@ impl Builder<'_> {
     }
 
     fn linear(&mut self, spec: &LinearSpec) -> Result<Linear> {
-        let placed = self.placements.remove(&spec.name);
+        let placed = self.placements.remove(&peft_name(&spec.name));
         let (out_features, in_features) = (spec.out_features, spec.in_features);
         let Some((number, placement)) = placed else {
             let (weight, bias) = self.plain(spec)?;
@@ -450,7 +450,14 @@ impl Builder<'_> {
 
     fn moe(&mut self, layer: usize, experts: &Experts, linears: &mut BTreeMap<String, LinearSpec>) -> Result<Moe> {
         let (prefix, hidden, gate) = (format!("model.layers.{layer}"), self.arch.hidden_size, gate(self.arch));
-        let router = self.weight(&format!("{prefix}.{}", experts.router()))?;
+        let router = LinearSpec {
+            name: format!("{prefix}.{}", experts.router().trim_end_matches(".weight")),
+            out_features: experts.count,
+            in_features: hidden,
+            bias: false,
+            layer: Some(layer),
+        };
+        let router = self.linear(&router)?;
         let module = format!("{prefix}.mlp.experts");
         let gate_up_adapters = self.expert_adapters(&format!("{module}.gate_up_proj"))?;
         let down_adapters = self.expert_adapters(&format!("{module}.down_proj"))?;

@@ -4,7 +4,7 @@ use super::adapters::Method;
 use super::block::{Block, Feed, Saved};
 use super::build;
 use super::grads::Grads;
-use super::head::Head;
+use super::head::{Head, Walked};
 use super::kept::Kept;
 use super::params::Params;
 use super::pass::{Drops, Layout, Pass};
@@ -42,6 +42,8 @@ pub struct Model {
     /// What gradients are multiplied by on their way (1: nothing). Set before [`Model::forward_backward`], and divided out
     /// by the caller.
     pub loss_scale: f32,
+    /// Rows of a classification whose label was found, in all training passes since this was set to 0.
+    pub right: u64,
     /// What a user should know of how it was loaded.
     pub notes: Vec<String>,
     embedding: Weight,
@@ -145,6 +147,7 @@ impl Model {
             params,
             phases: Phases::default(),
             loss_scale: 1.0,
+            right: 0,
             notes: Vec::new(),
             lowest,
             shards,
@@ -391,15 +394,17 @@ impl Model {
             grads.open(embedding.clone());
         }
         let (plain_scale, scale) = (scale, scale * self.loss_scale);
-        let (mut total, mut dy) = self.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
-            self.head.weight.refresh(pass.values);
-            if self.terms.is_plain() && batch.weights.is_empty() {
-                return self.head.forward_backward(pass, &x, &targets, scale, grads);
-            }
-            let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
-            self.head.weighted(pass, &x, &targets, &weights, self.terms, scale, grads)
-        })?;
+        let Walked { mut total, right, dx: mut dy } =
+            self.at(Self::segment_of_head(&self.arch), values, &pass, |pass| {
+                self.head.weight.refresh(pass.values);
+                if self.terms.is_plain() && batch.weights.is_empty() {
+                    return self.head.forward_backward(pass, &x, &targets, scale, grads);
+                }
+                let weights: Vec<f32> = rows.iter().map(|&row| batch.weight(row)).collect();
+                self.head.weighted(pass, &x, &targets, &weights, self.terms, scale, grads)
+            })?;
         drop(x);
+        self.right += if self.head.counts { right as u64 } else { 0 };
         if let Some(coefficient) = balance {
             dy = dy.scatter(&rows, batch.tokens.len());
             let (loss, slope) = balance_loss(&uneven, batch.tokens.len());

@@ -26,12 +26,25 @@ pub struct Head {
     pub vocabulary: usize,
     /// The loss is the squared error of one number; targets are the bits of numbers.
     pub squared: bool,
+    /// Outputs are labels: how many rows had theirs right is counted.
+    pub counts: bool,
     /// What logits are multiplied by.
     pub scale: f32,
     /// Then they go through `cap * tanh(logit / cap)`.
     pub softcap: Option<f32>,
     /// Chunks of logits come from here, so that the walk's pool does not size them for a whole batch.
     pub pool: Arc<Pool>,
+}
+
+/// What a walk through the head came to.
+#[derive(Debug)]
+pub struct Walked {
+    /// The sum of the rows' losses.
+    pub total: f64,
+    /// Rows whose target was the most probable one; of a weighted walk only where [`Head::counts`].
+    pub right: usize,
+    /// The gradient with respect to the rows.
+    pub dx: Act,
 }
 
 impl Head {
@@ -101,8 +114,8 @@ impl Head {
         losses
     }
 
-    /// The sum of the rows' losses, and the gradient of `scale` times it with respect to `x [rows, hidden]`. Adds the
-    /// gradients of what is trained here to `grads`.
+    /// The sum of the rows' losses with what comes along, among it the gradient of `scale` times that sum with respect to
+    /// `x [rows, hidden]`. Adds the gradients of what is trained here to `grads`.
     pub fn forward_backward(
         &self,
         pass: &Pass<'_>,
@@ -110,7 +123,7 @@ impl Head {
         targets: &[u32],
         scale: f32,
         grads: &mut Grads<'_>,
-    ) -> (f64, Act) {
+    ) -> Walked {
         if self.softcap.is_some() || self.squared {
             return self.weighted(pass, x, targets, &vec![1.0; targets.len()], Terms::default(), scale, grads);
         }
@@ -119,7 +132,7 @@ impl Head {
         let weight = self.weight.view(pass.values);
         let mut dh = x.pool().act(x.tokens(), hidden);
         let mut row = vec![0.0; hidden];
-        let mut total = 0.0;
+        let (mut total, mut right) = (0.0, 0);
         let all: Vec<usize> = (0..x.tokens()).collect();
         for (rows, targets) in all.chunks(self.chunk()).zip(targets.chunks(self.chunk())) {
             let mut part = self.pool.act(rows.len(), hidden);
@@ -128,6 +141,8 @@ impl Head {
             let mut e = self.project(weight.store(), &part);
             let losses = loss::forward(&mut e, targets);
             total += losses.iter().map(|&(nll, _)| f64::from(nll)).sum::<f64>();
+            // What is left of the logits are `exp(logit - max)`: 1 for the most probable.
+            right += targets.iter().enumerate().filter(|&(token, &target)| e.at(token, target as usize) == 1.0).count();
             let mut d_part = self.pool.act(rows.len(), hidden);
             matmul(&mut d_part, Init::Zero, &[Term { matrix: Matrix::transposed(weight.store(), hidden), x: &e }]);
             for panel in 0..d_part.panels() {
@@ -171,7 +186,7 @@ impl Head {
         self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), hidden);
         self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
-        (total, dx)
+        Walked { total, right, dx }
     }
 }
 
@@ -190,12 +205,12 @@ impl Head {
         terms: Terms,
         scale: f32,
         grads: &mut Grads<'_>,
-    ) -> (f64, Act) {
+    ) -> Walked {
         let hidden = x.features();
         let (h, rstd) = self.normed(pass, x);
         let weight = self.weight.view(pass.values);
         let mut dh = x.pool().act(x.tokens(), hidden);
-        let mut total = 0.0;
+        let (mut total, mut right) = (0.0, 0);
         let all: Vec<usize> = (0..x.tokens()).collect();
         for rows in all.chunks(self.chunk()) {
             let (targets, weights) = (&targets[rows[0]..][..rows.len()], &weights[rows[0]..][..rows.len()]);
@@ -205,6 +220,12 @@ impl Head {
             let mut logits = self.project(weight.store(), &part);
             // The cap's slope is found from the capped logits, which the gradient overwrites.
             let capped = self.softcap.map(|cap| (logits.columns(0..self.vocabulary), cap));
+            if self.counts {
+                let of = |token| (0..self.vocabulary).map(move |label| (token, label));
+                let most = |token| of(token).map(|(token, label)| logits.at(token, label)).fold(f32::MIN, f32::max);
+                let is_right = |&(token, &target): &(usize, &u32)| logits.at(token, target as usize) >= most(token);
+                right += targets.iter().enumerate().filter(is_right).count();
+            }
             let scales: Vec<f32> = weights.iter().map(|weight| scale * weight).collect();
             let losses = if self.squared {
                 loss::squared(&mut logits, targets, &scales)
@@ -226,6 +247,6 @@ impl Head {
         self.rescale(&mut dh);
         let mut dx = x.pool().act(x.tokens(), hidden);
         self.norm.backward(pass, (x, &rstd), &dh, Some((&mut dx, false)), grads);
-        (total, dx)
+        Walked { total, right, dx }
     }
 }

@@ -10,15 +10,14 @@ use super::linear::{Input, Linear};
 use super::mlp::{self, Mlp};
 use super::pass::Pass;
 use super::weight::Weight;
-use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 use crate::ops::panel::{Act, Pool};
 use std::sync::Arc;
 
 /// The weights and constants.
 #[derive(Debug)]
 pub struct Moe {
-    /// `[experts, hidden]`.
-    pub router: Weight,
+    /// Its weight is `[experts, hidden]`.
+    pub router: Linear,
     /// The experts.
     pub experts: Vec<Mlp>,
     /// The expert that every token goes through, and the module whose sigmoid it is multiplied by.
@@ -72,6 +71,8 @@ pub struct Saved<T = Act> {
     /// Of the experts that have tokens.
     experts: Vec<Option<One<T>>>,
     shared: Option<Shared<T>>,
+    /// Of the router's adapter.
+    router: Option<adapters::Saved<T>>,
 }
 
 /// What the shared expert keeps: its own, the sigmoid it was multiplied by, and of the module that gave that.
@@ -85,6 +86,7 @@ impl<T> Saved<T> {
             routing: self.routing,
             experts: self.experts.into_iter().map(|one| one.map(|one| one.map(f))).collect(),
             shared: self.shared.map(shared),
+            router: self.router.map(|extra| extra.map(f)),
         }
     }
 }
@@ -94,20 +96,18 @@ impl Moe {
     pub fn weights_mut(&mut self) -> Vec<&mut Weight> {
         let shared = self.shared.iter_mut().flat_map(|(mlp, gate)| mlp.weights_mut().chain(gate.weights_mut()));
         let experts = self.experts.iter_mut().flat_map(Mlp::weights_mut);
-        std::iter::once(&mut self.router).chain(experts).chain(shared).collect()
+        self.router.weights_mut().chain(experts).chain(shared).collect()
     }
 
     /// All linear modules.
     pub fn linears(&self) -> impl Iterator<Item = &Linear> {
         let shared = self.shared.iter().flat_map(|(mlp, gate)| mlp.linears().chain([gate]));
-        self.experts.iter().flat_map(Mlp::linears).chain(shared)
+        std::iter::once(&self.router).chain(self.experts.iter().flat_map(Mlp::linears)).chain(shared)
     }
 
-    fn route(&self, pass: &Pass<'_>, h: &Act) -> Routing {
+    fn route(&self, pass: &Pass<'_>, h: &Act) -> (Routing, Option<adapters::Saved>) {
         let experts = self.experts.len();
-        let mut logits = h.pool().act(h.tokens(), experts);
-        let router = self.router.view(pass.values);
-        matmul(&mut logits, Init::Zero, &[Term { matrix: Matrix::rows(router.store(), h.features()), x: h }]);
+        let (logits, extra) = self.router.forward(pass, h, None);
         let mut probabilities = logits.to_rows();
         let mut chosen = vec![(Vec::new(), Vec::new()); experts];
         let mut order: Vec<usize> = Vec::with_capacity(experts);
@@ -130,7 +130,7 @@ impl Moe {
                 chosen[expert].1.push(p[expert] / sum);
             }
         }
-        Routing { probabilities, chosen }
+        (Routing { probabilities, chosen }, extra)
     }
 
     /// One expert's output on `x`.
@@ -142,7 +142,7 @@ impl Moe {
 
     /// `[rows, hidden]` to the same.
     pub fn forward(&self, pass: &Pass<'_>, h: &Act) -> (Act, Saved) {
-        let routing = self.route(pass, h);
+        let (routing, router) = self.route(pass, h);
         let mut out = h.like();
         out.zero();
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
@@ -161,7 +161,7 @@ impl Moe {
                 one
             }));
         }
-        (out, Saved { routing, experts, shared })
+        (out, Saved { routing, experts, shared, router })
     }
 
     /// The gradient of `x`, given that of the expert's output times its factors, and of each factor.
@@ -187,7 +187,7 @@ impl Moe {
 
     /// The gradient of `h`, given that of the output.
     pub fn backward(&self, pass: &Pass<'_>, h: &Act, saved: Saved, dy: &Act, grads: &mut Grads<'_>) -> Act {
-        let Saved { routing, experts, shared } = saved;
+        let Saved { routing, experts, shared, router } = saved;
         let count = self.experts.len();
         let mut dh = h.like();
         dh.zero();
@@ -213,20 +213,13 @@ impl Moe {
             let d_gate = Act::from_rows(h.pool(), &d_gate, 1);
             to_gate.backward(pass, &Input::new(h), extra.as_ref(), &d_gate, Some((&mut dh, true)), grads);
         }
-        self.backward_router(pass, h, &routing, d_weights, &mut dh, grads);
+        let d_logits = self.backward_routing(pass, h, &routing, d_weights);
+        self.router.backward(pass, &Input::new(h), router.as_ref(), &d_logits, Some((&mut dh, true)), grads);
         dh
     }
 
-    /// From the gradient of the weights, `[rows, experts]`, zero where an expert was not chosen, to the router's input.
-    fn backward_router(
-        &self,
-        pass: &Pass<'_>,
-        h: &Act,
-        routing: &Routing,
-        mut gradient: Vec<f32>,
-        dh: &mut Act,
-        grads: &mut Grads<'_>,
-    ) {
+    /// From the gradient of the weights, `[rows, experts]`, zero where an expert was not chosen, to that of the router's output.
+    fn backward_routing(&self, pass: &Pass<'_>, h: &Act, routing: &Routing, mut gradient: Vec<f32>) -> Act {
         let count = self.experts.len();
         if self.normalised {
             // w = p / S: dp = (dw - sum dw w) / S, for the chosen.
@@ -251,12 +244,6 @@ impl Moe {
             let along: f32 = d.iter().zip(p).map(|(d, p)| d * p).sum();
             d.iter_mut().zip(p).for_each(|(d, p)| *d = p * (*d - along));
         }
-        let d_logits = Act::from_rows(h.pool(), &gradient, count);
-        let router = self.router.view(pass.values);
-        let term = Term { matrix: Matrix::transposed(router.store(), h.features()), x: &d_logits };
-        matmul(dh, Init::Out, &[term]);
-        if let Some(range) = self.router.trained() {
-            outer(Target::Rows(&mut grads[range.clone()]), &d_logits, &Transposed::new(h));
-        }
+        Act::from_rows(h.pool(), &gradient, count)
     }
 }

@@ -3,7 +3,8 @@
 //! ([`super::adapters::Adapter::merge`]). Between adapters the base may be coded: then matrices become the numbers that their codes mean.
 use super::adapters::Part;
 use super::quantize::How;
-use super::targets::{Placement, token_rows};
+use super::targets::{Placement, peft_name, token_rows};
+use crate::config::arch::TokenRows;
 use crate::error::{Error, Result};
 use crate::ops::quant::encode;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ pub struct Frozen {
     /// Its tensors, and those it replaces, under the base model's names.
     pub tensors: Tensors,
     /// The tokens whose rows it replaces, in the order of these rows.
-    pub tokens: Vec<u32>,
+    pub tokens: TokenRows,
 }
 
 /// Matrices in 4 or 8 bits, as a run held them.
@@ -118,8 +119,9 @@ impl Frozen {
         }
         let rows = token_rows(name);
         if let Some((_, values_of_rows)) = self.tensors.get(&rows) {
-            let width = values_of_rows.len() / self.tokens.len().max(1);
-            for (&token, row) in self.tokens.iter().zip(values_of_rows.chunks_exact(width.max(1))) {
+            let tokens = self.tokens.of(name);
+            let width = values_of_rows.len() / tokens.len().max(1);
+            for (&token, row) in tokens.iter().zip(values_of_rows.chunks_exact(width.max(1))) {
                 match values.get_mut(token as usize * width..(token as usize + 1) * width) {
                     Some(to) => to.copy_from_slice(row),
                     None => return misfit(&rows, values_of_rows.len()),
@@ -150,7 +152,9 @@ impl Frozen {
             return Some((placement, Part { bias: false, expert, first }));
         }
         let (module, kind) = name.rsplit_once('.')?;
-        let (placement, bias) = (self.placements.get(module)?, kind == "bias");
+        // An adapter on a module, or on its weight as a parameter.
+        let placement = self.placements.get(module).or_else(|| self.placements.get(&peft_name(name)))?;
+        let bias = kind == "bias";
         let changed = kind == "weight" || (bias && placement.adapter.changes_bias());
         changed.then_some((placement, Part { bias, expert: 0, first: 0 }))
     }

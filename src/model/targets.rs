@@ -1,22 +1,26 @@
 //! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
 //!
 //! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
-//!   expression that matches the whole name; `auto` and `all-linear`: every linear module of the decoder blocks.
+//!   expression that matches the whole name; `auto` (ours) and `all-linear`: every linear module of the decoder blocks.
+//! - routers and experts, which are parameters in Transformers 5 and not modules: [`parameters`].
 //! - `layers_to_transform`: only those blocks, for modules found by suffix (a full name in the list always counts).
 //! - modules below one of `modules_to_save` never get an adapter.
 //! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
 //! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
 //! - `feedforward_modules` as a list: a module whose name ends with an entry, dot or not.
+mod parameters;
 mod rules;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::adapters::{Adapter, Method};
-use crate::config::arch::{Arch, LinearSpec, SCORE};
+use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
 use crate::config::{Bias, Patterns, TargetModules, TuningConfig, nearest};
 use crate::error::{Error, Result};
-use rules::{Rules, ends_with_module};
+use parameters::Parameter;
+use rules::Rules;
+pub use rules::ends_with_module;
 
 /// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
 const MAX_RANK: usize = 1 << 16;
@@ -46,6 +50,20 @@ impl PartialEq for Placement {
 }
 
 impl Placement {
+    /// Whether PEFT knows what it is on as a parameter (`target_parameters`), not as a module.
+    pub fn is_on_parameter(&self) -> bool {
+        self.key != self.module
+    }
+
+    /// The tensor of the base that it is on, where it is not on experts.
+    pub fn weight(&self, arch: &Arch) -> String {
+        let weight = format!("{}.weight", self.module);
+        match &arch.experts {
+            Some(experts) if self.module.ends_with(".mlp.gate") => weight.replace("mlp.gate.weight", experts.router()),
+            _ => weight,
+        }
+    }
+
     /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
         let tensors = self.adapter.tensors().into_iter();
@@ -79,6 +97,8 @@ pub struct Targets {
     pub target_parameters: Vec<String>,
     /// PEFT's `exclude_modules`: never these.
     pub exclude_modules: Option<TargetModules>,
+    /// Whether former names of routers and experts in `target_modules` stand for these parameters: PEFT does so for LoRA.
+    pub renames: bool,
     /// Only these blocks (none or empty: all).
     pub layers_to_transform: Option<Vec<usize>>,
     /// What stands before the block's number (empty: anything).
@@ -100,8 +120,9 @@ impl Default for Targets {
     fn default() -> Self {
         Self {
             section: "tuning",
-            target_modules: TargetModules::AllLinear,
+            target_modules: TargetModules::Auto,
             target_parameters: Vec::new(),
+            renames: false,
             exclude_modules: None,
             layers_to_transform: None,
             layers_pattern: Vec::new(),
@@ -122,13 +143,13 @@ impl Targets {
 }
 
 /// The name by which Transformers 5, and so PEFT, knows a tensor: Mixtral's checkpoints have an older one.
-fn peft_name(tensor: &str) -> String {
+pub fn peft_name(tensor: &str) -> String {
     tensor.replace(".block_sparse_moe.", ".mlp.")
 }
 
 /// Whether a tensor has a row for each token of the vocabulary.
 pub fn is_vocabulary(name: &str) -> bool {
-    ["model.embed_tokens.weight", "lm_head.weight"].contains(&name)
+    [EMBEDDING, LM_HEAD].contains(&name)
 }
 
 /// PEFT's name for the trained rows of such a tensor.
@@ -170,23 +191,23 @@ impl Targets {
         }
         let linears = arch.linear_modules();
         let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| linear.layer.is_some()).collect();
-        if self.target_modules != TargetModules::AllLinear {
+        let on_parameters = self.parameters(arch, &rules)?;
+        if !matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
-            let modules = modules(arch);
-            if let Some(other) = modules.iter().find(|name| !plain.contains(name.as_str()) && rules.targets(name)) {
+            let renamed: BTreeSet<&str> = on_parameters.iter().map(Parameter::module).collect();
+            let other = |name: &&String| !plain.contains(name.as_str()) && !renamed.contains(name.as_str());
+            if let Some(other) = modules(arch).iter().filter(other).find(|name| rules.targets(name)) {
                 return Err(unsupported_target(self.section, other));
             }
         }
-        let placed: Vec<_> = blocks
-            .iter()
-            .filter(|linear| rules.targets(&linear.name))
-            .map(|linear| rules.placement(linear, method, None))
-            .collect();
-        if placed.is_empty() && self.target_parameters.is_empty() {
+        let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && !self.is_former(arch, &linear.name);
+        let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
+        let mut placed: Vec<Placement> = placed.collect();
+        if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() {
             return Err(self.nothing_matches(&blocks));
         }
-        let mut placed = placed;
-        placed.extend(self.place_experts(arch, &rules, method)?);
+        self.check_parameters(arch, &placed, &on_parameters)?;
+        placed.extend(on_parameters.iter().map(|parameter| parameter.placement(&rules, method)));
         let rank = |placement: &Placement| placement.adapter.rank().map_or(1, |rank| rank.r);
         if let Some(large) = placed.iter().find(|placed| !(1..=MAX_RANK).contains(&rank(placed))) {
             let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", rank(large), large.module);
@@ -194,60 +215,9 @@ impl Targets {
         }
         method.check(&placed)?;
         if self.strict {
-            self.refuse_unused(&blocks, &placed, &rules)?;
+            self.refuse_unused(arch, &blocks, &placed, &rules)?;
         }
         Ok(placed)
-    }
-
-    /// The adapters on experts: PEFT holds those of a block's two stacked matrices in two wrappers, the outer for the last.
-    fn place_experts(&self, arch: &Arch, rules: &Rules<'_>, method: &dyn Method) -> Result<Vec<Placement>> {
-        let mut placed = Vec::new();
-        let mut used = vec![false; self.target_parameters.len()];
-        for layer in 0..arch.num_hidden_layers {
-            let Some(experts) = arch.experts_of(layer) else { continue };
-            let (module, hidden) = (format!("model.layers.{layer}.mlp.experts"), arch.hidden_size);
-            let mut wanted = |name: &str| {
-                let full = format!("{module}.{name}");
-                let hits: Vec<bool> =
-                    self.target_parameters.iter().map(|target| ends_with_module(&full, target)).collect();
-                used.iter_mut().zip(&hits).for_each(|(used, hit)| *used |= hit);
-                hits.contains(&true)
-            };
-            let (gate_up, down) = (wanted("gate_up_proj"), wanted("down_proj"));
-            let mut place = |name: &str, wrapper: String, out_features, in_features| {
-                let full = LinearSpec {
-                    name: format!("{module}.{name}"),
-                    out_features,
-                    in_features,
-                    bias: false,
-                    layer: Some(layer),
-                };
-                let on_experts = rules.placement(&full, method, Some(experts.count));
-                placed.push(Placement { module: wrapper, ..on_experts });
-            };
-            if gate_up {
-                let wrapper = if down { format!("{module}.base_layer") } else { module.clone() };
-                place("gate_up_proj", wrapper, 2 * experts.width, hidden);
-            }
-            if down {
-                place("down_proj", module.clone(), hidden, experts.width);
-            }
-        }
-        let narrows =
-            self.exclude_modules.is_some() || self.layers_to_transform.as_ref().is_some_and(|l| !l.is_empty());
-        if self.strict && narrows && !placed.is_empty() {
-            return Err(Error::config(
-                "tuning.lora.target_parameters with exclude_modules or layers_to_transform, which PEFT does not look at here",
-            )
-            .hint("name the parameters of single blocks, such as layers.0.mlp.experts.down_proj"));
-        }
-        match self.target_parameters.iter().zip(used).find(|(_, used)| !used) {
-            Some((target, _)) => Err(Error::config(format!(
-                "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
-            ))
-            .hint("those of a model with experts are mlp.experts.gate_up_proj and mlp.experts.down_proj")),
-            None => Ok(placed),
-        }
     }
 
     /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
@@ -290,19 +260,19 @@ impl Targets {
         }
     }
 
-    /// The tensors of which the rows `arch.new_tokens` are trained, with the shape of these rows: those with a row for each
-    /// token that are not trained in full.
+    /// The tensors of which rows are trained by themselves (`arch.token_rows`), with the shape of these rows; a table that is
+    /// trained in full has none.
     ///
     /// # Errors
     /// As [`Targets::saved_tensors`].
     pub fn token_tensors(&self, arch: &Arch) -> Result<Vec<(String, Vec<usize>)>> {
-        if arch.new_tokens.is_empty() {
+        if arch.token_rows.is_empty() {
             return Ok(Vec::new());
         }
         let saved = self.saved_tensors(arch)?;
-        let names = arch.tensors().into_iter().map(|spec| spec.name);
-        let rows = names.filter(|name| is_vocabulary(name) && !saved.contains(name));
-        Ok(rows.map(|name| (token_rows(&name), vec![arch.new_tokens.len(), arch.hidden_size])).collect())
+        let names = arch.tensors().into_iter().map(|spec| spec.name).filter(|name| !saved.contains(name));
+        let rows = names.map(|name| (arch.rows_of(&name).len(), name)).filter(|(rows, _)| *rows > 0);
+        Ok(rows.map(|(rows, name)| (token_rows(&name), vec![rows, arch.hidden_size])).collect())
     }
 
     /// Every trained tensor: those of these adapters, and what [`Targets::beside`] says.
@@ -371,10 +341,20 @@ impl Targets {
     }
 
     /// Entries without effect are typing errors.
-    fn refuse_unused(&self, blocks: &[&LinearSpec], placed: &[Placement], rules: &Rules<'_>) -> Result<()> {
+    fn refuse_unused(
+        &self,
+        arch: &Arch,
+        blocks: &[&LinearSpec],
+        placed: &[Placement],
+        rules: &Rules<'_>,
+    ) -> Result<()> {
         if let TargetModules::List(entries) = &self.target_modules {
-            let unused =
-                entries.iter().find(|entry| !blocks.iter().any(|linear| ends_with_module(&linear.name, entry)));
+            let former = self.former_names(arch);
+            let is_used = |entry: &str| {
+                let names = blocks.iter().map(|linear| &linear.name).chain(&former);
+                names.into_iter().any(|name| ends_with_module(name, entry))
+            };
+            let unused = entries.iter().find(|entry| !is_used(entry));
             if let Some(entry) = unused {
                 let section = self.section;
                 let error =
@@ -424,6 +404,10 @@ fn unsupported_target(section: &str, module: &str) -> Error {
             Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"))
                 .hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
         }
+        _ if module.ends_with(".mlp.gate") => Error::config(format!(
+            "{section}.target_modules: {module} matches, a router, which PEFT knows as a parameter"
+        ))
+        .hint("with tuning.mode: lora name it in target_parameters: [mlp.gate.weight]"),
         _ => Error::config(format!("{section}.target_modules: {module} matches, which is not a linear module"))
             .hint("name linear modules only, such as [q_proj, v_proj], or use auto"),
     }
@@ -435,6 +419,7 @@ fn last(module: &str) -> &str {
 
 fn show(modules: &TargetModules) -> String {
     match modules {
+        TargetModules::Auto => "auto".into(),
         TargetModules::AllLinear => "all-linear".into(),
         TargetModules::List(entries) => format!("{entries:?}"),
         TargetModules::Regex(pattern) => format!("the expression {pattern:?}"),

@@ -210,7 +210,8 @@ impl WeightFiles {
     /// matrix.
     ///
     /// # Errors
-    /// [`crate::Kind::Model`]: no such tensor, another length or dtype, or the file has shrunk since it was opened.
+    /// [`crate::Kind::Model`]: no such tensor, another length or dtype, a value that is NaN or infinite, or the file has
+    /// shrunk since it was opened.
     pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
         if self.coded.contains_key(name) {
             let matrix = self.read_quantized(name)?;
@@ -238,13 +239,23 @@ impl WeightFiles {
     pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let (entry, dtype) = self.readable(name)?;
         let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
-        let mut rest = out;
+        let (mut rest, mut finite) = (out, Finite::new(first));
         self.chunks(&part, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
             dtype.widen(bytes, now);
+            finite.check(now);
             rest = later;
         })
-        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))?;
+        self.refuse_non_finite(entry, name, &finite)
+    }
+
+    /// # Errors
+    /// [`crate::Kind::Model`]: one of the values that were read is NaN or infinite.
+    fn refuse_non_finite(&self, entry: &Entry, name: &str, finite: &Finite) -> Result<()> {
+        let Some((index, value)) = finite.bad else { return Ok(()) };
+        let found = format!("has a value that is NaN or infinite: {value} at index {index} of {:?}", entry.shape);
+        Err(self.fail(entry, name, found).hint("the file is damaged, or its training diverged: use an earlier one"))
     }
 
     /// The numbers `range` of an entry, of so many bytes each.
@@ -305,15 +316,17 @@ impl WeightFiles {
         if entry.len() != out.len() {
             return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
         }
-        let (mut rest, mut wide) = (out, Vec::new());
+        let (mut rest, mut wide, mut finite) = (out, Vec::new(), Finite::new(0));
         self.chunks(entry, |bytes| {
             let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
             wide.resize(now.len(), 0.0);
             dtype.widen(bytes, &mut wide);
+            finite.check(&wide);
             now.convert_from_f32_slice(&wide);
             rest = later;
         })
-        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))?;
+        self.refuse_non_finite(entry, name, &finite)
     }
 
     /// A tensor's sizes and values in a buffer of their own.
@@ -381,6 +394,34 @@ impl WeightFiles {
         }
         Ok(())
     }
+}
+
+/// Finds the first value of a tensor that is NaN or infinite while the tensor is read piece by piece.
+struct Finite {
+    /// The index of the next value.
+    next: usize,
+    bad: Option<(usize, f32)>,
+}
+
+impl Finite {
+    const fn new(first: usize) -> Self {
+        Self { next: first, bad: None }
+    }
+
+    fn check(&mut self, values: &[f32]) {
+        if self.bad.is_none() {
+            self.bad = first_non_finite(values).map(|at| (self.next + at, values[at]));
+        }
+        self.next += values.len();
+    }
+}
+
+/// The index of the first value that is NaN or infinite.
+pub fn first_non_finite(values: &[f32]) -> Option<usize> {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    // The largest exponent first: this loop has no branch and runs at the speed of memory.
+    let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & !(1 << 31)));
+    if largest < INFINITY { None } else { values.iter().position(|value| !value.is_finite()) }
 }
 
 /// Stored buffers that the model computes itself, and the copy of a shared embedding.

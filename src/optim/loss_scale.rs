@@ -49,6 +49,11 @@ impl LossScaler {
         self.overflows
     }
 
+    /// How many overflows in a row are usual: up to the first halving.
+    pub const fn hysteresis(&self) -> u64 {
+        self.settings.hysteresis
+    }
+
     /// Whether an overflow can still be answered by a lower scale.
     pub fn can_fall(&self) -> bool {
         self.settings.dynamic && self.scale > self.settings.least

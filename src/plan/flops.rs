@@ -62,7 +62,7 @@ impl Costs {
         let trains =
             |block: usize| adapters(block) > 0.0 || trained.tensors.iter().any(|it| block_of(it) == Some(block));
         let blocks = arch.num_hidden_layers;
-        let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.new_tokens.is_empty();
+        let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
         let lowest = if embeds { 0 } else { (0..blocks).find(|&block| trains(block)).unwrap_or(blocks) };
         let width = (arch.num_attention_heads * arch.head_dim) as f64;
         let mut costs = Self { token: Flops::default(), label: 0.0, pairs: Vec::new() };
@@ -128,7 +128,7 @@ impl Matrices {
             self.of.insert(spec.name, numbers);
         }
         let shape = |linear: LinearSpec| (linear.name, [linear.out_features as u64, linear.in_features as u64]);
-        self.shapes = arch.linear_modules().into_iter().map(shape).collect();
+        self.shapes = arch.linear_modules().into_iter().chain(arch.routers()).map(shape).collect();
     }
 
     /// Numbers of a module's adapter that a token passes; of experts' by the share of tokens.

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::progress::{Event, Observer};
+use crate::checkpoint::Checkpoint;
 use crate::checkpoint::adapter_config::copied;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft::{self, Tensors};
-use crate::checkpoint::{AdapterConfig, Checkpoint};
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, Vocabulary};
 use crate::config::resolve::Source;
 use crate::config::{Config, Resolved, TuningConfig};
 use crate::data;
@@ -61,14 +61,6 @@ fn expected(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<(String, Vec<usize
     Targets::of(tuning).tensors(arch, &placed(arch, tuning)?)
 }
 
-/// The rows of the embedding that the adapter in `dir` trains by themselves, if it does.
-///
-/// # Errors
-/// [`crate::Kind::Checkpoint`]: its settings cannot be read.
-fn trained_tokens(dir: &Path) -> Result<Vec<u32>> {
-    Ok(AdapterConfig::from_dir(dir)?.trained_tokens)
-}
-
 /// Opens the adapters of `tuning.adapters`, and says what they are, for the stamp.
 ///
 /// # Errors
@@ -76,7 +68,9 @@ fn trained_tokens(dir: &Path) -> Result<Vec<u32>> {
 pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
     let (mut stack, mut hashes) = (Stack::default(), Vec::new());
     for dir in dirs {
-        if !trained_tokens(dir)?.is_empty() {
+        let mut grown = arch.clone();
+        grown.fit(&peft::vocabulary(dir)?)?;
+        if grown.vocab_size != arch.vocab_size {
             return Err(Error::checkpoint(format!(
                 "{}: not yet: an adapter with tokens of its own among tuning.adapters",
                 dir.display()
@@ -107,23 +101,38 @@ pub fn source(
     Ok(Some(checkpoint.dir.clone()))
 }
 
-/// The ids of `tuning.new_tokens`, held against those that the adapter in `source` trains.
+/// Makes room for `tuning.new_tokens`, held against those of the adapter in `source`, and trains the rows that it trains.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: they are known already, or not those of the adapter.
-pub fn new_tokens(config: &Config, model_dir: &Path, source: Option<&Path>, rows: usize) -> Result<Vec<u32>> {
+pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut Arch) -> Result<()> {
     let ids = match config.tuning.new_tokens.as_slice() {
         [] => Vec::new(),
         tokens => data::new_token_ids(model_dir, tokens)?,
     };
-    let Some(source) = source else { return Ok(ids) };
-    let trained = trained_tokens(source)?;
-    let known = trained.iter().all(|&id| (id as usize) < rows);
-    if trained == ids || (ids.is_empty() && known) {
-        return Ok(trained);
+    let before = arch.vocab_size;
+    arch.grow(ids.clone());
+    let Some(source) = source else { return Ok(()) };
+    let vocabulary = peft::vocabulary(source)?;
+    let Vocabulary { rows, whole, .. } = &vocabulary;
+    arch.fit(&vocabulary)?;
+    let has = |table: &[u32]| table == ids || table.is_empty();
+    let fits = match ids.iter().max() {
+        // Its rows are those of tokens that the model has.
+        None => arch.vocab_size == before,
+        Some(&last) if rows.is_empty() => *whole > last as usize,
+        Some(_) => has(&rows.embedding) && has(&rows.head),
+    };
+    if fits {
+        return Ok(());
     }
+    let trains = match (rows.ids().as_slice(), *whole) {
+        ([], 0) => "no new tokens".to_owned(),
+        ([], whole) => format!("a vocabulary of {whole} tokens"),
+        (ids, _) => format!("those of {ids:?}"),
+    };
     Err(Error::config(format!(
-        "tuning.new_tokens are the ids {ids:?}, the adapter {} trains those of {trained:?}",
+        "tuning.new_tokens are the ids {ids:?} of a model with {before} tokens, the adapter {} trains {trains}",
         source.display()
     ))
     .hint("set tuning.new_tokens to the tokens that the adapter was trained with, in their order"))

@@ -59,7 +59,10 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         trained: Trained {
             values: tensors.iter().map(|(_, shape)| trained::size(shape)).sum(),
             tensors: whole(config, arch, &placements)?,
-            adapters: placements.iter().map(|it| (it.key.clone(), it.adapter.footprint())).collect(),
+            adapters: placements
+                .iter()
+                .map(|it| (it.key.trim_end_matches(".weight").to_owned(), it.adapter.footprint()))
+                .collect(),
             keeps_start: takes,
         },
         optimizer: optimizer(config, tensors, threads)?,

@@ -171,6 +171,17 @@ impl Ending<'_> {
         Some((first, losses.next_back().unwrap_or(first)))
     }
 
+    /// Of a classification the share of training rows of the last epoch whose label was found as they were trained on.
+    fn accuracy(&self) -> Option<f64> {
+        let end = self.steps().next_back()?.epoch;
+        let lines = self.steps().filter(|line| line.epoch > end - 1.0);
+        let (right, rows) = lines.fold((0.0, 0.0), |(right, all), line| {
+            let rows = line.label_tokens as f64;
+            line.accuracy.map_or((right, all), |accuracy| (right + accuracy * rows, all + rows))
+        });
+        (rows > 0.0).then(|| right / rows)
+    }
+
     fn summary(&self, samples: &[Sample]) -> Summary {
         let config = &self.resolved.config;
         let output_dir = &config.train.output_dir;
@@ -178,6 +189,9 @@ impl Ending<'_> {
         let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
         if let Some((first, last)) = self.losses() {
             fact("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
+        }
+        if let Some(accuracy) = self.accuracy() {
+            fact("training accuracy", format!("{accuracy:.4} over the last epoch"));
         }
         if let Some(scale) = self.steps().next_back().and_then(|line| line.loss_scale) {
             // The last of the optimizer's numbers counts them.

@@ -19,6 +19,9 @@ pub struct StepLine {
     pub epoch: f64,
     /// Mean loss over the step's label tokens; null where it was not finite.
     pub loss: Option<f64>,
+    /// Of a classification the share of the step's rows whose label was found, before the update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
     /// The rate that the step used.
     pub learning_rate: f64,
     /// Gradient norm before clipping; null where it was not finite.
@@ -170,6 +173,7 @@ mod tests {
             step,
             epoch: step as f64 / 4.0,
             loss: finite(1.0 / step as f64),
+            accuracy: None,
             learning_rate: 1e-3,
             grad_norm: finite(f64::NAN),
             label_tokens: 7,

@@ -8,6 +8,7 @@ pub mod budget;
 pub mod check;
 mod claim;
 pub mod decode_bench;
+mod divergence;
 pub mod engine;
 mod facts;
 pub mod feed;

@@ -123,7 +123,7 @@ pub fn parts(
     config.model.max_seq_len = max_seq_len(resolved, &arch)?;
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
-    arch.grow(adapter::new_tokens(&config, &model_dir, source.as_deref(), arch.vocab_size)?);
+    adapter::grow(&config, &model_dir, source.as_deref(), &mut arch)?;
     hub::fetch_paths(&mut config.data, &downloads)?;
     scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;

@@ -133,8 +133,17 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             _ => None,
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
-        if unsaved && (ends || session.save_is_due()) {
+        session.save_is_owed |= session.save_is_due();
+        // A run in which no step counted has trained nothing, however short it is.
+        let trained_nothing = outcome.is_some() && session.optimizer.step == 0;
+        if session.is_diverging() || trained_nothing {
+            // Nothing is saved here: whatever comes last would stand in the place of a checkpoint that can be used.
+            if ends {
+                return Err(session.diverged(stop));
+            }
+        } else if unsaved && (ends || session.save_is_owed) {
             save::checkpoint(session, ends)?;
+            session.save_is_owed = false;
         }
         if ends {
             session.settle()?;

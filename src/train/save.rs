@@ -25,6 +25,7 @@ use crate::model;
 /// The disk, now or at the save before; older checkpoints then stand as they were.
 pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
     let shares = session.sharing.shares_state();
+    session.refuse_non_finite()?;
     if !session.writes() && !shares {
         (session.begun, session.saved) = (session.state.step, session.state.step);
         return Ok(());

@@ -51,10 +51,16 @@ pub struct Session<'a> {
     pub saved: u64,
     /// The step of the last checkpoint that was begun.
     pub begun: u64,
+    /// Steps in a row that overflowed and lowered the loss scale.
+    pub overflows_in_a_row: u64,
+    /// A checkpoint was due while steps were being skipped: it is written after the first step that counts.
+    pub save_is_owed: bool,
     /// `metrics.jsonl`, once writing has begun.
     pub metrics: Option<Metrics>,
     /// The event file.
     pub events: Option<EventWriter>,
+    /// Of a classification the rows whose label was found, and all rows, since the last step that was logged.
+    pub found: [u64; 2],
     /// Speed and remaining time.
     pub pace: Pace,
     /// What this process has done.
@@ -123,11 +129,9 @@ impl Session<'_> {
         self.state.nonfinite_total += u64::from(nonfinite);
         self.state.nonfinite_in_a_row = if nonfinite { self.state.nonfinite_in_a_row + 1 } else { 0 };
         self.record(&stats, rate, began.elapsed())?;
-        // A run in which no step counted has trained nothing, however short it is.
-        let ends = self.state.step >= self.prepared.batches.total_steps;
-        let none_counted = ends && self.state.nonfinite_in_a_row == self.state.step;
-        if none_counted || self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
-            return Err(self.diverged());
+        self.overflows_in_a_row = if stats.overflow { self.overflows_in_a_row + 1 } else { 0 };
+        if self.state.nonfinite_in_a_row >= self.config().train.max_nonfinite_steps as u64 {
+            return Err(self.diverged(None));
         }
         Ok(())
     }
@@ -172,15 +176,6 @@ impl Session<'_> {
         Ok(())
     }
 
-    fn diverged(&mut self) -> Error {
-        let (count, step) = (self.state.nonfinite_in_a_row, self.state.step);
-        let error = Error::numeric(format!(
-            "loss or gradients were NaN or infinite in {count} steps in a row, up to step {step}"
-        ))
-        .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`");
-        self.last_word(error)
-    }
-
     /// What ends all ranks at the same step: once the checkpoint that is being written is durable, and all have come as
     /// far; a launcher ends the others when one has left. Says what is saved.
     pub fn last_word(&mut self, error: Error) -> Error {
@@ -206,10 +201,15 @@ impl Session<'_> {
         self.done.steps += 1;
         self.done.tokens += stats.tokens;
         self.done.stepping += took;
+        let counts = self.prepared.arch.score.as_ref().is_some_and(|head| !head.is_number());
+        let share = |[right, rows]: [u64; 2]| (counts && rows > 0).then(|| right as f64 / rows as f64);
+        let found = [stats.right, stats.label_tokens];
+        self.found = [self.found[0] + found[0], self.found[1] + found[1]];
         let line = StepLine {
             step,
             epoch: self.state.epoch,
             loss,
+            accuracy: share(found),
             learning_rate,
             grad_norm: finite(stats.grad_norm),
             label_tokens: stats.label_tokens,
@@ -222,7 +222,15 @@ impl Session<'_> {
         let total = self.prepared.batches.total_steps;
         let shown = step.is_multiple_of(self.config().train.logging_steps) || step == total;
         let by_rank = if shown { self.by_rank(stats.rank_loss, line.peak_bytes)? } else { Vec::new() };
+        // Since the last step that was shown: a step has too few rows to say much.
+        let accuracy = share(self.found);
+        if shown {
+            self.found = [0; 2];
+        }
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
+            if let Some(accuracy) = accuracy {
+                events.scalars(step, &[("train/accuracy", accuracy)])?;
+            }
             let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
             events.scalars(step, &by_rank)?;
             events.scalars(
@@ -279,8 +287,10 @@ impl Session<'_> {
         self.model.release();
         let Some(Validation { loss, label_tokens, mut scores, confusion }) = found else { return Ok(()) };
         let step = self.state.step;
-        // Before step 1 there are no weights of this run to be the best.
-        let best = step > 0 && {
+        // Before step 1 there are no weights of this run to be the best; those of a diverging run are not saved.
+        let counts = step > 0 && !self.is_diverging();
+        self.state.evaluated_step = step;
+        let best = counts && {
             let measure = Measure::of(self.config());
             // Only the first rank has scores; what it found holds for all.
             let mut value = [if self.writes() { measure.value(loss, &scores)? } else { 0.0 }];

@@ -14,6 +14,8 @@ pub struct StepStats {
     pub loss: f64,
     /// The same over this rank's part of it.
     pub rank_loss: f64,
+    /// Rows of a classification whose label was found, of the whole effective batch and before the update.
+    pub right: u64,
     /// Norm of the gradient before clipping.
     pub grad_norm: f64,
     /// Label tokens of the whole effective batch.
@@ -104,6 +106,7 @@ pub fn attempt(
     // Forward and backward; gradients are summed over ranks while the last passes go on.
     let loss_scale = optimizer.scaler.as_ref().map_or(1.0, LossScaler::scale);
     model.loss_scale = loss_scale as f32;
+    model.right = 0;
     let share = 1.0 / passes.max(1) as f32;
     let step = optimizer.step;
     let Walked { total, failed } =
@@ -121,9 +124,10 @@ pub fn attempt(
 
     // Update.
     sharing.compare(comm, model)?;
-    let mut sum = [total];
+    let mut sum = [total, model.right as f64];
     comm.all_reduce(&mut sum)?;
-    let loss = if weight > 0.0 { sum[0] / weight } else { 0.0 };
+    let [total_loss, right] = sum;
+    let loss = if weight > 0.0 { total_loss / weight } else { 0.0 };
     let grad_norm = sharing.norm(comm, model)? / loss_scale;
     let skipped = !(loss.is_finite() && grad_norm.is_finite());
     if !skipped {
@@ -135,5 +139,6 @@ pub fn attempt(
     if let Some(scaler) = &mut optimizer.scaler {
         scaler.update(skipped);
     }
-    Ok(Attempt::Done(StepStats { loss, rank_loss, grad_norm, label_tokens, tokens, skipped, overflow }))
+    let right = right as u64;
+    Ok(Attempt::Done(StepStats { loss, rank_loss, right, grad_norm, label_tokens, tokens, skipped, overflow }))
 }

@@ -73,8 +73,8 @@ pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
         let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();
         facts.push(("on top of".to_owned(), below.join(", ")));
     }
-    if !prepared.arch.new_tokens.is_empty() {
-        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.new_tokens)));
+    if !prepared.arch.token_rows.is_empty() {
+        facts.push(("trained tokens".to_owned(), format!("ids {:?}", prepared.arch.token_rows.ids())));
     }
     facts
 }

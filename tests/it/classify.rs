@@ -86,7 +86,19 @@ fn check(family: &str, case: &str) {
     for (number, wanted) in golden_rows["trace"].as_array().unwrap().iter().enumerate() {
         let row = |at: usize| (number * 8 + at) % 16;
         let parts = [(0..5).map(row), (5..8).map(row)].map(|rows| batch(&golden_rows, rows));
+        let most = |outputs: &[f32]| (0..outputs.len()).max_by(|&a, &b| outputs[a].total_cmp(&outputs[b])).unwrap();
+        let mut right = 0;
+        for part in parts.iter().filter(|_| model.arch.outputs() > 1) {
+            let outputs = model.logits(part, &part.ends()).unwrap();
+            let labels = part.ends().into_iter().map(|end| part.targets[end]);
+            right += outputs
+                .chunks(model.arch.outputs())
+                .zip(labels)
+                .filter(|(row, label)| most(row) as i32 == *label)
+                .count();
+        }
         let found = step(&mut model, &mut optimizer, &Single, &parts, 1e-3, 1.0).unwrap();
+        assert_eq!(found.right, right as u64, "before the update");
         let near = |found: f64, key: &str, limit: f64| {
             let wanted = wanted[key].as_f64().unwrap();
             assert!((found - wanted).abs() <= limit * wanted.abs().max(1.0), "step {number}, {key}: {found} {wanted}");

@@ -74,7 +74,7 @@ fn axolotls_defaults_and_words_become_ours() {
         ("tuning.mode", "\"lora\""),
         ("tuning.lora.r", "32"),
         ("tuning.lora.lora_alpha", "16.0"),
-        ("tuning.lora.target_modules", "\"all-linear\""),
+        ("tuning.lora.target_modules", "\"auto\""),
         ("tuning.lora.modules_to_save", "[\"lm_head\"]"),
         ("train.batch_size", "2"),
         ("train.eval_batch_size", "2"),
@@ -364,7 +364,7 @@ fn rotations_become_ours() {
     assert_eq!(value(&made, "tuning.oft.target_modules"), json!(["q_proj", "v_proj"]));
     assert_eq!(value(&made, "tuning.oft.modules_to_save"), json!(["lm_head"]));
     let made = imported(Toolkit::LlamaFactory, "finetuning_type: oft\n");
-    assert_eq!(value(&made, "tuning.oft.target_modules"), "all-linear");
+    assert_eq!(value(&made, "tuning.oft.target_modules"), "auto");
 }
 
 #[test]

@@ -190,3 +190,35 @@ fn what_cannot_be_asked_is_refused() {
     }
     assert_eq!(std::fs::read(&rows).unwrap(), text);
 }
+
+/// An adapter on a base that it was not trained on is refused, as by `merge` and `eval`, unless that is asked for.
+#[test]
+fn the_base_is_held_against_the_adapter_s_stamp() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 2", "gen.max_new_tokens: 3"]);
+    assert!(train(&config, &[]).status.success());
+    let config = config.to_str().unwrap();
+    let (model, adapter) = (fixture.path("model"), fixture.path("out/adapter").display().to_string());
+    answered(&["infer", config, "--prompt", "abc"], "");
+    let weights = model.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&1.5f32.to_le_bytes());
+    std::fs::write(&weights, bytes).unwrap();
+    let named = ["infer", "--model", model.to_str().unwrap(), "--adapter", &*adapter, "--prompt", "abc"];
+    for args in [&["infer", config, "--prompt", "abc"][..], &named, &["chat", config], &["eval", config, "--alone"]] {
+        let refused = run(args, "abc\n");
+        let text = said(&refused);
+        assert_eq!(refused.status.code(), Some(5), "{args:?}: {text}");
+        assert!(text.contains("base_model: ") && text.contains("--allow base_model"), "{text}");
+        let allowed = [args, &["--allow", "base_model"]].concat();
+        let output = run(&allowed, "abc\n");
+        assert!(output.status.success() && said(&output).contains("base_model: "), "{args:?}: {}", said(&output));
+        let odd = run(&[args, &["--allow", "dtype"]].concat(), "");
+        assert_eq!(odd.status.code(), Some(2), "only the base is compared: {}", said(&odd));
+    }
+    answered(&["infer", config, "--base", "--prompt", "abc"], "");
+    // Without a stamp a note says that nothing was compared.
+    std::fs::remove_file(fixture.path("out/backend.json")).unwrap();
+    assert!(said(&run(&named, "")).contains("no backend.json"));
+}

@@ -1,4 +1,5 @@
 //! The one integration-test binary: a module per subject.
+mod adapters;
 mod arch;
 mod checkpoint;
 mod classify;

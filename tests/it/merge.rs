@@ -114,6 +114,58 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
     equal("stacked", &merge(&[&parts[..], &["--below", &below]].concat()));
 }
 
+/// New tokens whose tables are trained whole: everything takes what the run has saved.
+#[test]
+fn new_tokens_with_whole_tables_are_taken_everywhere() {
+    let fixture = Fixture::untied();
+    for (name, saved) in [("both", "[\"embed_tokens\", \"lm_head\"]"), ("one", "[\"lm_head\"]")] {
+        let out = fixture.path(name);
+        let lines = [
+            "tuning.new_tokens: [\"<one>\", \"<two>\"]".to_owned(),
+            format!("tuning.lora.modules_to_save: {saved}"),
+            format!("train.output_dir: {}", out.display()),
+            "train.save_strategy: steps".to_owned(),
+            "train.save_steps: 2".to_owned(),
+            "train.max_steps: 4".to_owned(),
+            "gen.max_new_tokens: 3".to_owned(),
+            "eval.bootstrap_samples: 20".to_owned(),
+        ];
+        let config = fixture.config(name, &lines.iter().map(String::as_str).collect::<Vec<_>>());
+        let done = |args: &[&str]| {
+            let output = tunesmith(args).env_remove("CONFIG").output().unwrap();
+            assert!(output.status.success(), "{name}: {args:?}: {}", said(&output));
+            said(&output)
+        };
+        let words = config.to_str().unwrap();
+        done(&["train", words]);
+        let adapter = |out: &Path| std::fs::read(out.join("adapter/adapter_model.safetensors")).unwrap();
+        let straight = adapter(&out);
+        std::fs::remove_dir_all(out.join("checkpoint-000004")).unwrap();
+        std::fs::remove_file(out.join("latest")).unwrap();
+        done(&["train", words, "--resume"]);
+        assert!(adapter(&out) == straight, "{name}: resumed");
+        equal(name, &merge(&[words, "--dtype", "float32"]));
+        let merged = out.join("merged").display().to_string();
+        assert_eq!(Arch::from_dir(Path::new(&merged)).unwrap().vocab_size, 262);
+        let answer = done(&["infer", words, "--prompt", "abc"]);
+        assert_eq!(answer, done(&["infer", "--model", &merged, "--prompt", "abc", "gen.max_new_tokens=3"]), "{name}");
+        done(&["eval", words]);
+        let to = |what: &str| out.join(what).display().to_string();
+        for form in ["--hf", "--peft"] {
+            done(&["export", words, form, "--output", &to(form)]);
+        }
+        let peft = std::fs::read(out.join("--peft/adapter_model.safetensors")).unwrap();
+        assert!(peft == straight, "{name}: PEFT's file is the adapter's");
+        let from = format!("tuning.adapter={}", out.join("adapter").display());
+        done(&["train", words, &from, &format!("train.output_dir={}", to("more"))]);
+        // Without the tokens the adapter fits no model.
+        let lines = ["train.max_steps: 2", &format!("tuning.adapter: {}", to("adapter"))];
+        let refused = train(&fixture.config("without", &lines), &[]);
+        assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+        assert!(said(&refused).contains("set tuning.new_tokens to the tokens"), "{}", said(&refused));
+    }
+}
+
 #[test]
 fn what_peft_wrote_merges_too() {
     let root = tempfile::tempdir().unwrap();

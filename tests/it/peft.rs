@@ -7,7 +7,7 @@ use half::{bf16, f16};
 use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, TokenRows, Vocabulary};
 use tunesmith::config::{Mode, Patterns, TargetModules, TuningConfig};
 use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::targets::{Placement, place, placed};
@@ -149,13 +149,20 @@ fn trained_tokens_are_written_and_read_as_peft_does() {
         let text = config.to_json();
         assert_eq!(text["trainable_token_indices"], written);
         let again = AdapterConfig::from_json(&text.to_string(), Path::new("x")).unwrap();
-        assert_eq!((again.trained_tokens, again.token_modules), (config.trained_tokens, config.token_modules));
+        assert_eq!(again.token_rows, config.token_rows);
     }
-    assert_eq!(with("trainable_token_indices", json!([3, 1])).unwrap().trained_tokens, [3, 1]);
-    assert_eq!(
-        with("trainable_token_indices", json!({"model.embed_tokens": [3]})).unwrap().token_modules,
-        ["embed_tokens"]
-    );
+    let rows = |value: Value| with("trainable_token_indices", value).unwrap().token_rows;
+    assert_eq!(rows(json!([3, 1])), TokenRows { embedding: vec![3, 1], head: Vec::new() });
+    assert_eq!(rows(json!({"model.embed_tokens": [3]})), TokenRows { embedding: vec![3], head: Vec::new() });
+    let apart = rows(json!({"embed_tokens": [1], "lm_head": [2]}));
+    assert_eq!(apart, TokenRows { embedding: vec![1], head: vec![2] });
+    // An id is a claim that is not allocated for.
+    let far = |id: u32| Vocabulary { rows: TokenRows::both(&[id]), whole: 0, origin: "x".into() };
+    let error = arch_of("llama/x").fit(&far(u32::MAX)).unwrap_err();
+    assert_says(&error, &["4294967295", "512 tokens"]);
+    // Rows of a head that is the embedding are no rows of their own.
+    let tied = Vocabulary { rows: TokenRows { embedding: vec![1], head: vec![2] }, ..Vocabulary::default() };
+    assert_says(&arch_of("variants/ia3/adapter_final").fit(&tied).unwrap_err(), &["not yet", "lm_head"]);
 }
 
 #[test]
@@ -216,7 +223,7 @@ fn features_that_change_the_numbers_are_refused_by_name() {
         ("target_modules", json!([1])),
         ("peft_type", json!(null)),
         ("bias", json!("some")),
-        ("trainable_token_indices", json!({"embed_tokens": [1], "lm_head": [2]})),
+        ("trainable_token_indices", json!({"embed_tokens": [1], "score": [2]})),
         ("trainable_token_indices", json!([-1])),
     ] {
         assert_says(&with(key, value).expect_err(key), &["dir/adapter_config.json", key, "expected"]);

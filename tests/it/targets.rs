@@ -4,8 +4,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tunesmith::Kind;
-use tunesmith::config::arch::Arch;
-use tunesmith::config::{Patterns, TargetModules};
+use tunesmith::checkpoint::AdapterConfig;
+use tunesmith::config::arch::{Arch, ScoreHead};
+use tunesmith::config::{Patterns, TargetModules, TuningConfig};
 use tunesmith::model::adapters::Method;
 use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::targets::{Targets, place};
@@ -34,6 +35,13 @@ fn patterns<T>(value: &Value, read: impl Fn(&Value) -> T) -> Patterns<T> {
     Patterns(value.as_object().into_iter().flatten().map(|(key, value)| (key.clone(), read(value))).collect())
 }
 
+/// The model of a golden case.
+fn arch_of(case: &Value) -> Arch {
+    let mut arch = Arch::from_json(&case["model"].to_string(), Path::new("config.json")).unwrap();
+    arch.score = (case["task"] == "SEQ_CLS").then(|| ScoreHead { labels: vec!["a".into(), "b".into()] });
+    arch
+}
+
 fn settings(config: &Value) -> LoraConfig {
     let given = |key: &str| config.get(key);
     LoraConfig {
@@ -43,6 +51,7 @@ fn settings(config: &Value) -> LoraConfig {
             Some(layer) => vec![layer as usize],
             None => serde_json::from_value(layers.clone()).unwrap(),
         }),
+        target_parameters: given("target_parameters").map(strings).unwrap_or_default(),
         modules_to_save: given("modules_to_save").map(strings).unwrap_or_default(),
         r: 4,
         lora_alpha: 8.0,
@@ -57,12 +66,13 @@ fn settings(config: &Value) -> LoraConfig {
 fn adapters_go_where_peft_puts_them() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/peft/placement.json");
     let cases: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
-    assert_eq!(cases.len(), 21);
+    assert_eq!(cases.len(), 41);
     for case in cases {
+        let arch = arch_of(&case);
         let lora = settings(&case["config"]);
         let pattern = case["config"].get("layers_pattern").map(|pattern| pattern.as_str().unwrap().into());
         let targets = Targets { strict: false, layers_pattern: pattern.into_iter().collect(), ..lora.targets() };
-        let found: BTreeMap<_, _> = (targets.place(&arch(false), &lora).unwrap().into_iter())
+        let found: BTreeMap<_, _> = (targets.place(&arch, &lora).unwrap().into_iter())
             .map(|placement| (placement.module, placement.adapter.rank().unwrap()))
             .map(|(module, rank)| (module, (rank.r as u64, rank.alpha, rank.scale)))
             .collect();
@@ -72,11 +82,54 @@ fn adapters_go_where_peft_puts_them() {
                 (name.clone(), (number(0) as u64, number(1), number(2) as f32))
             })
             .collect();
-        assert_eq!(found, expected, "{}", case["config"]);
-        let mut saved = targets.saved_tensors(&arch(false)).unwrap();
+        let what = format!("{} {} {}", case["model"]["model_type"], case["task"], case["config"]);
+        assert_eq!(found, expected, "{what}");
+        let mut saved = targets.saved_tensors(&arch).unwrap();
         saved.sort();
-        assert_eq!(saved, strings(&case["saved"]), "{}", case["config"]);
+        assert_eq!(saved, strings(&case["saved"]), "{what}");
+        // What is written for PEFT, and what a run goes on with, has the same adapters.
+        let tuning = TuningConfig { lora: lora.clone(), ..TuningConfig::default() };
+        let placed = targets.place(&arch, &lora).unwrap();
+        let written = AdapterConfig::of(&tuning, &placed, None).to_json().to_string();
+        if targets.layers_pattern.is_empty() {
+            let again = AdapterConfig::from_json(&written, Path::new("x")).unwrap();
+            assert_eq!(again.place(&arch).unwrap(), placed, "{what}: {written}");
+            let back = again.settings(&arch, &TuningConfig::default()).unwrap();
+            let back = Targets { strict: false, ..Targets::of(&back) }.place(&arch, &back.lora).unwrap();
+            assert_eq!(back, placed, "{what}");
+        }
     }
+}
+
+/// `auto` is our choice: the linear modules of the blocks, whatever the model; `all-linear` is PEFT's.
+#[test]
+fn auto_and_all_linear_are_two_things() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a/mixtral/model");
+    let mixtral = Arch::from_dir(&dir).unwrap();
+    let count = |arch: &Arch, targets: TargetModules| {
+        let lora = LoraConfig { r: 4, target_modules: targets, ..LoraConfig::default() };
+        place(arch, &lora).map(|placed| (placed.len(), placed.iter().filter(|it| it.is_on_parameter()).count()))
+    };
+    assert_eq!(LoraConfig::default().target_modules, TargetModules::Auto);
+    assert_eq!(count(&mixtral, TargetModules::Auto).unwrap(), (8, 0));
+    assert_eq!(count(&mixtral, TargetModules::AllLinear).unwrap(), (14, 6));
+    assert_eq!(count(&arch(false), TargetModules::AllLinear).unwrap(), (84, 0));
+    // PEFT takes neither blocks nor dropout with it there.
+    let refused = |lora: LoraConfig| place(&mixtral, &lora).unwrap_err().to_string();
+    let all = LoraConfig { target_modules: TargetModules::AllLinear, ..LoraConfig::default() };
+    let error = refused(LoraConfig { layers_to_transform: Some(vec![0]), ..all.clone() });
+    assert!(error.contains("target_modules: auto"), "{error}");
+    let error = refused(LoraConfig { lora_dropout: 0.1, ..all.clone() });
+    assert!(error.contains("mlp.gate.weight") && error.contains("target_modules: auto"), "{error}");
+    let error = refused(LoraConfig { modules_to_save: vec!["mlp.gate".into()], ..all });
+    assert!(error.contains("also trained by modules_to_save"), "{error}");
+    let half = LoraConfig { target_modules: TargetModules::List(vec!["w1".into()]), ..LoraConfig::default() };
+    assert!(refused(half).contains("has w1 and not w3"));
+    // Where PEFT knows a router only as a parameter, its name says so.
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a/qwen2_moe/model");
+    let qwen = Arch::from_dir(&dir).unwrap();
+    let error = count(&qwen, TargetModules::List(vec!["q_proj".into(), "gate".into()])).unwrap_err().to_string();
+    assert!(error.contains("target_parameters: [mlp.gate.weight]"), "{error}");
 }
 
 #[test]

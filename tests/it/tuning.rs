@@ -5,7 +5,7 @@ use std::path::Path;
 use tunesmith::Kind;
 use tunesmith::checkpoint::stamp::{Engine, Hashes, Stamp};
 use tunesmith::checkpoint::{AdapterConfig, pissa};
-use tunesmith::config::arch::Arch;
+use tunesmith::config::arch::{Arch, TokenRows};
 use tunesmith::config::{Bias, Config, FreezeConfig, InitLora, Mode, TargetModules};
 use tunesmith::model::stack::{Frozen, Stack};
 use tunesmith::model::targets::place;
@@ -278,7 +278,8 @@ fn adapters_below_the_trained_one_act_as_on_top() {
     let foreign = adapter::stack(&[golden("qwen3/adapter_init")], &arch).unwrap_err();
     assert_eq!(foreign.kind(), Kind::Checkpoint, "{foreign}");
     let short = BTreeMap::from([("model.norm.weight".to_owned(), (vec![3], vec![1.0; 3]))]);
-    let frozen = Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short, tokens: Vec::new() };
+    let frozen =
+        Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short, tokens: TokenRows::default() };
     let error = Model::load_on(&arch, Some(&weights), &recipe(), &Stack(vec![frozen.into()])).unwrap_err();
     assert!(error.to_string().contains("there: model.norm.weight has 3 values, 64 expected"), "{error}");
 }

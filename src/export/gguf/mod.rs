@@ -11,11 +11,13 @@ use std::path::Path;
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 
+use super::folder::fits;
 use super::merge::Merged;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::preflight;
 use crate::config::arch::{Arch, TensorSpec};
 use crate::error::{Error, Result};
+use crate::model::weights::Dtype;
 use container::{Entry, Header, Value};
 use families::Layout;
 pub use vocabulary::Vocabulary;
@@ -178,7 +180,7 @@ pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Forma
     header.put("adapter.lora.alpha", Value::F32(alpha));
     let mut sources = Vec::new();
     for placement in &adapter.placements {
-        let weight = format!("{}.weight", placement.module);
+        let weight = placement.weight(arch);
         let (name, mut parts) = (layout.rename(arch, &weight)?, placement.tensors().into_iter());
         for side in ["lora_a", "lora_b"] {
             let Some((tensor, shape)) = parts.next() else { continue };
@@ -205,7 +207,8 @@ fn write(path: &Path, header: &Header, values: &dyn Fn(usize) -> Result<Vec<f32>
     let failed = RefCell::new(None);
     let encode = |index: usize| {
         let entry: &Entry = &header.tensors[index];
-        let values = values(index).map_err(|error| {
+        let dtype = if entry.format == Format::F16 { Dtype::F16 } else { Dtype::F32 };
+        let values = values(index).and_then(|values| fits(&entry.name, values, dtype)).map_err(|error| {
             let message = error.to_string();
             failed.replace(Some(error));
             io::Error::other(message)

@@ -400,7 +400,7 @@ fn mode(work: &mut Work) {
     others::quantization(work);
     match (work.is_on("lora_target_linear"), work.get(&["lora_target_modules"])) {
         (true, modules) => {
-            work.put("lora_target_linear", "tuning.lora.target_modules", Node::Str("all-linear".into()), "");
+            work.put("lora_target_linear", "tuning.lora.target_modules", Node::Str("auto".into()), "");
             if let Some((key, _)) = modules {
                 work.needless(&key, "lora_target_linear takes them all");
             }

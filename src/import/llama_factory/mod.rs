@@ -354,9 +354,9 @@ fn mode(work: &mut Work) {
 fn adapter(work: &mut Work, kind: &str) {
     let to = format!("tuning.{kind}.target_modules");
     match work.get(&[format!("{kind}_target").as_str()]) {
-        Some((key, Node::Str(all))) if all == "all" => work.put(&key, &to, Node::Str("all-linear".into()), ""),
+        Some((key, Node::Str(all))) if all == "all" => work.put(&key, &to, Node::Str("auto".into()), ""),
         Some((key, node)) => work.put(&key, &to, listed(&node), ""),
-        None => work.implied(&to, Node::Str("all-linear".into()), "its default"),
+        None => work.implied(&to, Node::Str("auto".into()), "its default"),
     }
     if let Some((key, node)) = work.get(&["additional_target"]) {
         work.put(&key, &format!("tuning.{kind}.modules_to_save"), listed(&node), "");

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::dora::{self, Dora, Magnitude};
-use super::{About, Adapter, Formula, Method, Part, Rank, Saved, Site, names, ranks, start};
+use super::{About, Adapter, Formula, Method, Part, Rank, Saved, Site, names, parameters, ranks, start};
 use crate::config::option::{Range as Bounds, section};
 use crate::config::{Bias, ConfigValue, InitLora, Mode, Patterns, TargetModules, TuningConfig};
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::model::build::Attach;
 use crate::model::grads::Grads;
 use crate::model::linear::{Base, Input};
 use crate::model::pass::Drops;
-use crate::model::targets::{Placement, Ranks, Targets};
+use crate::model::targets::{Placement, Ranks, Targets, ends_with_module};
 use crate::model::values::Values;
 use crate::ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
 use crate::ops::panel::Act;
@@ -32,9 +32,12 @@ section! {
         /// The share of the adapter's inputs that is zeroed in training.
         lora_dropout: f64 = 0.0, aliases ["dropout"], range Bounds::from_to_below(0.0, 1.0);
         /// The layers that get an adapter.
-        /// `auto` (or `all-linear`): every linear layer except the LM head. A list: layers whose name ends with an entry.
-        /// Any other string: a regular expression that must match the whole name.
-        target_modules: TargetModules = TargetModules::AllLinear;
+        /// `auto`: every linear layer of the decoder blocks. `all-linear`: what PEFT means by it, which is the same but for
+        /// Mixtral and Qwen3-MoE, where router and experts have adapters too and not the dense blocks' MLP.
+        /// A list: layers whose name ends with an entry; of these two models `gate` is the router, and `gate_proj`, `up_proj`,
+        /// `down_proj` (Mixtral: `w1`, `w3`, `w2`) are the experts. Any other string: a regular expression that must match the
+        /// whole name.
+        target_modules: TargetModules = TargetModules::Auto;
         /// Layers that get none all the same: names, or a regular expression, as in `target_modules`.
         exclude_modules: Option<TargetModules> = None;
         /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
@@ -48,8 +51,8 @@ section! {
         alpha_pattern: Patterns<f64> = Patterns::default(), range Bounds::greater_than(0.0);
         /// The numbers of the decoder layers that get adapters (`null`: all).
         layers_to_transform: Option<Vec<usize>> = None;
-        /// Parameters that are no modules and get adapters: `mlp.experts.gate_up_proj` and `mlp.experts.down_proj` of a model with
-        /// experts, one adapter for each of them.
+        /// Parameters that get adapters: of a model with experts `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`, one adapter
+        /// for each expert, and the router, `mlp.gate.weight`. Names end with an entry, as in `target_modules`.
         target_parameters: Vec<String> = Vec::new();
         /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();
@@ -104,6 +107,7 @@ impl Method for LoraConfig {
             section: SECTION.name,
             target_modules: self.target_modules.clone(),
             target_parameters: self.target_parameters.clone(),
+            renames: true,
             exclude_modules: self.exclude_modules.clone(),
             layers_to_transform: self.layers_to_transform.clone(),
             modules_to_save: self.modules_to_save.clone(),
@@ -128,6 +132,7 @@ impl Method for LoraConfig {
         let (rank_pattern, alpha_pattern) = ranks(placements, self.r, self.lora_alpha);
         tuning.lora = Self {
             target_modules: names(placements),
+            target_parameters: parameters(placements),
             exclude_modules: None,
             layers_to_transform: None,
             rank_pattern,
@@ -141,21 +146,26 @@ impl Method for LoraConfig {
     }
 
     fn write(&self, placements: &[Placement], tuning: &mut TuningConfig) {
-        if self.target_modules == TargetModules::AllLinear {
+        let named = |key: &String| self.target_parameters.iter().any(|target| ends_with_module(key, target));
+        if !parameters(placements).iter().all(named) {
+            // Some have been found by the name of a module, which PEFT writes as the parameter that it is.
+            self.list(placements, tuning);
+        } else if matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             tuning.lora.target_modules = names(placements);
         }
     }
 
     fn check(&self, placements: &[Placement]) -> Result<()> {
-        if placements.iter().any(|placement| placement.experts.is_some()) {
-            let plain = "adapters on parameters are plain LoRA, as in PEFT";
+        if let Some(placement) = placements.iter().find(|placement| placement.is_on_parameter()) {
+            let plain = format!("adapters on parameters ({}) are plain LoRA, as in PEFT", placement.key);
             let refused = [
                 (self.use_dora, "use_dora"),
                 (self.lora_dropout > 0.0, "lora_dropout"),
                 (self.init_lora_weights.is_pissa(), "init_lora_weights: pissa"),
             ];
             if let Some((_, key)) = refused.into_iter().find(|(refused, _)| *refused) {
-                return Err(Error::config(format!("tuning.lora.{key} with target_parameters: {plain}")));
+                return Err(Error::config(format!("tuning.lora.{key} with target_parameters: {plain}"))
+                    .hint("target_modules: auto leaves router and experts as they are"));
             }
         }
         let rank = |placement: &Placement| placement.adapter.rank().map_or(0, |rank| rank.r);

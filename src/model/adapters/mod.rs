@@ -240,8 +240,14 @@ pub fn ranks(placements: &[Placement], r: usize, alpha: f64) -> (Patterns<usize>
     (Patterns(ranks.collect()), Patterns(alphas.collect()))
 }
 
-/// The full names of the modules that have an adapter, without experts.
+/// The full names of the modules that have an adapter, without those of parameters.
 pub fn names(placements: &[Placement]) -> TargetModules {
-    let modules = placements.iter().filter(|placement| placement.experts.is_none());
+    let modules = placements.iter().filter(|placement| !placement.is_on_parameter());
     TargetModules::List(modules.map(|placement| placement.module.clone()).collect())
+}
+
+/// The full names of the parameters that have an adapter: experts, routers.
+pub fn parameters(placements: &[Placement]) -> Vec<String> {
+    let parameters = placements.iter().filter(|placement| placement.is_on_parameter());
+    parameters.map(|placement| placement.key.clone()).collect()
 }

@@ -30,7 +30,7 @@ section! {
         /// Blocks of a layer, instead of their size (0).
         r: usize = 0, range Bounds::within(0.0, 65536.0);
         /// The layers whose inputs are rotated, as in `tuning.lora.target_modules`.
-        target_modules: TargetModules = TargetModules::AllLinear;
+        target_modules: TargetModules = TargetModules::Auto;
         /// Layers that are left out all the same.
         exclude_modules: Option<TargetModules> = None;
         /// The numbers of the decoder layers that count (`null`: all).
@@ -97,7 +97,7 @@ impl Method for OftConfig {
     }
 
     fn write(&self, placements: &[Placement], tuning: &mut TuningConfig) {
-        if self.target_modules == TargetModules::AllLinear {
+        if matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
             tuning.oft.target_modules = names(placements);
         }
     }

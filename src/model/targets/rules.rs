@@ -1,7 +1,7 @@
 //! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
 use regex::Regex;
 
-use super::{Placement, Targets};
+use super::{Placement, Targets, show};
 use crate::config::TargetModules;
 use crate::config::arch::LinearSpec;
 use crate::error::{Error, Result};
@@ -33,9 +33,14 @@ impl<'a> Rules<'a> {
             ))
             .hint("write the blocks into the expression, or give target_modules as a list"));
         }
-        if targets.exclude_modules == Some(TargetModules::AllLinear) {
-            return Err(Error::config(format!("{section}.exclude_modules: all-linear leaves nothing to train"))
+        if let Some(word @ (TargetModules::Auto | TargetModules::AllLinear)) = &targets.exclude_modules {
+            return Err(Error::config(format!("{section}.exclude_modules: {} leaves nothing to train", show(word)))
                 .hint("name the modules, such as [down_proj]"));
+        }
+        let narrowed = targets.layers_to_transform.as_ref().is_some_and(|layers| !layers.is_empty());
+        if targets.strict && narrowed && targets.target_modules == TargetModules::AllLinear {
+            return Err(Error::config(format!("{section}.layers_to_transform with target_modules: all-linear"))
+                .hint("PEFT takes them together for an error: set target_modules: auto, or a list of names"));
         }
         let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
         let layers = match targets.layers_pattern.as_slice() {
@@ -73,7 +78,9 @@ impl<'a> Rules<'a> {
             return false;
         }
         match &self.targets.target_modules {
-            TargetModules::AllLinear => self.in_layers(name),
+            TargetModules::Auto => self.in_layers(name),
+            // PEFT lists them by their full names, which count whatever their layer is.
+            TargetModules::AllLinear => true,
             TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(name)),
             TargetModules::List(entries) => {
                 entries.iter().any(|entry| entry == name)
@@ -93,23 +100,41 @@ impl<'a> Rules<'a> {
         }
     }
 
+    /// Whether `target_modules` names a former module of that name: a router, or an expert's matrix, which are parameters in
+    /// Transformers 5. PEFT looks neither at exclusions nor at layers there.
+    pub(super) fn names(&self, former: &str) -> bool {
+        match &self.targets.target_modules {
+            TargetModules::Auto => false,
+            TargetModules::AllLinear => true,
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(former)),
+            TargetModules::List(entries) => entries.iter().any(|entry| ends_with_module(former, entry)),
+        }
+    }
+
     /// Whether it is one of `feedforward_modules`.
     fn is_feedforward(&self, name: &str) -> bool {
         self.targets.feedforward.as_ref().is_some_and(|modules| match modules {
-            TargetModules::AllLinear => true,
+            TargetModules::Auto | TargetModules::AllLinear => true,
             TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| pattern.is_match(name)),
             TargetModules::List(entries) => entries.iter().any(|entry| name.ends_with(entry.as_str())),
         })
     }
 
-    /// The adapter of `method` on a module, or on the stacked matrices of so many experts.
-    pub(super) fn placement(&self, linear: &LinearSpec, method: &dyn Method, experts: Option<usize>) -> Placement {
+    /// The adapter of `method` on a module, or on the stacked matrices of so many experts; `joined` of them had an adapter each
+    /// as modules, whose ranks and alphas add up.
+    pub(super) fn placement(
+        &self,
+        linear: &LinearSpec,
+        method: &dyn Method,
+        experts: Option<usize>,
+        joined: usize,
+    ) -> Placement {
         let name = &linear.name;
         let rank = self.targets.ranks.as_ref().map_or(Rank { r: 0, alpha: 0.0, scale: 1.0 }, |usual| {
             let own = self.ranks.iter().find(|(pattern, _)| pattern.is_match(name));
-            let r = own.map_or(usual.r, |(_, rank)| *rank);
+            let r = own.map_or(usual.r.saturating_mul(joined), |(_, rank)| *rank);
             let own = self.alphas.iter().find(|(pattern, _)| pattern.is_match(name));
-            let alpha = own.map_or(usual.alpha, |(_, alpha)| *alpha);
+            let alpha = own.map_or(usual.alpha * joined as f64, |(_, alpha)| *alpha);
             let scale = if usual.rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
             Rank { r, alpha, scale: scale as f32 }
         });
@@ -134,6 +159,6 @@ fn compile(section: &str, option: &str, pattern: &str) -> Result<Regex> {
 }
 
 /// PEFT's list rule: the name itself, or its end behind a dot.
-pub(super) fn ends_with_module(name: &str, entry: &str) -> bool {
+pub fn ends_with_module(name: &str, entry: &str) -> bool {
     name.strip_suffix(entry).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }

@@ -47,6 +47,15 @@ impl Dtype {
         }
     }
 
+    /// The index of the first value that is NaN or infinite once it is rounded to this dtype.
+    pub fn first_overflow(self, values: &[f32]) -> Option<usize> {
+        match self {
+            Self::F32 => super::first_non_finite(values),
+            Self::BF16 => values.iter().position(|&value| !bf16::from_f32(value).is_finite()),
+            Self::F16 => values.iter().position(|&value| !f16::from_f32(value).is_finite()),
+        }
+    }
+
     /// Bytes of one number.
     pub const fn bytes(self) -> usize {
         match self {

@@ -75,7 +75,7 @@ pub struct Trained {
     pub values: u64,
     /// Tensors of the model that are trained in full, by name.
     pub tensors: BTreeSet<String>,
-    /// Adapters by module; those on experts by their parameter, such as `model.layers.0.mlp.experts.down_proj`.
+    /// Adapters by module, also those on its weight; those on experts by their parameter, such as `model.layers.0.mlp.experts.down_proj`.
     pub adapters: BTreeMap<String, Arc<dyn Footprint>>,
     /// The values of the start are kept (`PiSSA`).
     pub keeps_start: bool,
@@ -175,11 +175,10 @@ impl Job<'_> {
     pub fn storage(&self, spec: &TensorSpec) -> Option<Storage> {
         let base = &self.base;
         let module = spec.name.strip_suffix(".weight").unwrap_or(&spec.name);
-        let vocabulary = ["model.embed_tokens", "lm_head"].contains(&module);
+        let has_rows = !self.arch.rows_of(&spec.name).is_empty();
         if self.trained.tensors.contains(&spec.name) {
             None
-        } else if spec.shape.len() < 2 || base.wide.contains(module) || (vocabulary && !self.arch.new_tokens.is_empty())
-        {
+        } else if spec.shape.len() < 2 || base.wide.contains(module) || has_rows {
             Some(Storage::F32)
         } else {
             let quantized = base.quantized.filter(|_| base.coded.contains(&spec.name));
@@ -189,7 +188,7 @@ impl Job<'_> {
 
     /// The adapters of linear modules, with the modules' shapes.
     fn adapted(&self) -> impl Iterator<Item = (&dyn Footprint, Shape)> {
-        self.arch.linear_modules().into_iter().filter_map(|linear| {
+        self.arch.linear_modules().into_iter().chain(self.arch.routers()).filter_map(|linear| {
             let adapter = self.trained.adapters.get(&linear.name)?;
             let (out, inputs) = (linear.out_features as u64, linear.in_features as u64);
             Some((adapter.as_ref(), Shape { out, inputs, trained: false, dropout: self.dropout }))

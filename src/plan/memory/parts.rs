@@ -1,7 +1,7 @@
 //! The parts of a block as memory sees them: widths, adapters, what is trained; and what each takes from the pool and
 //! gives back, in the order in which `model::{linear, mlp, moe}` do.
 use super::Trained;
-use super::footprint::{Footprint, Input, Shape, padded};
+use super::footprint::{Footprint, Input, Shape};
 use super::pool::{Act, LANES, Pool};
 use crate::config::arch::{Arch, LinearSpec};
 use std::collections::BTreeMap;
@@ -126,13 +126,14 @@ pub(super) struct Moe {
     pub(super) hidden: u64,
     pub(super) expert: Mlp,
     pub(super) shared: Option<(Mlp, Linear)>,
-    router_trained: bool,
+    router: Linear,
 }
 
 #[derive(Debug)]
 pub(super) struct MoeSaved {
     experts: Vec<(MlpSaved, Option<Extra>)>,
     shared: Option<(MlpSaved, Option<Extra>, Option<Extra>)>,
+    router: Option<Extra>,
 }
 
 impl MoeSaved {
@@ -145,6 +146,7 @@ impl MoeSaved {
             shared: self.shared.map(|(saved, down, gate)| {
                 (saved.map(main), down.map(|extra| extra.map(main)), gate.map(|extra| extra.map(main)))
             }),
+            router: self.router.map(|extra| extra.map(main)),
         }
     }
 
@@ -158,6 +160,9 @@ impl MoeSaved {
         if let Some((saved, down, gate)) = self.shared {
             saved.give(pool);
             [down, gate].into_iter().flatten().for_each(|extra| extra.give(pool));
+        }
+        if let Some(extra) = self.router {
+            extra.give(pool);
         }
     }
 }
@@ -183,7 +188,8 @@ impl Moe {
     }
 
     pub(super) fn forward(&self, pool: &mut Pool, own: &mut Pool, tokens: u64, dropout: bool) -> (Act, MoeSaved) {
-        pool.pass([self.count]);
+        let (logits, router) = self.router.forward(pool, dropout);
+        pool.give(logits);
         let out = pool.take(self.hidden);
         let shared = self.shared.as_ref().map(|(mlp, to_gate)| {
             let (y, saved, down) = Self::one(mlp, pool, dropout);
@@ -198,7 +204,7 @@ impl Moe {
             own.give_all([x, y]);
             experts.push((saved, extra));
         }
-        (out, MoeSaved { experts, shared })
+        (out, MoeSaved { experts, shared, router })
     }
 
     fn one_backward(
@@ -238,8 +244,13 @@ impl Moe {
             }
         }
         let d_logits = pool.take(self.count);
-        pool.pass(self.router_trained.then_some(padded(self.hidden)));
+        let mut input = Input::default();
+        self.router.backward(pool, &mut input, dropout, true);
+        input.give(pool);
         pool.give(d_logits);
+        if let Some(extra) = saved.router {
+            extra.give(pool);
+        }
         dh
     }
 }
@@ -304,7 +315,13 @@ impl<'a> Modules<'a> {
             hidden: hidden as u64,
             expert: Mlp { gate_up: vec![gate_up], down, inner: experts.width as u64 },
             shared,
-            router_trained: self.trains(&format!("{prefix}.{}", experts.router())),
+            router: self.sized(
+                &format!("{prefix}.mlp.gate"),
+                experts.count,
+                hidden,
+                self.trains(&format!("{prefix}.{}", experts.router())),
+                false,
+            ),
         })
     }
 }
@@ -314,6 +331,6 @@ impl Moe {
     pub(super) fn trains(&self) -> bool {
         let mlp = |mlp: &Mlp| mlp.gate_up.iter().chain([&mlp.down]).any(|linear| linear.trains);
         let shared = self.shared.as_ref().is_some_and(|(shared, gate)| mlp(shared) || gate.trains);
-        self.router_trained || mlp(&self.expert) || shared
+        self.router.trains || mlp(&self.expert) || shared
     }
 }

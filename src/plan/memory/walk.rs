@@ -43,7 +43,7 @@ pub(super) fn walk(job: &Job<'_>, pass: &Pass) -> Shape {
     let blocks: Vec<Block> =
         (0..arch.num_hidden_layers).map(|layer| Block::new(arch, &modules, trains, layer)).collect();
     let last = blocks.len() - 1;
-    let embeds = trains("model.embed_tokens.weight") || !arch.new_tokens.is_empty();
+    let embeds = trains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
     let lowest = if embeds { 0 } else { blocks.iter().position(|block| block.trains).unwrap_or(blocks.len()) };
     let balanced = arch.experts.as_ref().is_some_and(|experts| experts.balance.is_some());
     let how_of = |index: usize| {
@@ -162,7 +162,7 @@ fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
 fn head(job: &Job<'_>, main: &mut Pool) -> Pool {
     let (arch, hidden) = (job.arch, job.arch.hidden_size as u64);
     let trained = job.trained.tensors.contains(arch.head_tensor());
-    let rows = Some(arch.new_tokens.len() as u64).filter(|&rows| rows > 0 && !trained && arch.score.is_none());
+    let rows = Some(arch.rows_of(arch.head_tensor()).len() as u64).filter(|&rows| rows > 0 && !trained);
     // The normed rows and their statistics, the gradient of these, that of the input.
     main.pass([hidden, 1, hidden, hidden]);
     let vocabulary = arch.outputs() as u64;

@@ -194,6 +194,29 @@ fn curves(page: &mut String, lines: &[Line]) {
         Shape::Wide,
     );
     let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], Shape::Small);
+    // Of a classification.
+    let accuracies = of_steps(|line| line.accuracy);
+    let evaluated: Vec<_> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Eval(line) => Some((line.step as f64, *line.eval_scores.get("accuracy")?)),
+            Line::Step(_) => None,
+        })
+        .collect();
+    let accuracy = if accuracies.is_empty() {
+        String::new()
+    } else {
+        let smoothed = smooth(&accuracies);
+        chart::lines(
+            "Accuracy",
+            &[
+                line("each step", "raw", accuracies),
+                line("smoothed", "smooth", smoothed),
+                Series { name: "evaluation", class: "eval", points: evaluated, dots: true },
+            ],
+            Shape::Small,
+        )
+    };
     let rate = single("Learning rate", of_steps(|line| Some(line.learning_rate)));
     let norm = of_steps(|line| line.grad_norm);
     let smoothed = smooth(&norm);
@@ -206,7 +229,7 @@ fn curves(page: &mut String, lines: &[Line]) {
     let memory = single("Peak memory, MiB", of_steps(|line| Some((line.peak_bytes >> 20) as f64)));
     let _ = writeln!(
         page,
-        "<h2>Learning</h2>\n<div class=\"charts\"><div class=\"wide\">{loss}</div>{rate}{norm}{speed}{memory}</div>"
+        "<h2>Learning</h2>\n<div class=\"charts\"><div class=\"wide\">{loss}</div>{accuracy}{rate}{norm}{speed}{memory}</div>"
     );
 }
 
@@ -310,6 +333,7 @@ mod tests {
                 step,
                 epoch: progress * 3.0,
                 loss: Some(0.25 + 3.4 * (-5.0 * progress).exp() + noise * (1.1 - progress)),
+                accuracy: None,
                 learning_rate: 2e-3 * (progress * 10.0).min(1.0) * (1.0 - progress),
                 grad_norm: Some(0.6 + 1.5 * (-3.0 * progress).exp() + noise * 0.4),
                 label_tokens: 230,

@@ -79,7 +79,15 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     ] {
         assert!(said(&output).contains(told), "{told}: {}", said(&output));
     }
-    let (_, evaluations) = metrics(&out);
+    let (steps, evaluations) = metrics(&out);
+    // Eight rows a pass, two passes a step.
+    let accuracy: Vec<f64> = steps.iter().map(|line| line["accuracy"].as_f64().unwrap()).collect();
+    assert!(accuracy.iter().all(|share| (share * 16.0).fract() == 0.0 && (0.0..=1.0).contains(share)), "{accuracy:?}");
+    assert!(accuracy[17] > 0.9 && accuracy[17] > accuracy[0], "{accuracy:?}");
+    let events = super::events::read(&out.join("tb"));
+    let logged = &events.scalars["train/accuracy"];
+    assert_eq!(logged.len(), events.scalars["train/loss"].len(), "at each step that is logged");
+    assert!(said(&output).contains("  accuracy ") && said(&output).contains("training accuracy"), "{}", said(&output));
     let best = evaluations.iter().map(|line| line["eval_scores"]["f1_macro"].as_f64().unwrap()).fold(0.0, f64::max);
     assert!(best > 0.9, "{evaluations:?}");
     for line in &evaluations {
@@ -89,6 +97,7 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     }
     let report = std::fs::read_to_string(out.join("report.html")).unwrap();
     assert!(report.contains("<h2>Labels</h2>") && report.contains("plenty taken for rare"));
+    assert!(report.contains("Accuracy"));
 
     let adapter = read(&out.join("adapter/adapter_config.json"));
     assert_eq!(

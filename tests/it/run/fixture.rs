@@ -26,6 +26,15 @@ impl Fixture {
         Self { root }
     }
 
+    /// As [`Fixture::new`], the model's head a matrix of its own.
+    pub fn untied() -> Self {
+        let fixture = Self::new();
+        let mut config = model_config();
+        config["tie_word_embeddings"] = json!(false);
+        write_model_of(&fixture.path("model"), &config);
+        fixture
+    }
+
     pub fn path(&self, name: &str) -> PathBuf {
         self.root.path().join(name)
     }
@@ -120,9 +129,13 @@ fn write_rows(path: &Path, numbers: std::ops::Range<usize>) {
 }
 
 pub fn write_model(directory: &Path) {
+    write_model_of(directory, &model_config());
+}
+
+fn write_model_of(directory: &Path, config: &Value) {
     std::fs::create_dir_all(directory).unwrap();
     let write = |name: &str, value: &Value| std::fs::write(directory.join(name), value.to_string()).unwrap();
-    write("config.json", &model_config());
+    write("config.json", config);
     write("tokenizer.json", &tokenizer());
     write(
         "tokenizer_config.json",

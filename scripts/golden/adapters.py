@@ -1,0 +1,157 @@
+"""Adapters of PEFT on what is no linear module of a block: rows of the vocabulary's tables, whole tables that have grown, routers and
+experts. On the models of `tests/golden/a`.
+
+    python scripts/golden/adapters.py --models tests/golden/a --out tests/golden/adapters
+
+Of each case: the adapter, every trained value random; the logits and the loss of two rows; the gradients of what is trained.
+"""
+import argparse
+import json
+import math
+import os
+import shutil
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+import numpy as np
+import peft
+import torch
+import torch.nn.functional as F
+import transformers
+
+from common import adapter_state, save_tensors
+
+GROWN = 5
+CASES = {
+    "rows_list": ("llama", 0, dict(target_modules=["q_proj"], trainable_token_indices=[7, 3, 40])),
+    "rows_apart": ("llama", 0, dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [3, 9], "lm_head": [40]})),
+    "rows_of_the_head": ("llama", 0, dict(target_modules=["q_proj"], trainable_token_indices={"lm_head": [40, 7]})),
+    "rows_tied": ("qwen2", 0, dict(target_modules=["q_proj"], trainable_token_indices=[7, 3, 40])),
+    "rows_grown": ("llama", GROWN, dict(target_modules=["q_proj"], trainable_token_indices=[512, 516])),
+    "tables": ("llama", GROWN, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"])),
+    "tables_beside": ("llama", GROWN, dict(target_modules=["q_proj"])),
+    "mixtral": ("mixtral", 0, dict(target_modules="all-linear")),
+    "qwen3_moe": ("qwen3_moe", 0, dict(target_modules="all-linear", use_rslora=True)),
+    "qwen2_moe": ("qwen2_moe", 0, dict(target_modules=["shared_expert_gate"], target_parameters=["gate.weight", "q_proj.weight"])),
+    "former_names": ("mixtral", 0, dict(target_modules=["q_proj", "gate", "w2"], rank_pattern={"gate.weight": 3})),
+}
+
+
+FORMER = "transformers_4"
+
+
+def load(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+
+
+def former(folder, out, seed):
+    """An adapter as PEFT wrote it with Transformers 4, where routers and experts were modules; PEFT reads it into today's model."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    hidden, inner, rng = config.hidden_size, config.intermediate_size, np.random.default_rng(seed)
+    tensors = {}
+    for layer in range(config.num_hidden_layers):
+        block = f"base_model.model.model.layers.{layer}"
+        sizes = {f"{block}.self_attn.q_proj": (hidden, hidden), f"{block}.block_sparse_moe.gate": (config.num_local_experts, hidden)}
+        for expert in range(config.num_local_experts):
+            for name, size in dict(w1=(inner, hidden), w2=(hidden, inner), w3=(inner, hidden)).items():
+                sizes[f"{block}.block_sparse_moe.experts.{expert}.{name}"] = size
+        for module, (outputs, inputs) in sizes.items():
+            for side, shape, scale in (("A", (2, inputs), inputs**-0.5), ("B", (outputs, 2), 0.1)):
+                values = rng.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+                tensors[f"{module}.lora_{side}.weight"] = torch.from_numpy(values)
+    settings = peft.LoraConfig(r=2, lora_alpha=6, task_type="CAUSAL_LM", target_modules=["gate", "q_proj", "w1", "w2", "w3"])
+    os.makedirs(f"{out}/adapter")
+    settings.save_pretrained(f"{out}/adapter")
+    path = f"{out}/adapter/adapter_config.json"
+    with open(path, encoding="utf-8") as file:
+        written = json.load(file)
+    written["target_modules"].sort()
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(written, indent=2, sort_keys=True))
+    save_tensors(tensors, f"{out}/adapter/adapter_model.safetensors")
+    return peft.PeftModel.from_pretrained(load(folder), f"{out}/adapter", is_trainable=True).train()
+
+
+def build(folder, seed, grown, arguments):
+    """The model with the adapter, its values random."""
+    model = load(folder)
+    if grown:
+        model.resize_token_embeddings(model.config.vocab_size + grown, mean_resizing=False)
+        with torch.no_grad():
+            for table in {model.get_input_embeddings().weight, model.get_output_embeddings().weight}:
+                table[-grown:] = table[:-grown].double().mean(0).float() * (1 if "trainable_token_indices" in arguments else 2)
+    # Tables that have grown are saved whole only where they are trained whole.
+    model = peft.get_peft_model(model, peft.LoraConfig(r=2, lora_alpha=6, task_type="CAUSAL_LM", **arguments))
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if not parameter.requires_grad:
+                continue
+            noise = torch.from_numpy(rng.standard_normal(tuple(parameter.shape), dtype=np.float32))
+            parameter.copy_(noise * 0.1 if "lora_B" in name else noise / math.sqrt(parameter.shape[1]))
+    return model.train()
+
+
+def case(folder, out, seed, grown, arguments):
+    shutil.rmtree(out, ignore_errors=True)
+    os.makedirs(out)
+    if arguments is FORMER:
+        measure(former(folder, out, seed), out, seed, grown, False)
+        return
+    model = build(folder, seed, grown, arguments)
+    # "auto" would look for the base's configuration on the hub.
+    model.save_pretrained(f"{out}/adapter", save_embedding_layers=bool(grown and "trainable_token_indices" not in arguments))
+    os.remove(f"{out}/adapter/README.md")
+    path = f"{out}/adapter/adapter_config.json"
+    with open(path, encoding="utf-8") as file:
+        written = json.load(file)
+    # They are sets, whose order differs from run to run; the folder is that of a machine.
+    for key in ("target_modules", "target_parameters", "modules_to_save"):
+        if isinstance(written[key], list):
+            written[key].sort()
+    written["base_model_name_or_path"] = os.path.basename(os.path.dirname(folder))
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(json.dumps(written, indent=2, sort_keys=True))
+    measure(model, out, seed, grown, "modules_to_save" in arguments)
+
+
+def measure(model, out, seed, grown, whole):
+    rng = np.random.default_rng(seed + 1)
+    ids = rng.integers(3, 512, (2, 12))
+    # The tokens that matter are read and predicted.
+    ids[0, [1, 4, 7]], ids[1, [2, 5, 8]] = (7, 3, 40), (9, 512 if grown else 40, 516 if grown else 3)
+    ids = torch.from_numpy(ids)
+    output = model(input_ids=ids, use_cache=False)
+    logits = output.logits
+    loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+    uneven = getattr(output, "aux_loss", None)
+    (loss if uneven is None else loss + model.config.router_aux_loss_coef * uneven).backward()
+    grads = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            name = name.replace(".default", "").replace(".modules_to_save", "")
+            grads[f"grad.{name}"] = parameter.grad
+    if whole:
+        grads = {name: grad for name, grad in grads.items() if "lora" in name}
+    stored = [name.removeprefix("grad.") for name in grads]
+    assert set(stored) <= set(adapter_state(model)), (stored, list(adapter_state(model)))
+    tensors = dict(ids=ids.int(), logits=logits[:, [3, 7, 11]].detach(), loss=loss.detach().reshape(1), **grads)
+    save_tensors(tensors, f"{out}/golden.safetensors")
+
+
+CASES["transformers_4"] = ("mixtral", 0, FORMER)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", required=True)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    for number, (name, (family, grown, arguments)) in enumerate(CASES.items()):
+        case(f"{args.models}/{family}/model", f"{args.out}/{name}", 500 + 10 * number, grown, arguments)
+
+
+main()

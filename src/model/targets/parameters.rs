@@ -1,0 +1,195 @@
+//! Adapters on parameters: routers, the stacked matrices of experts, weights of linear modules. PEFT has them by
+//! `target_parameters`, and for `LoRA` also by the names that routers and experts had as modules of Transformers 4, which
+//! adapters and settings from that time still have: in a list, an expression, or behind `all-linear`.
+//!
+//! PEFT 0.21 does that for Mixtral and Qwen3-MoE. The joined matrix of gate and up then has twice the rank and twice the alpha, so
+//! that each half may have an update of its own; the names of these experts stand for no dense MLP any more.
+use super::rules::{Rules, ends_with_module};
+use super::{Placement, Targets};
+use crate::config::TargetModules;
+use crate::config::arch::{Arch, LinearSpec};
+use crate::error::{Error, Result};
+use crate::model::adapters::Method;
+
+/// A parameter that gets an adapter.
+pub(super) struct Parameter {
+    /// PEFT's name of it, and its sizes.
+    spec: LinearSpec,
+    /// What stands before `.lora_A` in an adapter's file.
+    wrapper: String,
+    experts: Option<usize>,
+    /// How many former modules lie in it that have an adapter by their names.
+    joined: usize,
+}
+
+impl Parameter {
+    /// The module that owns it.
+    pub(super) fn module(&self) -> &str {
+        self.spec.name.rsplit_once('.').map_or("", |(module, _)| module)
+    }
+
+    pub(super) fn placement(&self, rules: &Rules<'_>, method: &dyn Method) -> Placement {
+        let placed = rules.placement(&self.spec, method, self.experts, self.joined.max(1));
+        Placement { module: self.wrapper.clone(), ..placed }
+    }
+}
+
+/// The former names of a model's router, and of an expert's gate, up and down; none where PEFT does not know them.
+fn former(arch: &Arch) -> Option<[&'static str; 4]> {
+    match arch.family.model_type {
+        "mixtral" => Some(["gate", "w1", "w3", "w2"]),
+        "qwen3_moe" => Some(["gate", "gate_proj", "up_proj", "down_proj"]),
+        _ => None,
+    }
+}
+
+impl Targets {
+    fn former(&self, arch: &Arch) -> Option<[&'static str; 4]> {
+        former(arch).filter(|_| self.renames)
+    }
+
+    /// The former names of all routers and experts as modules.
+    pub(super) fn former_names(&self, arch: &Arch) -> Vec<String> {
+        let Some([router, gate, up, down]) = self.former(arch) else { return Vec::new() };
+        let sparse = (0..arch.num_hidden_layers).filter(|&layer| arch.experts_of(layer).is_some());
+        let of = |layer| {
+            let block = format!("model.layers.{layer}");
+            let names = [router.to_owned()].into_iter().chain([gate, up, down].map(|name| format!("experts.{name}")));
+            let both = |name: String| [format!("{block}.mlp.{name}"), format!("{block}.block_sparse_moe.{name}")];
+            names.flat_map(both).collect::<Vec<_>>()
+        };
+        sparse.flat_map(of).collect()
+    }
+
+    /// Whether `target_modules` reaches that module by a name that stands for the experts instead: a dense MLP among sparse
+    /// ones. A full name means what it says.
+    pub(super) fn is_former(&self, arch: &Arch, module: &str) -> bool {
+        let Some(former) = self.former(arch) else { return false };
+        let last = module.rsplit('.').next().unwrap_or(module);
+        match &self.target_modules {
+            TargetModules::AllLinear => former.contains(&last),
+            TargetModules::List(entries) => former.contains(&last) && entries.iter().all(|entry| entry != module),
+            TargetModules::Auto | TargetModules::Regex(_) => false,
+        }
+    }
+
+    /// The parameters that get adapters, in model order.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: an entry of `target_parameters` matches nothing, or only half of a joined matrix is named.
+    pub(super) fn parameters(&self, arch: &Arch, rules: &Rules<'_>) -> Result<Vec<Parameter>> {
+        let mut used = vec![false; self.target_parameters.len()];
+        let mut wanted = |full: &str| {
+            let hits = self.target_parameters.iter().map(|target| ends_with_module(full, target));
+            used.iter_mut().zip(hits).fold(false, |any, (used, hit)| {
+                *used |= hit;
+                any | hit
+            })
+        };
+        let mut found = Vec::new();
+        let linears = arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some());
+        for module in linears {
+            let spec = LinearSpec { name: format!("{}.weight", module.name), ..module.clone() };
+            if wanted(&spec.name) {
+                found.push(Parameter { spec, wrapper: module.name, experts: None, joined: 0 });
+            }
+        }
+        let routers: Vec<LinearSpec> = arch.routers().collect();
+        for router in routers {
+            let Some((layer, experts)) = router.layer.and_then(|layer| Some((layer, arch.experts_of(layer)?))) else {
+                continue;
+            };
+            let block = format!("model.layers.{layer}");
+            let (module, hidden) = (format!("{block}.mlp.experts"), arch.hidden_size);
+            let names = |name: &str| {
+                ["mlp", "block_sparse_moe"].iter().any(|feed| rules.names(&format!("{block}.{feed}.{name}")))
+            };
+            let [by_router, by_gate, by_up, by_down] = match self.former(arch) {
+                Some([router, gate, up, down]) => [
+                    names(router),
+                    names(&format!("experts.{gate}")),
+                    names(&format!("experts.{up}")),
+                    names(&format!("experts.{down}")),
+                ],
+                None => [false; 4],
+            };
+            if by_gate != by_up {
+                let [_, gate, up, _] = former(arch).unwrap_or_default();
+                let (there, missing) = if by_gate { (gate, up) } else { (up, gate) };
+                return Err(Error::config(format!(
+                    "{}.target_modules has {there} and not {missing}, and both are one matrix of each expert",
+                    self.section
+                ))
+                .hint(format!(
+                    "name both, or experts by target_parameters; {there} alone is not possible, as in PEFT"
+                )));
+            }
+            let spec = |name: String, out_features, in_features| LinearSpec {
+                name,
+                out_features,
+                in_features,
+                bias: false,
+                layer: Some(layer),
+            };
+            let weight = format!("{}.weight", router.name);
+            if wanted(&weight) || by_router {
+                let spec = spec(weight, router.out_features, router.in_features);
+                found.push(Parameter { spec, wrapper: router.name, experts: None, joined: 0 });
+            }
+            let gate_up = spec(format!("{module}.gate_up_proj"), 2 * experts.width, hidden);
+            let down = spec(format!("{module}.down_proj"), hidden, experts.width);
+            let (has_gate_up, has_down) = (wanted(&gate_up.name) || by_gate, wanted(&down.name) || by_down);
+            // PEFT holds the adapters of a block's two stacked matrices in two wrappers, the outer for the last.
+            let experts = Some(experts.count);
+            if has_gate_up {
+                let wrapper = if has_down { format!("{module}.base_layer") } else { module.clone() };
+                found.push(Parameter { spec: gate_up, wrapper, experts, joined: if by_gate { 2 } else { 0 } });
+            }
+            if has_down {
+                found.push(Parameter { spec: down, wrapper: module, experts, joined: 0 });
+            }
+        }
+        match self.target_parameters.iter().zip(used).find(|(_, used)| !used) {
+            Some((target, _)) => Err(Error::config(format!(
+                "tuning.lora.target_parameters: {target:?} is no parameter of the model that can have an adapter"
+            ))
+            .hint(
+                "those of a model with experts are mlp.experts.gate_up_proj, mlp.experts.down_proj and mlp.gate.weight",
+            )),
+            None => Ok(found),
+        }
+    }
+
+    /// Refuses what does not go with adapters on parameters.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`].
+    pub(super) fn check_parameters(&self, arch: &Arch, placed: &[Placement], parameters: &[Parameter]) -> Result<()> {
+        if parameters.is_empty() {
+            return Ok(());
+        }
+        let narrows =
+            self.exclude_modules.is_some() || self.layers_to_transform.as_ref().is_some_and(|l| !l.is_empty());
+        if self.strict && narrows {
+            return Err(Error::config(format!(
+                "tuning.lora.target_parameters with exclude_modules or layers_to_transform, which PEFT does not look at for {}",
+                parameters[0].spec.name
+            ))
+            .hint("name the parameters of single blocks, such as layers.0.mlp.experts.down_proj"));
+        }
+        let saved = self.saved_tensors(arch)?;
+        for parameter in parameters {
+            let module = parameter.module();
+            let twice = placed.iter().any(|placement| placement.module == module);
+            if twice || saved.iter().any(|tensor| super::peft_name(tensor) == parameter.spec.name) {
+                let also = if twice { "target_modules" } else { "modules_to_save" };
+                return Err(Error::config(format!(
+                    "tuning.lora.target_parameters: {} is also trained by {also}",
+                    parameter.spec.name
+                ))
+                .hint("take it out of one of them"));
+            }
+        }
+        Ok(())
+    }
+}
