@@ -27,8 +27,9 @@ fn all_finite(out: &Path) {
     for name in checkpoints(out) {
         for file in ["adapter_model.safetensors", "optimizer.safetensors"] {
             let files = WeightFiles::open_file(&out.join(&name).join(file)).unwrap();
-            let floats: Vec<&str> = files.names().filter(|tensor| files.dtype(tensor).is_some()).collect();
-            floats.into_iter().for_each(|tensor| drop(files.read(tensor).unwrap()));
+            for tensor in files.names().filter(|tensor| files.dtype(tensor).is_some()) {
+                files.read(tensor).unwrap();
+            }
         }
     }
 }
