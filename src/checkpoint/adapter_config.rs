@@ -12,7 +12,7 @@ use crate::Kind;
 use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows};
 use crate::config::{Config, Mode, Node, TuningConfig};
 use crate::error::{Error, Result};
-use crate::model::adapters::{About, KINDS, Method};
+use crate::model::adapters::{About, KINDS, Method, NO_MODULE};
 use crate::model::targets::{Placement, Targets, token_rows};
 
 /// The version whose fields are written.
@@ -226,6 +226,7 @@ fn tidy(key: &str, value: Value) -> Value {
             }
             _ => Value::Number(number),
         },
+        Value::String(word) if key.ends_with("_modules") && word == NO_MODULE => Value::Array(Vec::new()),
         Value::Array(mut items) if key.ends_with("_modules") => {
             items.sort_by(|one, other| one.as_str().cmp(&other.as_str()));
             items.into()
@@ -244,9 +245,6 @@ impl AdapterConfig {
         if modules.is_empty() { Value::Null } else { modules.into() }
     }
 }
-
-/// A regular expression that matches no name: a list of modules in a configuration is never empty.
-const NONE: &str = "^$";
 
 /// Fields with rules of their own.
 const READ_BY_NAME: [&str; 2] = ["layers_pattern", "trainable_token_indices"];
@@ -333,7 +331,7 @@ impl Source<'_> {
                 all.retain(|module| !self.scores() || !SCORE_MODULES.iter().any(|score| module == score));
             }
             if def.name.ends_with("_modules") && value == json!([]) {
-                value = NONE.into();
+                value = NO_MODULE.into();
             }
             if let (Some(word), true) = (value.as_str(), def.name.ends_with("_modules")) {
                 // PEFT reads this word in any case, and no second word for it.

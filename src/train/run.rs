@@ -133,7 +133,7 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             _ => None,
         };
         let (unsaved, ends) = (session.state.step > session.begun, stop.is_some() || outcome.is_some());
-        session.save_is_owed |= session.save_is_due();
+        session.save_is_owed |= unsaved && session.save_is_due();
         // A run in which no step counted has trained nothing, however short it is.
         let trained_nothing = outcome.is_some() && session.optimizer.step == 0;
         if session.is_diverging() || trained_nothing {

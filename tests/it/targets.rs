@@ -27,6 +27,7 @@ fn modules(value: &Value) -> TargetModules {
     match value.as_str() {
         Some("all-linear") => TargetModules::AllLinear,
         Some(pattern) => TargetModules::Regex(pattern.into()),
+        None if strings(value).is_empty() => TargetModules::Regex("^$".into()),
         None => TargetModules::List(strings(value)),
     }
 }

@@ -243,8 +243,13 @@ pub fn ranks(placements: &[Placement], r: usize, alpha: f64) -> (Patterns<usize>
 /// The full names of the modules that have an adapter, without those of parameters.
 pub fn names(placements: &[Placement]) -> TargetModules {
     let modules = placements.iter().filter(|placement| !placement.is_on_parameter());
-    TargetModules::List(modules.map(|placement| placement.module.clone()).collect())
+    let names: Vec<String> = modules.map(|placement| placement.module.clone()).collect();
+    // A list in a configuration is never empty.
+    if names.is_empty() { TargetModules::Regex(NO_MODULE.to_owned()) } else { TargetModules::List(names) }
 }
+
+/// A regular expression that matches no name.
+pub const NO_MODULE: &str = "^$";
 
 /// The full names of the parameters that have an adapter: experts, routers.
 pub fn parameters(placements: &[Placement]) -> Vec<String> {

@@ -50,15 +50,24 @@ impl Targets {
 
     /// The former names of all routers and experts as modules.
     pub(super) fn former_names(&self, arch: &Arch) -> Vec<String> {
-        let Some([router, gate, up, down]) = self.former(arch) else { return Vec::new() };
+        let Some(former) = self.former(arch) else { return Vec::new() };
         let sparse = (0..arch.num_hidden_layers).filter(|&layer| arch.experts_of(layer).is_some());
-        let of = |layer| {
-            let block = format!("model.layers.{layer}");
-            let names = [router.to_owned()].into_iter().chain([gate, up, down].map(|name| format!("experts.{name}")));
-            let both = |name: String| [format!("{block}.mlp.{name}"), format!("{block}.block_sparse_moe.{name}")];
-            names.flat_map(both).collect::<Vec<_>>()
-        };
+        let of = |layer| former.map(|name| self.forms(&format!("model.layers.{layer}"), name)).concat();
         sparse.flat_map(of).collect()
+    }
+
+    /// The forms that a former name may be written in, in a block; in a list PEFT looks at the last part alone.
+    fn forms(&self, block: &str, name: &str) -> Vec<String> {
+        let feeds = ["mlp", "block_sparse_moe"].map(|feed| format!("{block}.{feed}"));
+        let form = |feed: &String| {
+            let inside = format!("{feed}.experts.{name}");
+            match &self.target_modules {
+                _ if name == "gate" => vec![format!("{feed}.{name}")],
+                TargetModules::List(_) => vec![inside, format!("{feed}.{name}")],
+                _ => vec![inside],
+            }
+        };
+        feeds.iter().flat_map(form).collect()
     }
 
     /// Whether `target_modules` reaches that module by a name that stands for the experts instead: a dense MLP among sparse
@@ -101,16 +110,8 @@ impl Targets {
             };
             let block = format!("model.layers.{layer}");
             let (module, hidden) = (format!("{block}.mlp.experts"), arch.hidden_size);
-            let names = |name: &str| {
-                ["mlp", "block_sparse_moe"].iter().any(|feed| rules.names(&format!("{block}.{feed}.{name}")))
-            };
             let [by_router, by_gate, by_up, by_down] = match self.former(arch) {
-                Some([router, gate, up, down]) => [
-                    names(router),
-                    names(&format!("experts.{gate}")),
-                    names(&format!("experts.{up}")),
-                    names(&format!("experts.{down}")),
-                ],
+                Some(former) => former.map(|name| self.forms(&block, name).iter().any(|form| rules.names(form))),
                 None => [false; 4],
             };
             if by_gate != by_up {
