@@ -1,16 +1,21 @@
 //! Layer 0: the one error type. A message names the file, line or key, what was found and what was expected;
-//! a hint says what to do; the kind decides the exit code.
+//! a hint says what to do; the kind decides the exit code. No message holds a secret or what a terminal would obey
+//! ([`shown`]).
+pub mod shown;
+
 use std::fmt;
 use std::path::Path;
+
+use self::shown::shown;
 
 /// What went wrong, by class. The class decides the process's exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A configuration file, flag or environment variable: exit 2.
     Config,
-    /// A data set, a row, a template or a tokenizer: exit 3.
+    /// A data set or a row, or what a template makes of it: exit 3.
     Data,
-    /// A model folder, its `config.json` or its weights: exit 4.
+    /// A model folder: its `config.json`, weights, tokenizer or chat template: exit 4.
     Model,
     /// A checkpoint or its stamp: exit 5.
     Checkpoint,
@@ -81,7 +86,7 @@ macro_rules! constructors {
 impl Error {
     /// An error of the given class.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: message.into(), hint: None }
+        Self { kind, message: shown(&message.into()).into_owned(), hint: None }
     }
 
     constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
@@ -104,21 +109,21 @@ impl Error {
     /// Adds what the user can do about it (printed as `hint: …`). A later hint replaces an earlier one.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(hint.into());
+        self.hint = Some(shown(&hint.into()).into_owned());
         self
     }
 
     /// Puts `context` and a colon before the message.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
-        self.message = format!("{context}: {}", self.message);
+        self.message = shown(&format!("{context}: {}", self.message)).into_owned();
         self
     }
 
     /// Puts a semicolon and `more` after the message.
     #[must_use]
     pub fn with_more(mut self, more: &str) -> Self {
-        self.message = format!("{}; {more}", self.message);
+        self.message = shown(&format!("{}; {more}", self.message)).into_owned();
         self
     }
 

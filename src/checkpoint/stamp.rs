@@ -54,6 +54,7 @@ pub const COMPARED: &[&str] = &[
     "train.group_by_length",
     "data.shuffle",
     "data.packing",
+    "data.split_special_tokens",
 ];
 
 /// Settings whose effect is in a field of the stamp (base model, dtype, backend, data, adapter), or that matter only at

@@ -294,8 +294,9 @@ impl Asker {
         let template = self.template.as_ref().ok_or_else(|| {
             Error::data("the model has no chat template").hint("set data.chat_template: chatml, or ask with --raw")
         })?;
-        let ids = self.tokenizer.encode(&template.render(messages, true)?.text, false)?.ids;
-        self.fits(ids)
+        let text = template.render(messages, true)?.text;
+        let split = self.config.data.split_special_tokens;
+        self.fits(template.tokens(&self.tokenizer, messages, &text, true, (split, None))?.encoded.ids)
     }
 
     /// The tokens of plain text.

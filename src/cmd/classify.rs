@@ -60,7 +60,8 @@ impl Said {
 /// The tokens of a text or a conversation, cut as in training.
 fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
     let arch = &asker.model.arch;
-    let mut ids = whole.ids(&asker.tokenizer, asker.template.as_ref(), arch.padding())?;
+    let split = asker.config.data.split_special_tokens;
+    let (mut ids, _) = whole.ids(&asker.tokenizer, asker.template.as_ref(), arch.padding(), (split, None))?;
     let limit = asker.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
     match asker.config.data.truncation {

@@ -1,6 +1,6 @@
 //! `tunesmith download`: fetches a model or a data set of the hub, and tells where it lies; how downloads are shown.
 use std::fmt::Write as _;
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,6 +8,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::terminal;
+use crate::error::shown::shown;
 use crate::error::{Error, Result};
 use crate::hub::{Hub, Part, Place, Settings, Watch};
 use crate::plan::{human_bytes, human_seconds};
@@ -86,16 +87,15 @@ impl Downloads {
     }
 }
 
-/// A line on standard error; nowhere to complain if that is closed.
 fn line(text: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{text}");
+    terminal::print_text(&format!("{text}\n"));
 }
 
 impl Watch for Downloads {
     fn begin(&self, what: &str, total: u64) {
         let bar = std::io::stderr().is_terminal().then(|| {
             let style = ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-            let bar = ProgressBar::new(total).with_message(what.to_owned());
+            let bar = ProgressBar::new(total).with_message(shown(what).into_owned());
             style.map(|style| bar.clone().with_style(style)).unwrap_or(bar)
         });
         if bar.is_none() {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::asking::{AskArgs, Asker};
 use super::classify;
-use super::terminal::{print, print_note};
+use super::terminal::{print, print_answer, print_note};
 use crate::data::numbers;
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
@@ -83,7 +83,7 @@ impl<'a> Shower<'a> {
 
     fn show(&mut self, end: usize) -> Result<()> {
         if self.shown && end > self.printed {
-            print(&self.stream.text()[self.printed..end])?;
+            print_answer(&self.stream.text()[self.printed..end])?;
         }
         self.printed = self.printed.max(end);
         Ok(())
@@ -110,7 +110,7 @@ impl Watcher for Shower<'_> {
     fn answer(&mut self, _: usize, answer: &Answer) -> Result<()> {
         let text = asked(self.asker).text(answer)?;
         if self.shown && text.len() > self.printed {
-            print(text.get(self.printed..).unwrap_or_default())?;
+            print_answer(text.get(self.printed..).unwrap_or_default())?;
         }
         self.printed = text.len();
         Ok(())

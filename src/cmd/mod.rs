@@ -125,11 +125,17 @@ impl Command {
 
 /// Runs the program on its arguments (the first is the program's name).
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    terminal::clean_panics();
     let cli = match Cli::try_parse_from(args) {
         Ok(cli) => cli,
         Err(usage) => {
-            // Help and version are asked for and go to stdout; a usage error goes to stderr. Nobody reads a failure to print.
-            let _ = usage.print();
+            // Help and version are asked for and go to stdout; a usage error, which repeats what was typed, goes to stderr.
+            // Nobody reads a failure to print.
+            if usage.use_stderr() {
+                terminal::print_text(&usage.render().to_string());
+            } else {
+                let _ = usage.print();
+            }
             return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
         }
     };

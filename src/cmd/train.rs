@@ -1,6 +1,6 @@
 //! `tunesmith train`: fine-tunes a model as a configuration says; shows a progress bar on a terminal and plain lines
 //! elsewhere.
-use std::io::{IsTerminal as _, Write as _};
+use std::io::IsTerminal as _;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,7 +8,7 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::ConfigArgs;
-use super::terminal::{Style, print, stdout_colour};
+use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::comm::env;
 use crate::config::Flag;
 use crate::config::foreign::Expected;
@@ -105,8 +105,7 @@ fn claim_word(config: &ConfigArgs, resume: Option<&str>) -> (ConfigArgs, Option<
 
 fn tell(first: bool, text: &str) {
     if first {
-        // Nowhere to complain if standard error is closed.
-        let _ = writeln!(std::io::stderr().lock(), "{text}");
+        print_text(&format!("{text}\n"));
     }
 }
 

@@ -379,6 +379,9 @@ section! {
         chat_template: Option<BuiltinTemplate> = None;
         /// The date that templates write as today's, as `2025-07-26` (`null`: today).
         template_date: Option<String> = None;
+        /// Special tokens that a message, a tool or a prompt writes out (`<|im_end|>`) are plain text; those that the template writes
+        /// are not concerned. `false`: they are tokens, as in Transformers. Rows of plain text and `--raw` prompts always keep them.
+        split_special_tokens: bool = true;
         /// With `task: classification`: the labels, in the order of their numbers (empty: those of the training rows, sorted). A row
         /// with another label is an error.
         labels: Labels = Labels::default();

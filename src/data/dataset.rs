@@ -183,6 +183,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
         min_length: data.min_length,
         max_length: data.max_length,
         max_turn_growth: data.max_turn_growth,
+        split_special_tokens: data.split_special_tokens,
         task: config.task(),
         padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
     };
@@ -420,14 +421,14 @@ impl Loader<'_> {
         let encoder = &self.encoder;
         let encode = |row: RawRow, forms: &[Form]| {
             let place = row.place.clone();
-            let Parsed { row, weight, mut unread } = row.parse_noting(forms)?;
-            let (outcome, unwritten) = encoder.encode(row).map_err(|error| error.context(&place))?;
-            unread.extend(unwritten);
-            Ok((place, outcome, weight, unread))
+            let Parsed { row, weight, unread } = row.parse_noting(forms)?;
+            let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;
+            notes.unwritten.extend(unread);
+            Ok((place, outcome, weight, notes))
         };
-        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, unread)| {
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes)| {
             counts.rows += 1;
-            counts.add_unread(unread, &place);
+            counts.add_notes(notes, &place);
             let mut kept = None;
             match outcome {
                 Outcome::Kept { examples, truncated, limited } => {

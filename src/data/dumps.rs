@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, Value};
 
-use super::jinja::{failed, guard, measure};
+use super::jinja::{failed, guard, measure, stopped};
 use super::print;
 
 /// `tojson` as Transformers defines it: `json.dumps(value, ensure_ascii=False, indent=…, separators=…, sort_keys=…)`,
@@ -20,7 +20,7 @@ pub fn to_json(value: &Value, indent: Option<&Value>, kwargs: &Kwargs) -> Result
         Some(indent) => match (indent.as_str(), indent.as_usize()) {
             (Some(text), _) => Some(text.to_owned()),
             (None, Some(width)) if width <= 64 => Some(" ".repeat(width)),
-            _ => return Err(failed("tojson wants an indent of at most 64")),
+            _ => return Err(stopped("tojson wants an indent of at most 64")),
         },
     };
     let (item, key) = match separators.as_deref() {

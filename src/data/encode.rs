@@ -13,6 +13,10 @@ use super::unwritten;
 use crate::config::{LossOn, Task, Truncation, nearest};
 use crate::error::{Error, Result};
 
+/// The most messages of a conversation under a template that does not mark the assistant's text: it is rendered anew for
+/// each answer, so that the time grows with the square of their number.
+const MAX_MESSAGES: usize = 2000;
+
 /// What decides how rows become tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EncodeOptions {
@@ -31,10 +35,20 @@ pub struct EncodeOptions {
     /// How many times the tokens of its longest rendering a conversation may have in all renderings
     /// ([`mask::render`]).
     pub max_turn_growth: f64,
+    /// Whether special tokens that messages write out are plain text.
+    pub split_special_tokens: bool,
     /// What is learned of a row.
     pub task: Task,
     /// What Transformers takes for padding at the end of a row that has a label as a whole.
     pub padding: Option<u32>,
+}
+
+impl EncodeOptions {
+    /// So many tokens of a row decide what becomes of it; none where all of them do.
+    fn most_tokens(&self) -> Option<usize> {
+        let cut = matches!(self.truncation, Truncation::Right | Truncation::Drop);
+        cut.then(|| self.max_seq_len.max(self.min_length.unwrap_or(0)).max(self.max_length.unwrap_or(0)))
+    }
 }
 
 /// What became of a row.
@@ -67,10 +81,30 @@ pub enum Outcome {
 struct Labeled {
     /// Of a conversation one for each rendering.
     examples: Vec<Example>,
-    /// What of it the chat template does not write, in words.
-    unwritten: Vec<String>,
+    notes: Notes,
     /// Whether first turns are not learned, for `max_turn_growth`.
     limited: bool,
+}
+
+/// What a report says of a row beside its outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Notes {
+    /// What the chat template does not write of it, in words.
+    pub unwritten: Vec<String>,
+    /// Special tokens that its messages write out and that became plain text.
+    pub split_tokens: Vec<String>,
+    /// Whether its text holds special tokens that stay tokens.
+    pub keeps_tokens: bool,
+}
+
+impl Notes {
+    /// Adds what is said of another rendering of the row.
+    fn add(&mut self, other: Self) {
+        self.split_tokens.extend(
+            other.split_tokens.into_iter().filter(|token| !self.split_tokens.contains(token)).collect::<Vec<_>>(),
+        );
+        self.keeps_tokens |= other.keeps_tokens;
+    }
 }
 
 /// Turns rows into examples.
@@ -87,20 +121,20 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Tokenizes a row, labels it, cuts it to length; with what of it the chat template does not write, in words.
+    /// Tokenizes a row, labels it, cuts it to length; with what a report says of it.
     ///
     /// # Errors
     /// A conversation that the template refuses or whose calls of tools it does not write, plain text without EOS, an id beyond the vocabulary.
-    pub fn encode(&self, row: Row) -> Result<(Outcome, Vec<String>)> {
+    pub fn encode(&self, row: Row) -> Result<(Outcome, Notes)> {
         let target = match &row {
             Row::Labeled { label, .. } => Some(self.target(label)?),
             _ => None,
         };
         // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
         let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let Labeled { examples, unwritten, limited } = self.label(row)?;
+        let Labeled { examples, notes, limited } = self.label(row)?;
         examples.iter().try_for_each(|example| self.check_ids(example))?;
-        Ok((self.cut((examples, limited), whole, target), unwritten))
+        Ok((self.cut((examples, limited), whole, target), notes))
     }
 
     /// What the last token of a row has to predict: the label's number, or the bits of a number.
@@ -126,6 +160,9 @@ impl Encoder {
 
     fn label(&self, row: Row) -> Result<Labeled> {
         let loss_on_all = self.options.loss_on == LossOn::All;
+        let split = self.options.split_special_tokens;
+        let most = self.options.most_tokens();
+        let mut notes = Notes::default();
         let example = match row {
             Row::Chat(conversation) => {
                 let template = self.template.as_ref().ok_or_else(|| {
@@ -137,33 +174,51 @@ impl Encoder {
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
                 let learned = if loss_on_all { 0..text.len() } else { prompt.len()..text.len() };
-                let encoded = self.tokenizer.encode(&text, true)?;
+                let encoded = self.tokenizer.encode_first(&text, true, most)?;
+                let mut written = encoded.ids.iter().zip(&encoded.offsets).filter(|(_, (start, end))| start < end);
+                notes.keeps_tokens = written.any(|(id, _)| self.tokenizer.is_control(*id));
                 self.with_eos(labeled(encoded, from_ref(&learned)))?
             }
             Row::Text(text) => {
-                let (input_ids, added) = self.tokenizer.ids(&text)?;
+                let (input_ids, added) = self.tokenizer.ids_first(&text, most)?;
+                let mut written = input_ids.iter().zip(&added).filter(|(_, added)| !**added);
+                notes.keeps_tokens = written.any(|(id, _)| self.tokenizer.is_control(*id));
                 let label = |(&id, added)| if added { IGNORE } else { id as i32 };
                 let labels = input_ids.iter().zip(added).map(label).collect();
                 self.with_eos(Example { input_ids, labels })?
             }
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
             Row::Labeled { whole, .. } => {
-                let input_ids = whole.ids(&self.tokenizer, self.template.as_ref(), self.options.padding)?;
+                let input_ids;
+                (input_ids, notes) =
+                    whole.ids(&self.tokenizer, self.template.as_ref(), self.options.padding, (split, most))?;
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
-        Ok(Labeled { examples: vec![example], ..Labeled::default() })
+        Ok(Labeled { examples: vec![example], notes, limited: false })
     }
 
     /// The renderings of a conversation; the first ones are left out where all have more than `max_turn_growth` times the
     /// tokens of the longest.
     fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
+        let messages = conversation.messages.len();
+        if messages > MAX_MESSAGES && !template.marks_generation() {
+            return Err(Error::data(format!(
+                "the conversation has {messages} messages, at most {MAX_MESSAGES} are allowed"
+            ))
+            .hint("split the row, or mark the assistant's text by {% generation %} in data.template_path"));
+        }
+        let split = self.options.split_special_tokens;
+        let mut notes = Notes::default();
         let (mut examples, mut renderings) = (Vec::new(), Vec::new());
         let (mut tokens, mut longest, mut limited) = (0, 0, false);
         let options = (self.options.loss_on, self.tokenizer.special_texts());
         mask::render_each(template, conversation, options, &mut |rendered| {
             // The template wrote BOS itself, if the model wants one.
-            let example = labeled(self.tokenizer.encode(&rendered.text, false)?, &rendered.spans);
+            let how = (split, self.options.most_tokens());
+            let found = template.tokens(&self.tokenizer, conversation, &rendered.text, false, how)?;
+            notes.add(found.notes(split));
+            let example = labeled(found.encoded, &rendered.spans);
             tokens += example.input_ids.len();
             longest = longest.max(example.input_ids.len());
             limited = !examples.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
@@ -176,7 +231,8 @@ impl Encoder {
         examples.reverse();
         renderings.reverse();
         unwritten::check_calls(template, conversation, &renderings)?;
-        Ok(Labeled { examples, unwritten: unwritten::left_out(conversation, &renderings), limited })
+        notes.unwritten = unwritten::left_out(conversation, &renderings);
+        Ok(Labeled { examples, notes, limited })
     }
 
     /// Plain text ends with EOS, which is learned.

@@ -11,16 +11,27 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
+use super::clock::thread_time;
 use super::{print, python};
 
 /// The largest template that is read.
 pub const MAX_SOURCE: usize = 1 << 20;
 /// How deep lists and maps may nest.
 const MAX_DEPTH: usize = 64;
-/// Instructions one rendering may take (a long chat needs some thousands).
+/// Instructions one rendering may take (a long chat needs some thousands), besides [`FUEL_A_BYTE`].
 const FUEL: u64 = 5_000_000;
-/// Wall-clock limit of one rendering.
-const TIME_LIMIT: Duration = Duration::from_secs(20);
+/// What each byte of the variables adds to them: a chat of many short messages needs some hundreds for each.
+const FUEL_A_BYTE: u64 = 16;
+/// Variables up to this size get no more fuel.
+const SMALL_INPUT: usize = 256 << 10;
+/// How long one rendering may compute; as long again for each [`BYTES_A_LIMIT`] of the variables.
+const TIME_LIMIT: Duration = Duration::from_secs(1);
+const BYTES_A_LIMIT: u32 = 32 << 20;
+/// The most words and signs of one expression, with those of the expressions around it, and the most `elif` of one `if`:
+/// the library's parser and compiler go down a level for each.
+const MAX_CHAIN: usize = 4_000;
+/// The stack of the thread that compiles.
+const COMPILER_STACK: usize = 64 << 20;
 
 /// What a running template may still build. One rendering stays on one thread, so this is thread-local.
 #[derive(Clone, Copy)]
@@ -29,7 +40,11 @@ struct Budget {
     value: usize,
     /// What all values and the output together may still take.
     total: usize,
+    /// When the clock is looked at, and how long after it again.
     deadline: Instant,
+    time: Duration,
+    /// What the processor had spent on this thread when it was last looked at; none before the first time.
+    spent: Option<Duration>,
     /// The two characters that enclose the text of a `{% generation %}` block in the output.
     marks: (char, char),
     /// What the template takes for the present.
@@ -38,6 +53,8 @@ struct Budget {
 
 thread_local! {
     static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
+    /// Whether a limit has stopped the last rendering.
+    static STOPPED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What the running template takes for the present.
@@ -50,22 +67,42 @@ pub fn failed(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::InvalidOperation, message.into())
 }
 
+/// An error of a limit.
+pub fn stopped(message: impl Into<String>) -> Error {
+    STOPPED.set(true);
+    failed(message)
+}
+
+/// Whether the error of the last rendering on this thread is that of a limit.
+pub fn is_limit(error: &Error) -> bool {
+    STOPPED.get()
+        || error.kind() == ErrorKind::OutOfFuel
+        || error.detail().is_some_and(|detail| detail.contains("recursion limit"))
+}
+
 /// Fails if a value of `bytes` may not be built; called before the operations that multiply.
 pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
     let limit = BUDGET.get().map_or(usize::MAX, |budget| budget.value);
     match bytes {
         Some(bytes) if bytes <= limit => Ok(()),
-        _ => Err(failed(format!("the template builds a value larger than {limit} bytes"))),
+        _ => Err(stopped(format!("the template builds a value larger than {limit} bytes"))),
     }
 }
 
 /// Takes `bytes` from what the rendering may still build, and looks at the clock.
 fn charge(bytes: usize) -> Result<(), Error> {
     let Some(mut budget) = BUDGET.get() else { return Ok(()) };
-    if Instant::now() > budget.deadline {
-        return Err(failed(format!("the template ran for more than {} s", TIME_LIMIT.as_secs())));
+    let now = Instant::now();
+    if now > budget.deadline {
+        // A thread that had to wait has not used its time up.
+        let spent = thread_time().unwrap_or_else(|| budget.spent.unwrap_or_default() + budget.time);
+        if budget.spent.is_some_and(|before| spent.saturating_sub(before) >= budget.time / 2) {
+            return Err(stopped(format!("the template ran for more than {} s", budget.time.as_secs())));
+        }
+        (budget.spent, budget.deadline) = (Some(spent), now + budget.time);
     }
-    budget.total = budget.total.checked_sub(bytes).ok_or_else(|| failed("the template builds too much text in all"))?;
+    budget.total =
+        budget.total.checked_sub(bytes).ok_or_else(|| stopped("the template builds too much text in all"))?;
     BUDGET.set(Some(budget));
     Ok(())
 }
@@ -82,11 +119,11 @@ fn walk(value: &Value, depth: usize, limit: usize, size: &mut usize) -> Result<(
     *size += 1 + value.as_str().map_or(0, str::len);
     guard(Some(*size).filter(|&size| size <= limit))?;
     if depth > MAX_DEPTH {
-        return Err(failed(format!("the template nests values more than {MAX_DEPTH} deep")));
+        return Err(stopped(format!("the template nests values more than {MAX_DEPTH} deep")));
     }
     let Some(object) = value.as_object() else { return Ok(()) };
     if depth > 0 && is_namespace(value) {
-        return Err(failed("a namespace cannot be an item of another value"));
+        return Err(stopped("a namespace cannot be an item of another value"));
     }
     match value.kind() {
         ValueKind::Seq | ValueKind::Iterable => {
@@ -121,8 +158,8 @@ fn check(value: Value) -> Result<Value, Error> {
         charge(1)?;
         return Ok(value);
     }
-    measure(&value)?;
-    charge(32 * value.len().unwrap_or(1))?;
+    let size = measure(&value)?;
+    charge(size + 32 * value.len().unwrap_or(1))?;
     if value.kind() == ValueKind::Iterable {
         return Ok(Value::from(value.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?));
     }
@@ -132,7 +169,7 @@ fn check(value: Value) -> Result<Value, Error> {
 /// Precedes `{% set namespace.name = value %}`: namespaces inside namespaces could form a ring.
 fn storable(value: Value) -> Result<Value, Error> {
     if is_namespace(&value) {
-        return Err(failed("a namespace cannot be stored in a namespace"));
+        return Err(stopped("a namespace cannot be stored in a namespace"));
     }
     Ok(value)
 }
@@ -164,16 +201,20 @@ impl Program {
         let (source, marks_generation) = prepare(&source, &syntax)?;
         // A process compiles a handful of templates, which live as long as it does.
         let source: &'static str = Box::leak(source.into_boxed_str());
-        let tree = machinery::parse(source, "chat_template", syntax)?;
-        let mut generator = CodeGenerator::new("chat_template", source);
-        generator.compile_stmt(&tree);
-        let (instructions, blocks) = generator.finish();
-        Ok(Self {
-            environment: environment(),
-            instructions: bounded(&instructions),
-            blocks: blocks.iter().map(|(name, code)| (*name, bounded(code))).collect(),
-            marks_generation,
-        })
+        let compile = || {
+            let tree = machinery::parse(source, "chat_template", syntax)?;
+            let mut generator = CodeGenerator::new("chat_template", source);
+            generator.compile_stmt(&tree);
+            let (instructions, blocks) = generator.finish();
+            let blocks = blocks.iter().map(|(name, code)| (*name, bounded(code))).collect();
+            Ok::<_, Error>((bounded(&instructions), blocks))
+        };
+        let (instructions, blocks) = std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, compile);
+            let thread = thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
+            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })?;
+        Ok(Self { environment: environment(), instructions, blocks, marks_generation })
     }
 
     /// Whether the source has `{% generation %}` blocks.
@@ -197,16 +238,26 @@ impl Program {
             }
         }
         let _reset = Reset;
+        STOPPED.set(false);
+        let time = TIME_LIMIT * (1 + input_bytes as u32 / BYTES_A_LIMIT);
+        let mut fuelled = None;
+        if input_bytes > SMALL_INPUT {
+            let environment = fuelled.insert(self.environment.clone());
+            environment.set_fuel(Some(FUEL + FUEL_A_BYTE * input_bytes as u64));
+        }
+        let environment = fuelled.as_ref().unwrap_or(&self.environment);
         BUDGET.set(Some(Budget {
             value: input_bytes.saturating_mul(8).saturating_add(4 << 20),
             total: input_bytes.saturating_mul(64).saturating_add(64 << 20),
-            deadline: Instant::now() + TIME_LIMIT,
+            deadline: Instant::now() + time,
+            time,
+            spent: None,
             marks,
             now,
         }));
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
-        machinery::eval(&self.environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
+        machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
         drop(output);
         Ok(text)
     }
@@ -248,9 +299,11 @@ fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error>
     let mut changed = String::with_capacity(source.len() + 64);
     let (mut copied, mut marks_generation) = (0, false);
     let (mut opens_block, mut ends_operand) = (false, false);
+    let mut depth = Depth::default();
     for token in machinery::tokenize(source, false, syntax.clone()) {
         let (token, span) = token?;
         let range = span.start_offset as usize..span.end_offset as usize;
+        depth.add(&token, opens_block)?;
         let replacement = match token {
             Token::Ident("generation") if opens_block => Some(format!("filter {GENERATION}")),
             Token::Ident("endgeneration") if opens_block => Some("endfilter".into()),
@@ -279,6 +332,42 @@ fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error>
     }
     changed.push_str(&source[copied..]);
     Ok((changed, marks_generation))
+}
+
+/// How deep the tree of the syntax can be at a place, judged by the tokens before it: operators, filters, subscripts and
+/// `elif` nest without brackets too.
+#[derive(Default)]
+struct Depth {
+    /// Words and signs of each open bracket's expression, the outermost first.
+    expressions: Vec<usize>,
+    /// `elif` of each open `if`.
+    branches: Vec<usize>,
+}
+
+impl Depth {
+    fn add(&mut self, token: &Token<'_>, opens_block: bool) -> Result<(), Error> {
+        match token {
+            Token::TemplateData(_) => {}
+            Token::BlockStart | Token::VariableStart => self.expressions = vec![0],
+            Token::ParenOpen | Token::BracketOpen | Token::BraceOpen => self.expressions.push(1),
+            Token::ParenClose | Token::BracketClose | Token::BraceClose => {
+                self.expressions.pop();
+                self.expressions.last_mut().into_iter().for_each(|count| *count += 1);
+            }
+            Token::Comma | Token::Colon => self.expressions.last_mut().into_iter().for_each(|count| *count = 0),
+            _ => self.expressions.last_mut().into_iter().for_each(|count| *count += 1),
+        }
+        match token {
+            Token::Ident("if") if opens_block => self.branches.push(0),
+            Token::Ident("elif") if opens_block => self.branches.last_mut().into_iter().for_each(|count| *count += 1),
+            Token::Ident("endif") if opens_block => drop(self.branches.pop()),
+            _ => {}
+        }
+        if self.expressions.iter().chain(&self.branches).sum::<usize>() > MAX_CHAIN {
+            return Err(failed(format!("an expression or an if has more than {MAX_CHAIN} parts")));
+        }
+        Ok(())
+    }
 }
 
 /// Puts the checks between the instructions and moves the jump targets accordingly.

@@ -1,6 +1,7 @@
 //! Rows `{text, label}` or `{messages, label}`: what a classification or a regression learns from.
 use serde_json::{Map, Value, json};
 
+use super::encode::Notes;
 use super::messages::Conversation;
 use super::row::{Row, kind};
 use super::template::ChatTemplate;
@@ -41,6 +42,7 @@ impl Whole {
 
     /// Its tokens: text as the tokenizer has it, with what that adds; turns through the chat template, up to their end.
     /// Tokens of `padding` at the end go, since Transformers takes them for padding: the last other one is what counts.
+    /// With `split`, special tokens that messages write out are plain text; tokens behind the first `most` do not count.
     ///
     /// # Errors
     /// The tokenizer, the template; there is no token.
@@ -49,15 +51,23 @@ impl Whole {
         tokenizer: &Tokenizer,
         template: Option<&ChatTemplate>,
         padding: Option<u32>,
-    ) -> Result<Vec<u32>> {
-        let mut ids = match self {
-            Self::Text(text) => tokenizer.ids(text)?.0,
+        (split, most): (bool, Option<usize>),
+    ) -> Result<(Vec<u32>, Notes)> {
+        let (mut ids, notes) = match self {
+            Self::Text(text) => {
+                let (ids, added) = tokenizer.ids_first(text, most)?;
+                let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && tokenizer.is_control(*id));
+                (ids, Notes { keeps_tokens, ..Notes::default() })
+            }
             Self::Chat(conversation) => {
                 let template = template.ok_or_else(|| {
                     Error::data("the row is a conversation, but the model folder has no chat template")
                         .hint("set data.chat_template: chatml, or data.template_path")
                 })?;
-                tokenizer.encode(&template.render(conversation, false)?.text, false)?.ids
+                let text = template.render(conversation, false)?.text;
+                let tokens = template.tokens(tokenizer, conversation, &text, false, (split, most))?;
+                let notes = tokens.notes(split);
+                (tokens.encoded.ids, notes)
             }
         };
         while ids.len() > 1 && ids.last().copied() == padding {
@@ -66,7 +76,7 @@ impl Whole {
         if ids.is_empty() {
             return Err(Error::data("the text is empty: it has no token to look at").hint("remove the row"));
         }
-        Ok(ids)
+        Ok((ids, notes))
     }
 
     /// The part of a row that holds it.

@@ -9,7 +9,7 @@ use minijinja_contrib::pycompat;
 
 use super::clock::strftime;
 use super::dumps::to_json;
-use super::jinja::{CONCAT, MULTIPLY, REMAINDER, failed, guard, measure, now};
+use super::jinja::{CONCAT, MULTIPLY, REMAINDER, failed, guard, measure, now, stopped};
 use super::print;
 
 /// Adds everything to the environment.
@@ -113,7 +113,7 @@ fn checked_format(style: FormatStyle, layout: &str, values: &[Value]) -> Result<
             }
         };
         if digits > 3 || computed {
-            return Err(failed(format!("the format string {layout:?} asks for a computed or very large width")));
+            return Err(stopped(format!("the format string {layout:?} asks for a computed or very large width")));
         }
         last = letter;
     }

@@ -1,6 +1,7 @@
 //! What became of the rows: counts of everything that was cut or left out, with where it stands.
 use std::collections::BTreeMap;
 
+use super::encode::Notes;
 use serde::{Deserialize, Serialize};
 
 /// How many rows of a kind are named.
@@ -122,6 +123,12 @@ pub struct Counts {
     /// Rows of several renderings.
     #[serde(default)]
     pub turns: Turns,
+    /// Special tokens that messages write out and that became plain text (`data.split_special_tokens`).
+    #[serde(default)]
+    pub split_tokens: BTreeMap<String, Found>,
+    /// Rows whose text holds special tokens that stay tokens.
+    #[serde(default)]
+    pub kept_tokens: Found,
 }
 
 impl Counts {
@@ -134,12 +141,17 @@ impl Counts {
         }
     }
 
-    /// Counts what of a row is not read.
-    pub(super) fn add_unread(&mut self, names: Vec<String>, place: impl std::fmt::Display) {
-        for name in names {
-            if self.unread.len() < NAMED_FIELDS || self.unread.contains_key(&name) {
-                self.unread.entry(name).or_default().add(&place);
+    /// Counts what is to be said of a row.
+    pub(super) fn add_notes(&mut self, notes: Notes, place: impl std::fmt::Display) {
+        for (found, names) in [(&mut self.unread, notes.unwritten), (&mut self.split_tokens, notes.split_tokens)] {
+            for name in names {
+                if found.len() < NAMED_FIELDS || found.contains_key(&name) {
+                    found.entry(name).or_default().add(&place);
+                }
             }
+        }
+        if notes.keeps_tokens {
+            self.kept_tokens.add(place);
         }
     }
 
@@ -163,6 +175,10 @@ impl Counts {
         for (name, found) in &other.unread {
             self.unread.entry(name.clone()).or_default().merge(found);
         }
+        for (name, found) in &other.split_tokens {
+            self.split_tokens.entry(name.clone()).or_default().merge(found);
+        }
+        self.kept_tokens.merge(&other.kept_tokens);
     }
 
     /// Rows that were read and left out for what they are.
@@ -206,6 +222,13 @@ impl Counts {
         for (name, found) in &self.unread {
             warnings.extend(found.warning(set, &format!("have {name} that no model sees")));
         }
+        for (name, found) in &self.split_tokens {
+            warnings.extend(found.warning(
+                set,
+                &format!("write {name:?} in their messages: it is plain text there (data.split_special_tokens)"),
+            ));
+        }
+        warnings.extend(self.kept_tokens.warning(set, "write special tokens in their text, which stay tokens"));
         warnings
     }
 }

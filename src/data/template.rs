@@ -8,13 +8,14 @@ use minijinja::value::Kwargs;
 use serde_json::Value;
 
 use super::clock::strftime;
+use super::control::Control;
 use super::dumps::to_json;
 use super::isolate::isolated;
-use super::jinja::{MAX_SOURCE, Program};
+use super::jinja::{self, MAX_SOURCE, Program};
 use super::row::Conversation;
 use super::tokenizer::{Tokenizer, read_file};
 use crate::config::BuiltinTemplate;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 
 /// The characters that may mark generation blocks: Unicode reserves them for such internal use.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
@@ -25,6 +26,7 @@ pub struct ChatTemplate {
     source: String,
     origin: String,
     special_tokens: Vec<(String, JinjaValue)>,
+    pub(super) control: Control,
     /// What `strftime_now` takes for the present; none for the clock's.
     now: Option<SystemTime>,
 }
@@ -221,22 +223,25 @@ impl ChatTemplate {
                 }
             }
         };
-        Self::compile(&source, origin, tokenizer).map(Some)
+        // A file that the user names is no part of the model.
+        let kind = if path.is_some() { Kind::Data } else { Kind::Model };
+        Self::compile(&source, origin, tokenizer).map(Some).map_err(|error| error.with_kind(kind))
     }
 
     /// Compiles a source; `origin` names it in errors.
     ///
     /// # Errors
-    /// [`crate::Kind::Data`] with the line: it is not Jinja, or too large.
+    /// [`crate::Kind::Model`] with the line: it is not Jinja, or too large.
     pub fn compile(source: &str, origin: impl Into<String>, tokenizer: &Tokenizer) -> Result<Self> {
         let origin = origin.into();
         let program = isolated("compiling the chat template", || Program::compile(source))?.map_err(|error| {
-            Error::data(format!("{origin}:{}: {}", error.line().unwrap_or(1), describe(&error)))
+            Error::model(format!("{origin}:{}: {}", error.line().unwrap_or(1), describe(&error)))
                 .hint("the file is not a Jinja template that Transformers would accept")
         })?;
         let special_tokens = tokenizer.special_tokens();
         let special_tokens = special_tokens.iter().map(|(name, token)| (name.clone(), jinja_value(token))).collect();
-        Ok(Self { program, source: source.to_owned(), origin, special_tokens, now: None })
+        let control = Control::new(tokenizer, source);
+        Ok(Self { program, source: source.to_owned(), origin, special_tokens, control, now: None })
     }
 
     /// The same template at a fixed time; none for the clock's.
@@ -274,7 +279,7 @@ impl ChatTemplate {
     /// Renders a whole conversation.
     ///
     /// # Errors
-    /// [`crate::Kind::Data`]: the template raises an error, or takes too much time or memory.
+    /// [`crate::Kind::Data`]: the template raises an error; [`crate::Kind::Model`]: it takes too much time or memory.
     pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered> {
         let turns = Turns::new(conversation)?;
         self.render_first(&turns, turns.len(), add_generation_prompt)
@@ -310,7 +315,9 @@ impl ChatTemplate {
         let rendering = || self.program.render(variables, turns.bytes + self.source.len(), turns.marks, now);
         isolated("rendering the chat template", rendering)?.map_err(|error| {
             let line = error.line().map_or(String::new(), |line| format!(" line {line}"));
-            Error::data(format!("chat template ({}{line}): {}", self.origin, describe(&error)))
+            let message = format!("chat template ({}{line}): {}", self.origin, describe(&error));
+            // What a limit stops is wrong with the template, what it raises itself with the row.
+            Error::new(if jinja::is_limit(&error) { Kind::Model } else { Kind::Data }, message)
         })
     }
 }
@@ -346,7 +353,7 @@ fn describe(error: &minijinja::Error) -> String {
 fn read_template(path: &Path) -> Result<Option<String>> {
     let Some(bytes) = read_file(path)? else { return Ok(None) };
     if bytes.len() > MAX_SOURCE {
-        return Err(Error::data(format!(
+        return Err(Error::model(format!(
             "{} has {} bytes, expected at most {MAX_SOURCE}",
             path.display(),
             bytes.len()
@@ -354,7 +361,7 @@ fn read_template(path: &Path) -> Result<Option<String>> {
     }
     String::from_utf8(bytes)
         .map(Some)
-        .map_err(|error| Error::data(format!("{}: invalid UTF-8: {error}", path.display())))
+        .map_err(|error| Error::model(format!("{}: invalid UTF-8: {error}", path.display())))
 }
 
 /// The template of a `tokenizer_config.json`: a string, or a list of named ones.
@@ -370,7 +377,7 @@ fn configured(value: Option<&Value>, origin: &str) -> Result<Option<String>> {
             default.and_then(|entry| entry["template"].as_str()).map(|source| Some(source.to_owned())).ok_or_else(
                 || {
                     let names: Vec<&str> = named.iter().filter_map(|entry| entry["name"].as_str()).collect();
-                    Error::data(format!(
+                    Error::model(format!(
                         "{origin}: found the chat templates [{}], expected one named default",
                         names.join(", ")
                     ))
@@ -378,7 +385,7 @@ fn configured(value: Option<&Value>, origin: &str) -> Result<Option<String>> {
                 },
             )
         }
-        Some(_) => Err(Error::data(format!("{origin}: chat_template is neither a string nor a list"))),
+        Some(_) => Err(Error::model(format!("{origin}: chat_template is neither a string nor a list"))),
     }
 }
 

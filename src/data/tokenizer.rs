@@ -1,8 +1,11 @@
 //! The tokenizer of a model folder: `tokenizer.json`, and from the files beside it the special tokens.
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
+use super::clock::thread_time;
+use super::growth::{self, Growth};
 use super::isolate::isolated;
 use crate::error::{Error, Result};
 
@@ -29,6 +32,7 @@ pub struct Tokenizer {
     stop_ids: Vec<u32>,
     eos_id: Option<u32>,
     hash: blake3::Hash,
+    growth: Growth,
 }
 
 impl std::fmt::Debug for Tokenizer {
@@ -42,7 +46,8 @@ impl Tokenizer {
     /// `config.json` and `generation_config.json` of a model folder.
     ///
     /// # Errors
-    /// [`crate::Kind::Data`]: there is no `tokenizer.json`, or a file is not what its name says.
+    /// [`crate::Kind::Model`]: there is no `tokenizer.json`, a file is not what its name says, or what it asks for is beyond
+    /// bounds ([`growth`]).
     pub fn load(model_dir: &Path) -> Result<Self> {
         Self::load_with(model_dir, &[])
     }
@@ -57,10 +62,10 @@ impl Tokenizer {
         if !new_tokens.is_empty() {
             bytes = with_tokens(model_dir, new_tokens)?.0.into_bytes();
         }
-        let mut inner = parse(&path, &bytes)?;
+        let (mut inner, growth) = parse(&path, &bytes)?;
         // Rows are cut and never padded by us, whatever the file says.
         inner.with_padding(None);
-        inner.with_truncation(None).map_err(|error| Error::data(error.to_string()))?;
+        inner.with_truncation(None).map_err(|error| Error::model(error.to_string()))?;
 
         let config = read_json(&model_dir.join("tokenizer_config.json"))?;
         let mut special_tokens = special_tokens(&config);
@@ -87,28 +92,47 @@ impl Tokenizer {
         let mut special_ids: Vec<u32> = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
         special_ids.sort_unstable();
         let hash = blake3::hash(&bytes);
-        Ok(Self { inner, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash })
+        Ok(Self { inner, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash, growth })
     }
 
     /// Ids and byte offsets; `add_special` lets the tokenizer's post-processor add its tokens (BOS).
     ///
     /// # Errors
-    /// The tokenizer cannot handle the text.
+    /// [`crate::Kind::Data`]: the tokenizer cannot handle the text, or not in reasonable memory.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Encoded> {
-        let encoding = isolated("tokenizing", || self.inner.encode(text, add_special))?
-            .map_err(|error| Error::data(format!("cannot tokenize: {error}")))?;
-        Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() })
+        self.encode_first(text, add_special, None)
     }
 
-    /// Ids without offsets, which is faster: with the tokens that the post-processor adds, and which ids those are.
+    /// As [`Tokenizer::encode`], where no token behind the first `most` counts: of a much longer text only the beginning
+    /// is looked at, and more than `most` tokens of it are returned.
     ///
     /// # Errors
-    /// The tokenizer cannot handle the text.
+    /// As [`Tokenizer::encode`].
+    pub fn encode_first(&self, text: &str, add_special: bool, most: Option<usize>) -> Result<Encoded> {
+        encode_first((&self.inner, self.growth), text, add_special, most).map(|(encoded, _)| encoded)
+    }
+
+    /// Ids, with the tokens that the post-processor adds, and which ids those are.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
     pub fn ids(&self, text: &str) -> Result<(Vec<u32>, Vec<bool>)> {
-        let encoding = isolated("tokenizing", || self.inner.encode_fast(text, true))?
-            .map_err(|error| Error::data(format!("cannot tokenize: {error}")))?;
-        let added = encoding.get_special_tokens_mask().iter().map(|&added| added != 0).collect();
-        Ok((encoding.get_ids().to_vec(), added))
+        self.ids_first(text, None)
+    }
+
+    /// As [`Tokenizer::ids`]; `most` as in [`Tokenizer::encode_first`].
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode`].
+    pub fn ids_first(&self, text: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<bool>)> {
+        if self.growth.slow || most.is_some() && text.len() > SMALL {
+            return encode_first((&self.inner, self.growth), text, true, most)
+                .map(|(encoded, added)| (encoded.ids, added));
+        }
+        check_length(text, self.growth)?;
+        // Without offsets, which is faster.
+        let encoding = isolated("tokenizing", || self.inner.encode_fast(text, true))?.map_err(untokenized)?;
+        Ok((encoding.get_ids().to_vec(), added(&encoding)))
     }
 
     /// The text of ids.
@@ -128,6 +152,37 @@ impl Tokenizer {
     /// The id of a vocabulary entry.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// The tokenizer of the library.
+    pub(super) const fn inner(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
+    /// How much longer it can make a text.
+    pub(super) const fn growth(&self) -> Growth {
+        self.growth
+    }
+
+    /// The added tokens with their ids.
+    pub(super) fn added_tokens(&self) -> Vec<(u32, tokenizers::AddedToken)> {
+        self.inner
+            .get_added_vocabulary()
+            .get_added_tokens_decoder()
+            .iter()
+            .map(|(id, token)| (*id, token.clone()))
+            .collect()
+    }
+
+    /// What the model writes for characters that it does not know.
+    pub(super) fn unknown_id(&self) -> Option<u32> {
+        use tokenizers::ModelWrapper::{BPE, Unigram, WordLevel, WordPiece};
+        match self.inner.get_model() {
+            BPE(model) => model.get_unk_token().as_deref().and_then(|token| self.id(token)),
+            WordPiece(model) => self.id(&model.unk_token),
+            WordLevel(model) => self.id(&model.unk_token),
+            Unigram(_) => self.special_tokens.get("unk_token").and_then(Value::as_str).and_then(|token| self.id(token)),
+        }
     }
 
     /// `eos_token`, or else the model's `eos_token_id`.
@@ -155,6 +210,11 @@ impl Tokenizer {
         self.special_ids.binary_search(&id).is_ok()
     }
 
+    /// Whether an id is that of a special token other than the one for unknown characters.
+    pub(super) fn is_control(&self, id: u32) -> bool {
+        self.is_special(id) && self.unknown_id() != Some(id)
+    }
+
     /// `tokenizer_config.json`.
     pub const fn config(&self) -> &Map<String, Value> {
         &self.config
@@ -166,17 +226,122 @@ impl Tokenizer {
     }
 }
 
+/// Texts up to this size are always tokenized whole.
+const SMALL: usize = 1 << 20;
+/// The longest text that is tokenized whole: it takes some 30 bytes of memory for each of its bytes.
+const MAX_WHOLE: usize = 128 << 20;
+/// How long a tokenizer with doubtful regular expressions may take for a short text, and for each 64 KiB of a longer one.
+const PATIENCE: Duration = Duration::from_millis(250);
+/// How far before the end of a beginning tokens may depend on what follows.
+const MARGIN: usize = 64 << 10;
+
+/// Refuses a text that would take too much memory.
+fn check_length(text: &str, growth: Growth) -> Result<()> {
+    let longest = text.len().saturating_mul(growth.factor);
+    if longest > MAX_WHOLE.saturating_add(text.len().saturating_mul(8)) {
+        return Err(Error::model(format!(
+            "the tokenizer can make a text {} times longer, which is too much for one of {} bytes",
+            growth.factor,
+            text.len()
+        ))
+        .hint("look at the normalizer in tokenizer.json"));
+    }
+    if text.len() <= MAX_WHOLE {
+        return Ok(());
+    }
+    let (length, most) = (text.len() >> 20, MAX_WHOLE >> 20);
+    Err(Error::data(format!("the text has {length} MiB, which is too long to be tokenized whole (at most {most} MiB)"))
+        .hint("split the row, or set data.truncation: right, which looks only at the beginning"))
+}
+
+/// The last place up to `at` at which a character begins.
+fn char_boundary(text: &str, at: usize) -> usize {
+    (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
+}
+
+/// Refuses a tokenizer that takes very long for the beginning of a text.
+fn check_time(inner: &tokenizers::Tokenizer, text: &str) -> Result<()> {
+    let mut length = 64;
+    while length < text.len() {
+        let end = char_boundary(text, length);
+        let (began, before) = (Instant::now(), thread_time());
+        isolated("tokenizing", || inner.encode_fast(&text[..end], false))?.map_err(untokenized)?;
+        let spent = before.and_then(|before| thread_time()?.checked_sub(before)).unwrap_or_else(|| began.elapsed());
+        let allowed = PATIENCE + PATIENCE * u32::try_from(length / (64 << 10)).unwrap_or(u32::MAX);
+        if spent > allowed {
+            return Err(Error::model(format!(
+                "the tokenizer takes {:.1} s for the first {end} bytes of a text",
+                spent.as_secs_f64()
+            ))
+            .hint("a regular expression in tokenizer.json repeats what is repeated already"));
+        }
+        length *= 8;
+    }
+    Ok(())
+}
+
+fn untokenized(error: impl std::fmt::Display) -> Error {
+    Error::data(format!("cannot tokenize: {error}"))
+}
+
+/// Which ids the post-processor has added.
+fn added(encoding: &tokenizers::Encoding) -> Vec<bool> {
+    encoding.get_special_tokens_mask().iter().map(|&added| added != 0).collect()
+}
+
+/// Ids with offsets, and which of them the post-processor has added; `most` as in [`Tokenizer::encode_first`].
+pub(super) fn encode_first(
+    (inner, growth): (&tokenizers::Tokenizer, Growth),
+    text: &str,
+    add_special: bool,
+    most: Option<usize>,
+) -> Result<(Encoded, Vec<bool>)> {
+    let encode = |text: &str| {
+        check_length(text, growth)?;
+        if growth.slow {
+            check_time(inner, text)?;
+        }
+        isolated("tokenizing", || inner.encode(text, add_special)).and_then(|done| done.map_err(untokenized))
+    };
+    // Some 16 bytes a token are more than texts have.
+    let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN).max(SMALL));
+    while let Some(most) = most.filter(|_| length < text.len() / 2) {
+        let end = char_boundary(text, length);
+        let last = char_boundary(text, end - MARGIN);
+        // At a space no token goes on in most tokenizers; the margin is for the others.
+        let Some(space) = text[last..end].rfind(char::is_whitespace) else { break };
+        let encoding = encode(&text[..last + space])?;
+        let sure = last + space - MARGIN;
+        let offsets = encoding.get_offsets();
+        let first = offsets.iter().position(|(start, end)| start < end && *end > sure).unwrap_or(0);
+        if first > most {
+            let encoded = Encoded { ids: encoding.get_ids()[..first].to_vec(), offsets: offsets[..first].to_vec() };
+            return Ok((encoded, added(&encoding)[..first].to_vec()));
+        }
+        length = length.saturating_mul(4);
+    }
+    let encoding = encode(text)?;
+    let encoded = Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() };
+    Ok((encoded, added(&encoding)))
+}
+
 fn read_tokenizer(model_dir: &Path) -> Result<Vec<u8>> {
     read_file(&model_dir.join("tokenizer.json"))?.ok_or_else(|| {
-        Error::data(format!("{} has no tokenizer.json", model_dir.display()))
+        Error::model(format!("{} has no tokenizer.json", model_dir.display()))
             .hint("copy tokenizer.json and tokenizer_config.json of the model into the folder")
     })
 }
 
-fn parse(path: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer> {
-    isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))
-        .and_then(|loaded| loaded.map_err(|error| Error::data(error.to_string())))
-        .map_err(|error| error.context(path.display()).hint("expected the tokenizer.json of a Hugging Face model"))
+fn parse(path: &Path, bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Growth)> {
+    let read = || {
+        let growth = growth::check(bytes).map_err(Error::model)?;
+        let loaded = isolated("reading the tokenizer", || tokenizers::Tokenizer::from_bytes(bytes))?;
+        Ok((loaded.map_err(|error| Error::model(error.to_string()))?, growth))
+    };
+    read().map_err(|error: Error| {
+        let error = error.context(path.display()).with_kind(crate::Kind::Model);
+        error.hint("expected the tokenizer.json of a Hugging Face model")
+    })
 }
 
 /// The ids that `tokens` get, as [`with_tokens`].
@@ -190,11 +355,11 @@ pub fn new_token_ids(model_dir: &Path, tokens: &[String]) -> Result<Vec<u32>> {
 /// The text of the model's `tokenizer.json` with `tokens` added as Transformers' `add_tokens` does, and their ids.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: a token is empty, listed twice or known already; [`crate::Kind::Data`] as
+/// [`crate::Kind::Config`]: a token is empty, listed twice or known already; [`crate::Kind::Model`] as
 /// [`Tokenizer::load`].
 pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u32>)> {
     let path = model_dir.join("tokenizer.json");
-    let mut inner = parse(&path, &read_tokenizer(model_dir)?)?;
+    let (mut inner, _) = parse(&path, &read_tokenizer(model_dir)?)?;
     let mut ids = Vec::new();
     for token in tokens {
         if let Some(id) = inner.token_to_id(token) {
@@ -209,7 +374,7 @@ pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u
     if ids.len() != tokens.len() {
         return Err(Error::config("tuning.new_tokens: a token cannot be added").hint("no token may be empty"));
     }
-    let text = inner.to_string(true).map_err(|error| Error::data(format!("{}: {error}", path.display())))?;
+    let text = inner.to_string(true).map_err(|error| Error::model(format!("{}: {error}", path.display())))?;
     Ok((text, ids))
 }
 
@@ -233,19 +398,19 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
 /// The bytes of a file of the model folder, or none if it is not there.
 pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     let too_large =
-        |bytes| Error::data(format!("{} has {bytes} bytes, expected at most {MAX_FILE_BYTES}", path.display()));
+        |bytes| Error::model(format!("{} has {bytes} bytes, expected at most {MAX_FILE_BYTES}", path.display()));
     match std::fs::metadata(path) {
         Ok(metadata) if metadata.len() > MAX_FILE_BYTES => Err(too_large(metadata.len())),
         Ok(_) => {
-            std::fs::read(path).map(Some).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))
+            std::fs::read(path).map(Some).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Model))
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io("read", path, &error).with_kind(crate::Kind::Data)),
+        Err(error) => Err(Error::io("read", path, &error).with_kind(crate::Kind::Model)),
     }
 }
 
 fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes)
-        .map_err(|error| Error::data(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line())))
+        .map_err(|error| Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line())))
 }

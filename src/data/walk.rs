@@ -1,6 +1,7 @@
 //! One pass over the rows of some files: read in order, worked on by all threads, handed on in order; in memory are
 //! the rows of one chunk.
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
@@ -45,9 +46,21 @@ impl Walker<'_> {
             let (mut chunk, mut chunk_bytes) = (Vec::new(), 0);
             let mut forms_of_file = Vec::new();
             let mut flush = |chunk: &mut Vec<RawRow>, forms: &[Form]| -> Result<()> {
-                let done: Vec<Result<T>> =
-                    self.threads.install(|| chunk.par_drain(..).map(|row| work(row, forms)).collect());
-                done.into_iter().try_for_each(|outcome| outcome.and_then(&mut *take))?;
+                // Rows behind one that failed are not looked at: each of them may take as long to fail.
+                let failed = AtomicUsize::new(usize::MAX);
+                let one = |(index, row)| {
+                    if index > failed.load(Ordering::Relaxed) {
+                        return None;
+                    }
+                    let outcome = work(row, forms);
+                    if outcome.is_err() {
+                        failed.fetch_min(index, Ordering::Relaxed);
+                    }
+                    Some(outcome)
+                };
+                let done: Vec<Option<Result<T>>> =
+                    self.threads.install(|| chunk.par_drain(..).enumerate().map(one).collect());
+                done.into_iter().flatten().try_for_each(|outcome| outcome.and_then(&mut *take))?;
                 self.progress.advance(bytes.get() - told);
                 told = bytes.get();
                 Ok(())

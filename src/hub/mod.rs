@@ -93,6 +93,11 @@ pub struct Hub<'a> {
 impl<'a> Hub<'a> {
     /// With explicit settings.
     pub fn new(settings: Settings, watch: &'a dyn Watch) -> Self {
+        static WARNED: std::sync::Once = std::sync::Once::new();
+        if let Some(token) = settings.token.as_ref().filter(|token| token.is_open) {
+            let file = &token.source;
+            WARNED.call_once(|| watch.notice(&format!("other users can read the token in {file}: chmod 600 {file}")));
+        }
         Self { settings, watch }
     }
 

@@ -1,14 +1,17 @@
 //! Where the hub is, where its files are kept, and who asks: from the variables that every Hugging Face tool reads.
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use crate::error::shown::hide;
 use crate::error::{Error, Result};
 
 /// A secret that lets its owner read repositories. It is sent to the hub and shown nowhere.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     secret: String,
+    /// Whether others can read the file that it is in.
+    pub is_open: bool,
     /// Where it was found: a variable or a file.
     pub source: String,
 }
@@ -16,13 +19,23 @@ pub struct Token {
 impl Token {
     /// A token and where it was found.
     pub fn new(secret: &str, source: impl Into<String>) -> Self {
-        Self { secret: secret.trim().to_owned(), source: source.into() }
+        hide(secret.trim());
+        Self { secret: secret.trim().to_owned(), is_open: false, source: source.into() }
     }
 
     #[cfg(feature = "hub")]
     pub(super) fn secret(&self) -> &str {
         &self.secret
     }
+}
+
+/// Whether others than its owner can read a file.
+fn is_open(path: &Path) -> bool {
+    #[cfg(unix)]
+    return std::fs::metadata(path)
+        .is_ok_and(|metadata| std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()) & 0o044 != 0);
+    #[cfg(not(unix))]
+    false
 }
 
 impl fmt::Debug for Token {
@@ -114,7 +127,7 @@ impl Settings {
             let variable = |name: &str| set(name).map(|secret| Token::new(&secret, format!("env {name}")));
             let file = |path: PathBuf| {
                 let secret = std::fs::read_to_string(&path).ok().filter(|text| !text.trim().is_empty())?;
-                Some(Token::new(&secret, path.display().to_string()))
+                Some(Token { is_open: is_open(&path), ..Token::new(&secret, path.display().to_string()) })
             };
             token = variable("HF_TOKEN")
                 .or_else(|| variable("HUGGING_FACE_HUB_TOKEN"))

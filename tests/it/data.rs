@@ -1,6 +1,7 @@
 //! Data: from files to labels, held against what Transformers makes of the same rows.
 mod clearing;
 mod columns;
+mod control;
 mod golden;
 mod hostile;
 mod masks;

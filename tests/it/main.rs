@@ -28,6 +28,7 @@ mod precision;
 mod quantization;
 mod run;
 mod shard;
+mod shown;
 mod targets;
 mod tidy;
 mod tuning;

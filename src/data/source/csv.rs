@@ -1,4 +1,5 @@
 //! CSV: cells with commas between them, under a header line.
+use std::collections::HashSet;
 use std::io::BufRead;
 use std::path::Path;
 use std::sync::Arc;
@@ -29,8 +30,8 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
         Error::data(format!("{}:{line}: malformed CSV: {what}", path.display()))
     };
     let header = reader.headers().map_err(|error| malformed(&error))?.clone();
-    let twice = header.iter().enumerate().find(|(index, name)| header.iter().take(*index).any(|other| other == *name));
-    if let Some((_, name)) = twice {
+    let mut seen = HashSet::new();
+    if let Some(name) = header.iter().find(|name| !seen.insert(*name)) {
         return Err(Error::data(format!("{}:1: the column {name:?} is there twice", path.display())));
     }
     for record in reader.records() {

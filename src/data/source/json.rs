@@ -8,12 +8,12 @@ use std::sync::Arc;
 
 use serde::Deserializer as _;
 use serde::de::{DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::Value;
 
 use super::jsonl::lines;
 use super::text::{begin, unreadable};
 use super::{Content, Place, RawRow, TakeRow, what};
 use crate::data::numbers;
+use crate::data::strict::{REPEATED, Strict};
 use crate::error::{Error, Result};
 
 pub(super) const READ: super::Read = super::Read::Text(read);
@@ -46,6 +46,9 @@ fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result
         (None, Err(error)) if error.is_io() => Err(unreadable(path, &std::io::Error::from(error))),
         (None, Err(error)) => {
             let place = format!("{}:{}:{}", path.display(), error.line(), error.column());
+            if what(&error).starts_with(REPEATED) {
+                return Err(Error::data(format!("{place}: {}", what(&error))));
+            }
             Err(Error::data(format!("{place}: malformed JSON: {}", what(&error)))
                 .hint("expected a list of rows, or {\"data\": [rows]}"))
         }
@@ -86,7 +89,7 @@ impl<'de> Visitor<'de> for Document<'_, '_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<(), A::Error> {
-        while let Some(mut value) = items.next_element::<Value>()? {
+        while let Some(Strict(mut value)) = items.next_element()? {
             numbers::refine(&self.0.seen.take(), &mut value);
             self.0.row += 1;
             let place = Place { path: self.0.path.clone(), line: self.0.row, counts_rows: true };

@@ -21,6 +21,7 @@ use self::compressed::Compression;
 use crate::data::fields::Parsed;
 use crate::data::numbers;
 use crate::data::row::{Form, PROBE_ROWS, Row, source_of};
+use crate::data::strict::REPEATED;
 use crate::error::{Error, Result};
 
 /// The longest line or JSON row that is read.
@@ -95,7 +96,12 @@ impl RawRow {
                         .hint("convert the file: iconv -f latin1 -t utf-8")
                 })?;
                 numbers::parse(text).map_err(|error| {
-                    Error::data(format!("malformed JSON at column {}: {}", error.column(), what(&error)))
+                    let (what, column) = (what(&error), error.column());
+                    Error::data(if what.starts_with(REPEATED) {
+                        format!("{what}, at column {column}")
+                    } else {
+                        format!("malformed JSON at column {column}: {what}")
+                    })
                 })
             }
         }

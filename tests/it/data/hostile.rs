@@ -2,6 +2,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
 use tunesmith::data::row::Conversation;
 use tunesmith::data::{ChatTemplate, Tokenizer};
 use tunesmith::{Error, Kind};
@@ -23,10 +24,21 @@ fn repeated(body: &str) -> String {
 /// It is a limit that stops the template, not some mistake in it.
 fn assert_stopped(source: &str) {
     let error = render(source).unwrap_err();
-    assert_eq!(error.kind(), Kind::Data, "{source}: {error}");
-    let limits =
-        ["larger than", "too much text", "deep", "width", "namespace", "steps", "ran for", "recursi", "indent"];
-    assert!(limits.iter().any(|limit| error.message().contains(limit)), "{source}: {error}");
+    let start: String = source.chars().take(200).collect();
+    assert_eq!(error.kind(), Kind::Model, "{start}: {error}");
+    let limits = [
+        "larger than",
+        "too much text",
+        "deep",
+        "width",
+        "namespace",
+        "steps",
+        "ran for",
+        "recursi",
+        "indent",
+        "parts",
+    ];
+    assert!(limits.iter().any(|limit| error.message().contains(limit)), "{start}: {error}");
 }
 
 #[test]
@@ -103,6 +115,60 @@ fn values_cannot_nest_without_end_or_form_a_ring() {
 }
 
 #[test]
+fn templates_that_nest_deeply_are_refused() {
+    let nested =
+        |open: &str, inner: &str, close: &str| format!("{}{inner}{}", open.repeat(10_000), close.repeat(10_000));
+    let sources = [
+        format!("{{{{ {} }}}}", nested("(", "1", ")")),
+        format!("{{{{ {} }}}}", nested("[", "1", "]")),
+        format!("{{{{ {} }}}}", nested("{'a': ", "1", "}")),
+        format!("{{{{ {} }}}}", nested("f(", "1", ")")),
+        format!("{{{{ {}1 }}}}", "not ".repeat(10_000)),
+        format!("{{{{ {}1 }}}}", "- ".repeat(10_000)),
+        format!("{{{{ 1{} }}}}", " + 1".repeat(10_000)),
+        format!("{{{{ 'a'{} }}}}", " ~ 'a'".repeat(10_000)),
+        format!("{{{{ 1{} }}}}", " ** 1".repeat(10_000)),
+        format!("{{{{ 1{} }}}}", " and 1".repeat(10_000)),
+        format!("{{{{ 1{} }}}}", " if 1 else 1".repeat(10_000)),
+        format!("{{{{ 'a'{} }}}}", "|upper".repeat(10_000)),
+        format!("{{{{ 'a'{} }}}}", ".a".repeat(10_000)),
+        format!("{{{{ 'a'{} }}}}", "[0]".repeat(10_000)),
+        format!("{{{{ 'a'{} }}}}", "()".repeat(10_000)),
+        format!("{{{{ 1{} }}}}", " is defined".repeat(10_000)),
+        format!("{{% set x = 1{} %}}", " + 1".repeat(10_000)),
+        nested("{% if 1 %}", "", "{% endif %}"),
+        nested("{% for a in [1] %}", "", "{% endfor %}"),
+        nested("{% filter upper %}", "", "{% endfilter %}"),
+        nested("{% set x %}", "", "{% endset %}"),
+        nested("{% macro m() %}", "", "{% endmacro %}"),
+        nested("{% generation %}", "", "{% endgeneration %}"),
+        format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(10_000)),
+        format!("{{% if 0 %}}{}{}", "{% else %}{% if 0 %}".repeat(10_000), "{% endif %}".repeat(10_001)),
+    ];
+    let blocks = (0..10_000).map(|number| format!("{{% block b{number} %}}")).collect::<Vec<_>>().concat();
+    for source in sources.into_iter().chain([blocks + &"{% endblock %}".repeat(10_000)]) {
+        let error = render(&source).unwrap_err();
+        assert_eq!(error.kind(), Kind::Model, "{}: {error}", &source[..40]);
+    }
+    // Long ones that do not nest are ordinary.
+    let rows = (0..3000).map(|number| format!("'k{number}': [{number} + 1]")).collect::<Vec<_>>().join(", ");
+    assert_eq!(render(&format!("{{{{ {{{rows}}}|length }}}}")).unwrap(), "3000");
+    assert_eq!(render(&format!("{{{{ ''{} }}}}", " ~ 'a'".repeat(500))).unwrap(), "a".repeat(500));
+}
+
+#[test]
+fn values_that_grow_slowly_are_stopped() {
+    for source in [
+        "{% set ns = namespace(v=[]) %}{% for i in range(99999) %}{% set ns.v = ns.v + [i] %}{% endfor %}",
+        "{% set ns = namespace(v='x' * 4000000) %}{% for i in range(99999) %}{% if 'y' in ns.v %}{% endif %}{% endfor %}",
+        "{% set v = [[['x' * 1000] * 1000] * 9] %}{% for i in range(99999) %}{% set w = [v] %}{% endfor %}",
+        "{% set v = 'ab ' * 1000000 %}{% for i in range(99999) %}{% set w = v.split(' ')|length %}{% endfor %}",
+    ] {
+        assert_stopped(source);
+    }
+}
+
+#[test]
 fn limits_do_not_meet_ordinary_templates() {
     let cases = [
         ("{{ 'ab' * 3 ~ 2 * 3 ~ 7 % 4 }}", "ababab63"),
@@ -153,12 +219,119 @@ fn hostile_tokenizers_are_refused() {
         // Some are only hostile to texts; none may crash.
         match Tokenizer::load(folder.path()) {
             Ok(tokenizer) => drop(tokenizer.encode("a b ab", true)),
-            Err(error) => assert_eq!(error.kind(), Kind::Data, "{error}"),
+            Err(error) => assert_eq!(error.kind(), Kind::Model, "{error}"),
         }
     }
     let missing = Tokenizer::load(&PathBuf::from("/nowhere")).unwrap_err();
-    assert_eq!(missing.kind(), Kind::Data);
+    assert_eq!(missing.kind(), Kind::Model);
     assert!(missing.hint_text().unwrap().contains("tokenizer.json"));
+}
+
+/// The golden tokenizer with other parts.
+fn tokenizer_with(parts: &serde_json::Value) -> Result<Tokenizer, Error> {
+    let folder = tempfile::tempdir().unwrap();
+    let text = std::fs::read(super::golden("tokenizer_bpe_gpt2/tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    for (name, part) in parts.as_object().unwrap() {
+        json[name] = part.clone();
+    }
+    std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+    Tokenizer::load(folder.path())
+}
+
+#[test]
+fn tokenizers_that_multiply_text_are_refused() {
+    let replace =
+        |regex: &str, content: &str| json!({"type": "Replace", "pattern": {"Regex": regex}, "content": content});
+    let double = json!({"type": "Sequence", "normalizers": vec![replace("x", "xx"); 40]});
+    let long = replace("x", &"y".repeat(1 << 20));
+    let bytes = json!({"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": false});
+    for parts in [
+        json!({"normalizer": double}),
+        json!({"normalizer": long}),
+        json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": vec![bytes; 40]}}),
+        json!({"decoder": long}),
+    ] {
+        let error = tokenizer_with(&parts).unwrap_err();
+        assert_eq!(error.kind(), Kind::Model);
+        assert!(error.message().contains("tokenizer.json") && error.message().contains("longer"), "{error}");
+    }
+    // What a short text may do a long one may not.
+    let some = tokenizer_with(&json!({"normalizer": replace("x", &"y".repeat(4000))})).unwrap();
+    assert!(some.encode("x", false).unwrap().ids.len() > 100);
+    let error = some.encode(&"x".repeat(1 << 20), false).unwrap_err();
+    assert_eq!(error.kind(), Kind::Model, "{error}");
+}
+
+#[test]
+fn regular_expressions_without_end_are_refused() {
+    // Each place of the text takes the engine nearly its limit of steps.
+    let regex = "(?:a?){24}(?:a{0,9}){4}(?=b)|a";
+    let split = json!({"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": false});
+    let tokenizer = tokenizer_with(&json!({"pre_tokenizer": split})).unwrap();
+    if let Err(error) = tokenizer.encode(&"a".repeat(100_000), false) {
+        assert_eq!(error.kind(), Kind::Model);
+        assert!(error.message().contains("first"), "{error}");
+    }
+}
+
+#[test]
+fn a_key_that_stands_twice_is_refused_with_its_place() {
+    let jsonl = "{\"text\": \"a\"}\n{\"text\": \"a\", \"text\": \"b\"}\n";
+    assert_refused(load_text("rows.jsonl", jsonl), &["rows.jsonl:2", "\"text\" is given twice"]);
+    let inner = "{\"messages\": [{\"role\": \"user\", \"content\": \"a\", \"content\": \"b\"}]}";
+    assert_refused(load_text("rows.jsonl", inner), &["rows.jsonl:1", "\"content\" is given twice"]);
+    assert_refused(
+        load_text("rows.json", "[{\"text\": \"a\"},\n{\"text\": \"a\", \"text\": \"b\"}]"),
+        &["rows.json:2", "\"text\" is given twice"],
+    );
+}
+
+#[test]
+fn a_row_of_many_columns_or_great_depth_is_no_matter() {
+    let fields = (0..10_000).map(|number| format!("\"c{number}\": 1")).collect::<Vec<_>>().join(", ");
+    let rows = format!("{{\"text\": \"a\", {fields}}}\n").repeat(20);
+    assert_eq!(load_text("rows.jsonl", rows).unwrap().train.len(), 20);
+    let header = (0..10_000).map(|number| format!("c{number}")).collect::<Vec<_>>().join(",");
+    let rows = format!("text,{header}\n{}", format!("a{}\n", ",1".repeat(10_000)).repeat(20));
+    assert_eq!(load_text("rows.csv", rows).unwrap().train.len(), 20);
+    let folder = tempfile::tempdir().unwrap();
+    let (template, rows) = (folder.path().join("own.jinja"), folder.path().join("rows.jsonl"));
+    std::fs::write(&template, "{% for m in messages %}{{ m.content }}</s>{% endfor %}").unwrap();
+    let messages = vec![json!({"role": "assistant", "content": "a"}); 100_000];
+    std::fs::write(&rows, json!({ "messages": messages }).to_string()).unwrap();
+    let mut config = super::config(&rows);
+    config.data.template_path = Some(template);
+    assert_refused(super::load_with(&config), &["rows.jsonl:1", "100000 messages"]);
+    let deep = format!("{{\"text\": \"a\", \"x\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
+    assert_refused(load_text("rows.jsonl", deep), &["rows.jsonl:1", "recursion"]);
+}
+
+#[test]
+fn a_line_that_is_cut_is_not_tokenized_whole() {
+    // The tokens are those of the whole text, for a tokenizer without words of its own too.
+    let text = "a quick brown fox's 12345 \u{e9}\u{4f60}\n\n  jumps ".repeat(60_000);
+    for name in ["bpe_gpt2", "bpe_llama3"] {
+        let tokenizer = tokenizer(name);
+        let whole = tokenizer.encode(&text, true).unwrap();
+        for most in [1, 100, 2048] {
+            let first = tokenizer.encode_first(&text, true, Some(most)).unwrap();
+            assert!(first.ids.len() > most && first.ids.len() < whole.ids.len() / 2, "{}", first.ids.len());
+            assert_eq!(first.ids, whole.ids[..first.ids.len()]);
+            assert_eq!(first.offsets, whole.offsets[..first.ids.len()]);
+            let (ids, added) = tokenizer.ids_first(&text, Some(most)).unwrap();
+            assert_eq!((&ids, ids.len()), (&first.ids, added.len()));
+        }
+    }
+    // Rows of all kinds are cut as ever.
+    let long = "word ".repeat(500_000);
+    let rows =
+        [json!({"text": long}), json!({"prompt": "q", "completion": long}), json!({"user": "q", "assistant": long})];
+    let rows: Vec<String> = rows.iter().map(ToString::to_string).collect();
+    let data = load_text("rows.jsonl", rows.join("\n")).unwrap();
+    let limit = tunesmith::config::Config::default().model.max_seq_len;
+    assert_eq!(data.train.lengths(), [limit; 3]);
+    assert_eq!((data.report.train.truncated, data.report.train.kept), (3, 3));
 }
 
 #[test]

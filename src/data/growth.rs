@@ -1,0 +1,259 @@
+//! How much longer a tokenizer can make a text: its files come from anywhere, and a few replacements one after another
+//! can make gigabytes of a line. What is beyond bounds is refused before any text goes through it.
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The most that a text may grow on its way to the model, as far as the steps say without looking at it.
+const MAX_GROWTH: usize = 4096;
+/// The most that an answer may grow in the decoder.
+const MAX_DECODER_GROWTH: usize = 64;
+/// The most steps of one part.
+const MAX_STEPS: usize = 256;
+/// The most ids that the post-processor may add to a text.
+const MAX_ADDED: usize = 1024;
+/// The longest mark that a model may put before or behind each piece of a word, in bytes.
+const MAX_AFFIX: usize = 64;
+/// The longest word that `WordPiece` may look at, in characters; the time grows with its square.
+const MAX_WORD: u64 = 10_000;
+
+/// What of a `tokenizer.json` can make a text longer.
+#[derive(Deserialize)]
+struct Parts {
+    #[serde(default)]
+    normalizer: Value,
+    #[serde(default)]
+    pre_tokenizer: Value,
+    #[serde(default)]
+    post_processor: Value,
+    #[serde(default)]
+    decoder: Value,
+    #[serde(default)]
+    model: Option<Model>,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    continuing_subword_prefix: Option<String>,
+    end_of_word_suffix: Option<String>,
+    max_input_chars_per_word: Option<u64>,
+}
+
+/// What is known of a tokenizer before it sees a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Growth {
+    /// A text becomes at most so many times longer.
+    pub(super) factor: usize,
+    /// Whether a regular expression may take much longer for some texts than for others.
+    pub(super) slow: bool,
+}
+
+/// Looks at the text of a `tokenizer.json`.
+///
+/// # Errors
+/// What is beyond bounds, in words; or the text is no JSON of that form.
+pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
+    let parts: Parts = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let mut seen = Seen::default();
+    let normalizer = seen.factor(&parts.normalizer);
+    let factor = normalizer.saturating_mul(seen.factor(&parts.pre_tokenizer));
+    let slow = seen.slow;
+    if factor > MAX_GROWTH {
+        return Err(format!(
+            "its normalizer and pre_tokenizer can make a text {} longer, at most {MAX_GROWTH} times are allowed",
+            times(factor)
+        ));
+    }
+    let decoder = seen.factor(&parts.decoder);
+    if decoder > MAX_DECODER_GROWTH {
+        return Err(format!(
+            "its decoder can make a text {} longer, at most {MAX_DECODER_GROWTH} times are allowed",
+            times(decoder)
+        ));
+    }
+    let added = seen.added(&parts.post_processor);
+    if added > MAX_ADDED {
+        return Err(format!("its post_processor adds {added} ids to a text, at most {MAX_ADDED} are allowed"));
+    }
+    if seen.steps > MAX_STEPS {
+        return Err(format!("it has {} steps, at most {MAX_STEPS} are allowed", seen.steps));
+    }
+    if let Some(model) = parts.model {
+        let affixes = [
+            ("continuing_subword_prefix", model.continuing_subword_prefix),
+            ("end_of_word_suffix", model.end_of_word_suffix),
+        ];
+        for (name, affix) in affixes {
+            let length = affix.map_or(0, |affix| affix.len());
+            if length > MAX_AFFIX {
+                return Err(format!("model.{name} has {length} bytes, at most {MAX_AFFIX} are allowed"));
+            }
+        }
+        if let Some(word) = model.max_input_chars_per_word.filter(|word| *word > MAX_WORD) {
+            return Err(format!("model.max_input_chars_per_word is {word}, at most {MAX_WORD} are allowed"));
+        }
+    }
+    Ok(Growth { factor, slow })
+}
+
+fn times(factor: usize) -> String {
+    if factor == usize::MAX { "without end".to_owned() } else { format!("{factor} times") }
+}
+
+/// What was come across.
+#[derive(Default)]
+struct Seen {
+    steps: usize,
+    slow: bool,
+}
+
+impl Seen {
+    /// How many times longer the steps of a part can make a text.
+    fn factor(&mut self, step: &Value) -> usize {
+        self.steps += 1;
+        for list in ["normalizers", "pretokenizers", "decoders"] {
+            if let Some(steps) = step[list].as_array() {
+                return steps.iter().fold(1, |factor, step| self.factor(step).saturating_mul(factor));
+            }
+        }
+        let content = step["content"].as_str().unwrap_or_default().len();
+        let regex = step["pattern"]["Regex"].as_str();
+        self.slow |= regex.is_some_and(is_slow);
+        match step["type"].as_str().unwrap_or_default() {
+            "Replace" => match (regex, step["pattern"]["String"].as_str()) {
+                // It may match between any two characters.
+                (Some(regex), _) if may_be_empty(regex) => content.saturating_add(1),
+                (None, Some("")) => content.saturating_add(1),
+                (None, Some(text)) => content.div_ceil(text.len()).max(1),
+                _ => content.max(1),
+            },
+            // Before each piece, of which there is at most one a byte.
+            "Prepend" => step["prepend"].as_str().map_or(1, |text| text.len().saturating_add(1)),
+            "Metaspace" => 3 + step["replacement"].as_str().map_or(0, str::len),
+            "ByteLevel" | "NFD" | "NFC" | "NFKD" | "NFKC" | "Nmt" | "Precompiled" | "BertNormalizer" => 3,
+            _ => 1,
+        }
+    }
+
+    /// How many ids a post-processor adds to a text, or puts in the place of its own.
+    fn added(&mut self, step: &Value) -> usize {
+        self.steps += 1;
+        if let Some(steps) = step["processors"].as_array() {
+            return steps.iter().map(|step| self.added(step)).fold(0, usize::saturating_add);
+        }
+        let of_piece = |piece: &Value| {
+            let name = piece["SpecialToken"]["id"].as_str();
+            let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
+            // The text itself may stand there once.
+            ids.map_or(if piece["Sequence"].is_object() { MAX_ADDED / 2 } else { 0 }, Vec::len)
+        };
+        step["single"].as_array().into_iter().flatten().map(of_piece).fold(0, usize::saturating_add)
+    }
+}
+
+/// Whether a regular expression may match nothing, as far as its signs say.
+fn may_be_empty(regex: &str) -> bool {
+    regex.is_empty() || regex.contains(['*', '?', '|', '^', '$']) || regex.contains("{0") || regex.contains("\\b")
+}
+
+/// Whether a regular expression repeats a group, or has many repetitions beside each other: then its time may grow with a
+/// high power of the text's length. The expressions of known tokenizers have neither.
+fn is_slow(regex: &str) -> bool {
+    let regex = outline(regex);
+    let repeats_group = [")*", ")+", "){"].iter().any(|end| regex.contains(end));
+    let many = |part: &str| part.matches(['*', '+', '{']).count() > 3;
+    repeats_group || regex.split('|').any(many)
+}
+
+/// A regular expression with a letter for each class of characters and each escape.
+fn outline(regex: &str) -> String {
+    let mut out = String::new();
+    let mut letters = regex.chars().peekable();
+    let mut open = 0_usize;
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\\' => {
+                let class = letters.next().is_some_and(|kind| matches!(kind, 'p' | 'P'));
+                if class && letters.peek() == Some(&'{') {
+                    letters.by_ref().find(|letter| *letter == '}');
+                }
+                if open == 0 {
+                    out.push('e');
+                }
+            }
+            '[' => open += 1,
+            ']' if open > 0 => {
+                open -= 1;
+                if open == 0 {
+                    out.push('c');
+                }
+            }
+            _ if open > 0 => {}
+            letter => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn checked(json: &Value) -> Result<Growth, String> {
+        check(json.to_string().as_bytes())
+    }
+
+    fn replace(pattern: &str, content: &str) -> Value {
+        json!({"type": "Replace", "pattern": {"String": pattern}, "content": content})
+    }
+
+    #[test]
+    fn known_tokenizers_are_within_bounds() {
+        let gemma = json!({"normalizer": replace(" ", "\u{2581}"), "decoder": {"type": "Sequence", "decoders":
+            [replace("\u{2581}", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]}});
+        assert_eq!(checked(&gemma), Ok(Growth { factor: 3, slow: false }));
+        let llama2 = json!({"normalizer": {"type": "Sequence", "normalizers":
+            [{"type": "Prepend", "prepend": "\u{2581}"}, replace(" ", "\u{2581}")]}});
+        assert_eq!(checked(&llama2).unwrap().factor, 12);
+        let llama3 = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+        let split = json!({"type": "Split", "pattern": {"Regex": llama3}, "behavior": "Isolated", "invert": false});
+        let llama3 = json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]}});
+        assert_eq!(checked(&llama3), Ok(Growth { factor: 3, slow: false }));
+    }
+
+    #[test]
+    fn repeated_groups_are_doubtful_and_classes_are_not() {
+        for fine in ["[!()*+{]\\p{L}+", "\\s*[\\r\\n]+|\\s+(?!\\S)", "(?:a|b)?c{1,3}", "\\)*"] {
+            assert!(!is_slow(fine), "{fine}");
+        }
+        for doubtful in ["(a+)+b", "(?:a|aa)*b", "(a){9}", "a*a*a*a*b"] {
+            assert!(is_slow(doubtful), "{doubtful}");
+        }
+    }
+
+    #[test]
+    fn what_multiplies_a_text_is_refused() {
+        let many = |step: Value| json!({"type": "Sequence", "normalizers": vec![step; 30]});
+        let long = "x".repeat(100_000);
+        let (pieces, id) = (vec![json!({"SpecialToken": {"id": "a", "type_id": 0}}); 2000], json!({"a": {"ids": [1]}}));
+        for (part, value) in [
+            ("normalizer", many(replace("a", "aa"))),
+            ("normalizer", many(json!({"type": "Replace", "pattern": {"Regex": "x*"}, "content": "-"}))),
+            ("normalizer", replace("a", &long)),
+            ("normalizer", json!({"type": "Prepend", "prepend": long})),
+            ("pre_tokenizer", json!({"type": "Sequence", "pretokenizers": vec![json!({"type": "ByteLevel"}); 30]})),
+            ("decoder", replace("a", &long)),
+            ("normalizer", json!({"type": "Sequence", "normalizers": vec![json!({"type": "Lowercase"}); 1000]})),
+            ("post_processor", json!({"type": "TemplateProcessing", "single": pieces, "special_tokens": id})),
+            (
+                "post_processor",
+                json!({"type": "TemplateProcessing", "single": vec![json!({"Sequence": {"id": "A"}}); 9]}),
+            ),
+            ("model", json!({"type": "BPE", "continuing_subword_prefix": long, "vocab": {}})),
+            ("model", json!({"type": "WordPiece", "max_input_chars_per_word": 1_000_000_000u64})),
+        ] {
+            let text = value.to_string();
+            assert!(checked(&json!({ part: value })).is_err(), "{part}: {}", &text[..text.len().min(200)]);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! Text on its way to a person: without secrets, and with what a terminal would obey written out. Every message goes
+//! through [`shown`] when its [`super::Error`] is made, and all output once more when it is printed.
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+use regex::Regex;
+
+/// What stands in the place of a secret.
+const HIDDEN: &str = "***";
+/// A shorter value of a variable is no secret, but `1` or `true`.
+const MIN_SECRET: usize = 8;
+
+/// Secrets of this process, which are hidden wherever they stand: values of variables whose names say so, and what
+/// [`hide`] was told.
+static SECRETS: LazyLock<RwLock<Vec<String>>> = LazyLock::new(|| {
+    let is_secret = |name: &str| {
+        let name = name.to_uppercase();
+        ["TOKEN", "API_KEY", "SECRET", "PASSWORD", "PASSWD"].iter().any(|word| name.ends_with(word))
+    };
+    let values =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let values = values.filter(|(name, _)| is_secret(name)).map(|(_, value)| value.trim().to_owned());
+    RwLock::new(values.filter(|value| value.len() >= MIN_SECRET).collect())
+});
+
+/// Hides `secret` from now on.
+pub fn hide(secret: &str) {
+    let mut secrets = SECRETS.write().unwrap_or_else(PoisonError::into_inner);
+    if secret.len() >= MIN_SECRET && !secrets.iter().any(|known| known == secret) {
+        secrets.push(secret.to_owned());
+    }
+}
+
+/// Forms of secrets, and how they are shown.
+static FORMS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    let forms = [
+        // scheme://user:password@host, hf://TOKEN@owner/name
+        (r#"(?i)\b([a-z][a-z0-9+.-]*://)[^/\s"'<>]*@"#, "${1}***@"),
+        // ?token=…, &X-Amz-Signature=…
+        (
+            r#"(?i)([?&;][\w.-]*(?:token|key|secret|password|passwd|signature|credential|auth|sig)[\w.-]*=)[^&;\s"'<>#]+"#,
+            "${1}***",
+        ),
+        (r#"(?i)\b((?:proxy-)?authorization["']?\s*[:=]\s*["']?(?:(?:bearer|basic|token)\s+)?)[^\s"',}]+"#, "${1}***"),
+        (r"(?i)\b(bearer\s+)[a-z0-9._~+/=-]{8,}", "${1}***"),
+        // Settings of other toolkits, in a line or a table.
+        (
+            r#"(?i)\b([\w.]*(?:hub_token|hf_token|auth_token|access_token|api_key|apikey|password)["']?(?:\s*[:=]\s*|\s{2,})["']?)[^\s"',}]+"#,
+            "${1}***",
+        ),
+        (r"\b(hf_|api_org_|ghp_|gho_|github_pat_|glpat-|sk-)[A-Za-z0-9_-]{10,}", "${1}***"),
+    ];
+    forms.into_iter().filter_map(|(form, shown)| Some((Regex::new(form).ok()?, shown))).collect()
+});
+
+/// Whether a terminal may take a character for more than a letter: control characters, and those that turn the direction
+/// of writing or break lines.
+fn acts(letter: char) -> bool {
+    match letter {
+        '\n' | '\t' => false,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => true,
+        letter => letter.is_control(),
+    }
+}
+
+/// The text with control characters written out, as `\u{1b}`; lines and tabs stay.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(acts) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len() + 16);
+    for letter in text.chars() {
+        if acts(letter) {
+            let _ = write!(out, "{}", letter.escape_default()); // a String never fails
+        } else {
+            out.push(letter);
+        }
+    }
+    Cow::Owned(out)
+}
+
+/// The text without secrets.
+pub fn without_secrets(text: &str) -> Cow<'_, str> {
+    let mut text = Cow::Borrowed(text);
+    for secret in SECRETS.read().unwrap_or_else(PoisonError::into_inner).iter() {
+        if text.contains(secret.as_str()) {
+            text = Cow::Owned(text.replace(secret.as_str(), HIDDEN));
+        }
+    }
+    for (form, shown) in FORMS.iter() {
+        if let Cow::Owned(replaced) = form.replace_all(&text, *shown) {
+            text = Cow::Owned(replaced);
+        }
+    }
+    text
+}
+
+/// The text as a person may see it: [`without_secrets`] and [`escaped`].
+pub fn shown(text: &str) -> Cow<'_, str> {
+    match without_secrets(text) {
+        Cow::Borrowed(text) => escaped(text),
+        Cow::Owned(text) => Cow::Owned(escaped(&text).into_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_hidden_in_every_form() {
+        for (text, clean) in [
+            ("cannot read https://user:CANARY@host/x", "cannot read https://***@host/x"),
+            ("\"hf://CANARY@datasets/o/n/rows.jsonl\"", "\"hf://***@datasets/o/n/rows.jsonl\""),
+            ("http://CANARY@h:80/a", "http://***@h:80/a"),
+            ("https://h/x?token=CANARY&a=1", "https://h/x?token=***&a=1"),
+            ("https://h/x?a=1&X-Amz-Signature=CANARY", "https://h/x?a=1&X-Amz-Signature=***"),
+            ("Authorization: Bearer CANARY", "Authorization: Bearer ***"),
+            ("{\"authorization\": \"Basic CANARY\"}", "{\"authorization\": \"Basic ***\"}"),
+            ("train.hub_token: CANARY is unknown", "train.hub_token: *** is unknown"),
+            ("train.hub_token=CANARY", "train.hub_token=***"),
+            ("hf_CANARYCANARY is no repository", "hf_*** is no repository"),
+        ] {
+            assert_eq!(shown(text), clean);
+        }
+        hide("CANARY of this process");
+        assert_eq!(shown("a CANARY of this process b"), "a *** b");
+    }
+
+    #[test]
+    fn what_is_no_secret_stays() {
+        for text in [
+            "hf://datasets/owner/name@v1/data/rows.jsonl",
+            "https://huggingface.co/owner/name",
+            "eos_token: \"</s>\", new_tokens: [\"<a>\"]",
+            "max_new_tokens=5, hf_transfer, a@b.c",
+            "line\n\ttab \u{e9} \u{4f60}",
+        ] {
+            assert_eq!(shown(text), text);
+        }
+    }
+
+    #[test]
+    fn what_a_terminal_obeys_is_written_out() {
+        assert_eq!(shown("a\u{1b}[31mb\rc\u{7}\u{9b}1m\u{202e}"), "a\\u{1b}[31mb\\rc\\u{7}\\u{9b}1m\\u{202e}");
+    }
+}
