@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
-"""Makes tests/golden/foreign/keys.json: every key of DeepSpeed's and Accelerate's configuration files, and of Transformers' `fsdp_config`.
+"""Makes tests/golden/foreign/keys.json: every key of DeepSpeed's and Accelerate's configuration files, of Transformers' `fsdp_config`,
+and of the classes TrainingArguments, Seq2SeqTrainingArguments and SFTConfig, these with their defaults.
 
     pip download --no-deps --no-binary :all: deepspeed==0.19.8 && tar xzf deepspeed-0.19.8.tar.gz
-    python3 scripts/golden/foreign_keys.py deepspeed-0.19.8 tests/golden/foreign/keys.json
+    pip download --no-deps transformers==4.57.6 trl==0.15.2
+    unzip -d older transformers-4.57.6-*.whl && unzip -d older trl-0.15.2-*.whl
+    python3 scripts/golden/foreign_keys.py deepspeed-0.19.8 older tests/golden/foreign/keys.json
 
-Accelerate 1.15.0 and Transformers 5.23.0 are taken from where Python finds them; nothing is imported, only read: fields of the
-classes that hold a section, and the names that functions look up in one.
+Accelerate 1.15.0, Transformers 5.23.0 and TRL 1.16.0 are taken from where Python finds them, and the keys that older versions have
+beside them from `older`; nothing is imported, only read: fields of the classes that hold a section, and the names that functions look
+up in one.
 """
 import ast
 import importlib.metadata
@@ -16,6 +20,7 @@ import sys
 from pathlib import Path
 
 deepspeed = Path(sys.argv[1])
+older = Path(sys.argv[2])
 trees = {}
 
 
@@ -49,6 +54,27 @@ def fields(path, name):
             found.append(node.target.id)
             if isinstance(node.value, ast.Call):
                 found += [word.value.value for word in node.value.keywords if word.arg == "alias"]
+    return found
+
+
+def defaults(path, name):
+    """The annotated fields of a dataclass with their defaults; one that is made by a function is null."""
+    found = {}
+    # `default_optim`, which the class sets before its fields.
+    names = {}
+    for node in ast.walk(class_named(path, name)):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(node.targets[0], ast.Name):
+            names[node.targets[0].id] = node.value
+    for node in class_named(path, name).body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and not node.target.id.startswith("_"):
+            value = node.value
+            if isinstance(value, ast.Call):
+                value = next((word.value for word in value.keywords if word.arg == "default"), None)
+            value = names.get(value.id) if isinstance(value, ast.Name) else value
+            try:
+                found[node.target.id] = ast.literal_eval(value) if value is not None else None
+            except ValueError:
+                found[node.target.id] = value.attr.lower() if isinstance(value, ast.Attribute) else None
     return found
 
 
@@ -182,8 +208,21 @@ add("fsdp", "", re.findall(r"fsdp_config(?:\.get\(|\.setdefault\(|\[)\"([a-z0-9_
 # The plugin's names of what files call otherwise, and what stands within `xla_fsdp_settings`.
 keys["fsdp"] -= {"fsdp_version", "transformer_cls_names_to_wrap", "buffer_dtype", "compute_dtype"}
 
+# As Accelerate wrote it up to 0.20.
+add("fsdp", "", ["backward_prefetch_policy"])
+
+training = installed("transformers", "training_args.py")
+trainer_keys = {
+    "training_arguments": defaults(training, "TrainingArguments"),
+    "seq2seq_arguments": defaults(installed("transformers", "training_args_seq2seq.py"), "Seq2SeqTrainingArguments"),
+    "sft_config": defaults(installed("trl", "trainer/sft_config.py"), "SFTConfig"),
+    "older_arguments": defaults(older / "transformers/training_args.py", "TrainingArguments"),
+    "older_sft_config": defaults(older / "trl/trainer/sft_config.py", "SFTConfig"),
+}
+
 version = re.search(r"^version\s*=\s*\"?([0-9.]+)|^([0-9.]+)$", (deepspeed / "version.txt").read_text(), re.MULTILINE)
-out = {"versions": {"deepspeed": version.group(0).strip(), "accelerate": importlib.metadata.version("accelerate"), "transformers": importlib.metadata.version("transformers")}}
+out = {"versions": {"deepspeed": version.group(0).strip(), "accelerate": importlib.metadata.version("accelerate"), "transformers": importlib.metadata.version("transformers"), "trl": importlib.metadata.version("trl")}}
 out.update({kind: sorted(found) for kind, found in keys.items()})
-Path(sys.argv[2]).write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
-print({kind: len(found) for kind, found in keys.items()})
+out.update(trainer_keys)
+Path(sys.argv[3]).write_text(json.dumps(out, indent=1) + "\n", encoding="utf-8")
+print({kind: len(found) for kind, found in (keys | trainer_keys).items()})

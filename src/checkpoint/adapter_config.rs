@@ -323,7 +323,7 @@ impl Source<'_> {
         let absent = object(about.absent);
         let mut config = Config::default();
         config.tuning.mode = about.mode;
-        for def in about.section.options.iter().filter(|def| !about.ours.contains(&def.name) && def.fixed.is_none()) {
+        for def in about.section.options.iter().filter(|def| !about.ours.contains(&def.name)) {
             let Some(value) = self.get(def.name).or_else(|| absent.get(def.name)) else { continue };
             let read = config.tuning.method().and_then(|method| method.read_field(def.name, value));
             let mut value = read.ok_or_else(|| self.refuse(def.name))?;

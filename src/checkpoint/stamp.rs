@@ -16,6 +16,9 @@ use crate::error::{Error, Result};
 use crate::model::adapters::{KINDS, Method};
 use crate::model::targets::Placement;
 
+/// Who the run was meant for: `bnb` does not go on as `unsloth` unless it is allowed to, as in SFT-Play.
+const BACKEND_WORD: &str = "tuning.backend";
+
 /// Settings that shape the training curve: compared one by one, as are those of an adapter's kind that shape training alone
 /// ([`crate::model::adapters::About::training`]). Its other settings are covered by what is placed.
 pub const COMPARED: &[&str] = &[
@@ -29,6 +32,8 @@ pub const COMPARED: &[&str] = &[
     "train.hysteresis",
     "train.grad_dtype",
     "train.min_loss_scale",
+    // The word that was asked for; `backend` says whose kernels computed.
+    BACKEND_WORD,
     "train.batch_size",
     "train.grad_accum",
     "train.learning_rate",
@@ -66,7 +71,6 @@ pub const COVERED: &[&str] = &[
     // In `train.learning_rate` and the warm-up, which are compared as they are used.
     "train.lr_scaling",
     "train.lr_scaling_batch",
-    "tuning.backend",
     "model.name",
     "model.revision",
     "model.local_dir",
@@ -301,6 +305,9 @@ impl Stamp {
         }
         let nothing = Value::Null;
         let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
+        // Other kernels differ in `backend`; the word for them says no more.
+        let other_kernels = saved.get("backend") != now.get("backend");
+        let keys = keys.filter(|key| *key != BACKEND_WORD || (saved.contains_key(*key) && !other_kernels));
         let differences = keys.filter_map(|key| {
             let (saved, now) = (saved.get(key).unwrap_or(&nothing), now.get(key).unwrap_or(&nothing));
             (saved != now).then(|| Difference { key: key.clone(), saved: show(saved), now: show(now) })
@@ -406,10 +413,8 @@ mod tests {
     fn every_setting_is_compared_covered_or_free() {
         let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
         let of_adapter = |section: &str| KINDS.iter().any(|about| about.section.name == section);
-        let mut known: Vec<_> = schema::options()
-            .filter(|option| option.fixed.is_none() && !of_adapter(option.section))
-            .map(OptionDef::path)
-            .collect();
+        let mut known: Vec<_> =
+            schema::options().filter(|option| !of_adapter(option.section)).map(OptionDef::path).collect();
         listed.sort_unstable();
         known.sort();
         assert_eq!(listed, known, "a new setting must be put into one of the three lists");

@@ -14,32 +14,94 @@ pub struct ConfigArgs {
     pub words: Vec<String>,
 }
 
+/// A configuration file, or in its place a model and rows. Flatten it into a subcommand that trains or shows what a run would do.
+#[derive(Debug, Clone, clap::Args)]
+pub struct JobArgs {
+    // The file and words.
+    #[command(flatten)]
+    #[allow(missing_docs, reason = "a documentation comment would be the help of the arguments below it")]
+    pub config: ConfigArgs,
+    /// The model (`model.name`): a folder, or a name of the hub; with --data no configuration file is needed
+    #[arg(long, value_name = "DIR|OWNER/NAME")]
+    pub model: Option<String>,
+    /// The training rows (`data.train_path`): a file or a pattern; may be given more than once
+    #[arg(long, value_name = "FILE")]
+    pub data: Vec<String>,
+}
+
+impl JobArgs {
+    /// Reads the configuration, which must have a model and rows.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
+        self.load_silently(flags).inspect(print_notes)
+    }
+
+    /// As [`JobArgs::load`], without the notes: for one of several ranks that say the same.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_silently(&self, flags: &[Flag]) -> Result<Resolved> {
+        let resolved = self.load_partial(flags)?;
+        resolved.check_runnable()?;
+        Ok(resolved)
+    }
+
+    /// As [`JobArgs::load_silently`], where the model or the rows may be missing.
+    ///
+    /// # Errors
+    /// As [`ConfigArgs::load`].
+    pub fn load_partial(&self, flags: &[Flag]) -> Result<Resolved> {
+        let (file, words) = self.config.files()?;
+        let about_a_job = |word: &String| {
+            let key = word.to_lowercase().replace('.', "_");
+            key.starts_with("model_") || key.starts_with("data_")
+        };
+        if file.is_none() && self.model.is_none() && self.data.is_empty() && !words.iter().any(about_a_job) {
+            return Err(no_file());
+        }
+        let mut given = Vec::new();
+        if let Some(model) = &self.model {
+            given.push(Flag { name: "--model", key: "model.name", value: model.clone() });
+            given.push(Flag { name: "--model", key: "model.local_dir", value: "null".to_owned() });
+        }
+        match &self.data[..] {
+            [] => {}
+            [one] => given.push(Flag { name: "--data", key: "data.train_path", value: one.clone() }),
+            several => given.push(Flag {
+                name: "--data",
+                key: "data.train_path",
+                value: serde_json::json!(several).to_string(),
+            }),
+        }
+        given.extend_from_slice(flags);
+        config::load_optional(file.as_deref(), &words, &environment()?, &given)
+    }
+}
+
+/// The error where nothing says what to do.
+fn no_file() -> Error {
+    Error::config("no configuration file is given").hint(
+        "name one: `tunesmith train FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG; or train without one: \
+         `tunesmith train --model DIR --data rows.jsonl`",
+    )
+}
+
 impl ConfigArgs {
+    /// How many GPUs are asked for: the word `NUM_GPUS=N`, or else the environment variable.
+    pub fn num_gpus(&self) -> Option<String> {
+        let word = self.words.iter().find_map(|word| word.strip_prefix("NUM_GPUS=").map(str::to_owned));
+        word.or_else(|| std::env::var("NUM_GPUS").ok()).filter(|number| !number.is_empty())
+    }
+
     /// Reads the configuration that the arguments and the environment describe; `flags` win over both.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: no file or two, or anything that [`config::load`] refuses.
     pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
-        self.load_silently(flags).inspect(print_notes)
-    }
-
-    /// As [`ConfigArgs::load`], for one of several ranks that say the same: without the notes.
-    ///
-    /// # Errors
-    /// As [`ConfigArgs::load`].
-    pub fn load_silently(&self, flags: &[Flag]) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load(&path, &words, &environment()?, flags)
-    }
-
-    /// As [`ConfigArgs::load_silently`], where the number of ranks is still to be found; the ranks look whether all is there.
-    ///
-    /// # Errors
-    /// As [`ConfigArgs::load`].
-    pub fn load_for_launch(&self) -> Result<Resolved> {
-        let (path, words) = self.split()?;
-        let env: Vec<_> = environment()?.into_iter().filter(|(name, _)| name != "NUM_GPUS").collect();
-        config::load_partial(&path, &words, &env, &[])
+        config::load(&path, &words, &environment()?, flags).inspect(print_notes)
     }
 
     /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.
@@ -65,8 +127,7 @@ impl ConfigArgs {
     fn split(&self) -> Result<(PathBuf, Vec<String>)> {
         match self.files()? {
             (Some(file), words) => Ok((file, words)),
-            (None, _) => Err(Error::config("no configuration file is given")
-                .hint("name one: `tunesmith train FILE.yaml`, CONFIG=FILE.yaml, or the environment variable CONFIG")),
+            (None, _) => Err(no_file()),
         }
     }
 
@@ -76,7 +137,8 @@ impl ConfigArgs {
         for word in &self.words {
             match word.split_once('=') {
                 None => files.push(word),
-                Some(("CONFIG", "")) => {}
+                // `launch` reads NUM_GPUS, and `train` says what it means.
+                Some(("CONFIG", "") | ("NUM_GPUS", _)) => {}
                 Some(("CONFIG", file)) => files.push(file),
                 Some(_) => words.push(word.clone()),
             }
@@ -96,7 +158,8 @@ impl ConfigArgs {
     }
 }
 
-fn print_notes(resolved: &Resolved) {
+/// Prints what a user should know of a configuration.
+pub fn print_notes(resolved: &Resolved) {
     resolved.notes.iter().for_each(|note| super::terminal::print_note(note));
 }
 

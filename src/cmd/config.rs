@@ -1,9 +1,9 @@
 //! `tunesmith config`: each effective value and its source; the schema and the documentation of all keys.
-use super::args::ConfigArgs;
+use super::args::JobArgs;
 use super::terminal::{self, Style};
-use crate::config::foreign::{self, Fate, Foreign, Told};
+use crate::config::foreign::{self, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
 use crate::config::{Resolved, Setting, Source, docs};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::fmt::Write;
 
 /// Show each effective setting and where it comes from.
@@ -11,7 +11,7 @@ use std::fmt::Write;
 #[allow(clippy::struct_excessive_bools)] // flags
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    job: JobArgs,
     /// Print JSON: a list of {key, value, source}
     #[arg(long, conflicts_with_all = ["schema", "docs"])]
     json: bool,
@@ -26,10 +26,13 @@ pub struct Args {
     foreign: bool,
 }
 
+/// Variables of the shell are no settings, so that the table does not have them.
+const NOT_NEEDED_ENV: &str = "not needed: env NCCL";
+
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of [`ConfigArgs::load`].
+/// Those of [`JobArgs::load_partial`].
 pub fn run(args: &Args) -> Result<()> {
     if args.schema {
         return terminal::print(&docs::schema());
@@ -40,16 +43,27 @@ pub fn run(args: &Args) -> Result<()> {
     if args.foreign {
         return terminal::print(&foreign::docs::markdown());
     }
-    let resolved = args.config.load_partial()?;
-    terminal::print(&if args.json { json(&resolved) } else { table(&resolved, terminal::stdout_colour()) })?;
+    let resolved = args.job.load_partial(&[])?;
+    // The table has what is not needed.
+    let shown = |note: &&String| args.json || !note.starts_with(NOT_NEEDED) || note.starts_with(NOT_NEEDED_ENV);
+    resolved.notes.iter().filter(shown).for_each(|note| terminal::print_note(note));
+    if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {
+        terminal::print_note(&format!("NUM_GPUS={number}: `tunesmith launch -- train CONFIG` starts as many ranks"));
+    }
+    terminal::print(&if args.json { json(&resolved)? } else { table(&resolved, terminal::stdout_colour()) })?;
     if let Err(missing) = resolved.check_runnable() {
         terminal::print_note(&format!("this configuration cannot be run as it is: {}", missing.message()));
     }
     Ok(())
 }
 
-fn json(resolved: &Resolved) -> String {
-    format!("{:#}\n", serde_json::json!(resolved.settings))
+/// Settings, then the keys that are not needed.
+fn json(resolved: &Resolved) -> Result<String> {
+    let value = |one: serde_json::Result<serde_json::Value>| one.map_err(|error| Error::config(error.to_string()));
+    let settings = resolved.settings.iter().map(|setting| value(serde_json::to_value(setting)));
+    let others = resolved.not_needed.iter().map(|one| value(serde_json::to_value(one)));
+    let all: Vec<serde_json::Value> = settings.chain(others).collect::<Result<_>>()?;
+    Ok(format!("{:#}\n", serde_json::json!(all)))
 }
 
 /// The settings by section, aligned; what is not a default stands out.
@@ -80,7 +94,24 @@ fn table(resolved: &Resolved, colour: bool) -> String {
         };
         let _ = writeln!(out, "{line}");
     }
-    out + &told(&resolved.foreign, colour)
+    out + &not_needed(&resolved.not_needed, (keys, values), colour) + &told(&resolved.foreign, colour)
+}
+
+/// Keys of other toolkits that have no meaning here, in the table's columns.
+fn not_needed(list: &[NotNeeded], (keys, values): (usize, usize), colour: bool) -> String {
+    let mut out = String::new();
+    for one in list {
+        if out.is_empty() {
+            out.push('\n');
+        }
+        let value = match &one.value {
+            serde_json::Value::String(text) => text.clone(),
+            other => other.to_string(),
+        };
+        let line = format!("{:keys$}  {value:values$}  {}  {NOT_NEEDED}{}", one.key, one.source, one.note);
+        let _ = writeln!(out, "{}", Style::Dim.paint(&line, colour));
+    }
+    out
 }
 
 /// What became of each key of the foreign files, if there are any.

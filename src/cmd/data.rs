@@ -1,5 +1,5 @@
 //! `tunesmith data`: what the rows become before any training: counts, lengths, rows with what carries a loss.
-use super::args::ConfigArgs;
+use super::args::JobArgs;
 use super::download::Downloads;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
@@ -26,7 +26,7 @@ const PLAIN_MARKS: (&str, &str) = ("⟦", "⟧");
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    job: JobArgs,
     /// How many rows to show; what carries a loss is coloured, or stands between ⟦ and ⟧
     #[arg(long, value_name = "N", default_value_t = 3)]
     rows: usize,
@@ -42,9 +42,9 @@ pub struct Args {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of [`ConfigArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
+/// Those of [`JobArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
 pub fn run(args: &Args) -> Result<()> {
-    let mut config = args.config.load(&[])?.config;
+    let mut config = args.job.load(&[])?.config;
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;

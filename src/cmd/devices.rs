@@ -30,7 +30,7 @@ const RANKS_A_CORE: usize = 2;
 /// CPU: ranks that are asked for as GPUs are ranks on the CPU, and it says so.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: more GPUs are asked for than there are, single ones at all, or what is no number.
+/// [`crate::Kind::Config`]: more GPUs are asked for than there are, or what is no number.
 pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
     const LATER: &str = "training on GPUs is not yet part of this version; --nproc N starts N ranks on the CPU";
     let visible = match asked.visible.as_deref() {
@@ -46,10 +46,8 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
         (_, visible) if visible == found => format!("{found} GPUs here are not used by this version"),
         _ => format!("{visible} of {found} GPUs here are visible, and not used by this version"),
     };
-    if let Some(id) = asked.gpu_ids.iter().find(|&&id| id >= visible).or(asked.gpu_ids.first()) {
-        let message =
-            if *id >= visible { format!("--gpu-ids {id}: {here}") } else { format!("--gpu-ids {id}: not supported") };
-        return Err(Error::config(message).hint(LATER));
+    if let Some(id) = asked.gpu_ids.iter().find(|&&id| found > 0 && id >= visible) {
+        return Err(Error::config(format!("--gpu-ids {id}: {here}")).hint(LATER));
     }
     let explicit = match asked.nproc {
         "auto" => None,
@@ -59,6 +57,20 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
         },
     };
     let plural = |count: usize| if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") };
+    if !asked.gpu_ids.is_empty() {
+        let ids = asked.gpu_ids.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let number = asked.gpu_ids.len();
+        if explicit.is_some_and(|explicit| explicit != number) {
+            return Err(Error::config(format!("--gpu-ids {ids} contradicts --nproc {}", asked.nproc)));
+        }
+        if (1..number).any(|at| asked.gpu_ids[..at].contains(&asked.gpu_ids[at])) {
+            return Err(Error::config(format!("--gpu-ids {ids}: a GPU is named twice")));
+        }
+        if found == 0 && number > RANKS_A_CORE * asked.cores {
+            return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {} cores", asked.cores)).hint(LATER));
+        }
+        return Ok((number, format!("--gpu-ids {ids}: {} on the CPU; {here}", plural(number))));
+    }
     if let Some(text) = &asked.num_gpus {
         let number: usize = text
             .parse()
@@ -131,6 +143,14 @@ mod tests {
             refused(&asked("auto", &[0, 3], None, None), 2),
             "--gpu-ids 3: 2 GPUs here are not used by this version"
         );
+        assert_eq!(number(&asked("auto", &[0, 1], None, None), 4), 2);
+        assert_eq!(
+            said(&asked("auto", &[0, 1], None, None), 0),
+            "--gpu-ids 0,1: 2 ranks on the CPU; there is no GPU here"
+        );
+        assert_eq!(refused(&asked("3", &[0, 1], None, None), 0), "--gpu-ids 0,1 contradicts --nproc 3");
+        assert!(refused(&asked("auto", &[1, 1], None, None), 0).contains("named twice"));
+        assert!(refused(&asked("auto", &[0, 1, 2, 3, 4], None, None), 0).contains("2 cores"));
         assert!(refused(&asked("0", &[], None, None), 0).contains("--nproc 0"));
         assert!(refused(&asked("many", &[], None, None), 0).contains("--nproc many"));
     }

@@ -298,9 +298,7 @@ fn settings(config: &Config) -> Vec<(String, String)> {
     let default = Config::default();
     let shown = |path: &str| ["model.", "tuning.", "train."].iter().any(|section| path.starts_with(section));
     schema::options()
-        .filter(|option| {
-            option.fixed.is_none() && shown(&option.path()) && (option.get)(config) != (option.get)(&default)
-        })
+        .filter(|option| shown(&option.path()) && (option.get)(config) != (option.get)(&default))
         .filter(|option| !["train.output_dir", "model.local_dir", "model.name"].contains(&option.path().as_str()))
         .map(|option| (option.path(), (option.get)(config).to_string()))
         .collect()

@@ -107,7 +107,7 @@ impl Job {
                 .hint("tunesmith launch --nproc N -- train CONFIG"));
         }
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let file = super::train::expected(&args.command)?;
+        let (file, num_gpus) = super::train::expected(&args.command)?;
         let nnodes = args.nnodes.or(file.machines.as_ref().map(|(count, _)| *count)).unwrap_or(1).max(1);
         let node_rank = args.node_rank.or(file.machine_rank.as_ref().map(|(rank, _)| *rank)).unwrap_or(0);
         let master_addr = args.master_addr.clone().or(file.main_address.map(|(address, _)| address));
@@ -117,7 +117,7 @@ impl Job {
         let asked = Asked {
             nproc: &args.nproc,
             gpu_ids: if args.gpu_ids.is_empty() { &listed } else { &args.gpu_ids },
-            num_gpus: variable("NUM_GPUS"),
+            num_gpus,
             visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
             file: file.processes.map(|(count, source)| (count, nnodes, source.to_string())),
             cores,

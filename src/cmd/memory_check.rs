@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use super::args::ConfigArgs;
+use super::args::JobArgs;
 use super::{find, terminal};
 use crate::data;
 use crate::error::Result;
@@ -20,7 +20,7 @@ use crate::train::progress::{Event, Observer};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    job: JobArgs,
 }
 
 /// A line of the table of devices.
@@ -39,11 +39,13 @@ struct Device {
 /// Those of the configuration, if there is one; [`crate::Kind::Memory`] where its largest pass does not fit.
 pub fn run(args: &Args) -> Result<()> {
     let mut text = devices();
-    let named = !args.config.words.is_empty() || std::env::var_os("CONFIG").is_some_and(|path| !path.is_empty());
+    let named = !args.job.config.words.is_empty()
+        || args.job.model.is_some()
+        || std::env::var_os("CONFIG").is_some_and(|path| !path.is_empty());
     if !named {
         return terminal::print(&text);
     }
-    let resolved = args.config.load(&[])?;
+    let resolved = args.job.load(&[])?;
     text += "\n";
     terminal::print(&text)?;
     let largest = check::largest(&resolved, &Quiet)?;

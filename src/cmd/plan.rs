@@ -2,7 +2,7 @@
 use super::args::ConfigArgs;
 use super::{scaling, terminal};
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
-use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task};
+use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_name, shape};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Quiet};
 use crate::plan::flops::Costs;
@@ -170,27 +170,27 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     let Some(named) = named else {
         return Err(Error::config("there is no model to plan for").hint("set model.name, or give --model"));
     };
-    let (mut arch, place) = if named.is_file() {
+    let known = named.to_str().filter(|name| is_hub_name(name) && config.model.revision.is_none()).and_then(shape);
+    let (mut arch, stored) = if let Some(text) = known {
+        terminal::print_note(&format!("{}: the shape as this version knows it; nothing is fetched", named.display()));
+        (Arch::from_json(text, &named)?, budget::stored_by(text))
+    } else if named.is_file() {
         let text = std::fs::read_to_string(&named).map_err(|error| Error::io("read", &named, &error))?;
-        (Arch::from_json(&text, &named)?, named.clone())
+        (Arch::from_json(&text, &named)?, budget::stored_by(&text))
     } else {
         let dir = hub::model_dir(&config.model, Part::Description, &Quiet)?.dir;
-        (Arch::from_dir(&dir)?, dir)
+        (Arch::from_dir(&dir)?, budget::stored(&dir))
     };
     let vocabulary = arch.vocab_size as u32;
     arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
-    let default = *resolved.source("model.max_seq_len") == crate::config::Source::Default;
-    if default {
-        config.model.max_seq_len = config.model.max_seq_len.min(arch.max_position_embeddings);
-    } else if config.model.max_seq_len > arch.reach() {
-        let (asked, limit) = (config.model.max_seq_len, arch.reach());
-        return Err(Error::config(format!(
-            "model.max_seq_len = {asked} is longer than what the model sees, {limit} tokens by its config.json"
-        ))
-        .hint(format!("set model.max_seq_len to at most {limit}")));
+    let other = args.model.is_some();
+    let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), other)?;
+    config.model.max_seq_len = length;
+    if let Some(note) = note {
+        terminal::print_note(&note);
     }
     let name = if named.is_file() { named.parent().unwrap_or(Path::new("")).to_owned() } else { named };
-    Ok((arch, budget::stored(&place), name.display().to_string()))
+    Ok((arch, stored, name.display().to_string()))
 }
 
 fn machine(args: &Args) -> Result<Machine> {

@@ -1,5 +1,5 @@
 //! `tunesmith process`: writes the rows that a run would train on, in one form, with a report of what became of them.
-use super::args::ConfigArgs;
+use super::args::JobArgs;
 use super::data::{Bar, numbers, overview};
 use super::download::Downloads;
 use super::staged::Staged;
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    job: JobArgs,
     /// The file for the training rows
     #[arg(long, value_name = "FILE.jsonl")]
     out: PathBuf,
@@ -35,12 +35,12 @@ pub struct Args {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of [`ConfigArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when a file cannot be written.
+/// Those of [`JobArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when a file cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     if args.out.extension().is_none_or(|extension| extension != "jsonl") {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
     }
-    let mut config = args.config.load(&[])?.config;
+    let mut config = args.job.load(&[])?.config;
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::ConfigArgs;
-use super::terminal::{Style, print, print_text, stdout_colour};
+use super::args::{JobArgs, print_notes};
+use super::terminal::{Style, print, print_note, print_text, stdout_colour};
 use crate::comm::env;
 use crate::config::Flag;
 use crate::config::foreign::Expected;
 use crate::data;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::train::metrics::{EvalLine, StepLine};
 use crate::train::progress::{Event, Observer, Pace};
@@ -25,7 +25,7 @@ use crate::train::signals::Stop;
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    config: ConfigArgs,
+    job: JobArgs,
     /// Go on from a checkpoint: the newest good one of the output directory, or the folder DIR, or that which a run's file
     /// `best` or `latest` names
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
@@ -37,6 +37,9 @@ pub struct Args {
     /// Start over in an output directory that holds an earlier run: its files are removed before step 1
     #[arg(long, conflicts_with = "resume")]
     overwrite: bool,
+    /// The GPUs to use: `tunesmith launch --gpu-ids 0,1 -- train CONFIG` starts a rank for each
+    #[arg(long, value_delimiter = ',', value_name = "N,N")]
+    gpu_ids: Vec<usize>,
 }
 
 /// Trains.
@@ -44,13 +47,19 @@ pub struct Args {
 /// # Errors
 /// Everything that a run can fail with; [`crate::Kind::Preempted`] after a signal, when everything is saved.
 pub fn run(args: &Args) -> Result<()> {
-    let (config, resume) = claim_word(&args.config, args.resume.as_deref());
+    let (job, resume) = claim_word(&args.job, args.resume.as_deref());
     let flag = |value: String| Flag { name: "--resume", key: "train.resume_from_checkpoint", value };
     let flags: Vec<Flag> = resume.map(flag).into_iter().collect();
     let launch = env::read(|name| std::env::var(name).ok())?;
     // Ranks other than the first say nothing but why they fail.
     let first = launch.as_ref().is_none_or(|launch| launch.world.is_first());
-    let resolved = if first { config.load(&flags)? } else { config.load_silently(&flags)? };
+    if launch.is_none() {
+        one_process(args)?;
+    }
+    let resolved = job.load_silently(&flags)?;
+    if first {
+        print_notes(&resolved);
+    }
     let stop = Stop::default();
     stop.listen(
         move |signal| {
@@ -70,37 +79,66 @@ pub fn run(args: &Args) -> Result<()> {
     if first { print(&show_summary(&summary)) } else { Ok(()) }
 }
 
-/// What the files of DeepSpeed and Accelerate say that the words of a `train …` name; nothing where the words cannot be read, which
-/// the ranks will say.
+/// Without a launcher there is one rank, however many GPUs are asked for.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: several are asked for.
+fn one_process(args: &Args) -> Result<()> {
+    let refused = |asked: &str, launch: &str| {
+        Err(Error::config(format!("{asked}: `train` alone is one process, which is one rank"))
+            .hint(format!("`{launch} -- train CONFIG` starts a rank for each")))
+    };
+    if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {
+        return refused(&format!("NUM_GPUS={number}"), &format!("NUM_GPUS={number} tunesmith launch"));
+    }
+    let ids: Vec<String> = args.gpu_ids.iter().map(usize::to_string).collect();
+    match &ids[..] {
+        [] => Ok(()),
+        [id] => {
+            print_note(&format!("not needed: --gpu-ids {id}: this version computes on the CPU"));
+            Ok(())
+        }
+        ids => {
+            let ids = ids.join(",");
+            refused(&format!("--gpu-ids {ids}"), &format!("tunesmith launch --gpu-ids {ids}"))
+        }
+    }
+}
+
+/// What the words of a `train …` say of the ranks: what the files of DeepSpeed and Accelerate say that the words of a `train …` name; nothing where the words cannot be read, which
+/// the ranks will say; and `NUM_GPUS`, as a word or in the environment.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: the configuration is refused.
-pub fn expected(words: &[String]) -> Result<Expected> {
+pub fn expected(words: &[String]) -> Result<(Expected, Option<String>)> {
     #[derive(clap::Parser)]
     struct Words {
         #[command(flatten)]
         args: Args,
     }
-    let Ok(Words { args }) = <Words as clap::Parser>::try_parse_from(words) else { return Ok(Expected::default()) };
-    let (config, _) = claim_word(&args.config, args.resume.as_deref());
-    config.load_for_launch().map(|resolved| resolved.foreign.expected)
+    let Ok(Words { args }) = <Words as clap::Parser>::try_parse_from(words) else {
+        return Ok((Expected::default(), None));
+    };
+    let (job, _) = claim_word(&args.job, args.resume.as_deref());
+    let resolved = job.load_partial(&[])?;
+    Ok((resolved.foreign.expected, job.config.num_gpus()))
 }
 
 /// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
 /// a word that is plainly not a checkpoint folder is given back.
-fn claim_word(config: &ConfigArgs, resume: Option<&str>) -> (ConfigArgs, Option<String>) {
-    let mut config = config.clone();
+fn claim_word(job: &JobArgs, resume: Option<&str>) -> (JobArgs, Option<String>) {
+    let mut job = job.clone();
     // Not a run's own `latest` or `best`, which name a checkpoint.
     let is_file = |word: &str| Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
     let resume = resume.map(|word| {
         if word.contains('=') || is_file(word) {
-            config.words.push(word.to_owned());
+            job.config.words.push(word.to_owned());
             "latest".to_owned()
         } else {
             word.to_owned()
         }
     });
-    (config, resume)
+    (job, resume)
 }
 
 fn tell(first: bool, text: &str) {
@@ -332,12 +370,13 @@ fn show_summary(summary: &Summary) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::args::ConfigArgs;
     use super::*;
 
     fn claim(resume: &str) -> (Vec<String>, Option<String>) {
         let config = ConfigArgs { words: vec!["a.yaml".to_owned()] };
-        let (config, resume) = claim_word(&config, Some(resume));
-        (config.words, resume)
+        let (job, resume) = claim_word(&JobArgs { config, model: None, data: Vec::new() }, Some(resume));
+        (job.config.words, resume)
     }
 
     #[test]

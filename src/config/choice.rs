@@ -279,8 +279,8 @@ macro_rules! row_format {
         choices! {
             /// The form of a data row.
             Format {
-                /// Recognised by the names of the first row's fields.
-                Auto = "auto",
+                /// Recognised by the names of the first row's fields; the file's name says whether it is JSON or CSV.
+                Auto = "auto" | "chat" | "jsonl" | "json" | "csv",
                 $( #[doc = $doc] $name = $word, )+
             };
         }

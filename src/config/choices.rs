@@ -14,6 +14,10 @@ macro_rules! choices {
         impl $name {
             /// The words that the configuration accepts, less second names.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
+            /// The words that a message names: second names too, where they have a meaning of their own.
+            const TOLD: &'static [&'static str] = &[$($word, $( $( choices!(@told $alias $alias_doc), )? )*)+];
+            /// Every word that is accepted.
+            const ACCEPTED: &'static [&'static str] = &[$($word, $( $alias, )*)+];
             const LATER: &'static [&'static str] = choices!(@or $($later)?);
             /// All of them, in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
@@ -34,7 +38,7 @@ macro_rules! choices {
             fn from_node(node: &$crate::config::Node) -> Result<Self, $crate::config::Refusal> {
                 match node {
                     $( $crate::config::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
-                    _ => Err($crate::config::choices::refuse_word(node, Self::WORDS, Self::LATER)),
+                    _ => Err($crate::config::choices::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
                 }
             }
 
@@ -43,7 +47,7 @@ macro_rules! choices {
             }
 
             fn expected() -> String {
-                $crate::config::choices::one_of(Self::WORDS)
+                $crate::config::choices::one_of(Self::TOLD)
             }
 
             fn schema() -> serde_json::Value {
@@ -58,6 +62,7 @@ macro_rules! choices {
     )*};
     (@alias $word:literal) => { concat!("The same as `", $word, "`.") };
     (@alias $word:literal $doc:literal) => { $doc };
+    (@told $alias:literal $doc:literal) => { $alias };
     (@or) => { &[] };
     (@or $later:expr) => { &$later };
 }
@@ -69,14 +74,14 @@ pub(super) fn one_of(words: &[&str]) -> String {
     format!("one of {}", words.join(", "))
 }
 
-/// Refuses what is none of the words, with the nearest of them.
-pub(super) fn refuse_word(node: &Node, words: &[&str], later: &[&str]) -> Refusal {
-    let refusal = Refusal::new(node, one_of(words));
+/// Refuses what is none of the accepted words, with the nearest of them; `told` are those that the message names.
+pub(super) fn refuse_word(node: &Node, told: &[&str], accepted: &[&str], later: &[&str]) -> Refusal {
+    let refusal = Refusal::new(node, one_of(told));
     let Node::Str(word) = node else { return refusal };
     if later.contains(&word.as_str()) {
         return refusal.hint(super::option::not_yet(word));
     }
-    match super::option::nearest(word, words.iter().copied()) {
+    match super::option::nearest(word, accepted.iter().copied()) {
         Some(near) => refusal.hint(format!("did you mean {near}?")),
         None => refusal,
     }

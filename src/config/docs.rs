@@ -34,6 +34,8 @@ A run is described by one YAML file. `tunesmith config FILE` prints each effecti
   Paths of includes are relative to the file that names them, all other paths to the current directory.
 - **Nothing is ignored:** an unknown key, a key given twice, a contradiction or a value of the wrong type ends the
   program with exit code 2, before anything is read or written.
+- **Keys of Transformers, TRL and SFT-Play** that have no meaning here, such as `train.dataloader_num_workers`, are accepted with a note,
+  `not needed: …`. `docs/foreign-configs.md` lists them, and which are refused.
 - Editors check and complete files that begin with `# yaml-language-server: $schema=<path to>/docs/schema.json`.
 ";
 
@@ -44,25 +46,21 @@ fn describe(out: &mut String, def: &OptionDef, defaults: &Config) {
         def.path(),
         def.doc.trim().lines().map(str::trim).collect::<Vec<_>>().join("\n")
     );
-    if let Some(fixed) = def.fixed {
-        let _ = writeln!(out, "- value: only `{}` ({})", fixed.accepts[0].to_json(), fixed.reason);
-    } else {
-        let schema = (def.schema)();
-        let choices = schema["oneOf"].as_array().or_else(|| schema["anyOf"][0]["oneOf"].as_array());
-        match choices {
-            None => {
-                let _ = writeln!(out, "- value: {}", def.expectation());
-            }
-            Some(choices) => {
-                let or_null = if schema["anyOf"].is_array() { " or null" } else { "" };
-                let _ = writeln!(out, "- value: one of these{or_null}");
-                for choice in choices {
-                    let _ = writeln!(out, "  - `{}`: {}", plain(&choice["const"]), plain(&choice["description"]));
-                }
+    let schema = (def.schema)();
+    let choices = schema["oneOf"].as_array().or_else(|| schema["anyOf"][0]["oneOf"].as_array());
+    match choices {
+        None => {
+            let _ = writeln!(out, "- value: {}", def.expectation());
+        }
+        Some(choices) => {
+            let or_null = if schema["anyOf"].is_array() { " or null" } else { "" };
+            let _ = writeln!(out, "- value: one of these{or_null}");
+            for choice in choices {
+                let _ = writeln!(out, "  - `{}`: {}", plain(&choice["const"]), plain(&choice["description"]));
             }
         }
-        let _ = writeln!(out, "- default: `{}`", plain(&(def.get)(defaults)));
     }
+    let _ = writeln!(out, "- default: `{}`", plain(&(def.get)(defaults)));
     if !def.aliases.is_empty() {
         let aliases: Vec<String> = def.aliases.iter().map(|alias| format!("`{alias}`")).collect();
         let _ = writeln!(out, "- also spelled: {}", aliases.join(", "));
@@ -88,6 +86,17 @@ pub fn schema() -> String {
         let place = section.name.split('.').fold(&mut root, |node, name| &mut node["properties"][name]);
         *place = describe_section(section);
     }
+    for section in SECTIONS {
+        for def in section.options {
+            for alias in def.aliases.iter().filter(|alias| alias.contains('.')) {
+                let described = format!("The same as `{}`.", def.path());
+                add_key(&mut root, alias, &json!({ "description": described }));
+            }
+        }
+    }
+    for (key, what) in super::foreign::trainer_keys() {
+        add_key(&mut root, &key, &json!({ "description": what }));
+    }
     let mut schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "tunesmith configuration",
@@ -98,6 +107,17 @@ pub fn schema() -> String {
     format!("{schema:#}\n")
 }
 
+/// Describes a full key in its section, where that is one.
+fn add_key(root: &mut Json, key: &str, described: &Json) {
+    let (section, name) = key.rsplit_once('.').unwrap_or(("", key));
+    let steps = section.split('.').filter(|step| !step.is_empty());
+    let place = steps.fold(root, |node, step| &mut node["properties"][step]);
+    // A mapping instead of a value, `data.split: {val_ratio: 0.1}`, is checked by the program.
+    if place["additionalProperties"] == Json::Bool(false) {
+        place["properties"][name] = described.clone();
+    }
+}
+
 fn section_schema(doc: &str, options: &[OptionDef]) -> Json {
     let defaults = Config::default();
     let mut properties = Map::new();
@@ -106,7 +126,7 @@ fn section_schema(doc: &str, options: &[OptionDef]) -> Json {
         add_range(&mut schema, def);
         schema["description"] = def.doc.split_whitespace().collect::<Vec<_>>().join(" ").into();
         schema["default"] = (def.get)(&defaults);
-        for alias in def.aliases {
+        for alias in def.aliases.iter().filter(|alias| !alias.contains('.')) {
             let mut alias_schema = schema.clone();
             alias_schema["description"] = format!("The same as `{}`.", def.name).into();
             properties.insert((*alias).to_owned(), alias_schema);

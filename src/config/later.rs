@@ -1,37 +1,35 @@
-//! Keys that other toolkits have and a later version will read: refused by name, never accepted and ignored.
+//! Keys that other toolkits have and this version does not read: refused by name, never accepted and ignored. Those of Transformers'
+//! and TRL's arguments are in `foreign::trainer`.
 
-const LOADER: &str = "rows are tokenized before training, there is no data loader; remove the key";
 const DAPT: &str = "for raw text set data.format: text and data.packing: true, and data.truncation: split; a block is model.max_seq_len tokens long \
      (docs/guides/dapt.md)";
 const SECRET: &str = "a secret does not belong into a file; set the environment variable HF_TOKEN";
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
 
+/// Words that other toolkits have for a key, and how it is said here.
+pub(super) const WORDS: &[(&str, &str, &str)] = &[
+    ("tuning.mode", "dora", "set tuning.mode: lora and tuning.lora.use_dora: true; qlora goes with it too"),
+    ("tuning.mode", "qdora", "set tuning.mode: qlora and tuning.lora.use_dora: true"),
+    ("tuning.mode", "rslora", "set tuning.mode: lora and tuning.lora.use_rslora: true"),
+    ("tuning.mode", "pissa", "set tuning.mode: lora and tuning.lora.init_lora_weights: pissa"),
+    ("tuning.mode", "loftq", "set tuning.mode: qlora and tuning.lora.init_lora_weights: loftq"),
+    ("tuning.mode", "lora+", "set tuning.mode: lora and tuning.lora.loraplus_lr_ratio"),
+    ("tuning.mode", "loraplus", "set tuning.mode: lora and tuning.lora.loraplus_lr_ratio"),
+    ("tuning.mode", "boft", "set tuning.mode: oft, whose blocks do not overlap"),
+    ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which values are trained"),
+];
+
 /// Full keys (or sections) and why they are refused.
 pub(super) const LATER: &[(&str, &str)] = &[
-    ("train.local_rank", "the launcher says which rank a process is; remove the key"),
-    ("train.dataloader_num_workers", LOADER),
-    ("train.dataloader_pin_memory", LOADER),
-    ("train.dataloader_drop_last", "the last, smaller batch of an epoch is always kept; remove the key"),
-    ("train.auto_find_batch_size", "set train.batch_size: auto, which measures before step 1 and loses no step"),
     (
         "train.gradient_checkpointing_layers",
         "set train.gradient_checkpointing: {full: N}: the first N blocks are run again",
-    ),
-    ("train.eval_delay", "a delayed first validation is not yet part of this version"),
-    ("train.report_to", "set logging.tensorboard instead"),
-    ("train.logging_dir", "set logging.logging_dir instead"),
-    ("train.run_name", "set logging.run_name instead"),
-    (
-        "train.activation_offloading",
-        "activations lie in main memory already; moving them there belongs to an engine for GPUs, which is not part of this version",
     ),
     (
         "train.weight_dtype",
         "what is trained is kept in float32 (docs/precision.md); model.dtype says how frozen weights are kept, train.grad_dtype how gradients",
     ),
-    ("train.tf32", "this version computes in float32 on the CPU; remove the key"),
-    ("train.torch_compile", "there is nothing to compile; remove the key"),
     ("train.mode", DAPT),
     ("train.block_size", DAPT),
     ("train.pack_factor", DAPT),
@@ -42,8 +40,6 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("model.hub_token", SECRET),
     ("model.use_auth_token", SECRET),
     ("model.hf_token", SECRET),
-    ("train.hub_token", SECRET),
-    ("model.attn_implementation", "there is one attention in this version; remove the key"),
     ("model.load_in_4bit", QUANT),
     ("model.load_in_8bit", "set model.quantization: int8"),
     ("model.bnb_4bit_quant_type", QUANT),
@@ -74,10 +70,3 @@ pub(super) const LATER: &[(&str, &str)] = &[
     ("pack_factor", DAPT),
     ("datasets", "set data.datasets; `tunesmith import FILE` turns an Axolotl configuration into ours"),
 ];
-
-/// Variables of the shell that other toolkits read, the value that asks for nothing, and why others are refused.
-pub(super) const LATER_VARIABLES: &[(&str, &str, &str)] = &[(
-    "NUM_GPUS",
-    "1",
-    "one process has one rank: `tunesmith launch -- train CONFIG` with NUM_GPUS=N starts N (scripts/just train-distributed)",
-)];

@@ -17,11 +17,13 @@ mod rope;
 mod rope_json;
 pub mod schema;
 mod score;
+mod shapes;
 mod sizes;
 pub mod task;
 mod unread;
 mod validate;
 mod value;
+mod variables;
 mod yaml;
 
 pub use arguments::Arguments;
@@ -34,13 +36,14 @@ pub use choice::{
 pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};
 pub use datasets::DatasetSpec;
 pub use labels::{ClassWeights, Labels};
-pub use option::{Fixed, OptionDef, Range, Scalar, Section, env_name, nearest, variable};
+pub use option::{OptionDef, Range, Scalar, Section, env_name, nearest, variable};
 pub use resolve::{Flag, Resolved, Setting, Source};
 pub use resolve::{load, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{
     Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, LoggingConfig, ModelConfig, TopConfig, TrainConfig,
     TuningConfig,
 };
+pub use shapes::shape;
 pub use sizes::{Auto, Bytes, Checkpointing, Policy};
 pub use unread::unread;
 pub use validate::{greater_is_better, is_hub_name};

@@ -21,7 +21,7 @@ pub struct OptionDef {
     pub section: &'static str,
     /// The key within the section.
     pub name: &'static str,
-    /// Other spellings that are accepted.
+    /// Other spellings that are accepted; one with a dot is a full key, in whatever section.
     pub aliases: &'static [&'static str],
     /// What it does; the first line is a summary.
     pub doc: &'static str,
@@ -29,8 +29,6 @@ pub struct OptionDef {
     pub range: Range,
     /// Words that a later version will accept.
     pub later: &'static [&'static str],
-    /// Set when only one value is legal in this version; the key then has no field in [`Config`].
-    pub fixed: Option<&'static Fixed>,
     /// What is accepted, in words: `a number`, `one of no, steps, epoch`.
     pub expected: fn() -> String,
     /// What is accepted, as JSON Schema.
@@ -48,7 +46,7 @@ impl OptionDef {
     }
 
     fn spelled(&self, name: &str) -> String {
-        if self.section.is_empty() { name.to_owned() } else { format!("{}.{name}", self.section) }
+        if self.section.is_empty() || name.contains('.') { name.to_owned() } else { format!("{}.{name}", self.section) }
     }
 
     /// The environment variable: `TRAIN_BATCH_SIZE`.
@@ -77,15 +75,6 @@ pub fn variable(key: &str) -> String {
     if key.contains('.') { env_name(key) } else { format!("TUNESMITH_{}", env_name(key)) }
 }
 
-/// A key that has one legal value in this version.
-#[derive(Debug)]
-pub struct Fixed {
-    /// The legal value first, then other spellings of it.
-    pub accepts: &'static [Scalar],
-    /// Why nothing else is accepted.
-    pub reason: &'static str,
-}
-
 /// A value that can stand in a `static`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scalar {
@@ -95,43 +84,6 @@ pub enum Scalar {
     Bool(bool),
     /// A string.
     Str(&'static str),
-}
-
-impl Scalar {
-    /// The same value as JSON.
-    pub fn to_json(self) -> serde_json::Value {
-        match self {
-            Self::Null => serde_json::Value::Null,
-            Self::Bool(value) => value.into(),
-            Self::Str(value) => value.into(),
-        }
-    }
-
-    fn matches(self, node: &Node) -> bool {
-        match (self, node) {
-            (Self::Null, Node::Null) => true,
-            (Self::Bool(want), Node::Bool(found)) => want == *found,
-            (Self::Str(want), Node::Str(found)) => want == found,
-            _ => false,
-        }
-    }
-}
-
-impl Fixed {
-    pub(super) fn check(&self, node: &Node) -> Result<(), Refusal> {
-        if self.accepts.iter().any(|scalar| scalar.matches(node)) {
-            return Ok(());
-        }
-        Err(Refusal::new(node, self.expected()).hint(self.reason))
-    }
-
-    pub(super) fn expected(&self) -> String {
-        format!("{} (the only value of this version)", self.accepts[0].to_json())
-    }
-
-    pub(super) fn schema(&self) -> serde_json::Value {
-        serde_json::json!({ "enum": self.accepts.iter().map(|scalar| scalar.to_json()).collect::<Vec<_>>() })
-    }
 }
 
 /// The bounds of a number; [`Range::ANY`] for everything else.
@@ -237,8 +189,7 @@ pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// Makes a section: the struct with its documentation, `Default`, and `NAME: Section` with every key's definition.
 ///
-/// `key: type = default, aliases […], range …;` gives a field. `fixed { key = value, because "…"; }` gives keys
-/// that accept one value in this version and therefore need no field.
+/// `key: type = default, aliases […], range …;` gives a field.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
@@ -249,7 +200,6 @@ macro_rules! section {
             )*
         }
         $( nested { $( $(#[doc = $nested_doc:literal])* $nested:ident: $nested_type:ty; )* } )?
-        $( fixed { $( $(#[doc = $fixed_doc:literal])* $key:literal = $accepts:expr, because $reason:literal; )* } )?
     ) => {
         $(#[doc = $section_doc])*
         #[derive(Debug, Clone, PartialEq)]
@@ -291,7 +241,6 @@ macro_rules! section {
                     doc: concat!($($doc, "\n",)*),
                     range: $crate::config::option::section!(@or $crate::config::Range::ANY, $($range)?),
                     later: $crate::config::option::section!(@or &[], $(&$later)?),
-                    fixed: None,
                     expected: <$type as $crate::config::ConfigValue>::expected,
                     schema: <$type as $crate::config::ConfigValue>::schema,
                     set: |config, node| {
@@ -302,22 +251,6 @@ macro_rules! section {
                     },
                     get: |config| $crate::config::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
                 }, )*
-                $( $( {
-                    const FIXED: $crate::config::Fixed = $crate::config::Fixed { accepts: &$accepts, reason: $reason };
-                    $crate::config::OptionDef {
-                        section: $section,
-                        name: $key,
-                        aliases: &[],
-                        doc: concat!($($fixed_doc, "\n",)*),
-                        range: $crate::config::Range::ANY,
-                        later: &[],
-                        fixed: Some(&FIXED),
-                        expected: || FIXED.expected(),
-                        schema: || FIXED.schema(),
-                        set: |_, node| FIXED.check(node),
-                        get: |_| FIXED.accepts[0].to_json(),
-                    }
-                }, )* )?
             ],
         };
     };

@@ -3,8 +3,8 @@
 //! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
 //! Every value is checked where it stands, even one that a later source replaces.
 use super::choice::Quantization;
-use super::foreign::Foreign;
-use super::later::{LATER, LATER_VARIABLES};
+use super::foreign::{self, Foreign, NotNeeded};
+use super::later::{LATER, WORDS};
 use super::option::{OptionDef, env_name, nearest, variable};
 use super::schema::{Config, SECTIONS, VARIABLES, options};
 use super::sizes::Auto;
@@ -34,6 +34,8 @@ pub struct Resolved {
     pub notes: Vec<String>,
     /// What files of DeepSpeed, Accelerate and FSDP have said.
     pub foreign: Foreign,
+    /// Keys of other toolkits that were given and have no meaning here, by name.
+    pub not_needed: Vec<NotNeeded>,
 }
 
 impl Resolved {
@@ -161,7 +163,9 @@ pub fn load_optional(
     flags: &[Flag],
 ) -> Result<Resolved> {
     let mut resolver = Resolver::default();
-    if let Some(path) = path {
+    if let Some(path) = path
+        && !resolver.foreign_file(path)?
+    {
         resolver.file(path, None, &mut Vec::new())?;
     }
     resolver.environment(env)?;
@@ -172,7 +176,9 @@ pub fn load_optional(
         resolver.text(def, flag.key, &flag.value, source)?;
     }
     resolver.take_foreign()?;
-    let resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
+    resolver.of_nccl(env)?;
+    let mut resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
+    validate::rows_of_the_shell(&mut resolved);
     validate::contradictions(&resolved)?;
     Ok(resolved)
 }
@@ -229,6 +235,8 @@ pub(super) struct Resolver {
     files: usize,
     pub notes: Vec<String>,
     pub foreign: Foreign,
+    /// By full key.
+    pub not_needed: BTreeMap<String, NotNeeded>,
 }
 
 impl Resolver {
@@ -274,7 +282,13 @@ impl Resolver {
             let spelled = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
             let source = source_in(document, steps);
             let def = find(&spelled);
-            let canonical = def.map_or_else(|| spelled.clone(), OptionDef::path);
+            // SFT-Play's `data.split: {val_ratio: 0.1}`.
+            let parts = matches!(node, Node::Map(_)) && spelled == "data.split";
+            let canonical = match def {
+                Some(def) if !parts => def.path(),
+                _ => spelled.clone(),
+            };
+            let canonical = if parts { format!("{canonical}.") } else { canonical };
             if let Some((earlier, at)) = seen.get(&canonical) {
                 let what = if *earlier == spelled {
                     format!("{spelled} is given twice")
@@ -284,7 +298,7 @@ impl Resolver {
                 return Err(Error::config(format!("{}: {what}; the first is at {at}", source.place())).hint("keep one"));
             }
             seen.insert(canonical, (spelled.clone(), source.clone()));
-            if is_section(&spelled) {
+            if is_section(&spelled) || parts {
                 match node {
                     Node::Map(entries) => self.section(document, &spelled, entries, steps, seen)?,
                     Node::Null => {}
@@ -292,6 +306,13 @@ impl Resolver {
                 }
             } else if let Some(def) = def {
                 self.put(def, &spelled, node.clone(), source)?;
+            } else if let Some(row) = foreign::trainer_row(&spelled) {
+                for ours in self.take_trainer(row, &spelled, node, &source)? {
+                    if let Some((earlier, at)) = seen.insert(ours, (spelled.clone(), source.clone())) {
+                        let what = format!("{spelled} and {earlier} are the same setting; the first is at {at}");
+                        return Err(Error::config(format!("{}: {what}", source.place())).hint("keep one"));
+                    }
+                }
             } else if spelled != "include" {
                 return Err(unknown(&source, &spelled));
             }
@@ -319,10 +340,12 @@ impl Resolver {
                 known.insert(name);
             }
         }
-        for (name, harmless, reason) in LATER_VARIABLES {
-            if env.get(name).is_some_and(|value| value != harmless) {
-                return Err(Error::config(format!("env {name}={}: not supported", env[name])).hint(*reason));
+        for key in foreign::trainer_names() {
+            let name = variable(&key);
+            if let (Some(value), Some(row)) = (env.get(&*name), foreign::trainer_row(&key)) {
+                self.take_trainer(row, &key, &yaml::parse_value(value), &Source::Env(name.clone()))?;
             }
+            known.insert(name);
         }
         for name in env.keys().filter(|name| !known.contains(**name)) {
             self.notes.extend(check_foreign(name, &known)?);
@@ -337,16 +360,13 @@ impl Resolver {
             return Err(Error::config(format!("{}: expected KEY=VALUE", source.place()))
                 .hint("one configuration file, then words such as train.batch_size=1 or TRAIN_BATCH_SIZE=1"));
         };
-        if let Some((_, harmless, reason)) = LATER_VARIABLES.iter().find(|(name, ..)| *name == key) {
-            return if value == *harmless {
-                Ok(())
-            } else {
-                Err(Error::config(format!("{}: not supported", source.place())).hint(*reason))
-            };
-        }
         let name = env_name(key);
-        match find_env(&name).or_else(|| find_env(&variable(&name))) {
-            Some((def, spelled)) => self.text(def, &spelled, value, source),
+        if let Some((def, spelled)) = find_env(&name).or_else(|| find_env(&variable(&name))) {
+            return self.text(def, &spelled, value, source);
+        }
+        let named = foreign::trainer_names().find(|key| variable(key) == name);
+        match named.as_deref().and_then(|key| Some((key, foreign::trainer_row(key)?))) {
+            Some((key, row)) => self.take_trainer(row, key, &yaml::parse_value(value), &source).map(drop),
             None if is_secret(key) => Err(unknown(&Source::Word(format!("{key}=***")), &dotted(key))),
             None => Err(unknown(&source, &dotted(key))),
         }
@@ -376,7 +396,20 @@ impl Resolver {
                 return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
             }
         }
-        (def.set)(&mut Config::default(), &node).map_err(|refusal| refused(&source, spelled, refusal))?;
+        if node == Node::Null && foreign::NULL_IS_DEFAULT.contains(&def.path().as_str()) {
+            self.found.remove(&def.path());
+            return Ok(());
+        }
+        (def.set)(&mut Config::default(), &node).map_err(|refusal| {
+            let word = |given: &str| WORDS.iter().find(|(key, word, _)| def.path() == *key && *word == given);
+            match &node {
+                Node::Str(given) => match word(&given.to_lowercase()) {
+                    Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
+                    None => refused(&source, spelled, refusal),
+                },
+                _ => refused(&source, spelled, refusal),
+            }
+        })?;
         let node = match (self.found.remove(&def.path()), node, &source) {
             (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
             (_, node, _) => node,
@@ -413,12 +446,14 @@ impl Resolver {
             setting.value = config.train.grad_accum.to_json();
         }
         self.foreign.show_auto(&settings);
-        Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes, foreign: self.foreign })
+        let not_needed: Vec<NotNeeded> = self.not_needed.into_values().collect();
+        self.notes.extend(not_needed.iter().map(NotNeeded::text));
+        Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes, foreign: self.foreign, not_needed })
     }
 }
 
 /// Gives a setting a value that follows from another's.
-fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
+pub(super) fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
     if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key) {
         setting.value = value;
         setting.source = source.clone();
@@ -516,16 +551,15 @@ fn unknown(source: &Source, key: &str) -> Error {
 fn suggestion(key: &str) -> Option<String> {
     let (section, leaf) = key.rsplit_once('.').unwrap_or(("", key));
     // The right name in the wrong section.
-    let misplaced = options().find(|def| def.name == leaf || def.aliases.contains(&leaf));
-    if let Some(def) = misplaced {
-        return Some(format!("{}.{leaf}", def.section));
+    let everything: Vec<String> = options().flat_map(OptionDef::spellings).chain(foreign::trainer_names()).collect();
+    let parts = |path: &'_ str| path.rsplit_once('.').map(|(section, leaf)| (section.to_owned(), leaf.to_owned()));
+    if let Some(misplaced) = everything.iter().find(|path| parts(path).is_some_and(|(_, name)| name == leaf)) {
+        return Some(misplaced.clone());
     }
-    let within: Vec<String> = options().filter(|def| def.section == section).flat_map(OptionDef::spellings).collect();
-    let leaves = within.iter().filter_map(|path| path.rsplit_once('.').map(|(_, leaf)| leaf));
-    if let Some(near) = nearest(leaf, leaves) {
+    let leaves = everything.iter().filter_map(|path| path.rsplit_once('.').filter(|(place, _)| *place == section));
+    if let Some(near) = nearest(leaf, leaves.map(|(_, leaf)| leaf)) {
         return Some(format!("{section}.{near}"));
     }
-    let everything: Vec<String> = options().flat_map(OptionDef::spellings).collect();
     let names = everything.iter().map(String::as_str).chain(SECTIONS.iter().map(|section| section.name));
     nearest(key, names.chain(["include"])).map(str::to_owned)
 }

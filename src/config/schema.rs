@@ -9,7 +9,7 @@ use super::choice::{
 use super::datasets::DatasetSpec;
 use super::foreign::{Inline, Switch};
 use super::labels::{ClassWeights, Labels};
-use super::option::{OptionDef, Range, Scalar, Section, section};
+use super::option::{OptionDef, Range, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
 use super::value::Patterns;
 use crate::model::adapters::{self, Method};
@@ -75,7 +75,7 @@ section! {
         /// A folder to use instead of `name`.
         local_dir: Option<PathBuf> = None;
         /// The longest row in tokens; `data.truncation` says what happens to longer ones.
-        max_seq_len: usize = 2048, range Range::within(2.0, 16_777_216.0);
+        max_seq_len: usize = 2048, aliases ["max_seq_length", "train.max_length", "train.max_seq_length"], range Range::within(2.0, 16_777_216.0);
         /// Where the base weights come from.
         /// `random` draws them from `config.json` alone, to pretrain from scratch.
         init: Init = Init::Pretrained;
@@ -88,12 +88,6 @@ section! {
         double_quant: bool = true, aliases ["bnb_4bit_use_double_quant"];
         /// Linear layers that are not quantized: ends of module names, or their beginnings.
         quantization_skip_modules: Vec<String> = Vec::new(), aliases ["llm_int8_skip_modules"];
-    }
-    fixed {
-        /// The kind of model.
-        "type" = [Scalar::Str("causal")], because "other kinds of model are not yet part of this version";
-        /// Code that comes with a model is never run.
-        "trust_remote_code" = [Scalar::Bool(false)], because "tunesmith never runs code that comes with a model; remove the key";
     }
 }
 
@@ -171,7 +165,7 @@ section! {
         /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
         max_steps: i64 = -1, range Range::at_least(-1.0);
         /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
-        batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size"], range Range::within(1.0, 1e6);
+        batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size", "per_gpu_train_batch_size"], range Range::within(1.0, 1e6);
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
         /// `effective_batch` or `target_tokens_per_device_step` asks for; with `batch_size: auto` that is the default.
         grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
@@ -183,7 +177,7 @@ section! {
         /// exceeded (`null`: what the machine or its control group has free, less a tenth). Also read from `TUNESMITH_MEMORY_BUDGET`.
         memory_budget: Option<Bytes> = None;
         /// Rows of a validation batch.
-        eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size"], range Range::within(1.0, 1e6);
+        eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size", "per_gpu_eval_batch_size"], range Range::within(1.0, 1e6);
         /// The highest learning rate of the schedule.
         learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
         /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
@@ -236,12 +230,12 @@ section! {
         /// What blocks keep for the backward pass. `false`: what products of matrices gave; norms and activation functions are
         /// computed again. `true`: nothing, each block is run again: less memory, a third more time. `none`: everything.
         /// `{full: N, none: M}`: the first N blocks are run again, the last M keep everything. `auto`: the fastest that fits.
-        gradient_checkpointing: Checkpointing = Checkpointing::CHEAP;
+        gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
         /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
         /// (`null`: never cut). A single longer row stays whole. Only a loss for uneven use of experts is each part's own.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
         /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
-        logging_steps: u64 = 1, range Range::at_least(1.0);
+        logging_steps: u64 = 1, aliases ["logging.log_interval"], range Range::at_least(1.0);
         /// When the validation loss is measured.
         eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];
         /// Steps between validations; needed with `eval_strategy: steps`.
@@ -341,19 +335,6 @@ section! {
         /// CPU threads of a rank (`null`: one a core, divided among the ranks of a machine).
         num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
     }
-    fixed {
-        /// Whether to look for values that a pass did not reach.
-        "ddp_find_unused_parameters" = [Scalar::Bool(false), Scalar::Null],
-            because "every trained value takes part in each reduction, used or not; remove the key";
-        /// Whether to send buffers from rank 0 to the others.
-        "ddp_broadcast_buffers" = [Scalar::Bool(false), Scalar::Null],
-            because "the models have no buffers that training changes; remove the key";
-        /// Batches of a validation are never joined: scores are summed row by row, and hold for both.
-        "eval_do_concat_batches" = [Scalar::Bool(true), Scalar::Bool(false)], because "true or false, which score alike";
-        /// Where the optimizer's state lies.
-        "offload_optimizer" = [Scalar::Bool(false), Scalar::Str("none")],
-            because "on the CPU it lies in main memory anyway; there is nothing to offload it from until a GPU is supported";
-    }
 }
 
 section! {
@@ -374,7 +355,7 @@ section! {
         /// The form of a row.
         format: Format = Format::Auto;
         /// A Jinja file to use as the chat template.
-        template_path: Option<PathBuf> = None;
+        template_path: Option<PathBuf> = None, aliases ["train.chat_template_path"];
         /// A built-in chat template (`null`: the tokenizer's own).
         chat_template: Option<BuiltinTemplate> = None;
         /// The date that templates write as today's, as `2025-07-26` (`null`: today).
@@ -386,13 +367,13 @@ section! {
         /// with another label is an error.
         labels: Labels = Labels::default();
         /// The share of the training rows that is set apart for validation; 0 for none. Of each label the same share.
-        split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        split: f64 = 0.0, aliases ["data.split.val_ratio"], range Range::from_to_below(0.0, 1.0);
         /// Which tokens carry the loss.
         loss_on: LossOn = LossOn::Assistant;
         /// Draw a new order each epoch; `false` keeps the order of the files.
         shuffle: bool = true;
         /// Put several short rows into one of up to `model.max_seq_len` tokens; attention never crosses a boundary.
-        packing: bool = false;
+        packing: bool = false, aliases ["train.packing"];
         /// What happens to rows that are too long.
         truncation: Truncation = Truncation::Right;
         /// Rows with fewer tokens are left out.
@@ -410,17 +391,13 @@ section! {
         /// What happens to training rows that are also in the validation or test rows.
         contamination: Contamination = Contamination::Off;
         /// Threads that tokenize (`null`: one a core).
-        num_proc: Option<usize> = None, range Range::within(1.0, 4096.0);
+        num_proc: Option<usize> = None, aliases ["dataset_num_proc", "train.dataset_num_proc"], range Range::within(1.0, 4096.0);
         /// The folder for tokenized data, about 4 bytes a token (`null`: `~/.cache/tunesmith`).
         cache_dir: Option<PathBuf> = None;
         /// Keep tokenized data for the next run, keyed by content; `false` removes it when the run ends.
         use_cache: bool = true;
         /// Use only this many rows of each file set, or of each source.
         max_rows: Option<usize> = None, range Range::at_least(1.0);
-    }
-    fixed {
-        /// Rows are always tokenized into a file and read from it, so that a set may be larger than memory.
-        "streaming" = [Scalar::Bool(true)], because "every set is streamed from disk, shuffled and resumed alike; remove the key";
     }
 }
 
@@ -430,9 +407,9 @@ section! {
         /// Write TensorBoard event files.
         tensorboard: bool = true;
         /// The folder for them (`null`: `tb` in `train.output_dir`).
-        logging_dir: Option<PathBuf> = None;
+        logging_dir: Option<PathBuf> = None, aliases ["train.logging_dir"];
         /// The run's name in TensorBoard and the report.
-        run_name: Option<String> = None;
+        run_name: Option<String> = None, aliases ["train.run_name"];
         /// Write `report.html` at the end.
         report: bool = true;
         /// The optimizer step of which rank 0 tells what it did when: passes, and the summing of gradients over ranks

@@ -165,8 +165,7 @@ pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
         Source::Flag(_) => 5,
     };
     let default = Config::default();
-    for def in schema::options().filter(|def| def.fixed.is_none() && (def.get)(&default) != (def.get)(&resolved.config))
-    {
+    for def in schema::options().filter(|def| (def.get)(&default) != (def.get)(&resolved.config)) {
         let key = def.path();
         let Some(switch) = switch(&key, &resolved.config) else { continue };
         let (source, chosen) = (resolved.source(&key), resolved.source(switch.key));

@@ -1,12 +1,37 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
-use super::resolve::Resolved;
+use super::resolve::{Resolved, Source, set_by};
 use super::unread;
+use super::value::ConfigValue as _;
 use super::{
     Auto, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy, Sharding,
     Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
+
+/// Whether a value is given on the command line or in the environment.
+const fn of_shell(source: &Source) -> bool {
+    matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_))
+}
+
+/// A configuration that validates may get its rows from the shell, and those without any to validate on: then nothing is validated, and a
+/// note says so. In one file the two contradict each other.
+pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
+    let (train, data) = (&resolved.config.train, &resolved.config.data);
+    let validates = !data.val_path.is_empty() || data.split > 0.0;
+    let rows = ["data.train_path", "data.datasets"].map(|key| resolved.source(key).clone());
+    let strategy = resolved.source("train.eval_strategy").clone();
+    let Some(rows) = rows.into_iter().find(of_shell).filter(|_| !validates && !of_shell(&strategy)) else { return };
+    if train.eval_strategy == EvalStrategy::No || train.load_best_model_at_end || train.early_stopping_patience > 0 {
+        return;
+    }
+    resolved.notes.push(format!(
+        "train.eval_strategy: {} ({strategy}) validates nothing: there are no validation rows; set data.val_path or data.split",
+        train.eval_strategy
+    ));
+    resolved.config.train.eval_strategy = EvalStrategy::No;
+    set_by(&mut resolved.settings, "train.eval_strategy", EvalStrategy::No.to_json(), &rows);
+}
 
 /// Refuses keys that contradict each other, naming both with their sources.
 pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
@@ -310,6 +335,28 @@ pub(super) fn required(resolved: &Resolved) -> Result<()> {
     Ok(())
 }
 
+/// Names of folders where people keep models and runs, which are never owners on the hub: `models/my-model` is looked for on this
+/// machine alone, whether the folder is there or not.
+const FOLDERS: &[&str] = &[
+    "adapters",
+    "checkpoint",
+    "checkpoints",
+    "ckpt",
+    "ckpts",
+    "data",
+    "local",
+    "merged",
+    "model",
+    "models",
+    "out",
+    "output",
+    "outputs",
+    "run",
+    "runs",
+    "tmp",
+    "weights",
+];
+
 /// Whether a name looks like `owner/model` of the hub, and is no folder here.
 pub fn is_hub_name(name: &str) -> bool {
     let part = |part: &str| {
@@ -318,7 +365,36 @@ pub fn is_hub_name(name: &str) -> bool {
             && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
     let looks = name.split_once('/').is_some_and(|(owner, model)| part(owner) && part(model));
-    looks && !Path::new(name).exists() && !name.split('/').next().is_some_and(|folder| Path::new(folder).is_dir())
+    let folder = name.split('/').next().is_some_and(|folder| FOLDERS.contains(&folder));
+    looks
+        && !folder
+        && !Path::new(name).exists()
+        && !name.split('/').next().is_some_and(|folder| Path::new(folder).is_dir())
+}
+
+impl Resolved {
+    /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
+    /// what a file says where the shell names another model (`other_model`), with a note.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the model sees fewer tokens.
+    pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
+        let asked = self.config.model.max_seq_len;
+        match self.source("model.max_seq_len") {
+            Source::Default => Ok((asked.min(context), None)),
+            _ if asked <= reach => Ok((asked, None)),
+            source @ Source::File { .. } if other_model || of_shell(self.source("model.name")) => {
+                let note = format!(
+                    "model.max_seq_len: {reach}, which is what this model sees by its config.json, and not {asked} ({source})"
+                );
+                Ok((reach, Some(note)))
+            }
+            source => Err(Error::config(format!(
+                "{source}: model.max_seq_len = {asked} is longer than what the model sees, {reach} tokens by its config.json"
+            ))
+            .hint(format!("set model.max_seq_len to at most {reach}"))),
+        }
+    }
 }
 
 impl ModelConfig {

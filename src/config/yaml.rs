@@ -33,7 +33,10 @@ pub(super) struct Position {
 impl Document {
     /// Reads a file. Errors: it cannot be read, is too large, is no UTF-8, no YAML or no mapping.
     pub fn read(path: &Path) -> Result<Self> {
-        Self::parse(path, read_bytes(path)?)
+        let bytes = read_bytes(path)?;
+        let begins = |sign: &[u8]| bytes.trim_ascii_start().starts_with(sign);
+        // JSON, with comments before or in it.
+        if begins(b"{") || begins(b"//") || begins(b"/*") { Self::read_json(path) } else { Self::parse(path, bytes) }
     }
 
     /// Reads JSON, in which there may be comments. Errors as of [`Document::read`].

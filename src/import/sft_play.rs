@@ -180,7 +180,10 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     work.follow();
     defaults(work);
     pretraining(work);
-    let validates = rows(work);
+    // A file without rows gets them elsewhere, and those for validation too.
+    let unsaid = !work.entries().iter().any(|(key, _)| key.starts_with("data.") || key == "datasets");
+    let strategy = work.get(&["train.eval_strategy", "train.evaluation_strategy"]);
+    let validates = rows(work) || (unsaid && strategy.is_some());
     names::schedule(work, "linear");
     let warms = ["train.warmup_ratio", "train.warmup_steps"];
     let constant = matches!(work.written("train.lr_scheduler_type"), Some(Node::Str(word)) if word == "constant");

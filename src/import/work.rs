@@ -1,6 +1,6 @@
 //! The state of one import: the source's keys, what is written, and a note on each key.
 use super::{Imported, Note, Outcome, Refused, Toolkit, ranks, write};
-use crate::config::{self, Node};
+use crate::config::{self, Node, foreign};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -141,6 +141,9 @@ impl Work {
         let rules: BTreeMap<&str, Act> = toolkit.rules().iter().map(|rule| (rule.key, rule.act)).collect();
         for (key, node) in self.entries.clone() {
             match rules.get(key.as_str()).copied().or_else(|| other(toolkit, &key)) {
+                None if toolkit == Toolkit::SftPlay && foreign::needless(&key).is_some() => {
+                    self.needless(&key, foreign::needless(&key).unwrap_or_default());
+                }
                 None => {
                     let why = match config::nearest(&key, rules.keys().copied()) {
                         Some(near) => format!("unknown to this import; is {near} meant?"),

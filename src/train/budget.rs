@@ -124,7 +124,12 @@ pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: u
 /// How a model folder's checkpoint stores its matrices, by its `config.json`: bfloat16, or what becomes float32 in memory.
 pub fn stored(dir: &Path) -> Storage {
     let text = std::fs::read_to_string(if dir.is_dir() { dir.join("config.json") } else { dir.to_owned() });
-    let json: Option<serde_json::Value> = text.ok().and_then(|text| serde_json::from_str(&text).ok());
+    text.map_or(Storage::F32, |text| stored_by(&text))
+}
+
+/// As [`stored`], by the text of a `config.json`.
+pub fn stored_by(text: &str) -> Storage {
+    let json: Option<serde_json::Value> = serde_json::from_str(text).ok();
     let dtype = json.as_ref().and_then(|json| json.get("dtype").or_else(|| json.get("torch_dtype")));
     if dtype.and_then(serde_json::Value::as_str) == Some("bfloat16") { Storage::Bf16 } else { Storage::F32 }
 }

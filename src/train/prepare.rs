@@ -120,7 +120,11 @@ pub fn parts(
     let stored = arch.tensors();
     // Finished adapters belong to the model as it is on disk.
     let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
-    config.model.max_seq_len = max_seq_len(resolved, &arch)?;
+    let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+    config.model.max_seq_len = length;
+    if let Some(note) = note {
+        observer.event(&Event::Notice(&note));
+    }
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     adapter::grow(&config, &model_dir, source.as_deref(), &mut arch)?;
@@ -293,19 +297,6 @@ fn quantization(config: &Config, arch: &Arch, weights: Option<&WeightFiles>) -> 
     let how = quantize::resolve(config, weights)?;
     quantize::matrices(arch, &config.model.quantization_skip_modules)?;
     Ok(how.map_or(Quantization::None, quantize::How::setting))
-}
-
-/// `model.max_seq_len`; the default gives way to a model that sees fewer tokens.
-fn max_seq_len(resolved: &Resolved, arch: &Arch) -> Result<usize> {
-    let (asked, limit) = (resolved.config.model.max_seq_len, arch.reach());
-    match resolved.source("model.max_seq_len") {
-        Source::Default => Ok(asked.min(arch.max_position_embeddings)),
-        _ if asked <= limit => Ok(asked),
-        source => Err(Error::config(format!(
-            "{source}: model.max_seq_len = {asked} is longer than what the model sees, {limit} tokens by its config.json"
-        ))
-        .hint(format!("set model.max_seq_len to at most {limit}"))),
-    }
 }
 
 /// The settings as the run uses them, such that training from them again is the same run: a length that gave way to

@@ -6,6 +6,7 @@ mod includes;
 mod program;
 mod refusals;
 mod sources;
+mod trainer;
 
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};

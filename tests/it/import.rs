@@ -501,3 +501,25 @@ fn the_program_writes_a_file_that_it_accepts_and_never_over_another() {
     assert!(String::from_utf8_lossy(&refused.stdout).contains("mode: qlora"), "the file is there all the same");
     assert_eq!(config::try_setting("train.optim", &Node::Str("lomo".into())).unwrap_err().kind(), Kind::Config);
 }
+
+/// Fragments that name no rows, as guides print them: what they say of validations is kept for the rows that are to come.
+#[test]
+fn a_configuration_without_rows_is_imported() {
+    let printed = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/config/printed");
+    for name in ["a100_pair", "fast_eval", "h200_quad", "multi_gpu_config", "rtx4090_sli"] {
+        let made =
+            import::read(&printed.join(format!("{name}.yaml")), None).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(made.toolkit, Toolkit::SftPlay, "{name}");
+        assert!(
+            made.refused.is_empty() && !made.notes.iter().any(|note| note.outcome == Outcome::Lost),
+            "{name}: {:#?}",
+            made.notes
+        );
+        config::load_text(Path::new("made.yaml"), &made.yaml)
+            .unwrap_or_else(|error| panic!("{name}: {error}\n{}", made.yaml));
+    }
+    let made = import::read(&printed.join("multi_gpu_config.yaml"), None).unwrap();
+    assert_eq!(value(&made, "train.eval_strategy"), "steps");
+    assert_eq!(value(&made, "train.predict_with_generate"), true);
+    assert_eq!(note(&made, "train.dataloader_num_workers").outcome, Outcome::Needless);
+}

@@ -2,12 +2,70 @@
 use super::super::resolve::{Resolved, Resolver, Setting, Source, find};
 use super::super::schema::Config;
 use super::super::value::{ConfigValue as _, Node};
+use super::super::yaml::Document;
 use super::super::{OptionDef, TrainConfig};
-use super::taken::{Fate, Foreign};
-use super::{KEYS, Line, read};
+use super::named::json_of;
+use super::taken::{Fate, Foreign, NotNeeded};
+use super::walk::take_key;
+use super::{Format, KEYS, Line, Row, format_of, read};
 use crate::error::{Error, Result};
+use std::path::Path;
 
 impl Resolver {
+    /// Takes a file that is none of ours but one of DeepSpeed, Accelerate or FSDP for what the key of its kind names; says whether it is
+    /// one.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(in super::super) fn foreign_file(&mut self, path: &Path) -> Result<bool> {
+        let Some(format) = format_of(&Document::read(path)?.entries) else { return Ok(false) };
+        let named = || Node::Str(path.display().to_string());
+        let (title, settings) = match format {
+            Format::DeepSpeed => (format.title(), vec![("train.deepspeed", named())]),
+            Format::Accelerate => (format.title(), vec![("train.accelerate", named())]),
+            Format::Fsdp => ("FSDP", vec![("train.fsdp", Node::Bool(true)), ("train.fsdp_config", named())]),
+            Format::Trainer => return Ok(false),
+        };
+        let source = || Source::File { path: path.to_owned(), line: 1, column: 1 };
+        let key = settings.last().map_or("", |(key, _)| *key);
+        self.notes.push(format!("{}: a configuration of {title}, read as {key}", path.display()));
+        for (key, node) in settings {
+            if let Some(def) = find(key) {
+                self.put(def, key, node, source())?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes over a key of the trainer's table, and returns the keys of ours that it sets.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the value is refused.
+    pub(in super::super) fn take_trainer(
+        &mut self,
+        row: &Row,
+        spelled: &str,
+        node: &Node,
+        source: &Source,
+    ) -> Result<Vec<String>> {
+        let taken = take_key(row, spelled, node, source)?;
+        match taken.why {
+            Some(note) => {
+                let entry = NotNeeded { key: spelled.to_owned(), value: json_of(node), source: source.clone(), note };
+                self.not_needed.insert(spelled.to_owned(), entry);
+            }
+            None => drop(self.not_needed.remove(spelled)),
+        }
+        let mut ours = Vec::new();
+        for (key, node) in taken.settings {
+            if let Some(def) = find(&key) {
+                self.put(def, spelled, node, source.clone())?;
+                ours.push(key);
+            }
+        }
+        Ok(ours)
+    }
+
     /// Reads the foreign files that the settings name, and takes over what they say: over the defaults and over what is left
     /// `auto`, not over what is given nearer to the user; what is given as near must be the same.
     ///

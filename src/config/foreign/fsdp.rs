@@ -29,6 +29,11 @@ pub(super) const ROWS: &[Row] = &[
     row("transformer_layer_cls_to_wrap", Warned(SEGMENTS)),
     row("min_num_params", Warned(SEGMENTS)),
     row("backward_prefetch", Always(&[Str("BACKWARD_PRE")], "the next block is fetched while the last is at work")),
+    // As Accelerate wrote it up to 0.20.
+    row(
+        "backward_prefetch_policy",
+        Always(&[Str("BACKWARD_PRE")], "the next block is fetched while the last is at work"),
+    ),
     row("forward_prefetch", Always(&[Bool(true)], "the next block is fetched while the last is at work")),
     row(
         "state_dict_type",

@@ -1,5 +1,5 @@
-//! Configuration files of DeepSpeed and Accelerate, and Transformers' `fsdp`: each key becomes one of ours, has no effect
-//! here, or is refused, as one table a format says ([`Row`]). Nothing in them is ignored in silence.
+//! Configuration files of DeepSpeed and Accelerate, Transformers' `fsdp`, and keys of Transformers' and TRL's arguments: each key becomes
+//! one of ours, is not needed here, or is refused, as one table a format says ([`Row`]). Nothing in them is ignored in silence.
 //!
 //! Such a file stands beside the configuration: a value that both give must be the same, `auto` is ours, and what the
 //! environment, words and flags say goes before both.
@@ -12,6 +12,7 @@ mod fsdp;
 mod named;
 mod optimizer;
 mod taken;
+mod trainer;
 mod walk;
 
 use super::option::Scalar;
@@ -22,7 +23,8 @@ use std::path::Path;
 
 pub(super) use comments::blanked as without_comments;
 pub use named::{Inline, Switch};
-pub use taken::{Expected, Fate, Foreign, Told};
+pub use taken::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
+pub(super) use trainer::{NULL_IS_DEFAULT, find as trainer_row, names as trainer_names};
 pub use walk::{Reader, Value};
 
 /// Whose file it is.
@@ -34,11 +36,13 @@ pub enum Format {
     Accelerate,
     /// Transformers' `fsdp_config`, and the section `fsdp_config` of Accelerate's file.
     Fsdp,
+    /// Transformers' `TrainingArguments` and TRL's `SFTConfig`: keys that stand in our own configuration.
+    Trainer,
 }
 
 impl Format {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp];
+    pub const ALL: [Self; 4] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp, Self::Trainer];
 
     /// Its name.
     pub const fn title(self) -> &'static str {
@@ -46,6 +50,7 @@ impl Format {
             Self::DeepSpeed => "DeepSpeed",
             Self::Accelerate => "Accelerate",
             Self::Fsdp => "Transformers' fsdp_config",
+            Self::Trainer => "Transformers' TrainingArguments, TRL's SFTConfig and SFT-Play",
         }
     }
 
@@ -55,6 +60,7 @@ impl Format {
             Self::DeepSpeed => deepspeed::ROWS,
             Self::Accelerate => accelerate::ROWS,
             Self::Fsdp => fsdp::ROWS,
+            Self::Trainer => trainer::ROWS,
         }
     }
 
@@ -72,6 +78,7 @@ impl Format {
                 Self::Fsdp.row(bare)
             }
             Self::Fsdp => exact(key.strip_prefix("fsdp_")?),
+            Self::Trainer => None,
         })
     }
 
@@ -186,11 +193,51 @@ pub fn check(format: Format, path: &Path, text: &str) -> Result<Vec<(String, Nod
     let finish: fn(&mut Reader) -> Result<()> = match format {
         Format::Accelerate => accelerate::finish,
         Format::DeepSpeed => deepspeed::finish,
-        Format::Fsdp => |_: &mut Reader| Ok(()),
+        Format::Fsdp | Format::Trainer => |_: &mut Reader| Ok(()),
     };
     Reader::of_text(format, path, text)?.run(finish, &mut taken)?;
     let shares = |line: &Line| line.key == "train.strategy" || line.key.starts_with("train.fsdp");
     Ok(taken.lines.into_iter().filter(shares).map(|line| (line.key, line.node)).collect())
+}
+
+/// Whose configuration a file is, by its top-level keys; nothing where it is one of ours, or nobody's.
+pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
+    let ours = |key: &str| {
+        key == "include"
+            || super::schema::SECTIONS.iter().any(|section| {
+                section.name == key || section.options.iter().any(|def| section.name.is_empty() && def.name == key)
+            })
+    };
+    if entries.iter().any(|(key, _)| ours(key)) {
+        return None;
+    }
+    let known = |format: Format| {
+        let named = |key: &str| {
+            format.row(key).is_some()
+                || format.rows().iter().any(|row| row.key.split('.').next() == Some(key))
+                || (format == Format::Accelerate && key == "fsdp_config")
+        };
+        entries.iter().filter(|(key, _)| named(key)).count()
+    };
+    let counts = [Format::DeepSpeed, Format::Accelerate, Format::Fsdp].map(|format| (known(format), format));
+    // Of two that know as many keys the first, which has more of them.
+    counts.into_iter().rev().max_by_key(|(count, _)| *count).filter(|(count, _)| *count > 0).map(|(_, format)| format)
+}
+
+/// Why a full key of the trainer's table is not needed, whatever its value.
+pub fn needless(key: &str) -> Option<&'static str> {
+    match trainer::find(key)?.act {
+        Act::Warned(why) => Some(why),
+        _ => None,
+    }
+}
+
+/// What each key of the trainer's table is, for the JSON Schema.
+pub(super) fn trainer_keys() -> impl Iterator<Item = (String, String)> {
+    trainer::names().filter_map(|key| {
+        let (fate, what) = docs::describe(trainer::find(&key)?.act);
+        Some((key, format!("A key of other toolkits, {fate}: {what}.")))
+    })
 }
 
 /// Whether a value asks for nothing: `null`, `false`, `none`, or a section with nothing in it that is on.

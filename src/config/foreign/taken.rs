@@ -12,11 +12,40 @@ pub struct Foreign {
     pub told: Vec<Told>,
     /// What is checked when the ranks are known.
     pub expected: Expected,
-    /// What a user should know, a sentence a file.
+    /// What a user should know, a sentence a key.
     pub(in super::super) notes: Vec<String>,
     pub(in super::super) lines: Vec<Line>,
     /// `deepspeed_config_file` of Accelerate's file, and where it stands.
     pub(super) nested: Option<(String, Source)>,
+}
+
+/// What a note on a key begins with that is accepted and has no meaning here.
+pub const NOT_NEEDED: &str = "not needed: ";
+
+/// A key of another toolkit in our own configuration that is accepted and has no meaning here.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct NotNeeded {
+    /// The full key.
+    pub key: String,
+    /// The value that was given.
+    pub value: serde_json::Value,
+    /// Where it stands.
+    pub source: Source,
+    /// Why it is not needed.
+    pub note: String,
+}
+
+impl NotNeeded {
+    /// The note on it.
+    pub fn text(&self) -> String {
+        format!(
+            "{NOT_NEEDED}{} {}: {} ({})",
+            self.source,
+            self.key,
+            super::walk::cut(&self.value.to_string()),
+            self.note
+        )
+    }
 }
 
 /// One key of a foreign file and what became of it.
@@ -43,7 +72,7 @@ pub enum Fate {
     Auto,
     /// It is so anyway, or asks for nothing.
     Same,
-    /// It has no effect here.
+    /// It has no meaning here.
     Warned,
     /// Another source says otherwise, nearer to the user.
     Overridden,
@@ -56,7 +85,7 @@ impl Fate {
             Self::Taken => "taken",
             Self::Auto => "auto",
             Self::Same => "so anyway",
-            Self::Warned => "no effect",
+            Self::Warned => "not needed:",
             Self::Overridden => "overridden",
         }
     }

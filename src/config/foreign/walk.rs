@@ -5,7 +5,7 @@ use super::super::schema::options;
 use super::super::value::{Node, quoted};
 use super::super::yaml::Document;
 use super::named::json_of;
-use super::taken::{Expected, Fate, Foreign, Told};
+use super::taken::{Expected, Fate, Foreign, NOT_NEEDED, Told};
 use super::{Act, Format, Line, is_off, without_comments};
 use crate::error::{Error, Result};
 use std::collections::{BTreeMap, HashSet};
@@ -31,23 +31,28 @@ impl Value {
         matches!(&self.node, Node::Str(word) if word.eq_ignore_ascii_case("auto"))
     }
 
-    /// The value as people write it in JSON, cut where it is long.
+    /// The value as people write it in JSON, cut where it is long; a secret is not shown.
     pub fn shown(&self) -> String {
-        let text = json_of(&self.node).to_string();
-        match text.char_indices().nth(SHOWN) {
-            Some((end, _)) => format!("{}…", &text[..end]),
-            None => text,
+        if is_secret(&self.key) { "***".to_owned() } else { cut(&json_of(&self.node).to_string()) }
+    }
+
+    /// File and line with the key, or a word or variable of the shell with it.
+    fn place(&self) -> String {
+        match &self.source {
+            Source::Foreign { .. } => self.source.place(),
+            Source::Word(_) if is_secret(&self.key) => format!("argument {}", self.key),
+            other => format!("{}: {}", other.place(), self.key),
         }
     }
 
     /// The error for a value that is not what is expected.
     pub fn expected(&self, what: &str) -> Error {
-        Error::config(format!("{}: expected {what}, found {}", self.source.place(), self.node.describe()))
+        Error::config(format!("{}: expected {what}, found {}", self.place(), self.node.describe()))
     }
 
     /// The error for what is not possible, and why.
     pub fn refused(&self, why: &str) -> Error {
-        Error::config(format!("{}: {} is not supported", self.source.place(), self.shown())).hint(why)
+        Error::config(format!("{}: {} is not supported", self.place(), self.shown())).hint(why)
     }
 
     /// A whole number of at least `least`, also as `5e8`.
@@ -118,6 +123,44 @@ impl Value {
     }
 }
 
+/// Whether a key holds a token of the hub.
+fn is_secret(key: &str) -> bool {
+    key.ends_with("hub_token") || key.ends_with("to_hub_token")
+}
+
+/// A text of at most [`SHOWN`] characters.
+pub(super) fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// What one key of a trainer's, which stands in our own configuration, comes to.
+pub struct OneKey {
+    /// Keys of ours with their values.
+    pub settings: Vec<(String, Node)>,
+    /// Why it is not needed, if it is not.
+    pub why: Option<String>,
+}
+
+/// Does with a key as its line says; `spelled` is the full key as it was given.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: the value is refused.
+pub(in super::super) fn take_key(row: &super::Row, spelled: &str, node: &Node, source: &Source) -> Result<OneKey> {
+    let value = Value { key: spelled.to_owned(), node: node.clone(), source: source.clone() };
+    let mut reader = Reader::new(Format::Trainer, spelled.to_owned(), None, None, source);
+    reader.act(row.key, row.act, &value)?;
+    let why = reader.told.iter().find(|told| matches!(told.fate, Fate::Same | Fate::Warned));
+    let why = why.map(|told| match (row.act, told.fate) {
+        // It says why the key has no meaning, whatever its value.
+        (Act::Warned(why), _) => why.to_owned(),
+        _ => told.text.clone(),
+    });
+    Ok(OneKey { settings: reader.lines.into_iter().map(|line| (line.key, line.node)).collect(), why })
+}
+
 /// One foreign configuration, while it is read.
 pub struct Reader {
     format: Format,
@@ -131,7 +174,7 @@ pub struct Reader {
     seen: BTreeMap<String, Value>,
     told: Vec<Told>,
     lines: Vec<Line>,
-    warnings: Vec<(String, String)>,
+    notes: Vec<String>,
     /// What only the start of a run can check.
     pub expected: Expected,
     /// Another file that this one names.
@@ -177,7 +220,7 @@ impl Reader {
             seen: BTreeMap::new(),
             told: Vec::new(),
             lines: Vec::new(),
-            warnings: Vec::new(),
+            notes: Vec::new(),
             expected: Expected::default(),
             nested: None,
         }
@@ -197,10 +240,7 @@ impl Reader {
         };
         self.walk("", &entries, &mut Vec::new())?;
         finish(&mut self)?;
-        if !self.warnings.is_empty() {
-            let each = self.warnings.iter().map(|(key, why)| format!("{key} ({why})")).collect::<Vec<_>>().join("; ");
-            taken.notes.push(format!("{}: without effect here: {each}", self.name));
-        }
+        taken.notes.append(&mut self.notes);
         taken.told.append(&mut self.told);
         taken.lines.append(&mut self.lines);
         taken.nested = taken.nested.take().or(self.nested);
@@ -317,13 +357,13 @@ impl Reader {
         Ok(())
     }
 
-    /// It has no effect, and why.
+    /// It has no meaning here, and why.
     ///
     /// # Errors
     /// None.
     pub fn warn(&mut self, value: &Value, why: &str) -> Result<()> {
         self.tell(value, Fate::Warned, None, why.to_owned());
-        self.warnings.push((format!("{}: {}", value.key, value.shown()), why.to_owned()));
+        self.notes.push(format!("{NOT_NEEDED}{}: {} ({why})", value.source, value.shown()));
         Ok(())
     }
 

@@ -73,3 +73,20 @@ fn names_of_other_toolkits_say_what_they_stand_for() {
         assert_eq!(found["dtype"], "base float32, activations float32");
     }
 }
+
+/// The names of two toolkits stand for the same kernels; a run that began under one goes on under the other only where that is allowed.
+#[test]
+fn a_run_for_one_toolkit_does_not_go_on_for_another_unasked() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 2", "train.save_strategy: steps", "tuning.backend: bnb"]);
+    let output = train(&config, &[]);
+    assert!(output.status.success(), "{}", said(&output));
+    let words = ["--resume", "TUNING_BACKEND=unsloth", "TRAIN_MAX_STEPS=4"];
+    let refused = train(&config, &words);
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    let expected = ["tuning.backend: bnb in the checkpoint, unsloth now", "--allow tuning.backend"];
+    assert!(expected.iter().all(|text| said(&refused).contains(text)), "{}", said(&refused));
+    let allowed = train(&config, &[&words[..], &["--allow", "tuning.backend"]].concat());
+    assert!(allowed.status.success(), "{}", said(&allowed));
+    assert!(said(&allowed).contains("tuning.backend differs: bnb"), "{}", said(&allowed));
+}

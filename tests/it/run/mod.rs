@@ -10,6 +10,7 @@ pub(super) mod fixture;
 mod launchers;
 mod machines;
 mod optim;
+mod printed;
 mod quantized;
 mod ranks;
 mod recipes;

@@ -1,0 +1,117 @@
+//! Configurations as guides of other systems print them, with a model and rows of ours named beside them.
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use super::fixture::{Fixture, said, tunesmith};
+use crate::comm::gloo_is_there;
+
+fn printed(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/config/printed").join(name)
+}
+
+/// What a user adds: the model, the rows, two steps.
+fn words(fixture: &Fixture) -> Vec<String> {
+    let path = |name: &str| fixture.path(name).display().to_string();
+    vec![
+        format!("model.name={}", path("model")),
+        format!("data.train_path={}", path("train.jsonl")),
+        format!("train.output_dir={}", path("out")),
+        format!("data.cache_dir={}", path("cache")),
+        "train.max_steps=2".to_owned(),
+        "gen.num_samples=0".to_owned(),
+    ]
+}
+
+fn trained(fixture: &Fixture, output: &Output) -> bool {
+    let lines = std::fs::read_to_string(fixture.path("out/metrics.jsonl")).unwrap_or_default();
+    output.status.success() && lines.lines().filter(|line| line.contains("\"loss\"")).count() == 2
+}
+
+#[test]
+fn a_printed_configuration_trains_with_a_model_and_rows() {
+    for (name, more) in [
+        ("rtx4090_sli.yaml", None),
+        ("a100_pair.yaml", None),
+        ("h200_quad.yaml", None),
+        ("multi_gpu_config.yaml", None),
+        ("fast_eval.yaml", None),
+        ("fast_eval.yaml", Some("val.jsonl")),
+        ("deepspeed_custom.json", None),
+        ("acc_single.yaml", None),
+    ] {
+        let fixture = Fixture::new();
+        let mut args = vec!["train".to_owned(), printed(name).display().to_string()];
+        args.extend(words(&fixture));
+        args.extend(more.map(|file| format!("data.val_path={}", fixture.path(file).display())));
+        let output = tunesmith(&args).output().unwrap();
+        let text = said(&output);
+        assert!(trained(&fixture, &output), "{name}: {text}");
+        let once = |what: &str| text.matches(what).count() == 1;
+        match (name, more) {
+            ("multi_gpu_config.yaml", _) => {
+                assert!(
+                    once("train.dataloader_num_workers: 4 (") && once("train.dataloader_pin_memory: true ("),
+                    "{text}"
+                );
+                assert!(once("validates nothing: there are no validation rows"), "{text}");
+            }
+            ("fast_eval.yaml", None) => assert!(once("validates nothing"), "{text}"),
+            ("fast_eval.yaml", Some(_)) => assert!(text.contains("evaluation after step 2"), "{text}"),
+            ("h200_quad.yaml", _) => assert!(once("model.max_seq_len: 128, which is what this model sees"), "{text}"),
+            ("deepspeed_custom.json", _) => assert!(text.contains("not needed: "), "{text}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn files_of_deepspeed_and_accelerate_are_named_by_their_variables() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 2"]);
+    let run = |args: &[&str], variable: &str, name: &str| {
+        let _ = std::fs::remove_dir_all(fixture.path("out"));
+        let mut args = args.to_vec();
+        args.push(config.to_str().unwrap());
+        let output = tunesmith(&args).env(variable, printed(name)).env("TRAIN_NUM_THREADS", "1").output().unwrap();
+        assert!(trained(&fixture, &output), "{name}: {}", said(&output));
+        said(&output)
+    };
+    run(&["train"], "DEEPSPEED_CONFIG", "deepspeed_custom.json");
+    run(&["train"], "ACCELERATE_CONFIG_FILE", "acc_single.yaml");
+    if gloo_is_there() {
+        for name in ["acc_ddp.yaml", "acc_fsdp.yaml"] {
+            let text = run(&["launch", "--", "train"], "ACCELERATE_CONFIG_FILE", name);
+            assert!(text.contains("2 ranks on the CPU"), "{name}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_model_and_rows_train_without_a_configuration() {
+    let fixture = Fixture::new();
+    let path = |name: &str| fixture.path(name).display().to_string();
+    let (model, rows) = (path("model"), path("train.jsonl"));
+    let (out, cache) = (format!("train.output_dir={}", path("out")), format!("data.cache_dir={}", path("cache")));
+    let run = |args: &[&str]| tunesmith(args).current_dir(fixture.root.path()).output().unwrap();
+    let output =
+        run(&["train", "--model", &model, "--data", &rows, "train.max_steps=2", "gen.num_samples=0", &out, &cache]);
+    assert!(trained(&fixture, &output), "{}", said(&output));
+    for command in ["config", "data", "memory-check"] {
+        let output = run(&[command, "--model", &model, "--data", &rows, "--data", &path("val.jsonl"), &cache]);
+        assert!(output.status.success(), "{command}: {}", said(&output));
+    }
+    let output = run(&["plan", "--model", &model]);
+    assert!(output.status.success(), "{}", said(&output));
+    // Beside a file the flags go before it.
+    let config = fixture.config("run", &["train.max_steps: 2", "model.name: nowhere"]);
+    let output = run(&["train", config.to_str().unwrap(), "--model", &model, "--overwrite"]);
+    assert!(trained(&fixture, &output), "{}", said(&output));
+    let refused = |args: &[&str], expected: &str| {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+        assert!(said(&output).contains(expected), "{}", said(&output));
+    };
+    refused(&["train", "--model", &model], "data.train_path is not set");
+    refused(&["train", "--data", &rows], "model.name is not set");
+    refused(&["train"], "tunesmith train --model DIR --data rows.jsonl");
+}
