@@ -284,3 +284,17 @@ fn many_ranks_are_predicted_and_a_few_measured() {
     }
     assert!(lines.as_array().unwrap().len() >= 2);
 }
+
+/// The models of the hardware configurations, by their names on the hub: nothing is fetched.
+#[test]
+fn the_hardware_configurations_are_planned_by_name_without_a_network() {
+    for (config, model, machine) in [
+        ("rtx4090_sli", "Qwen/Qwen2.5-14B-Instruct: qwen2, 14.77 B parameters", ["2", "24GiB"]),
+        ("h200_quad", "meta-llama/Llama-3.1-70B-Instruct: llama, 70.55 B parameters", ["4", "141GB"]),
+    ] {
+        let config = format!("configs/{config}.yaml");
+        let text = stdout(&["plan", &config, "--gpus", machine[0], "--vram", machine[1]]);
+        assert!(text.contains(model), "{text}");
+        assert!(text.contains("GiB of one rank"), "{text}");
+    }
+}
