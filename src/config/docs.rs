@@ -89,8 +89,9 @@ pub fn schema() -> String {
     for section in SECTIONS {
         for def in section.options {
             for alias in def.aliases.iter().filter(|alias| alias.contains('.')) {
-                let described = format!("The same as `{}`.", def.path());
-                add_key(&mut root, alias, &json!({ "description": described }));
+                let mut described = def.path().split('.').fold(&root, |node, name| &node["properties"][name]).clone();
+                described["description"] = format!("The same as `{}`.", def.path()).into();
+                add_key(&mut root, alias, &described);
             }
         }
     }

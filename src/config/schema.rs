@@ -367,7 +367,7 @@ section! {
         /// with another label is an error.
         labels: Labels = Labels::default();
         /// The share of the training rows that is set apart for validation; 0 for none. Of each label the same share.
-        split: f64 = 0.0, aliases ["data.split.val_ratio"], range Range::from_to_below(0.0, 1.0);
+        split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// Which tokens carry the loss.
         loss_on: LossOn = LossOn::Assistant;
         /// Draw a new order each epoch; `false` keeps the order of the files.

@@ -3,7 +3,7 @@
 use super::super::option::Scalar::{self, Bool, Null, Str};
 use super::super::option::nearest;
 use super::super::value::Node;
-use super::Act::{Unless, Warned, With};
+use super::Act::{To, Unless, Warned, With};
 use super::walk::{Reader, Value};
 use super::{Row, row, section};
 use crate::error::Result;
@@ -231,6 +231,7 @@ pub(super) const ROWS: &[Row] = &[
         "model.type",
         Unless(&[Str("causal"), Str("causal_lm"), Null], "other kinds of model are not yet part of this version"),
     ),
+    row("data.split.val_ratio", To("data.split")),
     row("data.split.train_ratio", Warned("the rows that are not set apart are trained on")),
     row("data.split.test_ratio", Unless(&[Str("0"), Str("0.0")], "test rows come from data.test_path")),
     row("data.streaming", Warned("every set is read from disk while it is used, and may be larger than memory")),

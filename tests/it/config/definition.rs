@@ -37,7 +37,8 @@ fn the_schema_knows_every_spelling_and_only_those() {
 
 /// How many keys a schema has, in all sections.
 fn leaves(node: &serde_json::Value) -> usize {
-    let Some(properties) = node["properties"].as_object() else { return 1 };
+    let of_others = node["description"].as_str().is_some_and(|text| text.starts_with("A key of other toolkits"));
+    let Some(properties) = node["properties"].as_object() else { return usize::from(!of_others) };
     assert_eq!(node["additionalProperties"], false);
     properties.values().map(leaves).sum()
 }

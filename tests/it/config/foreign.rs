@@ -134,7 +134,7 @@ fn a_file_of_deepspeed_becomes_settings_with_their_places() {
     assert_eq!(told("zero_optimization.overlap_comm"), Fate::Same);
     assert_eq!(told("zero_optimization.offload_optimizer.device"), Fate::Same);
     assert_eq!(told("flops_profiler"), Fate::Same);
-    assert_eq!(resolved.notes.len(), 2, "{:?}", resolved.notes);
+    assert_eq!(resolved.notes.len(), 3, "{:?}", resolved.notes);
     let (start, note) = ("not needed: ", &resolved.notes[0]);
     assert!(note.starts_with(start) && note.contains("steps_per_print: 2000 (train.logging_steps says"), "{note}");
 }

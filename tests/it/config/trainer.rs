@@ -18,6 +18,7 @@ const OTHERS: &[&str] = &[
     "backend",
     "data.split.test_ratio",
     "data.split.train_ratio",
+    "data.split.val_ratio",
     "data.streaming",
     "device_map",
     "low_cpu_mem_usage",
