@@ -76,14 +76,18 @@ pub enum Outcome {
     },
 }
 
-/// A row with its labels, not yet cut.
+/// A row with its labels.
 #[derive(Debug, Default)]
 struct Labeled {
-    /// Of a conversation one for each rendering.
+    /// Of a conversation one for each rendering, cut to length.
     examples: Vec<Example>,
-    notes: Notes,
+    /// Tokens of the longest before it was cut: so long is the row where the template rewrites nothing.
+    longest: usize,
+    /// Whether one was cut, or left out as too long.
+    truncated: bool,
     /// Whether first turns are not learned, for `max_turn_growth`.
     limited: bool,
+    notes: Notes,
 }
 
 /// What a report says of a row beside its outcome.
@@ -132,9 +136,10 @@ impl Encoder {
         };
         // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
         let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
-        let Labeled { examples, notes, limited } = self.label(row)?;
-        examples.iter().try_for_each(|example| self.check_ids(example))?;
-        Ok((self.cut((examples, limited), whole, target), notes))
+        let mut labeled = self.label(row)?;
+        labeled.examples.iter().try_for_each(|example| self.check_ids(example))?;
+        let notes = std::mem::take(&mut labeled.notes);
+        Ok((self.cut(labeled, whole, target), notes))
     }
 
     /// What the last token of a row has to predict: the label's number, or the bits of a number.
@@ -195,11 +200,11 @@ impl Encoder {
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
-        Ok(Labeled { examples: vec![example], notes, limited: false })
+        Ok(Labeled { longest: example.input_ids.len(), examples: vec![example], notes, ..Labeled::default() })
     }
 
-    /// The renderings of a conversation; the first ones are left out where all have more than `max_turn_growth` times the
-    /// tokens of the longest.
+    /// The renderings of a conversation, cut to length; those that nothing is learned from then are left out, and the
+    /// first ones where all have more than `max_turn_growth` times the tokens of the longest.
     fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
         let messages = conversation.messages.len();
         if messages > MAX_MESSAGES && !template.marks_generation() {
@@ -209,30 +214,53 @@ impl Encoder {
             .hint("split the row, or mark the assistant's text by {% generation %} in data.template_path"));
         }
         let split = self.options.split_special_tokens;
-        let mut notes = Notes::default();
-        let (mut examples, mut renderings) = (Vec::new(), Vec::new());
-        let (mut tokens, mut longest, mut limited) = (0, 0, false);
+        let mut labeled = Labeled::default();
+        let (mut renderings, mut last) = (Vec::new(), None);
+        let (mut tokens, mut longest) = (0, 0);
         let options = (self.options.loss_on, self.tokenizer.special_texts());
         mask::render_each(template, conversation, options, &mut |rendered| {
             // The template wrote BOS itself, if the model wants one.
             let how = (split, self.options.most_tokens());
             let found = template.tokens(&self.tokenizer, conversation, &rendered.text, false, how)?;
-            notes.add(found.notes(split));
-            let example = labeled(found.encoded, &rendered.spans);
+            labeled.notes.add(found.notes(split));
+            let example = self::labeled(found.encoded, &rendered.spans);
+            last.get_or_insert_with(|| rendered.text.clone());
+            labeled.longest = labeled.longest.max(example.input_ids.len());
+            labeled.truncated |= self.is_too_long(&example);
+            let Some(example) = self.shortened(example).filter(|example| example.label_tokens() > 0) else {
+                return Ok(true);
+            };
             tokens += example.input_ids.len();
             longest = longest.max(example.input_ids.len());
-            limited = !examples.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
-            if !limited {
-                examples.push(example);
+            labeled.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
+            if !labeled.limited {
+                labeled.examples.push(example);
                 renderings.push(rendered);
             }
-            Ok(!limited)
+            Ok(!labeled.limited)
         })?;
-        examples.reverse();
-        renderings.reverse();
+        labeled.examples.reverse();
         unwritten::check_calls(template, conversation, &renderings)?;
-        notes.unwritten = unwritten::left_out(conversation, &renderings);
-        Ok(Labeled { examples, notes, limited })
+        labeled.notes.unwritten = unwritten::left_out(conversation, &last.unwrap_or_default());
+        Ok(labeled)
+    }
+
+    fn is_too_long(&self, example: &Example) -> bool {
+        example.input_ids.len() > self.options.max_seq_len
+    }
+
+    /// An example cut to length; nothing where it is left out for that.
+    fn shortened(&self, example: Example) -> Option<Example> {
+        let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
+        if !self.is_too_long(&example) {
+            return Some(example);
+        }
+        let kept = match self.options.truncation {
+            Truncation::Right | Truncation::Split => 0..limit,
+            Truncation::Left => length - limit..length,
+            Truncation::Drop => return None,
+        };
+        Some(Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() })
     }
 
     /// Plain text ends with EOS, which is learned.
@@ -265,45 +293,28 @@ impl Encoder {
         }
     }
 
-    /// Leaves out what is too much of a row, and cuts the rest to length. What several examples count in all is decided
-    /// by the longest of them: so long is the row where the template rewrites nothing.
-    fn cut(&self, (mut examples, limited): (Vec<Example>, bool), whole: bool, target: Option<i32>) -> Outcome {
-        let (limit, longest) = (self.options.max_seq_len, longest(&examples));
+    fn cut(&self, labeled: Labeled, whole: bool, target: Option<i32>) -> Outcome {
+        let Labeled { examples, longest, mut truncated, limited, .. } = labeled;
         if self.options.min_length.is_some_and(|minimum| longest < minimum) {
             return Outcome::BelowMinimum;
         }
         if self.options.max_length.is_some_and(|maximum| longest > maximum) {
             return Outcome::AboveMaximum;
         }
-        let too_long = |example: &Example| example.input_ids.len() > limit && !whole;
-        let truncated = examples.iter().any(too_long);
-        if self.options.truncation == Truncation::Drop {
-            examples.retain(|example| !too_long(example));
-            if examples.is_empty() {
-                return Outcome::TooLong;
-            }
-        }
-        for example in examples.iter_mut().filter(|example| too_long(example)) {
-            let length = example.input_ids.len();
-            let kept = if self.options.truncation == Truncation::Left { length - limit..length } else { 0..limit };
-            *example =
-                Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() };
-        }
-        for example in &mut examples {
+        truncated |= !whole && examples.iter().any(|example| self.is_too_long(example));
+        let shortened = |example| if whole { Some(example) } else { self.shortened(example) };
+        let targeted = |mut example: Example| {
             example.labels.extend(target);
-        }
-        examples.retain(|example| example.label_tokens() > 0);
-        if examples.is_empty() {
-            Outcome::Unlabeled { truncated }
-        } else {
-            Outcome::Kept { examples, truncated, limited }
+            example
+        };
+        let examples = examples.into_iter().filter_map(shortened).map(targeted);
+        let examples: Vec<Example> = examples.filter(|example| example.label_tokens() > 0).collect();
+        match examples.is_empty() {
+            true if truncated && self.options.truncation == Truncation::Drop => Outcome::TooLong,
+            true => Outcome::Unlabeled { truncated },
+            false => Outcome::Kept { examples, truncated, limited },
         }
     }
-}
-
-/// The tokens of the longest of some examples.
-fn longest(examples: &[Example]) -> usize {
-    examples.iter().map(|example| example.input_ids.len()).max().unwrap_or(0)
 }
 
 /// Labels every token from the first to the last that touches a span; so does Transformers, and a token that

@@ -37,10 +37,9 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
     Ok(())
 }
 
-/// Messages (except the assistant's), tools, and the reasoning of the last learned turn that leave no trace in the last
+/// Messages (except the assistant's), tools, and the reasoning of the last learned turn that leave no trace in `text`, the last
 /// rendering, in words.
-pub fn left_out(conversation: &Conversation, renderings: &[Rendered]) -> Vec<String> {
-    let text = renderings.last().map_or("", |rendered| rendered.text.as_str());
+pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut from = 0;
     for message in conversation.messages.iter().filter(|message| message["role"] != "assistant") {
@@ -105,9 +104,8 @@ mod tests {
             {"role": "assistant", "content": "gone", "reasoning_content": "because"},
         ]});
         let chat = conversation(row);
-        let left_out = |text: &str| left_out(&chat, &[Rendered { text: text.into(), spans: Vec::new() }]);
         let message = |role| format!("a message of role {role:?}");
-        assert_eq!(left_out("that"), [message("system"), message("tool"), "reasoning".into(), "tools".into()]);
-        assert_eq!(left_out("add 4712 4711 \"this\\\\that\" What brief because"), [""; 0]);
+        assert_eq!(left_out(&chat, "that"), [message("system"), message("tool"), "reasoning".into(), "tools".into()]);
+        assert_eq!(left_out(&chat, "add 4712 4711 \"this\\\\that\" What brief because"), [""; 0]);
     }
 }

@@ -249,7 +249,10 @@ fn every_turn_is_learned_as_it_was_written_and_nothing_else() {
 fn thoughtful(change: impl FnOnce(&mut tunesmith::config::Config)) -> Result<Dataset, tunesmith::Error> {
     let turn = |number: usize| {
         let answer = format!("<think>so {number}</think>because {number}");
-        [json!({"role": "user", "content": format!("why {number}?")}), json!({"role": "assistant", "content": answer})]
+        [
+            json!({"role": "user", "content": format!("and now tell me why {number}?")}),
+            json!({"role": "assistant", "content": answer}),
+        ]
     };
     let long: Vec<Value> = (1..4).flat_map(turn).collect();
     let rows = [json!({"messages": long, "loss_weight": 0.5}), json!({"messages": turn(4)})];
@@ -326,6 +329,10 @@ fn renderings_are_cut_one_by_one_and_limited_in_all() {
         assert_eq!(cut.report.train.truncated, 1, "{truncation}");
         assert!(found.iter().all(|one| one.input_ids.len() <= lengths[1]));
     }
+    // What is cut off counts for no limit: the turns that are left are learned.
+    let data =
+        thoughtful(|config| (config.model.max_seq_len, config.data.max_turn_growth) = (lengths[0], 1.0)).unwrap();
+    assert_eq!(learned(&data.train, 0, &data), learned(&whole.train, 0, &whole)[..1]);
     let all = lengths.iter().sum::<usize>() as f64 / lengths[2] as f64;
     let limited = |most: f64| thoughtful(|config| config.data.max_turn_growth = most).unwrap();
     assert_eq!(examples(&limited(all + 0.01).train), examples(&whole.train));
