@@ -149,7 +149,10 @@ impl Finder<'_> {
         if let Some(prompt) = &prompt
             && text.starts_with(&prompt.text)
         {
-            return Some(prompt.text.len());
+            let said = self.conversation.messages[index - 1]["content"].as_str().unwrap_or_default().trim();
+            // A template may write a message not before the next one (a system message within the first question).
+            let late = if prompt.text.contains(said) { None } else { self.content_end(index - 1, index + 1, text) };
+            return Some(prompt.text.len().max(late.unwrap_or(0)));
         }
         // A prompt that differs: it opens a thought that the turn does not have, or its system message is written
         // only in prompts. What it shares with the text is the turn's header, and so is what precedes the content of

@@ -152,6 +152,14 @@ fn a_template_that_rewrites_earlier_turns_shows_each_as_it_was_written() {
 }
 
 #[test]
+fn a_message_that_is_written_with_the_next_one_is_not_learned() {
+    let source = "{% for m in messages[1:] %}[{{ m.role }}]{{ messages[0].content + ';' if loop.first }}{{ m.content }}\
+        {% endfor %}{% if add_generation_prompt and messages|length > 1 %}[assistant]{% endif %}";
+    let turns = [("system", "be brief"), ("assistant", "a"), ("user", "b"), ("assistant", "c")];
+    assert_eq!(supervised(source, &chat(&turns), LossOn::Assistant), [";a", "c"]);
+}
+
+#[test]
 fn loss_on_chooses_the_turns() {
     let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
     for source in [template("chatml"), unmarked(&template("chatml"))] {
