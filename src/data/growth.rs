@@ -232,7 +232,9 @@ mod tests {
 
     #[test]
     fn repeated_groups_are_doubtful_and_classes_are_not() {
-        for fine in ["[!()*+{]\\p{L}+", "\\s*[\\r\\n]+|\\s+(?!\\S)", "(?:a|b)?c{1,3}", "\\)*", "c?c*c+(?i:'s|'t)?| ?c+c*"] {
+        for fine in
+            ["[!()*+{]\\p{L}+", "\\s*[\\r\\n]+|\\s+(?!\\S)", "(?:a|b)?c{1,3}", "\\)*", "c?c*c+(?i:'s|'t)?| ?c+c*"]
+        {
             assert!(!is_slow(fine), "{fine}");
         }
         for doubtful in ["(a+)+b", "(?:a|aa)*b", "(a){9}", "a*a*a*a*b", "a*?a*?b|a", "(?<=(a+)+)b"] {
