@@ -16,8 +16,11 @@ export TB_PORT := env("TB_PORT", "6006")
 # the folder whose runs TensorBoard shows
 export TB_LOGDIR := env("TB_LOGDIR", "runs")
 
-# the file that `process` and `dapt-docx` write
-export OUT := env("OUT", "processed.jsonl")
+# the file that `process`, `style`, `render` and `dapt-docx` write; each has a place of its own in data/
+export OUT := env("OUT", "")
+
+# what `style` puts at the beginning of every system message
+export STYLE := env("STYLE", "")
 
 # the repository that `download-model` fetches
 export MODEL := env("MODEL", "")
@@ -60,13 +63,25 @@ install *ARGS:
 @train *ARGS: _build
     "{{ tunesmith }}" train "$@"
 
+# SFT-Play's recipe: QLoRA, `train` with configs/run_bnb.yaml, unless CONFIG=… names another
+[group('train')]
+[no-exit-message]
+@train-bnb *ARGS: _build
+    CONFIG=${CONFIG:-configs/run_bnb.yaml} "{{ tunesmith }}" train tuning.mode=qlora tuning.backend=bnb "$@"
+
+# SFT-Play's recipe: QLoRA on long rows, `train` with configs/run_unsloth.yaml, unless CONFIG=… names another
+[group('train')]
+[no-exit-message]
+@train-unsloth *ARGS: _build
+    CONFIG=${CONFIG:-configs/run_unsloth.yaml} "{{ tunesmith }}" train tuning.mode=qlora tuning.backend=unsloth "$@"
+
 # goes on with pretraining on raw text: `train` with configs/dapt.yaml, unless CONFIG=… names another
 [group('train')]
 [no-exit-message]
 @dapt-train *ARGS: _build
     CONFIG=${CONFIG:-configs/dapt.yaml} "{{ tunesmith }}" train "$@"
 
-# fine-tunes with several ranks on this machine: just train-distributed CONFIG=… NPROC=2 (or NUM_GPUS=2, or ACCELERATE_CONFIG_FILE=…)
+# fine-tunes with several ranks on this machine: just train-distributed CONFIG=… [NPROC=2 | NUM_GPUS=2 | ACCELERATE_CONFIG_FILE=…]
 [group('train')]
 [no-exit-message]
 @train-distributed *ARGS: _build
@@ -102,13 +117,29 @@ install *ARGS:
 @train-with-tb *ARGS: _build
     scripts/tensorboard with "{{ tunesmith }}" train "$@"
 
+# `train` with TensorBoard on TB_PORT, which stays until tb-stop
+[group('train')]
+[no-exit-message]
+@train-and-watch *ARGS: _build
+    scripts/tensorboard watch "{{ tunesmith }}" train "$@"
+
 # shows TensorBoard for TB_LOGDIR on TB_PORT until Ctrl-C
 [group('train')]
 [no-exit-message]
 @tensorboard *ARGS:
     scripts/tensorboard show "$@"
 
-# stops a TensorBoard that train-with-tb left behind
+# removes TensorBoard's event files below TB_LOGDIR
+[group('train')]
+@tb-clean *ARGS:
+    scripts/tensorboard clean "$@"
+
+# says which folder TensorBoard shows, and at which address
+[group('train')]
+@tb-open *ARGS:
+    scripts/tensorboard open "$@"
+
+# stops the TensorBoard of train-and-watch, or one that train-with-tb left behind
 [group('train')]
 @tb-stop *ARGS:
     scripts/tensorboard stop "$@"
@@ -119,21 +150,47 @@ install *ARGS:
 @data *ARGS: _build
     "{{ tunesmith }}" data "$@"
 
-# writes the rows that a run would train on, in one form, with a report: just process CONFIG=… OUT=rows.jsonl
+# makes the folders that the recipes write into: data/raw, processed, processed_with_style, rendered; models; runs
+[group('data')]
+@setup-dirs:
+    mkdir -p data/raw data/processed data/processed_with_style data/rendered models runs
+
+# reads configuration, model description and rows, shows a row and what the run needs, before any training: just check CONFIG=…
+[group('data')]
+[no-exit-message]
+@check *ARGS: _build
+    "{{ tunesmith }}" data --rows 1 "$@" && echo && "{{ tunesmith }}" plan "$@" && \
+    echo "the configuration and its rows are sound; next: just train CONFIG=…" >&2
+
+# writes the rows that a run would train on, in one form, with a report: just process CONFIG=… [OUT=data/processed/train.jsonl]
 [group('data')]
 [no-exit-message]
 @process *ARGS: _build
-    left=$#; while [ "$left" -gt 0 ]; do \
-        case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
-    done; "{{ tunesmith }}" process --out "$OUT" "$@"
+    scripts/rows process "{{ tunesmith }}" "$@"
+
+# the same with STYLE at the beginning of every chat's system message: just style CONFIG=… STYLE="Answer in one line."
+[group('data')]
+[no-exit-message]
+@style *ARGS: _build
+    scripts/rows style "{{ tunesmith }}" "$@"
+
+# the same as the model sees them, with the token ids and the labels of every row: just render CONFIG=…
+[group('data')]
+[no-exit-message]
+@render *ARGS: _build
+    scripts/rows render "{{ tunesmith }}" "$@"
+
+# `process`, `style` and `render` one after the other, into data/: just full-pipeline CONFIG=… [STYLE=…]
+[group('data')]
+[no-exit-message]
+@full-pipeline *ARGS: _build setup-dirs
+    scripts/rows pipeline "{{ tunesmith }}" "$@"
 
 # turns documents (DOCX, HTML, Markdown, text) into rows: just dapt-docx papers/ OUT=data/papers.jsonl [model.name=…]
 [group('data')]
 [no-exit-message]
 @dapt-docx *ARGS: _build
-    left=$#; while [ "$left" -gt 0 ]; do \
-        case $1 in OUT=*) OUT=${1#OUT=} ;; *) set -- "$@" "$1" ;; esac; shift; left=$((left - 1)); \
-    done; "{{ tunesmith }}" ingest --out "$OUT" "$@"
+    scripts/rows ingest "{{ tunesmith }}" "$@"
 
 # fetches a model of the hub: just download-model MODEL=owner/name [--revision R] [--dir DIR]; --dataset for rows
 [group('data')]
@@ -231,22 +288,28 @@ install *ARGS:
 @merge-bf16 *ARGS: _build
     "{{ tunesmith }}" merge --dtype bfloat16 "$@"
 
+# loads the merged model and lets it answer: just merge-test CONFIG=… (or MERGED=DIR) [PROMPT=…]
+[group('take along')]
+[no-exit-message]
+@merge-test *ARGS: _build
+    scripts/merge-test "{{ tunesmith }}" "$@"
+
 # writes a model for where it will serve: just export CONFIG=… --gguf q8_0 | --hf | --peft
 [group('take along')]
 [no-exit-message]
 @export *ARGS: _build
     "{{ tunesmith }}" export "$@"
 
-# builds the engine that ranks as processes talk through (needs a C++ compiler and Debian's libgloo-dev)
+# builds the engine that ranks as processes talk through, as a run does that first needs it (g++, Debian's libgloo-dev)
 [group('develop')]
 @gloo:
     shim/gloo/build
 
-# kills ranks at sixty moments, stops one, cuts a cable; torchrun, Slurm's script; 16 Mi elements with every engine (five minutes; needs root and torchrun)
+# kills ranks at sixty moments, stops one, cuts a cable; torchrun, Accelerate, Slurm's script; 16 Mi elements with every engine (five minutes; needs root, torchrun and accelerate)
 [group('develop')]
 rank-test:
     shim/gloo/build
-    cargo test --locked --test it -- --include-ignored --nocapture a_rank_killed a_stopped_rank two_machines sixteen_mi torchrun the_script_for_slurm
+    cargo test --locked --test it -- --include-ignored --nocapture a_rank_killed a_stopped_rank two_machines sixteen_mi torchrun accelerate_launch the_script_for_slurm
 
 # holds every strategy's curve over fifty steps against that of one process (a few minutes)
 [group('develop')]
@@ -266,7 +329,7 @@ format:
 
 # formatting and lints
 [group('develop')]
-check:
+lint:
     find src tests -name '*.rs' -exec rustfmt --check --edition 2024 {} +
     cargo clippy --all-targets --locked -- -D warnings
 
@@ -337,4 +400,4 @@ clean:
 
 # exactly what continuous integration runs: formatting, lints, tests, docs
 [group('develop')]
-ci: check test doc
+ci: lint test doc

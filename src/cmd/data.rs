@@ -251,18 +251,30 @@ fn printable(text: &str) -> String {
     text.chars().filter(|&letter| !letter.is_control() || matches!(letter, '\n' | '\t')).collect()
 }
 
+/// What the model sees of a row: `{text, input_ids, labels}` for each of its sequences, or with another task `{text,
+/// input_ids, label}`.
+///
+/// # Errors
+/// Those of reading the row.
+pub(super) fn rendered(data: &Dataset, split: &Split, index: usize) -> Result<Vec<Value>> {
+    let target = split.target(index)?;
+    let sequence = |Example { input_ids, labels }: Example| {
+        let text = data.tokenizer.decode(&input_ids, false)?;
+        Ok(match target {
+            Some(target) => json!({ "text": text, "input_ids": input_ids, "label": labelled(data, target) }),
+            None => json!({ "text": text, "input_ids": input_ids, "labels": labels }),
+        })
+    };
+    split.sequences(index)?.0.into_iter().map(sequence).collect()
+}
+
 /// Writes every row of train, validation and test, a line each.
 fn dump(data: &Dataset, path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("write", path, &error);
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     for (_, split, _) in splits(data) {
         for index in 0..split.len() {
-            for Example { input_ids, labels } in split.sequences(index)?.0 {
-                let text = data.tokenizer.decode(&input_ids, false)?;
-                let row = match split.target(index)? {
-                    Some(target) => json!({ "text": text, "input_ids": input_ids, "label": labelled(data, target) }),
-                    None => json!({ "text": text, "input_ids": input_ids, "labels": labels }),
-                };
+            for row in rendered(data, split, index)? {
                 writeln!(file, "{row}").map_err(failed)?;
             }
         }

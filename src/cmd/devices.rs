@@ -14,8 +14,21 @@ pub struct Asked<'a> {
     pub visible: Option<String>,
     /// What a file of Accelerate's says: ranks in all, machines, and where.
     pub file: Option<(usize, usize, String)>,
+    /// The `gpu_ids` of a file of Accelerate's.
+    pub file_gpu_ids: &'a [usize],
     /// Processors of this machine.
     pub cores: usize,
+}
+
+/// What a launcher starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Started {
+    /// Ranks on this machine.
+    pub ranks: usize,
+    /// Why so many, and what is used.
+    pub note: String,
+    /// `CUDA_VISIBLE_DEVICES` of the ranks, where GPUs were chosen.
+    pub visible: Option<String>,
 }
 
 /// The GPUs of this machine that NVIDIA's driver knows.
@@ -23,53 +36,62 @@ pub fn gpus() -> usize {
     std::fs::read_dir("/proc/driver/nvidia/gpus").map_or(0, Iterator::count)
 }
 
+/// Ranks of a run that is to have several, where nobody says how many: two, if there are two cores. More on one processor
+/// are no faster, and each holds the model.
+pub fn several(cores: usize) -> usize {
+    cores.clamp(1, 2)
+}
+
 /// The most ranks a core that `NUM_GPUS` gets where there is no GPU: more was meant for another machine.
 const RANKS_A_CORE: usize = 2;
 
-/// The number of ranks on this machine, and what to tell the user of devices; `found` GPUs are there. This version computes on the
-/// CPU: ranks that are asked for as GPUs are ranks on the CPU, and it says so.
+/// The ranks on this machine, and what to tell the user of devices; `found` GPUs are there. This version computes on the CPU: ranks
+/// that are asked for as GPUs are ranks on the CPU, and it says so.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: more GPUs are asked for than there are, or what is no number.
-pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
+/// [`crate::Kind::Config`]: more GPUs are asked for than there are, numbers that contradict each other, or what is no number.
+pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
     const LATER: &str = "training on GPUs is not yet part of this version; --nproc N starts N ranks on the CPU";
-    let visible = match asked.visible.as_deref() {
-        None => found,
+    let listed: Vec<String> = match asked.visible.as_deref() {
+        None => (0..found).map(|id| id.to_string()).collect(),
         // A list that names one that is not there ends there, as CUDA reads it.
         Some(list) => {
             let there = |id: &&str| id.trim().parse::<usize>().map_or(id.starts_with("GPU-"), |id| id < found);
-            list.split(',').take_while(there).count().min(found)
+            list.split(',').take_while(there).take(found).map(|id| id.trim().to_owned()).collect()
         }
     };
+    let visible = listed.len();
     let here = match (found, visible) {
         (0, _) => "there is no GPU here".to_owned(),
         (_, visible) if visible == found => format!("{found} GPUs here are not used by this version"),
         _ => format!("{visible} of {found} GPUs here are visible, and not used by this version"),
     };
-    if let Some(id) = asked.gpu_ids.iter().find(|&&id| found > 0 && id >= visible) {
-        return Err(Error::config(format!("--gpu-ids {id}: {here}")).hint(LATER));
+    let plural = |count: usize| if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") };
+    let chosen = if asked.gpu_ids.is_empty() { asked.file_gpu_ids } else { asked.gpu_ids };
+    let ids = chosen.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+    if let Some(id) = chosen.iter().find(|&&id| found > 0 && id >= visible) {
+        return Err(Error::config(format!("--gpu-ids {ids}: there is no GPU {id}; {here}")).hint(LATER));
     }
-    let explicit = match asked.nproc {
-        "auto" => None,
+    if (1..chosen.len()).any(|at| chosen[..at].contains(&chosen[at])) {
+        return Err(Error::config(format!("--gpu-ids {ids}: a GPU is named twice")));
+    }
+    if found == 0 && asked.gpu_ids.len() > RANKS_A_CORE * asked.cores {
+        return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {} cores", asked.cores)).hint(LATER));
+    }
+    let cuda = chosen.iter().filter_map(|&id| listed.get(id).cloned()).collect::<Vec<_>>().join(",");
+    let started =
+        |ranks: usize, note: String| Ok(Started { ranks, note, visible: (!cuda.is_empty()).then(|| cuda.clone()) });
+    // Every way to say how many, the strongest first.
+    let mut said: Vec<(String, usize)> = Vec::new();
+    match asked.nproc {
+        "auto" => {}
         text => match text.parse() {
-            Ok(number @ 1..=4096) => Some(number),
+            Ok(number @ 1..=4096) => said.push((format!("--nproc {number}"), number)),
             _ => return Err(Error::config(format!("--nproc {text}: expected a number up to 4096, or auto"))),
         },
-    };
-    let plural = |count: usize| if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") };
+    }
     if !asked.gpu_ids.is_empty() {
-        let ids = asked.gpu_ids.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let number = asked.gpu_ids.len();
-        if explicit.is_some_and(|explicit| explicit != number) {
-            return Err(Error::config(format!("--gpu-ids {ids} contradicts --nproc {}", asked.nproc)));
-        }
-        if (1..number).any(|at| asked.gpu_ids[..at].contains(&asked.gpu_ids[at])) {
-            return Err(Error::config(format!("--gpu-ids {ids}: a GPU is named twice")));
-        }
-        if found == 0 && number > RANKS_A_CORE * asked.cores {
-            return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {} cores", asked.cores)).hint(LATER));
-        }
-        return Ok((number, format!("--gpu-ids {ids}: {} on the CPU; {here}", plural(number))));
+        said.push((format!("--gpu-ids {ids}"), chosen.len()));
     }
     if let Some(text) = &asked.num_gpus {
         let number: usize = text
@@ -77,18 +99,23 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
             .ok()
             .filter(|number| (1..=4096).contains(number))
             .ok_or_else(|| Error::config(format!("env NUM_GPUS={text}: expected a number up to 4096")))?;
-        if explicit.is_some_and(|explicit| explicit != number) {
-            return Err(Error::config(format!("env NUM_GPUS={number} contradicts --nproc {}", asked.nproc)));
-        }
         let most = if found > 0 { visible } else { RANKS_A_CORE * asked.cores };
         if number > most {
             let cores = if found > 0 { String::new() } else { format!(", and {} cores", asked.cores) };
             return Err(Error::config(format!("env NUM_GPUS={number}: {here}{cores}")).hint(LATER));
         }
-        return Ok((number, format!("NUM_GPUS={number}: {} on the CPU; {here}", plural(number))));
+        said.push((format!("NUM_GPUS={number}"), number));
     }
-    if let Some(explicit) = explicit {
-        return Ok((explicit, here));
+    if let Some((one, other)) = said.iter().find_map(|other| Some((said.first()?, other)).filter(|(a, b)| a.1 != b.1)) {
+        return Err(Error::config(format!("{} contradicts {}", other.0, one.0)));
+    }
+    if let Some((source, number)) = said.last() {
+        let note = if source.starts_with("--nproc") {
+            here
+        } else {
+            format!("{source}: {} on the CPU; {here}", plural(*number))
+        };
+        return started(*number, note);
     }
     if let Some((processes, machines, source)) = &asked.file {
         if !processes.is_multiple_of(*machines) {
@@ -96,9 +123,18 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<(usize, String)> {
             return Err(Error::config(message).hint("num_processes counts those of all machines"));
         }
         let number = processes / machines;
-        return Ok((number, format!("{source}: {} on the CPU; {here}", plural(number))));
+        return started(number, format!("{source}: {} on the CPU; {here}", plural(number)));
     }
-    Ok((1, format!("{here}: one rank on all cores, --nproc N divides them")))
+    if !chosen.is_empty() {
+        return started(chosen.len(), format!("gpu_ids: {ids}: {} on the CPU; {here}", plural(chosen.len())));
+    }
+    let number = several(asked.cores);
+    let why = if number == 1 {
+        "one core"
+    } else {
+        "more ranks on one processor are no faster and each holds the model; --nproc N overrides this"
+    };
+    started(number, format!("{here}: {}; {why}", plural(number)))
 }
 
 #[cfg(test)]
@@ -112,13 +148,14 @@ mod tests {
             gpu_ids,
             num_gpus: num_gpus.map(str::to_owned),
             visible: visible.map(str::to_owned),
-            file: None,
             cores: 2,
+            ..Asked::default()
         };
-        let number = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().0;
-        assert_eq!(number(&asked("auto", &[], None, None), 0), 1);
+        let number = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().ranks;
+        assert_eq!(number(&asked("auto", &[], None, None), 0), 2, "who launches wants several");
+        assert_eq!(number(&Asked { cores: 1, ..asked("auto", &[], None, None) }, 0), 1);
         assert_eq!(number(&asked("3", &[], Some("3"), Some("")), 0), 3);
-        let said = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().1;
+        let said = |asked: &Asked<'_>, found| ranks(asked, found).unwrap().note;
         assert!(said(&asked("2", &[], None, None), 0).contains("no GPU here"));
         assert!(said(&asked("2", &[], None, Some("0,1,7,2")), 4).starts_with("2 of 4 GPUs"));
         assert!(said(&asked("2", &[], None, Some("GPU-5a,GPU-6b")), 2).starts_with("2 GPUs"));
@@ -127,7 +164,7 @@ mod tests {
         assert_eq!(refusal, "env NUM_GPUS=9: there is no GPU here, and 2 cores");
         assert!(refused(&asked("auto", &[], Some("2"), Some("0")), 4).contains("1 of 4 GPUs here are visible"));
         assert!(refused(&asked("auto", &[], Some("0"), None), 4).contains("expected a number"));
-        assert_eq!(refused(&asked("3", &[], Some("2"), None), 0), "env NUM_GPUS=2 contradicts --nproc 3");
+        assert_eq!(refused(&asked("3", &[], Some("2"), None), 0), "NUM_GPUS=2 contradicts --nproc 3");
         assert_eq!(number(&asked("auto", &[], Some("2"), None), 0), 2);
         assert_eq!(number(&asked("auto", &[], Some("4"), None), 4), 4);
         let text = said(&asked("auto", &[], Some("2"), None), 0);
@@ -139,19 +176,38 @@ mod tests {
         assert_eq!((number(&file("auto", 6, 2), 0), number(&file("2", 6, 2), 0)), (3, 2));
         assert!(said(&file("auto", 2, 1), 0).starts_with("acc.yaml:3 num_processes: 2 ranks on the CPU"));
         assert!(refused(&file("auto", 5, 2), 0).contains("5 processes on 2 machines"));
-        assert_eq!(
-            refused(&asked("auto", &[0, 3], None, None), 2),
-            "--gpu-ids 3: 2 GPUs here are not used by this version"
-        );
-        assert_eq!(number(&asked("auto", &[0, 1], None, None), 4), 2);
-        assert_eq!(
-            said(&asked("auto", &[0, 1], None, None), 0),
-            "--gpu-ids 0,1: 2 ranks on the CPU; there is no GPU here"
-        );
-        assert_eq!(refused(&asked("3", &[0, 1], None, None), 0), "--gpu-ids 0,1 contradicts --nproc 3");
-        assert!(refused(&asked("auto", &[1, 1], None, None), 0).contains("named twice"));
-        assert!(refused(&asked("auto", &[0, 1, 2, 3, 4], None, None), 0).contains("2 cores"));
         assert!(refused(&asked("0", &[], None, None), 0).contains("--nproc 0"));
         assert!(refused(&asked("many", &[], None, None), 0).contains("--nproc many"));
+    }
+
+    #[test]
+    fn gpu_ids_say_how_many_ranks_and_which_gpus() {
+        let asked = |gpu_ids, visible: Option<&str>| Asked {
+            nproc: "auto",
+            gpu_ids,
+            visible: visible.map(str::to_owned),
+            cores: 8,
+            ..Asked::default()
+        };
+        let here = ranks(&asked(&[0, 1, 5], None), 0).unwrap();
+        assert_eq!((here.ranks, here.visible), (3, None));
+        assert_eq!(here.note, "--gpu-ids 0,1,5: 3 ranks on the CPU; there is no GPU here");
+        assert_eq!(ranks(&asked(&[3, 1], None), 4).unwrap().visible.as_deref(), Some("3,1"));
+        assert_eq!(
+            ranks(&asked(&[1], Some("2,3")), 4).unwrap().visible.as_deref(),
+            Some("3"),
+            "of those that are visible"
+        );
+        let refused = |asked: &Asked<'_>, found| ranks(asked, found).unwrap_err().message().to_owned();
+        assert!(refused(&asked(&[0, 3], None), 2).contains("--gpu-ids 0,3: there is no GPU 3; 2 GPUs here"));
+        assert!(refused(&asked(&[1, 1], None), 2).contains("named twice"));
+        assert!(refused(&Asked { cores: 2, ..asked(&[0, 1, 2, 3, 4], None) }, 0).contains("2 cores"));
+        let contradicts = Asked { nproc: "3", ..asked(&[0, 1], None) };
+        assert_eq!(refused(&contradicts, 4), "--gpu-ids 0,1 contradicts --nproc 3");
+        // Accelerate's file: num_processes counts, gpu_ids choose.
+        let file = Asked { file: Some((2, 1, "a:1".to_owned())), file_gpu_ids: &[2, 3], ..asked(&[], None) };
+        let started = ranks(&file, 4).unwrap();
+        assert_eq!((started.ranks, started.visible.as_deref()), (2, Some("2,3")));
+        assert_eq!(ranks(&Asked { file: None, ..file }, 4).unwrap().ranks, 2);
     }
 }

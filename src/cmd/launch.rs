@@ -14,18 +14,21 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-use super::devices::{self, Asked};
+use super::devices::{self, Asked, Started};
 use super::failure::Report;
 use super::terminal;
 use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
-use crate::comm::process;
-use crate::comm::store::{Host, Token};
+use crate::comm::host::Host;
+use crate::comm::token::Token;
+use crate::comm::{gloo, gloo_library, process};
+use crate::config::RankBackend;
 use crate::error::{Error, Kind, Result};
 
 /// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Ranks on this machine: a number, or `auto`: `NUM_GPUS`, else `num_processes` of Accelerate's file, else one
+    /// Ranks on this machine: a number, or `auto`: as `--gpu-ids`, `NUM_GPUS` or `num_processes` of Accelerate's file
+    /// say, else two
     #[arg(long, default_value = "auto")]
     nproc: String,
     /// Machines that take part; each runs this command (`num_machines` of Accelerate's file, else 1)
@@ -46,7 +49,7 @@ pub struct Args {
     /// How often a run whose rank is lost starts again from its newest checkpoint
     #[arg(long, default_value_t = 0)]
     max_restarts: usize,
-    /// The GPUs to use, such as 0,1
+    /// The GPUs to use, such as 0,1: a rank each (this version computes on the CPU; NCCL between ranks uses them)
     #[arg(long, value_delimiter = ',')]
     gpu_ids: Vec<usize>,
     /// What each rank runs: `train CONFIG …`
@@ -64,7 +67,15 @@ const TICK: Duration = Duration::from_millis(10);
 /// # Errors
 /// That of the rank which failed first; [`crate::Kind::Preempted`] when the run was stopped by a signal after saving.
 pub fn run(args: &Args) -> Result<()> {
-    let job = Job::new(args)?;
+    let job = match Job::plan(args)? {
+        Way::Processes(job) => job,
+        Way::Threads(mut command) => {
+            use std::os::unix::process::CommandExt as _;
+            // Only a failure comes back.
+            let failure = command.exec();
+            return Err(Error::io("start", command.get_program(), &failure));
+        }
+    };
     let asked = Arc::new(AtomicUsize::new(0));
     let mut signals = Signals::new([SIGINT, SIGTERM])
         .map_err(|error| Error::new(Kind::Io, format!("cannot install signal handlers: {error}")))?;
@@ -88,6 +99,13 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
+/// How the ranks come about.
+enum Way {
+    Processes(Job),
+    /// One process, which takes the place of this one.
+    Threads(Command),
+}
+
 /// What is to be started.
 struct Job {
     program: PathBuf,
@@ -98,16 +116,20 @@ struct Job {
     /// Where the ranks meet, if they are on several machines.
     master: Option<(String, u16)>,
     timeout: Option<f64>,
+    /// `CUDA_VISIBLE_DEVICES` of the ranks, where GPUs were chosen.
+    visible: Option<String>,
 }
 
 impl Job {
-    fn new(args: &Args) -> Result<Self> {
+    fn plan(args: &Args) -> Result<Way> {
         if args.command.first().is_none_or(|command| command != "train") {
             return Err(Error::config(format!("launch: `{}` does not run as several ranks", args.command[0]))
                 .hint("tunesmith launch --nproc N -- train CONFIG"));
         }
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let (file, num_gpus) = super::train::expected(&args.command)?;
+        let words = super::train::resolved(&args.command)?;
+        let over_nccl = words.as_ref().is_some_and(|(found, _)| found.config.train.ddp_backend == RankBackend::Nccl);
+        let (file, num_gpus) = words.map(|(found, number)| (found.foreign.expected, number)).unwrap_or_default();
         let nnodes = args.nnodes.or(file.machines.as_ref().map(|(count, _)| *count)).unwrap_or(1).max(1);
         let node_rank = args.node_rank.or(file.machine_rank.as_ref().map(|(rank, _)| *rank)).unwrap_or(0);
         let master_addr = args.master_addr.clone().or(file.main_address.map(|(address, _)| address));
@@ -116,13 +138,14 @@ impl Job {
         let listed = file.gpu_ids.map(|(ids, _)| ids).unwrap_or_default();
         let asked = Asked {
             nproc: &args.nproc,
-            gpu_ids: if args.gpu_ids.is_empty() { &listed } else { &args.gpu_ids },
+            gpu_ids: &args.gpu_ids,
             num_gpus,
             visible: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
             file: file.processes.map(|(count, source)| (count, nnodes, source.to_string())),
+            file_gpu_ids: &listed,
             cores,
         };
-        let (nproc, note) = devices::ranks(&asked, devices::gpus())?;
+        let Started { ranks: nproc, note, visible } = devices::ranks(&asked, devices::gpus())?;
         if node_rank >= nnodes {
             let message = format!("launch: --node-rank {node_rank} of --nnodes {nnodes}");
             return Err(Error::config(message).hint("machines are numbered from 0"));
@@ -145,14 +168,39 @@ impl Job {
                 .hint(MAKE_TOKEN));
         }
         let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
+        let cores_each = format!("{} of its {cores} cores each", (cores / nproc).max(1));
+        if nproc * nnodes > 1 && !over_nccl {
+            match gloo::provide(&|text| terminal::print_note(text)) {
+                // What the user names must be there; several machines need messages.
+                Err(error) if nnodes > 1 || gloo_library::named().is_some() => return Err(error),
+                Err(error) => {
+                    terminal::print_text(&format!(
+                        "launch: {nproc} ranks on this machine as threads of one process, {cores_each}: {}; {note}\n",
+                        error.message()
+                    ));
+                    error.hint_text().into_iter().for_each(terminal::print_note);
+                    if args.max_restarts > 0 {
+                        terminal::print_note("--max-restarts has no effect: threads of one process end together");
+                    }
+                    let mut command = Command::new(program);
+                    // What `train` alone would refuse: here it has been heard.
+                    let words = args.command.iter().filter(|word| !word.starts_with("NUM_GPUS="));
+                    command.args(words).arg(format!("train.dp_ranks={nproc}")).env_remove("NUM_GPUS");
+                    args.timeout.iter().for_each(|seconds| {
+                        command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
+                    });
+                    return Ok(Way::Threads(command));
+                }
+                Ok(_) => {}
+            }
+        }
         let timeout = args.timeout;
-        let job = Self { program, command: args.command.clone(), nproc, nnodes, node_rank, master, timeout };
+        let job = Self { program, command: args.command.clone(), nproc, nnodes, node_rank, master, timeout, visible };
         terminal::print_text(&format!(
-            "launch: {nproc} of {} ranks on this machine, {} of its {cores} cores each; {note}\n",
+            "launch: {nproc} of {} ranks on this machine, {cores_each}; {note}\n",
             job.size(),
-            (cores / nproc).max(1),
         ));
-        Ok(job)
+        Ok(Way::Processes(job))
     }
 
     fn size(&self) -> usize {
@@ -239,6 +287,9 @@ impl Job {
         command.env(ERROR_FILE, reports.of(number)).env_remove("NUM_GPUS");
         if let Some(seconds) = self.timeout {
             command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
+        }
+        if let Some(visible) = &self.visible {
+            command.env("CUDA_VISIBLE_DEVICES", visible);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process::tie(&mut command);

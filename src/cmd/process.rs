@@ -1,6 +1,6 @@
 //! `tunesmith process`: writes the rows that a run would train on, in one form, with a report of what became of them.
 use super::args::JobArgs;
-use super::data::{Bar, numbers, overview};
+use super::data::{Bar, numbers, overview, rendered};
 use super::download::Downloads;
 use super::staged::Staged;
 use super::terminal;
@@ -12,7 +12,7 @@ use crate::data::process::{Part as RowPart, rows};
 use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +27,12 @@ pub struct Args {
     /// The file for the training rows
     #[arg(long, value_name = "FILE.jsonl")]
     out: PathBuf,
+    /// Put this text at the beginning of every chat's system message
+    #[arg(long, value_name = "TEXT")]
+    style: Option<String>,
+    /// Write each row as the model sees it: `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`
+    #[arg(long, conflicts_with = "style")]
+    render: bool,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -49,7 +55,7 @@ pub fn run(args: &Args) -> Result<()> {
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
-        written.extend(write(&data, &config, part, &args.out, &bar)?);
+        written.extend(write(&data, &config, part, args, &bar)?);
     }
     let sources = data.inputs.files();
     let same = |written: &Staged| sources.iter().find(|source| is_same(source, written.target()));
@@ -75,13 +81,55 @@ fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 /// Writes the rows of a part beside their place; nothing if there is no such part.
-fn write(data: &Dataset, config: &Config, part: RowPart, out: &Path, bar: &Bar) -> Result<Option<Staged>> {
-    let target =
-        if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) };
+fn write(data: &Dataset, config: &Config, part: RowPart, args: &Args, bar: &Bar) -> Result<Option<Staged>> {
+    let target = match part {
+        RowPart::Train => args.out.clone(),
+        _ => args.out.with_extension(format!("{}.jsonl", part.name())),
+    };
+    let split = match part {
+        RowPart::Train => Some(&data.train),
+        RowPart::Validation => data.validation.as_ref(),
+        RowPart::Test => data.test.as_ref(),
+    };
+    let Some(split) = split else { return Ok(None) };
     let mut written = Staged::create(&target)?;
-    let count = rows(data, config, part, bar, &mut |row| written.push(row))?;
+    match &args.style {
+        _ if args.render => {
+            for index in 0..split.len() {
+                for row in rendered(data, split, index)? {
+                    written.push(&row.to_string())?;
+                }
+            }
+        }
+        Some(style) => {
+            rows(data, config, part, bar, &mut |row| written.push(&styled(row, style)?))?;
+        }
+        None => {
+            rows(data, config, part, bar, &mut |row| written.push(row))?;
+        }
+    }
     written.finish()?;
-    Ok(count.map(|_| written))
+    Ok(Some(written))
+}
+
+/// A row in our form, with `style` at the beginning of its system message, or as one.
+fn styled(row: &str, style: &str) -> Result<String> {
+    let mut row: Value = serde_json::from_str(row).map_err(|error| Error::data(error.to_string()))?;
+    let form: Vec<&str> = row.as_object().into_iter().flat_map(|row| row.keys().map(String::as_str)).collect();
+    let refused = || Error::config(format!("--style: rows of {{{}}} have no system message", form.join(", ")));
+    if !row["messages"].is_array() {
+        return Err(refused().hint("it is for chats; leave it out, or turn the rows into chats"));
+    }
+    let Some(messages) = row["messages"].as_array_mut() else { return Ok(row.to_string()) };
+    match messages.first_mut().filter(|first| first["role"] == "system") {
+        None => messages.insert(0, json!({ "role": "system", "content": style })),
+        Some(system) => match &mut system["content"] {
+            Value::Array(parts) => parts.insert(0, json!({ "type": "text", "text": format!("{style}\n\n") })),
+            Value::String(text) if !text.trim().is_empty() => *text = format!("{style}\n\n{text}"),
+            content => *content = style.into(),
+        },
+    }
+    Ok(row.to_string())
 }
 
 /// What is read off the counts of a set.
@@ -118,4 +166,26 @@ fn readable(data: &Dataset, files: &serde_json::Map<String, serde_json::Value>) 
         let _ = writeln!(text, "| {what} | {} |", cells.join(" | "));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_style_begins_the_system_message() {
+        let system = |row: &str| {
+            let row: Value = serde_json::from_str(&styled(row, "Be brief.").unwrap()).unwrap();
+            assert_eq!(row["messages"][0]["role"], "system");
+            (row["messages"][0]["content"].clone(), row["messages"].as_array().unwrap().len())
+        };
+        let user = r#"{"role": "user", "content": "hi"}"#;
+        assert_eq!(system(&format!(r#"{{"messages": [{user}]}}"#)), ("Be brief.".into(), 2));
+        let with = |content: &str| format!(r#"{{"messages": [{{"role": "system", "content": {content}}}, {user}]}}"#);
+        assert_eq!(system(&with(r#""You book.""#)), ("Be brief.\n\nYou book.".into(), 2));
+        assert_eq!(system(&with(r#""""#)), ("Be brief.".into(), 2));
+        assert_eq!(system(&with(r#"[{"type": "text", "text": "x"}]"#)).0[0]["text"], "Be brief.\n\n");
+        let error = styled(r#"{"text": "x"}"#, "y").unwrap_err();
+        assert!(error.message().contains("rows of {text} have no system message"), "{error}");
+    }
 }

@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::terminal;
+use super::{devices, terminal};
 use crate::config::foreign;
 use crate::error::{Error, Result};
 use crate::plan::platform::{self, Engine, Host, Layout};
@@ -56,7 +56,7 @@ pub fn run(args: &Args) -> Result<()> {
     let question = |text: &str, fallback: String, fits: &dyn Fn(&str) -> bool| {
         if asks { ask(text, &fallback, fits) } else { Ok(fallback) }
     };
-    let found = platform::ranks(&host, Engine::Cpu) as u64;
+    let found = devices::several(host.cores) as u64;
     let count = |text: &str| text.parse().is_ok_and(|count: u64| (1..=4096).contains(&count));
     let processes = if let Some(processes) = args.num_processes {
         processes

@@ -10,8 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::args::{JobArgs, print_notes};
 use super::terminal::{Style, print, print_note, print_text, stdout_colour};
 use crate::comm::env;
-use crate::config::Flag;
-use crate::config::foreign::Expected;
+use crate::config::{Flag, Resolved};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
@@ -59,6 +58,11 @@ pub fn run(args: &Args) -> Result<()> {
     let resolved = job.load_silently(&flags)?;
     if first {
         print_notes(&resolved);
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let names_file = resolved.config.train.accelerate.is_some();
+        for note in by_accelerate(variable, launch.is_some(), names_file) {
+            print_note(note);
+        }
     }
     let stop = Stop::default();
     stop.listen(
@@ -105,23 +109,42 @@ fn one_process(args: &Args) -> Result<()> {
     }
 }
 
-/// What the words of a `train …` say of the ranks: what the files of DeepSpeed and Accelerate say that the words of a `train …` name; nothing where the words cannot be read, which
-/// the ranks will say; and `NUM_GPUS`, as a word or in the environment.
+/// What `accelerate launch` has been asked for and does not hand on in a way that is read here.
+fn by_accelerate(variable: impl Fn(&str) -> Option<String>, launched: bool, names_file: bool) -> Vec<&'static str> {
+    let mut notes = Vec::new();
+    let Some(precision) = variable("ACCELERATE_MIXED_PRECISION") else { return notes };
+    let asked = |name: &str| variable(name).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    // It sets the port where it is to start several processes.
+    if !launched && variable("MASTER_PORT").is_some() && variable("WORLD_SIZE").is_none() {
+        notes.push(
+            "accelerate launch has started one process: with --cpu it leaves the others to mpirun (--mpirun_hostfile); \
+             `tunesmith launch --nproc N -- train …` starts N ranks",
+        );
+    }
+    let shares = asked("ACCELERATE_USE_FSDP") || asked("ACCELERATE_USE_DEEPSPEED");
+    if !names_file && (shares || precision != "no") {
+        notes.push(
+            "of what accelerate launch has been told only the number of processes is read; name its file too for the rest \
+             (FSDP, DeepSpeed, mixed precision): ACCELERATE_CONFIG_FILE=FILE",
+        );
+    }
+    notes
+}
+
+/// The configuration that the words of a `train …` resolve to, where the number of ranks is still open, and `NUM_GPUS`, as a word or in the
+/// environment; nothing where the words cannot be read, which the ranks will say.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: the configuration is refused.
-pub fn expected(words: &[String]) -> Result<(Expected, Option<String>)> {
+pub fn resolved(words: &[String]) -> Result<Option<(Resolved, Option<String>)>> {
     #[derive(clap::Parser)]
     struct Words {
         #[command(flatten)]
         args: Args,
     }
-    let Ok(Words { args }) = <Words as clap::Parser>::try_parse_from(words) else {
-        return Ok((Expected::default(), None));
-    };
+    let Ok(Words { args }) = <Words as clap::Parser>::try_parse_from(words) else { return Ok(None) };
     let (job, _) = claim_word(&args.job, args.resume.as_deref());
-    let resolved = job.load_partial(&[])?;
-    Ok((resolved.foreign.expected, job.config.num_gpus()))
+    Ok(Some((job.load_partial(&[])?, job.config.num_gpus())))
 }
 
 /// `--resume` takes a value or none, so that in `--resume CONFIG` or `--resume KEY=VALUE` it would eat the next word:
@@ -372,6 +395,23 @@ fn show_summary(summary: &Summary) -> String {
 mod tests {
     use super::super::args::ConfigArgs;
     use super::*;
+
+    #[test]
+    fn what_accelerate_does_not_hand_on_is_told() {
+        let notes = |variables: &[(&str, &str)], launched, names_file| {
+            let variable =
+                |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
+            by_accelerate(variable, launched, names_file).join("; ")
+        };
+        let plain = ("ACCELERATE_MIXED_PRECISION", "no");
+        assert_eq!(notes(&[], false, false), "");
+        assert_eq!(notes(&[plain], true, false), "");
+        assert!(notes(&[plain, ("MASTER_PORT", "29500")], false, false).contains("has started one process"));
+        let fsdp = [plain, ("ACCELERATE_USE_FSDP", "true")];
+        assert!(notes(&fsdp, true, false).contains("ACCELERATE_CONFIG_FILE=FILE"));
+        assert_eq!(notes(&fsdp, true, true), "");
+        assert!(notes(&[("ACCELERATE_MIXED_PRECISION", "bf16")], true, false).contains("mixed precision"));
+    }
 
     fn claim(resume: &str) -> (Vec<String>, Option<String>) {
         let config = ConfigArgs { words: vec!["a.yaml".to_owned()] };

@@ -4,10 +4,11 @@
 //!
 //! The agent's store outlives restarts and is open to everybody, so it carries nothing but the endpoint of rank 0's own
 //! rendezvous and its token.
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Result as IoResult, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
+use super::wire::{Until, read_exactly};
 use crate::error::{Error, Result};
 
 const VALIDATE: u8 = 0;
@@ -18,7 +19,9 @@ const MAGIC: u32 = 0x3C85_F7CE;
 /// The answer to [`CHECK`] where every key is there.
 const READY: u8 = 0;
 /// The longest value that is taken.
-const LONGEST: u64 = 4096;
+const LONGEST: usize = 4096;
+/// How long the agent may take to answer.
+const ANSWER: Duration = Duration::from_secs(10);
 
 /// A connection to the agent's store.
 #[derive(Debug)]
@@ -43,8 +46,6 @@ impl Agent {
                 Ok(stream) => {
                     let mut agent = Self { stream, address: address.to_owned() };
                     agent.talk(|stream| {
-                        stream.set_nodelay(true)?;
-                        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
                         let magic = MAGIC.to_le_bytes();
                         stream.write_all(&[VALIDATE, magic[0], magic[1], magic[2], magic[3]])
                     })?;
@@ -59,9 +60,12 @@ impl Agent {
         }
     }
 
-    fn talk<T>(&mut self, talk: impl FnOnce(&mut TcpStream) -> std::io::Result<T>) -> Result<T> {
-        talk(&mut self.stream)
-            .map_err(|error| Error::peer(format!("torchrun's store at {} does not answer: {error}", self.address)))
+    fn talk<T>(&mut self, talk: impl FnOnce(&mut Until<'_>) -> IoResult<T>) -> Result<T> {
+        let talked = self.stream.set_nodelay(true).and_then(|()| talk(&mut Until::after(&self.stream, ANSWER)));
+        talked.map_err(|error| {
+            Error::peer(format!("torchrun's store at {} does not answer as one: {error}", self.address))
+                .hint("MASTER_ADDR and MASTER_PORT say where it is")
+        })
     }
 
     /// Sets a value.
@@ -78,27 +82,30 @@ impl Agent {
     /// # Errors
     /// As [`Agent::set`]; a value that cannot be ours.
     pub fn get(&mut self, key: &str) -> Result<Option<String>> {
-        let check = [&[CHECK][..], &1u64.to_le_bytes(), &string(key)].concat();
-        let get = [&[GET][..], &string(key)].concat();
-        self.talk(|stream| {
-            let mut there = [0];
-            stream.write_all(&check)?;
-            stream.read_exact(&mut there)?;
-            if there[0] != READY {
-                return Ok(None);
-            }
-            let mut length = [0; 8];
-            stream.write_all(&get)?;
-            stream.read_exact(&mut length)?;
-            let length = u64::from_le_bytes(length);
-            if length > LONGEST {
-                return Err(std::io::ErrorKind::InvalidData.into());
-            }
-            let mut value = vec![0; length as usize];
-            stream.read_exact(&mut value)?;
-            String::from_utf8(value).map(Some).map_err(|_| std::io::ErrorKind::InvalidData.into())
-        })
+        self.talk(|stream| value(stream, key))
     }
+}
+
+/// Asks for the value of `key`.
+fn value(stream: &mut (impl Read + Write), key: &str) -> IoResult<Option<String>> {
+    let mut there = [0];
+    stream.write_all(&[&[CHECK][..], &1u64.to_le_bytes(), &string(key)].concat())?;
+    stream.read_exact(&mut there)?;
+    if there[0] != READY {
+        return Ok(None);
+    }
+    let mut length = [0; 8];
+    stream.write_all(&[&[GET][..], &string(key)].concat())?;
+    stream.read_exact(&mut length)?;
+    let value = read_exactly(stream, u64::from_le_bytes(length), LONGEST)?;
+    String::from_utf8(value).map(Some).map_err(|_| ErrorKind::InvalidData.into())
+}
+
+/// Reads `bytes` as if torchrun's store had sent them: for fuzzing.
+pub fn read_anything(bytes: &[u8]) {
+    let mut sent = super::wire::Sent(bytes);
+    // What comes of it is of no interest.
+    let _ = value(&mut sent, "key");
 }
 
 fn string(text: &str) -> Vec<u8> {

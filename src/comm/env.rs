@@ -2,7 +2,7 @@
 //! `PyTorchJob`, which set the same), Open MPI, MPICH and its kin (PMI), Slurm; in this order.
 use super::World;
 use super::slurm::{first_host, tasks_of};
-use super::store::Token;
+use super::token::Token;
 use crate::error::{Error, Result};
 
 /// Where the launcher `tunesmith launch` holds the rendezvous: `address:port`.

@@ -10,14 +10,12 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::gloo_library::{self, BUILD};
 use super::meet::Meeting;
 use super::{Among, Collectives, Limits, World};
 use crate::error::{Error, Result};
+pub use gloo_library::LIBRARY_VARIABLE;
 
-/// The shared object's name.
-pub const LIBRARY: &str = "libtunesmith_gloo.so";
-/// Says where it is, when it is nowhere near the program.
-pub const LIBRARY_VARIABLE: &str = "TUNESMITH_GLOO";
 /// The version of the functions' signatures.
 const VERSION: c_int = 1;
 
@@ -74,36 +72,29 @@ pub struct Gloo {
     failed: Arc<AtomicBool>,
 }
 
-/// Where the shared object is looked for: `TUNESMITH_GLOO`, or beside the program, or in `gloo/` there or up to two
-/// folders above (`target/gloo` for a program in `target/release`).
-fn library() -> Result<PathBuf> {
-    if let Some(named) = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty()) {
-        return Ok(PathBuf::from(named));
-    }
-    let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
-    let folders = program.ancestors().skip(1).take(3);
-    let mut candidates = folders.flat_map(|folder| [folder.join(LIBRARY), folder.join("gloo").join(LIBRARY)]);
-    candidates.find(|path| path.is_file()).ok_or_else(|| {
-        Error::config(format!(
-            "several processes need the Gloo engine, and {LIBRARY} is not beside {}",
-            program.display()
-        ))
-        .hint(BUILD)
-    })
-}
-
 /// Whether the engine can be loaded, and where it is.
 ///
 /// # Errors
-/// [`crate::Kind::Config`], with the command that builds it.
+/// [`crate::Kind::Config`], with what to do.
 pub fn probe() -> Result<PathBuf> {
-    let path = library()?;
+    let path = gloo_library::find()?;
     Functions::load(&path)?;
     Ok(path)
 }
 
-const BUILD: &str =
-    "build it: `apt-get install libgloo-dev && scripts/just gloo`; or train.strategy: dp, ranks as threads";
+/// As [`probe`]; where the engine is not there it is built, if the machine can. `say` is told before that.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: it cannot be built, and why, or what `TUNESMITH_GLOO` names cannot be loaded.
+pub fn provide(say: &dyn Fn(&str)) -> Result<PathBuf> {
+    match probe() {
+        Err(_) if gloo_library::named().is_none() => {
+            gloo_library::build(|| probe().ok(), say)?;
+            probe()
+        }
+        found => found,
+    }
+}
 
 impl Functions {
     fn load(path: &Path) -> Result<Self> {
@@ -205,7 +196,7 @@ impl Gloo {
         group: &str,
         (limits, failed): (Limits, Arc<AtomicBool>),
     ) -> Result<Self> {
-        let functions = Functions::load(&library()?)?;
+        let functions = Functions::load(&gloo_library::find()?)?;
         let World { rank, size, .. } = world;
         let here = CString::new(meeting.store.here().to_string()).expect("an address has no NUL");
         let timeout = i64::try_from(limits.timeout.as_millis()).unwrap_or(i64::MAX);

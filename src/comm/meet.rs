@@ -7,13 +7,17 @@ use std::time::{Duration, Instant};
 use super::World;
 use super::c10d::Agent;
 use super::env::{Launch, Place};
-use super::store::{Host, Refused, Store, Token};
+use super::host::Host;
+use super::roll::{Claim, Facts};
+use super::store::{Refused, Store};
+use super::token::Token;
 use crate::error::{Error, Result};
 
 /// How long ranks wait for each other at the start.
 const GATHERING: Duration = Duration::from_secs(300);
-/// How long a stranger may hold the place: an earlier run that is about to end.
-const STRANGER: Duration = Duration::from_secs(15);
+/// How long someone else may hold the place: an earlier run that is about to end. With the last try (four seconds) ranks
+/// that disagree end within a quarter of a minute.
+const FOREIGN: Duration = Duration::from_secs(8);
 /// After an operation has failed: how long the others may take to say that they have noticed.
 const ROLL_CALL: Duration = Duration::from_secs(2);
 /// The name of rank 0's endpoint in torchrun's store.
@@ -43,35 +47,44 @@ pub struct Meeting {
 }
 
 impl Meeting {
-    /// Finds the others.
+    /// Finds the others and waits until all have come; all must agree in `facts`.
     ///
     /// # Errors
-    /// [`crate::Kind::Peer`]: they cannot be found in five minutes; [`crate::Kind::Config`]: a stranger is where they should be.
-    pub fn join(launch: &Launch) -> Result<Self> {
-        let (world, rank) = (launch.world, launch.world.rank);
+    /// [`crate::Kind::Config`]: the ranks do not fit together, or do not know the same token, as both sides hear within a
+    /// quarter of a minute; [`crate::Kind::Peer`]: someone else is where they should be, or they do not come in five minutes.
+    pub fn join(launch: &Launch, facts: Facts) -> Result<Self> {
+        let world = launch.world;
+        let claim = Claim::of(world, facts);
         let token = || launch.token.clone().map_or_else(Token::fresh, Ok);
+        let mut held = None;
         let store = match &launch.place {
-            Place::Held(address) => connect(address, &token()?, rank, true)?,
+            Place::Held(address) => connect(address, &token()?, &claim, true),
             Place::First(address) => {
                 let token = token()?;
-                match rank {
-                    0 => connect(&hold(address, &token)?.to_string(), &token, rank, true)?,
-                    _ => connect(address, &token, rank, false)?,
+                match world.rank {
+                    0 => connect(&hold(held.insert(serve(address, &token)?)), &token, &claim, true),
+                    _ => connect(address, &token, &claim, false),
                 }
             }
             Place::Agent(address) => {
                 let mut agent = Agent::connect(address, GATHERING)?;
-                if rank == 0 {
+                if world.rank == 0 {
                     let token = token()?;
-                    let host = Host::serve(SocketAddr::new(own_address(address)?, 0), token.clone())?;
+                    let host = held.insert(Host::serve(SocketAddr::new(own_address(address)?, 0), token.clone())?);
                     agent.set(ENDPOINT, &format!("{} {}", host.address(), token.text()))?;
-                    connect(&host.address().to_string(), &token, rank, true)?
+                    connect(&hold(host), &token, &claim, true)
                 } else {
-                    through_agent(&mut agent, rank)?
+                    through_agent(&mut agent, &claim)
                 }
             }
         };
-        Ok(Self { world, store: Arc::new(store) })
+        let gathered = store.and_then(|store| gather(&store, world).map(|()| store));
+        if let (Err(error), Some(host)) = (&gathered, &held)
+            && error.kind() == crate::Kind::Config
+        {
+            host.linger();
+        }
+        Ok(Self { world, store: Arc::new(gathered?) })
     }
 
     /// Says that `operation` has failed here, and finds out which ranks do not say the same: those are the cause.
@@ -132,51 +145,126 @@ pub fn ranks(numbers: &[usize]) -> String {
     }
 }
 
-/// Connects to a host that may not stand yet. A launcher's is of this run alone (`own`): where that is over, nothing comes after it.
-fn connect(address: &str, token: &Token, rank: usize, own: bool) -> Result<Store> {
-    let began = Instant::now();
+/// Waits until all ranks have come.
+fn gather(store: &Store, world: World) -> Result<()> {
+    let (began, mut pause) = (Instant::now(), Duration::from_millis(2));
+    loop {
+        let (present, gone) = store.roll()?;
+        if present.len() >= world.size {
+            return Ok(());
+        }
+        let World { rank, size, .. } = world;
+        if !gone.is_empty() {
+            return Err(Error::peer(format!(
+                "rank {rank}: {} ended before all {size} ranks had connected",
+                ranks(&gone)
+            )));
+        }
+        if began.elapsed() > GATHERING {
+            let missing: Vec<usize> = (0..size).filter(|rank| !present.contains(rank)).collect();
+            let waited = GATHERING.as_secs();
+            return Err(Error::peer(format!(
+                "rank {rank}: {} did not connect to {} within {waited} s",
+                ranks(&missing),
+                store.host()
+            ))
+            .hint("check that every rank has started and can reach this address"));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// How long a rank that is not taken in tries again.
+struct Patience {
+    began: Instant,
+    /// Since when someone else is there, where, and what came of the last try.
+    foreign: Option<(Instant, String, Error)>,
+    /// The host is of this run alone: where that is over, nothing comes after it.
+    own: bool,
+}
+
+impl Patience {
+    fn new(own: bool) -> Self {
+        Self { began: Instant::now(), foreign: None, own }
+    }
+
+    /// Waits a moment before the next try at `address`.
+    ///
+    /// # Errors
+    /// There shall be none.
+    fn try_again(&mut self, address: &str, refused: Refused) -> Result<()> {
+        let mut pause = Duration::from_millis(50);
+        // Somewhere else is a new start.
+        self.foreign.take_if(|(_, place, _)| place != address);
+        match refused {
+            Refused::Dispute(error) => return Err(error),
+            Refused::Over(error) if self.own => return Err(error),
+            Refused::Foreign(error) => {
+                let since = self.foreign.take().map_or_else(Instant::now, |(since, ..)| since);
+                self.foreign = Some((since, address.to_owned(), error));
+                // The host counts tries that go on.
+                pause = Duration::from_millis(500);
+            }
+            Refused::Over(error) | Refused::Unreachable(error) if self.began.elapsed() >= GATHERING => {
+                return Err(error);
+            }
+            // Its host has the token: whoever was there before is gone.
+            Refused::Over(_) => self.foreign = None,
+            Refused::Unreachable(_) => {}
+        }
+        if let Some((_, _, error)) = self.foreign.take_if(|(since, ..)| since.elapsed() >= FOREIGN) {
+            return Err(error);
+        }
+        std::thread::sleep(pause);
+        Ok(())
+    }
+}
+
+/// Connects to a host that may not stand yet.
+fn connect(address: &str, token: &Token, claim: &Claim, own: bool) -> Result<Store> {
+    let mut patience = Patience::new(own);
     loop {
         let tried = resolve(address).map_err(Refused::Unreachable);
-        let refused = match tried.and_then(|address| Store::connect(address, token, rank)) {
+        match tried.and_then(|address| Store::connect(address, token, claim)) {
             Ok(store) => return Ok(store),
-            Err(refused) => refused,
-        };
-        let patience = match refused {
-            Refused::Stranger(_) => STRANGER,
-            Refused::Over(_) if own => Duration::ZERO,
-            Refused::Over(_) | Refused::Unreachable(_) => GATHERING,
-        };
-        if began.elapsed() >= patience {
-            return Err(refused.into());
+            Err(refused) => patience.try_again(address, refused)?,
         }
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
 
 /// Holds the rendezvous at `address`; where that is not this machine's own (a service's, say), at every address.
-fn hold(address: &str, token: &Token) -> Result<SocketAddr> {
+fn serve(address: &str, token: &Token) -> Result<Host> {
     let wanted = resolve(address)?;
     let everywhere = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), wanted.port());
     let is_ours = UdpSocket::bind(SocketAddr::new(wanted.ip(), 0)).is_ok();
-    let held = Host::serve(if is_ours { wanted } else { everywhere }, token.clone())?.address();
-    Ok(if is_ours { held } else { SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), held.port()) })
+    Host::serve(if is_ours { wanted } else { everywhere }, token.clone())
+}
+
+/// Where a host of this process is reached from within.
+fn hold(host: &Host) -> String {
+    let address = host.address();
+    let local = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), address.port());
+    if address.ip().is_unspecified() { local.to_string() } else { address.to_string() }
 }
 
 /// The endpoint in torchrun's store may be of a rank 0 before a restart: then nobody answers there, or one whose run is over.
-fn through_agent(agent: &mut Agent, rank: usize) -> Result<Store> {
-    let began = Instant::now();
-    let mut last = Error::peer(format!("rank {rank}: rank 0 has not said where it is"));
-    while began.elapsed() < GATHERING {
+fn through_agent(agent: &mut Agent, claim: &Claim) -> Result<Store> {
+    let mut patience = Patience::new(false);
+    loop {
         let endpoint = agent.get(ENDPOINT)?;
-        if let Some((address, token)) = endpoint.as_deref().and_then(|endpoint| endpoint.split_once(' ')) {
-            match Store::connect(resolve(address)?, &Token::given(token)?, rank) {
-                Ok(store) => return Ok(store),
-                Err(refused) => last = refused.into(),
+        let refused = match endpoint.as_deref().and_then(|endpoint| endpoint.split_once(' ')) {
+            None => {
+                let missing = format!("rank {}: rank 0 has not said where it is", claim.rank);
+                Refused::Unreachable(Error::peer(missing))
             }
-        }
-        std::thread::sleep(Duration::from_millis(50));
+            Some((address, token)) => match Store::connect(resolve(address)?, &Token::given(token)?, claim) {
+                Ok(store) => return Ok(store),
+                Err(refused) => refused,
+            },
+        };
+        patience.try_again(endpoint.as_deref().unwrap_or_default(), refused)?;
     }
-    Err(last)
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
@@ -205,16 +293,72 @@ fn own_address(other: &str) -> Result<IpAddr> {
 mod tests {
     use super::*;
 
-    fn meeting(size: usize) -> (Host, Vec<Meeting>) {
+    fn launch(rank: usize, size: usize, place: Place, token: &Token) -> Launch {
+        let world = World { rank, size, local_rank: rank, local_size: size };
+        Launch { launcher: "test", world, place, token: Some(token.clone()) }
+    }
+
+    fn host() -> (Host, Token) {
         let token = Token::fresh().unwrap();
-        let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
-        let join = |rank| {
-            let world = World { rank, size, local_rank: rank, local_size: size };
-            let place = Place::Held(host.address().to_string());
-            Meeting::join(&Launch { launcher: "test", world, place, token: Some(token.clone()) }).unwrap()
+        (Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap(), token)
+    }
+
+    fn held(host: &Host) -> Place {
+        Place::Held(host.address().to_string())
+    }
+
+    /// What comes of ranks that come at the same time.
+    fn joined(launches: Vec<(Launch, Facts)>) -> Vec<Result<Meeting>> {
+        let join = |(launch, facts)| std::thread::spawn(move || Meeting::join(&launch, facts));
+        let running: Vec<_> = launches.into_iter().map(join).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    fn meeting(size: usize) -> (Host, Vec<Meeting>) {
+        let (host, token) = host();
+        let launches = (0..size).map(|rank| (launch(rank, size, held(&host), &token), Facts::new())).collect();
+        (host, joined(launches).into_iter().map(Result::unwrap).collect())
+    }
+
+    /// A free port, for rank 0 to listen on.
+    fn free() -> String {
+        std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+    }
+
+    #[test]
+    fn ranks_that_do_not_fit_together_all_hear_of_both_sides() {
+        let token = Token::fresh().unwrap();
+        let facts = |version: &str| Facts::from([("version".to_owned(), version.to_owned())]);
+        let both = |launches: Vec<(Launch, Facts)>, named: &[&str]| {
+            let began = Instant::now();
+            for (rank, joined) in joined(launches).into_iter().enumerate() {
+                let error = joined.unwrap_err();
+                assert_eq!(error.kind(), crate::Kind::Config, "{error}");
+                for part in named {
+                    assert!(error.message().contains(part), "rank {rank}: {error}");
+                }
+            }
+            assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
         };
-        let ranks = (0..size).map(join).collect();
-        (host, ranks)
+        // The world's size, whoever holds the rendezvous.
+        let place = Place::First(free());
+        let sizes = [(0, 2), (1, 3), (2, 3)];
+        let launches = sizes.map(|(rank, size)| (launch(rank, size, place.clone(), &token), Facts::new()));
+        both(launches.to_vec(), &["world size: ", "2 on rank 0", "3 on rank "]);
+        let (host, held_token) = host();
+        let versions = ["1.0", "1.0", "2.0"];
+        let launches = (0..3).map(|rank| (launch(rank, 3, held(&host), &held_token), facts(versions[rank])));
+        both(launches.collect(), &["version: ", "1.0 on rank ", "2.0 on rank 2"]);
+        // One that has been started twice.
+        let place = Place::First(free());
+        let launches = [0, 1, 1].map(|rank| (launch(rank, 3, place.clone(), &token), Facts::new()));
+        both(launches.to_vec(), &["rank 1 connected twice: rank 1 (process "]);
+        // Another token: the one that has it and those that wait for it.
+        let other = Token::fresh().unwrap();
+        let place = Place::First(free());
+        let launches = [(0, &token), (1, &other), (2, &token)]
+            .map(|(rank, token)| (launch(rank, 3, place.clone(), token), Facts::new()));
+        both(launches.to_vec(), &["token", "rank 1"]);
     }
 
     #[test]
@@ -246,16 +390,35 @@ mod tests {
 
     #[test]
     fn rank_0_holds_the_rendezvous_where_the_launcher_only_names_a_port() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let (token, place) = (Token::fresh().unwrap(), Place::First(free()));
+        let launches = [1, 0].map(|rank| (launch(rank, 2, place.clone(), &token), Facts::new()));
+        let ranks: Vec<Meeting> = joined(launches.to_vec()).into_iter().map(Result::unwrap).collect();
+        ranks[1].store.set("x", b"y").unwrap();
+        assert_eq!(ranks[0].store.wait("x", None).unwrap(), b"y");
+    }
+
+    #[test]
+    fn a_rank_of_an_earlier_run_finds_a_complete_one_and_changes_nothing() {
+        let (host, token) = host();
+        let all = joined((0..2).map(|rank| (launch(rank, 2, held(&host), &token), Facts::new())).collect());
+        let began = Instant::now();
+        let late = Meeting::join(&launch(1, 2, held(&host), &token), Facts::new()).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(14));
+        assert!(late.message().contains("all 2 ranks of its run are connected, including rank 1 (process"), "{late}");
+        assert!(all[0].as_ref().unwrap().store.roll().unwrap().1.is_empty(), "nobody has gone");
+    }
+
+    #[test]
+    fn who_holds_the_port_and_says_nothing_is_named_within_a_quarter_of_a_minute() {
+        let mute = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = Place::First(mute.local_addr().unwrap().to_string());
         let token = Token::fresh().unwrap();
-        let launch = |rank| {
-            let world = World { rank, size: 2, local_rank: rank, local_size: 2 };
-            Launch { launcher: "test", world, place: Place::First(free.to_string()), token: Some(token.clone()) }
-        };
-        let (first, second) = (launch(0), launch(1));
-        let second = std::thread::spawn(move || Meeting::join(&second).unwrap());
-        let first = Meeting::join(&first).unwrap();
-        first.store.set("x", b"y").unwrap();
-        assert_eq!(second.join().unwrap().store.wait("x", None).unwrap(), b"y");
+        let began = Instant::now();
+        let busy = Meeting::join(&launch(0, 2, place.clone(), &token), Facts::new()).unwrap_err();
+        assert!(busy.message().contains("cannot listen on 127.0.0.1:") && began.elapsed() < Duration::from_secs(5));
+        let error = Meeting::join(&launch(1, 2, place, &token), Facts::new()).unwrap_err();
+        assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
+        assert_eq!(error.kind(), crate::Kind::Peer);
+        assert!(error.message().contains("sends nothing"), "{error}");
     }
 }

@@ -1,214 +1,30 @@
-//! Where ranks of several processes meet: a map from names to small values, held by one process (the launcher, or rank
-//! 0) and asked by all over TCP. Both sides prove that they know the run's token before anything else is said; the token
-//! itself never travels. The host knows which ranks' connections have ended, so that a dead rank can be named.
+//! Where ranks of several processes meet: a map from names to small values, held by one process ([`super::host`]: the
+//! launcher, or rank 0) and asked by all over TCP. Both sides prove that they know the run's token before anything
+//! else is sent; the token itself never is. The host knows which ranks' connections have ended, so that errors can name a dead
+//! rank, and which ranks have connected, so that errors can name ranks that disagree.
 //!
-//! A request is `op u8, length u32, name, length u32, value`; an answer `length u32, value` and the numbers of ranks
-//! that are gone. All numbers are little-endian.
-use std::collections::{BTreeSet, HashMap};
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+//! ```text
+//! host   magic [8], challenge [32]
+//! rank   magic [8], nonce [32], rank u32, claim (JSON), proof [32] over challenge, nonce, rank and claim
+//! host   status u8, text, proof [32] over nonce, challenge, status and text
+//! rank   operation u8, name, value                          as often as it likes
+//! host   value (length u32::MAX: none), the ranks that are gone
+//! ```
+//!
+//! A text is its length (u32) and its bytes. All numbers are little-endian.
+use std::io::{ErrorKind, Read, Result as IoResult, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::host::{Called, DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, NOTHING, OVER, ROLL, SET};
+use super::roll::{Claim, LONGEST_CLAIM};
+use super::token::{Token, random};
+use super::wire::{Sent, Until, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
 use crate::error::{Error, Result};
 
-/// The longest name or value: nothing larger is ever made room for.
-const LONGEST: usize = 1 << 20;
-/// Who has connected must prove itself within this time.
-const GREETING: Duration = Duration::from_secs(5);
 /// How long the host may take to answer; it only looks into a map.
 const ANSWER: Duration = Duration::from_secs(5);
-/// What the host proves to a rank that it takes in, and to one that comes after the run's end.
-const HOST: &str = "host";
-const OVER: &str = "over";
-const SET: u8 = 1;
-const GET: u8 = 2;
-/// How it looks when the other side hangs up.
-const CLOSED: [std::io::ErrorKind; 2] = [std::io::ErrorKind::UnexpectedEof, std::io::ErrorKind::ConnectionReset];
-/// Says that no value has been set.
-const NOTHING: u32 = u32::MAX;
-
-/// What the ranks of a run know and nobody else.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Token(String);
-
-impl Token {
-    /// A token that someone has chosen.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Config`]: it is shorter than 16 characters.
-    pub fn given(text: &str) -> Result<Self> {
-        match text.len() {
-            16..=1024 => Ok(Self(text.to_owned())),
-            length => {
-                Err(Error::config(format!("env {}: {length} characters, expected 16 to 1024", super::env::TOKEN))
-                    .hint(super::env::MAKE_TOKEN))
-            }
-        }
-    }
-
-    /// A fresh one, of the system's random numbers.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Io`]: the system gives none.
-    pub fn fresh() -> Result<Self> {
-        Ok(Self(blake3::Hash::from(random()?).to_hex().to_string()))
-    }
-
-    /// Its text, for the environment of a rank.
-    pub fn text(&self) -> &str {
-        &self.0
-    }
-
-    fn proof(&self, side: &str, of: &[u8]) -> [u8; 32] {
-        let key = blake3::derive_key("tunesmith rendezvous 1", self.0.as_bytes());
-        *blake3::keyed_hash(&key, &[side.as_bytes(), of].concat()).as_bytes()
-    }
-}
-
-impl std::fmt::Debug for Token {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Token(…)")
-    }
-}
-
-fn random() -> Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    let source = "/dev/urandom";
-    let read = std::fs::File::open(source).and_then(|mut file| file.read_exact(&mut bytes));
-    read.map_err(|error| Error::io("read", source, &error))?;
-    Ok(bytes)
-}
-
-#[derive(Debug, Default)]
-struct Shelf {
-    values: HashMap<String, Vec<u8>>,
-    /// Connections of each rank.
-    present: HashMap<u32, usize>,
-    /// Ranks that were there and have no connection left.
-    gone: BTreeSet<u32>,
-}
-
-/// The host. It serves for the rest of the process's life.
-#[derive(Debug)]
-pub struct Host {
-    address: SocketAddr,
-}
-
-impl Host {
-    /// Serves on `address` (port 0: a free one).
-    ///
-    /// # Errors
-    /// [`crate::Kind::Peer`]: the address cannot be listened on.
-    pub fn serve(address: SocketAddr, token: Token) -> Result<Self> {
-        let fail = |error: std::io::Error| {
-            Error::peer(format!("cannot listen on {address} for the other ranks: {error}"))
-                .hint("another run may hold the port: set another one, or none for a free one")
-        };
-        let listener = TcpListener::bind(address).map_err(fail)?;
-        let address = listener.local_addr().map_err(fail)?;
-        let shelf: Arc<Mutex<Shelf>> = Arc::default();
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let (shelf, token) = (Arc::clone(&shelf), token.clone());
-                // A visitor that says something else than it should is left alone: nobody is to be told.
-                std::thread::spawn(move || drop(receive(stream, &token, &shelf)));
-            }
-        });
-        Ok(Self { address })
-    }
-
-    /// Where it listens.
-    pub const fn address(&self) -> SocketAddr {
-        self.address
-    }
-}
-
-/// One visitor, from its greeting to the end of its connection.
-fn receive(mut stream: TcpStream, token: &Token, shelf: &Mutex<Shelf>) -> std::io::Result<()> {
-    let refuse = || std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(GREETING))?;
-    let ours = random().map_err(|_| refuse())?;
-    stream.write_all(&ours)?;
-    let (mut theirs, mut proof) = ([0; 36], [0; 32]);
-    stream.read_exact(&mut theirs)?;
-    stream.read_exact(&mut proof)?;
-    // blake3's own type compares in constant time.
-    if blake3::Hash::from(token.proof("rank", &[&ours[..], &theirs[..]].concat())) != blake3::Hash::from(proof) {
-        return Err(refuse());
-    }
-    let rank = u32::from_le_bytes([theirs[32], theirs[33], theirs[34], theirs[35]]);
-    let lock = || shelf.lock().unwrap_or_else(PoisonError::into_inner);
-    // A run that has lost a rank is over: who comes now has been started again, and is early for the next one.
-    let over = {
-        let mut shelf = lock();
-        let over = !shelf.gone.is_empty();
-        if !over {
-            *shelf.present.entry(rank).or_default() += 1;
-        }
-        over
-    };
-    let answer = stream.write_all(&token.proof(if over { OVER } else { HOST }, &[&theirs[..], &ours[..]].concat()));
-    if over {
-        return answer;
-    }
-    let served = answer.and_then(|()| stream.set_read_timeout(None)).and_then(|()| serve(&mut stream, &lock));
-    let mut shelf = lock();
-    let left = shelf.present.entry(rank).or_default();
-    *left -= 1;
-    if *left == 0 {
-        shelf.gone.insert(rank);
-    }
-    served
-}
-
-fn serve<'a>(stream: &mut TcpStream, lock: &impl Fn() -> MutexGuard<'a, Shelf>) -> std::io::Result<()> {
-    loop {
-        let mut operation = [0];
-        stream.read_exact(&mut operation)?;
-        let name = String::from_utf8_lossy(&read_bytes(stream)?).into_owned();
-        let value = read_bytes(stream)?;
-        let mut shelf = lock();
-        if operation[0] == SET {
-            shelf.values.insert(name.clone(), value);
-        }
-        let mut answer = Vec::new();
-        match shelf.values.get(&name).filter(|_| operation[0] == GET) {
-            Some(value) => write_bytes(&mut answer, value),
-            None => answer.extend(NOTHING.to_le_bytes()),
-        }
-        let gone: Vec<u8> = shelf.gone.iter().flat_map(|rank| rank.to_le_bytes()).collect();
-        write_bytes(&mut answer, &gone);
-        drop(shelf);
-        stream.write_all(&answer)?;
-    }
-}
-
-fn write_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
-    out.extend((bytes.len() as u32).to_le_bytes());
-    out.extend(bytes);
-}
-
-fn read_length(stream: &mut impl Read) -> std::io::Result<u32> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length)?;
-    Ok(u32::from_le_bytes(length))
-}
-
-fn read_sized(stream: &mut impl Read, length: u32) -> std::io::Result<Vec<u8>> {
-    if length as usize > LONGEST {
-        return Err(std::io::Error::from(std::io::ErrorKind::InvalidData));
-    }
-    let mut bytes = vec![0; length as usize];
-    stream.read_exact(&mut bytes)?;
-    Ok(bytes)
-}
-
-fn read_bytes(stream: &mut impl Read) -> std::io::Result<Vec<u8>> {
-    let length = read_length(stream)?;
-    read_sized(stream, length)
-}
 
 /// A value, if it has been set, and the ranks that are gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -224,18 +40,25 @@ pub struct Look {
 pub enum Refused {
     /// Nobody listens there, or the way is broken.
     Unreachable(Error),
-    /// Who listens there does not know this run's token.
-    Stranger(Error),
-    /// The run there has lost a rank: it is one before a restart.
+    /// The process that listens there is not this run's rendezvous: it sends nothing, speaks another protocol, has another
+    /// token, or all ranks of its run are connected.
+    Foreign(Error),
+    /// The run there has lost a rank: this rank belongs to a restart.
     Over(Error),
+    /// The ranks disagree.
+    Dispute(Error),
 }
 
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Self {
-        let (Refused::Unreachable(error) | Refused::Stranger(error) | Refused::Over(error)) = refused;
+        let (Refused::Unreachable(error) | Refused::Foreign(error) | Refused::Over(error) | Refused::Dispute(error)) =
+            refused;
         error
     }
 }
+
+/// The hint where ranks disagree.
+const ALIKE: &str = "start every rank with the same program, command, configuration and variables, each rank once";
 
 /// A rank's connection to the host.
 #[derive(Debug)]
@@ -246,39 +69,102 @@ pub struct Store {
     here: IpAddr,
 }
 
+/// What a host has answered to a greeting.
+enum Greeted {
+    /// Its status and text.
+    Answer(u8, String),
+    /// It does not know the token.
+    Stranger,
+    /// It speaks another protocol.
+    Other,
+}
+
+/// Greets a host as `claim` says.
+fn greet(stream: &mut (impl Read + Write), token: &Token, claim: &Claim) -> IoResult<Greeted> {
+    let (mut magic, mut theirs) = ([0; 8], [0; 32]);
+    stream.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Ok(Greeted::Other);
+    }
+    stream.read_exact(&mut theirs)?;
+    let ours = random().map_err(|_| ErrorKind::PermissionDenied)?;
+    let (rank, text) = (claim.rank.to_le_bytes(), serde_json::to_vec(claim)?);
+    let mut greeting = [&MAGIC[..], &ours, &rank].concat();
+    put_bytes(&mut greeting, &text);
+    greeting.extend(token.proof("rank", &[&theirs, &ours, &rank, &text]).as_bytes());
+    stream.write_all(&greeting)?;
+    let (mut status, mut proof) = ([0], [0; 32]);
+    let answered = stream.read_exact(&mut status).and_then(|()| {
+        let said = read_bytes(stream, LONGEST_CLAIM)?;
+        stream.read_exact(&mut proof).map(|()| said)
+    });
+    let said = match answered {
+        Ok(said) => said,
+        // A host hangs up on who does not know its token.
+        Err(error) if matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset) => {
+            return Ok(Greeted::Stranger);
+        }
+        Err(error) => return Err(error),
+    };
+    if token.proof("host", &[&ours, &theirs, &status, &said]) != blake3::Hash::from(proof) {
+        return Ok(Greeted::Stranger);
+    }
+    Ok(Greeted::Answer(status[0], String::from_utf8_lossy(&said).into_owned()))
+}
+
+/// Sends a request and reads its answer.
+fn exchange(stream: &mut (impl Read + Write), request: &[u8]) -> IoResult<Look> {
+    stream.write_all(request)?;
+    let value = match read_u32(stream)? {
+        NOTHING => None,
+        length => Some(read_exactly(stream, length.into(), LONGEST)?),
+    };
+    let gone = read_bytes(stream, LONGEST)?;
+    let rank = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
+    Ok(Look { value, gone: gone.chunks_exact(4).map(rank).collect() })
+}
+
 impl Store {
-    /// Connects as `rank`, once.
+    /// Connects as the rank that `claim` says, once.
     ///
     /// # Errors
     /// Why not.
-    pub fn connect(host: SocketAddr, token: &Token, rank: usize) -> std::result::Result<Self, Refused> {
-        let fail = |error: std::io::Error| {
-            Refused::Unreachable(Error::peer(format!("rank {rank}: no way to the rendezvous at {host}: {error}")))
+    pub fn connect(host: SocketAddr, token: &Token, claim: &Claim) -> std::result::Result<Self, Refused> {
+        let rank = claim.rank as usize;
+        let me = format!("rank {rank} ({})", claim.who);
+        let unreachable = |error: std::io::Error| {
+            Refused::Unreachable(Error::peer(format!("{me}: no way to the rendezvous at {host}: {error}")))
         };
-        let mut stream = TcpStream::connect_timeout(&host, GREETING).map_err(fail)?;
-        let mut greet = || -> std::io::Result<Option<&str>> {
-            stream.set_nodelay(true)?;
-            stream.set_read_timeout(Some(ANSWER))?;
-            let mut theirs = [0; 32];
-            stream.read_exact(&mut theirs)?;
-            let refused = |_| std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-            let ours = [&random().map_err(refused)?[..], &(rank as u32).to_le_bytes()[..]].concat();
-            let mut greeting = ours.clone();
-            greeting.extend(token.proof("rank", &[&theirs[..], &ours[..]].concat()));
-            stream.write_all(&greeting)?;
-            let mut proof = [0; 32];
-            stream.read_exact(&mut proof)?;
-            let expected = |side: &str| blake3::Hash::from(token.proof(side, &[&ours[..], &theirs[..]].concat()));
-            Ok([HOST, OVER].into_iter().find(|side| expected(side) == blake3::Hash::from(proof)))
+        let foreign = |what: &str| {
+            Refused::Foreign(
+                Error::peer(format!("{me}: the process that listens at {host} {what}"))
+                    .hint("another program may hold the port, or MASTER_ADDR and MASTER_PORT name another place"),
+            )
         };
-        match greet() {
-            Ok(Some(HOST)) => {}
-            Ok(Some(_)) => return Err(Refused::Over(over(rank, host))),
-            Ok(None) => return Err(Refused::Stranger(stranger(rank, host))),
-            Err(error) if CLOSED.contains(&error.kind()) => return Err(Refused::Stranger(stranger(rank, host))),
-            Err(error) => return Err(fail(error)),
+        let stream = TcpStream::connect_timeout(&host, GREETING).map_err(unreachable)?;
+        stream.set_nodelay(true).map_err(unreachable)?;
+        notice_loss(&stream);
+        match greet(&mut Until::after(&stream, GREETING), token, claim) {
+            Ok(Greeted::Answer(IN, _)) => {}
+            Ok(Greeted::Answer(OVER, _)) => {
+                let text = format!("rank {rank}: the run at {host} has lost a rank already");
+                return Err(Refused::Over(Error::peer(text)));
+            }
+            Ok(Greeted::Answer(FULL, text)) => return Err(foreign(&format!("accepts no more ranks: {text}"))),
+            Ok(Greeted::Answer(DISPUTE, text)) => return Err(Refused::Dispute(dispute(rank, &text))),
+            Ok(Greeted::Answer(status, _)) => return Err(foreign(&format!("sends the unknown status {status}"))),
+            Ok(Greeted::Stranger) => return Err(Refused::Foreign(stranger(&me, host))),
+            Ok(Greeted::Other) => {
+                return Err(foreign("speaks another protocol: another program, or another version of this one"));
+            }
+            Err(error) if is_late(&error) => return Err(foreign("sends nothing, or sends too slowly")),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                return Err(foreign("closes the connection at once"));
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidData => return Err(foreign(&error.to_string())),
+            Err(error) => return Err(unreachable(error)),
         }
-        let here = stream.local_addr().map_err(fail)?.ip();
+        let here = stream.local_addr().map_err(unreachable)?.ip();
         Ok(Self { stream: Mutex::new(stream), rank, host, here })
     }
 
@@ -293,25 +179,12 @@ impl Store {
     }
 
     fn ask(&self, operation: u8, name: &str, value: &[u8]) -> Result<Look> {
-        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
         let mut request = vec![operation];
-        write_bytes(&mut request, name.as_bytes());
-        write_bytes(&mut request, value);
-        let mut talk = || -> std::io::Result<Look> {
-            stream.write_all(&request)?;
-            let value = match read_length(&mut *stream)? {
-                NOTHING => None,
-                length => Some(read_sized(&mut *stream, length)?),
-            };
-            let gone = read_bytes(&mut *stream)?;
-            let rank = |bytes: &[u8]| u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) as usize;
-            Ok(Look { value, gone: gone.chunks_exact(4).map(rank).collect() })
-        };
-        talk().map_err(|error| {
-            let what = match error.kind() {
-                std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => "does not answer".to_owned(),
-                _ => format!("is gone ({error})"),
-            };
+        put_bytes(&mut request, name.as_bytes());
+        put_bytes(&mut request, value);
+        exchange(&mut Until::after(&stream, ANSWER), &request).map_err(|error| {
+            let what = if is_late(&error) { "does not answer".to_owned() } else { format!("is gone ({error})") };
             Error::peer(format!("rank {}: the rendezvous at {} {what}", self.rank, self.host))
                 .hint("its process, its machine or the way there is lost")
         })
@@ -325,12 +198,25 @@ impl Store {
         self.ask(SET, name, value).map(drop)
     }
 
-    /// Looks, without waiting.
+    /// The value, if it has been set, and who is gone.
     ///
     /// # Errors
     /// As [`Store::set`].
     pub fn look(&self, name: &str) -> Result<Look> {
         self.ask(GET, name, &[])
+    }
+
+    /// The ranks that have come, and those that are gone.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: those that have come do not fit together; as [`Store::set`].
+    pub fn roll(&self) -> Result<(Vec<usize>, Vec<usize>)> {
+        let Look { value, gone } = self.ask(ROLL, "", &[])?;
+        let called: Called = serde_json::from_slice(&value.unwrap_or_default()).unwrap_or_default();
+        match called.dispute {
+            Some(text) => Err(dispute(self.rank, &text)),
+            None => Ok((called.present.into_iter().map(|rank| rank as usize).collect(), gone)),
+        }
     }
 
     /// Waits for a value (`limit`: no longer than this) while no rank has gone.
@@ -357,40 +243,71 @@ impl Store {
     }
 }
 
-fn over(rank: usize, host: SocketAddr) -> Error {
-    Error::peer(format!("rank {rank}: the run at {host} has lost a rank already"))
+fn dispute(rank: usize, text: &str) -> Error {
+    Error::config(format!("rank {rank}: {text}")).hint(ALIKE)
 }
 
-fn stranger(rank: usize, host: SocketAddr) -> Error {
-    Error::config(format!("rank {rank}: whoever listens at {host} does not know this run's token"))
+fn stranger(me: &str, host: SocketAddr) -> Error {
+    Error::config(format!("{me}: the process that listens at {host} does not have this run's token"))
         .hint("every rank needs the same token; another run may hold the port")
+}
+
+/// What other processes may send in place of a visitor, a rank, and a host: for fuzzing. Every read is bounded, and none
+/// panics, whatever the bytes are.
+pub fn read_anything(bytes: &[u8]) {
+    let Ok(token) = Token::given("the token of a fuzzed run") else { return };
+    let shelf = Mutex::default();
+    let from = IpAddr::from([127, 0, 0, 1]);
+    let taken = super::host::admit(&mut Sent(bytes), &token, &shelf, from);
+    debug_assert!(!matches!(taken, Ok(Some(_))), "nobody who does not know the token is taken in");
+    let mut frames = Sent(bytes);
+    let mut operation = [0];
+    while frames.read_exact(&mut operation).is_ok()
+        && super::host::answer(operation[0] % 4, &mut frames, &shelf, 1).is_ok()
+    {}
+    let claim = Claim { rank: 0, size: 2, who: String::new(), facts: super::roll::Facts::new() };
+    // What comes of them is of no interest.
+    let _ = greet(&mut Sent(bytes), &token, &claim);
+    let _ = greet(&mut Sent(&[&MAGIC[..], bytes].concat()), &token, &claim);
+    let _ = exchange(&mut Sent(bytes), &[]);
+    let _ = serde_json::from_slice::<Claim>(bytes);
+    let _ = serde_json::from_slice::<Called>(bytes);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::comm::World;
+    use crate::comm::host::Host;
+    use crate::comm::roll::Facts;
+    use std::net::TcpListener;
 
     fn local(token: &Token) -> Host {
         Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap()
+    }
+
+    fn claim(rank: usize) -> Claim {
+        Claim::of(World { rank, size: 2, local_rank: rank, local_size: 2 }, Facts::new())
     }
 
     #[test]
     fn values_reach_the_others_and_the_dead_are_known() {
         let token = Token::fresh().unwrap();
         let host = local(&token);
-        let first = Store::connect(host.address(), &token, 0).unwrap();
-        let second = Store::connect(host.address(), &token, 1).unwrap();
+        let first = Store::connect(host.address(), &token, &claim(0)).unwrap();
+        let second = Store::connect(host.address(), &token, &claim(1)).unwrap();
         assert_eq!(first.look("name").unwrap(), Look { value: None, gone: vec![] });
         second.set("name", b"value").unwrap();
         second.set("empty", b"").unwrap();
         assert_eq!(first.wait("name", None).unwrap(), b"value");
         assert_eq!(first.wait("empty", None).unwrap(), b"");
+        assert_eq!(first.roll().unwrap(), (vec![0, 1], vec![]));
         let late = first.wait("never", Some(Duration::from_millis(20))).unwrap_err();
         assert!(late.message().starts_with("rank 0: waiting for `never`: nothing within"), "{late}");
         drop(second);
         assert_eq!(first.wait("never", None).unwrap_err().message(), "rank 0: waiting for `never`: rank 1 has ended");
         // Started again, it belongs to another run.
-        let early = Store::connect(host.address(), &token, 1).unwrap_err();
+        let early = Store::connect(host.address(), &token, &claim(1)).unwrap_err();
         assert!(matches!(early, Refused::Over(_)), "{early:?}");
     }
 
@@ -399,8 +316,8 @@ mod tests {
         let token = Token::fresh().unwrap();
         let host = local(&token);
         let other = Token::given("not the token of this run").unwrap();
-        let error = Error::from(Store::connect(host.address(), &other, 0).unwrap_err());
-        assert!(error.message().contains("does not know this run's token"), "{error}");
+        let error = Error::from(Store::connect(host.address(), &other, &claim(0)).unwrap_err());
+        assert!(error.message().contains("does not have this run's token"), "{error}");
         assert_eq!(error.kind(), crate::Kind::Config);
         assert_eq!(Token::given("short").unwrap_err().kind(), crate::Kind::Config);
         // Nor does a host that only repeats what it is told pass for the right one.
@@ -408,12 +325,53 @@ mod tests {
         let address = mirror.local_addr().unwrap();
         std::thread::spawn(move || {
             let (mut stream, _) = mirror.accept().unwrap();
-            stream.write_all(&[7; 32]).unwrap();
-            let mut greeting = [0; 68];
-            stream.read_exact(&mut greeting).unwrap();
-            stream.write_all(&greeting[36..]).unwrap();
+            stream.write_all(&[&MAGIC[..], &[7; 32]].concat()).unwrap();
+            let mut heard = [0; 512];
+            let count = stream.read(&mut heard).unwrap();
+            stream.write_all(&heard[..count]).unwrap();
         });
-        assert!(Store::connect(address, &token, 0).is_err());
+        assert!(matches!(Store::connect(address, &token, &claim(0)), Err(Refused::Foreign(_))));
+    }
+
+    /// What a visitor that knows the token says, recorded.
+    struct Recorded<'a> {
+        stream: &'a TcpStream,
+        said: Vec<u8>,
+    }
+
+    impl Read for Recorded<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> IoResult<usize> {
+            self.stream.read(buffer)
+        }
+    }
+
+    impl Write for Recorded<'_> {
+        fn write(&mut self, buffer: &[u8]) -> IoResult<usize> {
+            self.said.extend(buffer);
+            self.stream.write(buffer)
+        }
+        fn flush(&mut self) -> IoResult<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_greeting_that_is_said_again_opens_nothing() {
+        let token = Token::fresh().unwrap();
+        let host = local(&token);
+        let stream = TcpStream::connect(host.address()).unwrap();
+        let mut recorded = Recorded { stream: &stream, said: Vec::new() };
+        assert!(matches!(greet(&mut recorded, &token, &claim(0)), Ok(Greeted::Answer(IN, _))));
+        // The same rank of another run of the same token would be welcome; a recording is not.
+        for _ in 0..20 {
+            let mut again = TcpStream::connect(host.address()).unwrap();
+            again.write_all(&recorded.said).unwrap();
+            let mut heard = Vec::new();
+            let ended = again.read_to_end(&mut heard);
+            assert!(heard.len() <= 40, "the challenge and nothing else: {ended:?}, {} bytes", heard.len());
+        }
+        let second = Store::connect(host.address(), &token, &claim(1)).unwrap();
+        assert_eq!(second.roll().unwrap().0, [0, 1], "the run is as it was");
     }
 
     #[test]
@@ -422,12 +380,40 @@ mod tests {
         let host = local(&token);
         let mut noise = TcpStream::connect(host.address()).unwrap();
         noise.write_all(&[0xff; 4096]).unwrap();
-        let store = Store::connect(host.address(), &token, 0).unwrap();
+        // Connections that say nothing, more than are greeted at a time.
+        let mute: Vec<_> = (0..200).map(|_| TcpStream::connect(host.address()).unwrap()).collect();
+        let store = Store::connect(host.address(), &token, &claim(0)).unwrap();
+        drop(mute);
         let mut stream = store.stream.lock().unwrap();
-        stream.write_all(&[SET, 0xff, 0xff, 0xff, 0x7f]).unwrap();
+        let mut frame = vec![SET];
+        frame.extend(1u32.to_le_bytes());
+        frame.push(b'x');
+        frame.extend(0x7fff_ffffu32.to_le_bytes());
+        stream.write_all(&frame).unwrap();
         drop(stream);
         assert!(store.look("x").is_err(), "a length beyond the limit ends the connection");
         // The host answers all the same.
-        assert!(matches!(Store::connect(host.address(), &token, 0), Err(Refused::Over(_))));
+        assert!(matches!(Store::connect(host.address(), &token, &claim(0)), Err(Refused::Over(_))));
+    }
+
+    #[test]
+    fn who_listens_and_does_not_speak_the_protocol_is_told_from_who_is_away() {
+        let token = Token::fresh().unwrap();
+        let speaks = |act: fn(&mut TcpStream)| {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            std::thread::spawn(move || act(&mut listener.accept().unwrap().0));
+            match Store::connect(address, &token, &claim(1)) {
+                Err(Refused::Foreign(error)) => error.message().to_owned(),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(speaks(|_| ()).contains("closes the connection at once"));
+        assert!(speaks(|stream| stream.write_all(&[b'S'; 60]).unwrap()).contains("speaks another protocol"));
+        let mute = speaks(|_| std::thread::sleep(Duration::from_secs(6)));
+        assert!(mute.contains("rank 1 (process") && mute.contains("sends nothing"), "{mute}");
+        // Nobody: the port is closed again.
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        assert!(matches!(Store::connect(closed, &token, &claim(1)), Err(Refused::Unreachable(_))));
     }
 }

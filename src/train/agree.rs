@@ -10,7 +10,7 @@ use crate::comm::{Collectives, bytes};
 use crate::error::{Error, Result};
 
 /// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
-const MEETING: &[&str] = &[
+pub(super) const MEETING: &[&str] = &[
     "train.strategy",
     "train.fsdp_sharding_strategy",
     "train.reduce_every_pass",
@@ -29,6 +29,17 @@ const MEETING: &[&str] = &[
     "train.greater_is_better",
     "train.early_stopping_patience",
     "train.early_stopping_threshold",
+];
+
+/// Settings that decide what ranks measure together before step 1. What came of it is in the stamp.
+pub(super) const SIZES: &[&str] = &[
+    "tuning.mode",
+    "train.batch_size",
+    "train.grad_accum",
+    "train.effective_batch",
+    "train.target_tokens_per_device_step",
+    "train.max_tokens_per_pass",
+    "train.gradient_checkpointing",
 ];
 
 /// Fields of the stamp in which ranks may differ: other vector instructions move last bits only.

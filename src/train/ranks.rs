@@ -2,16 +2,18 @@
 //! several threads of this one (`dp`).
 use std::time::Duration;
 
+use super::agree::{MEETING, SIZES};
 use super::session::Session;
 use crate::comm::env::Launch;
 use crate::comm::gloo::{self, Gloo};
 use crate::comm::meet::{Door, Meeting, ranks};
 #[cfg(feature = "cuda")]
 use crate::comm::nccl::{self, Nccl};
+use crate::comm::roll::Facts;
 use crate::comm::single::Single;
 use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
-use crate::config::{Config, RankBackend, Strategy};
+use crate::config::{RankBackend, Resolved, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::plan::platform::{self, Layout};
 
@@ -42,7 +44,7 @@ enum Carrier {
 /// The engine that `train.ddp_backend` names, if it is here.
 fn carrier(backend: RankBackend) -> Result<Carrier> {
     match backend {
-        RankBackend::Auto | RankBackend::Gloo => gloo::probe().map(|_| Carrier::Gloo),
+        RankBackend::Auto | RankBackend::Gloo => gloo::provide(&|_| ()).map(|_| Carrier::Gloo),
         #[cfg(feature = "cuda")]
         RankBackend::Nccl => nccl::probe().map(|_| Carrier::Nccl),
         #[cfg(not(feature = "cuda"))]
@@ -53,13 +55,23 @@ fn carrier(backend: RankBackend) -> Result<Carrier> {
     }
 }
 
+/// What ranks must agree in before anything is loaded: the version, and the settings by which they meet until
+/// [`super::agree`] compares the rest.
+fn facts(resolved: &Resolved) -> Facts {
+    let meeting = |key: &str| MEETING.contains(&key) || SIZES.contains(&key);
+    let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let settings = resolved.settings.iter().filter(|setting| meeting(&setting.key));
+    let settings = settings.map(|setting| (setting.key.clone(), words(&setting.value)));
+    settings.chain([("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]).collect()
+}
+
 /// The seats of this process: one, or with `dp` one a thread.
 ///
 /// # Errors
 /// [`crate::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the engine is
 /// missing; [`crate::Kind::Peer`]: the other ranks cannot be found.
-pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
-    let train = &config.train;
+pub fn seats(resolved: &Resolved, launch: Option<&Launch>) -> Result<Vec<Seat>> {
+    let train = &resolved.config.train;
     let limits = Limits { timeout: Duration::from_secs_f64(train.ddp_timeout), bucket: train.ddp_bucket_cap_mb << 20 };
     let alone = |described: &str| {
         vec![Seat { world: World::ALONE, described: described.to_owned(), limits, link: Link::Alone }]
@@ -77,13 +89,18 @@ pub fn seats(config: &Config, launch: Option<&Launch>) -> Result<Vec<Seat>> {
             Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
         }
         (_, Some(launch)) => {
-            let carrier = carrier(train.ddp_backend)?;
+            let carrier = carrier(train.ddp_backend);
             let name = match carrier {
-                Carrier::Gloo => "gloo",
+                Ok(Carrier::Gloo) => "gloo",
                 #[cfg(feature = "cuda")]
-                Carrier::Nccl => "nccl",
+                Ok(Carrier::Nccl) => "nccl",
+                // The others hear of it, too.
+                Err(_) => "none that can be loaded",
             };
-            let meeting = Meeting::join(launch)?;
+            let mut facts = facts(resolved);
+            facts.insert("engine".to_owned(), name.to_owned());
+            let meeting = Meeting::join(launch, facts);
+            let (carrier, meeting) = (carrier?, meeting?);
             let World { size, local_size, .. } = launch.world;
             let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(

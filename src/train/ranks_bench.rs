@@ -7,9 +7,11 @@ use super::sharing::Sharing;
 use super::step::{Attempt, attempt};
 use crate::comm::env::{Launch, Place};
 use crate::comm::gloo::{self, Gloo};
+use crate::comm::host::Host;
 use crate::comm::meet::Meeting;
+use crate::comm::roll::Facts;
 use crate::comm::single::Single;
-use crate::comm::store::{Host, Token};
+use crate::comm::token::Token;
 use crate::comm::{Collectives, Limits, World, threads};
 use crate::config::arch::Arch;
 use crate::data::{Batch, Split};
@@ -117,7 +119,7 @@ fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
         let world = World { rank, size, local_rank: rank, local_size: size };
         let place = Place::Held(host.address().to_string());
         let launch = Launch { launcher: "bench", world, place, token: Some(token.clone()) };
-        Gloo::connect(Meeting::join(&launch)?, limits).map(|rank| Box::new(rank) as Box<dyn Collectives>)
+        Gloo::connect(Meeting::join(&launch, Facts::new())?, limits).map(|rank| Box::new(rank) as Box<dyn Collectives>)
     };
     on_all((0..size).collect(), connect)
 }

@@ -8,22 +8,20 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 use tunesmith::comm::env::{Launch, Place};
 use tunesmith::comm::gloo::{self, Gloo};
+use tunesmith::comm::host::Host;
 use tunesmith::comm::meet::Meeting;
 #[cfg(feature = "cuda")]
 use tunesmith::comm::nccl;
+use tunesmith::comm::roll::Facts;
 use tunesmith::comm::single::Single;
-use tunesmith::comm::store::{Host, Token};
+use tunesmith::comm::token::Token;
 use tunesmith::comm::{Collectives, Element, Limits, World, part, threads};
 
 /// Builds the Gloo engine where it can be built. Says why not where it cannot; with `TUNESMITH_TEST_GLOO=require`
 /// that is a failure.
 pub fn gloo_is_there() -> bool {
     static BUILT: OnceLock<Result<(), String>> = OnceLock::new();
-    let built = BUILT.get_or_init(|| {
-        let root = env!("CARGO_MANIFEST_DIR");
-        let built = Command::new(format!("{root}/shim/gloo/build")).output().map_err(|error| error.to_string())?;
-        if built.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&built.stderr).into_owned()) }
-    });
+    let built = BUILT.get_or_init(|| gloo::provide(&|_| ()).map(drop).map_err(|error| error.to_string()));
     if let Err(why) = built {
         assert!(std::env::var("TUNESMITH_TEST_GLOO").as_deref() != Ok("require"), "{why}");
         eprintln!("SKIPPED, the Gloo engine cannot be built here: {why}");
@@ -87,7 +85,7 @@ fn world(engine: Engine, size: usize, limits: Limits) -> Vec<Box<dyn Collectives
             let place = Place::Held(host.address().to_string());
             let launch = Launch { launcher: "test", world, place, token: Some(token.clone()) };
             std::thread::spawn(move || -> Box<dyn Collectives> {
-                let meeting = Meeting::join(&launch).unwrap();
+                let meeting = Meeting::join(&launch, Facts::new()).unwrap();
                 match engine {
                     #[cfg(feature = "cuda")]
                     Engine::Nccl => Box::new(nccl::Nccl::connect(meeting, limits).unwrap()),
@@ -308,7 +306,7 @@ fn nccl_alone() {
     let host = Host::serve(SocketAddr::from(([127, 0, 0, 1], 0)), token.clone()).unwrap();
     let place = Place::Held(host.address().to_string());
     let launch = Launch { launcher: "test", world: World::ALONE, place, token: Some(token) };
-    let comm = nccl::Nccl::connect(Meeting::join(&launch).unwrap(), Limits::default()).unwrap();
+    let comm = nccl::Nccl::connect(Meeting::join(&launch, Facts::new()).unwrap(), Limits::default()).unwrap();
     println!("NCCL {}", nccl::probe().unwrap());
     for length in [0, 1, 1001, 16 << 20] {
         let given: Vec<u8> = (0..length).map(|index| (index * 7 + 3) as u8).collect();
@@ -342,6 +340,42 @@ fn nccl_names_who_is_gone_and_who_is_late() {
     assert!(began.elapsed() >= Duration::from_millis(1400), "{:?}", began.elapsed());
     assert!(error.message().starts_with("rank 0: barrier: rank 1 did not answer"), "{error}");
     assert!(error.message().contains("timed out after 1.5s"), "{error}");
+}
+
+/// Frames as they are, of which some bytes are others, cut off anywhere: what a fuzz target's inputs grow from.
+fn frames() -> impl Strategy<Value = Vec<u8>> {
+    let text = |bytes: Vec<u8>| [&(bytes.len() as u32).to_le_bytes()[..], &bytes].concat();
+    let bytes = || proptest::collection::vec(any::<u8>(), 0..40);
+    let request =
+        (0u8..5, bytes(), bytes()).prop_map(move |(op, name, value)| [vec![op], text(name), text(value)].concat());
+    let greeting = (bytes(), any::<u32>(), bytes()).prop_map(move |(claim, rank, rest)| {
+        [&b"tsmith02"[..], &[7; 32], &rank.to_le_bytes(), &text(claim), &rest].concat()
+    });
+    let agent = (any::<u8>(), any::<u64>(), bytes())
+        .prop_map(|(there, length, rest)| [&[there % 2][..], &length.to_le_bytes(), &rest].concat());
+    let requests = proptest::collection::vec(request, 0..6).prop_map(|all| all.concat());
+    let whole = prop_oneof![requests, greeting, agent, proptest::collection::vec(any::<u8>(), 0..300)];
+    (whole, proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4), any::<prop::sample::Index>())
+        .prop_map(|(mut frame, flips, end)| {
+            for (at, byte) in flips {
+                let length = frame.len().max(1);
+                if let Some(old) = frame.get_mut(at.index(length)) {
+                    *old = byte;
+                }
+            }
+            frame.truncate(end.index(2 * frame.len() + 1));
+            frame
+        })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4096, ..ProptestConfig::default() })]
+    /// Nothing panics, and nothing is made room for by what is only announced (a length of four GiB would not fit).
+    #[test]
+    fn whatever_other_processes_send_is_read_to_its_end(frame in frames()) {
+        tunesmith::comm::store::read_anything(&frame);
+        tunesmith::comm::c10d::read_anything(&frame);
+    }
 }
 
 #[test]

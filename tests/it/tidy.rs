@@ -24,6 +24,7 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("src/comm/threads.rs", "its use, by the rules of a meeting"),
     ("src/comm/nccl/", "NCCL's functions and the driver's, loaded at run time"),
     ("src/comm/process.rs", "prctl, getppid and kill of the C library"),
+    ("src/comm/wire.rs", "setsockopt of the C library"),
     ("src/memory/counting.rs", "the global allocator"),
 ];
 
@@ -299,6 +300,18 @@ fn unsafe_stands_only_where_it_is_named() {
         .map(|source| source.path.clone())
         .collect();
     expect_none("`unsafe` outside of UNSAFE_ALLOWED", &findings);
+}
+
+/// The time of day jumps: daylight saving, NTP, a hand on the clock.
+#[test]
+fn waits_between_ranks_measure_time_that_does_not_jump() {
+    let waits = |path: &str| path.starts_with("src/comm/") || path == "src/cmd/launch.rs";
+    let findings: Vec<String> = sources()
+        .iter()
+        .filter(|source| waits(&source.path) && tokens(&source.code).contains(&"SystemTime"))
+        .map(|source| source.path.clone())
+        .collect();
+    expect_none("`SystemTime` where ranks wait for each other; use `Instant`", &findings);
 }
 
 #[test]

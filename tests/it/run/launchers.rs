@@ -111,6 +111,41 @@ fn free_port() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
 }
 
+/// `accelerate launch` with the files that ship, where there is one (`ACCELERATE` or on `PATH`): two CPU ranks, and what
+/// the file says where it is named to us too. `just rank-test`.
+#[test]
+#[ignore = "needs accelerate"]
+fn accelerate_launch_starts_two_ranks() {
+    assert!(gloo_is_there(), "this test is asked for by name");
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 3"]);
+    let program = std::env::var("ACCELERATE").unwrap_or_else(|_| "accelerate".to_owned());
+    for (file, strategy) in [("multi_gpu_ddp.yaml", "ddp"), ("multi_gpu_fsdp.yaml", "fsdp")] {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("configs/accelerate").join(file);
+        for named in [false, true] {
+            let mut command = Command::new(&program);
+            command.args(["launch", "--no_python", "--num_processes", "2", "--main_process_port", &free_port()]);
+            command.arg("--config_file").arg(&file).arg(env!("CARGO_BIN_EXE_tunesmith")).arg("train").arg(&config);
+            command.args(["--overwrite", "train.bf16=false"]);
+            if named {
+                command.env("ACCELERATE_CONFIG_FILE", &file);
+            }
+            let output = command.output().unwrap();
+            let text = said(&output);
+            assert!(output.status.success(), "{text}");
+            let strategy = if named { strategy } else { "ddp" };
+            assert!(text.contains(&format!("{strategy}: 2 processes over gloo")), "{text}");
+            assert_eq!(!named, text.contains("ACCELERATE_CONFIG_FILE=FILE"), "{text}");
+            assert_eq!(losses(&fixture.path("out")).len(), 3);
+        }
+    }
+    let mut one = Command::new(&program);
+    one.args(["launch", "--no_python", "--cpu", "--num_processes", "2", "--num_machines", "1"]);
+    one.args(["--mixed_precision", "no", "--dynamo_backend", "no", env!("CARGO_BIN_EXE_tunesmith"), "train"]);
+    let output = one.arg(&config).arg("--overwrite").output().unwrap();
+    assert!(output.status.success() && said(&output).contains("has started one process"), "{}", said(&output));
+}
+
 /// Two agents of torchrun on one machine, a rank each; one rank is killed, and all start again from the newest checkpoint: the curve is
 /// that of a run that nothing happened to. `just rank-test`.
 #[test]

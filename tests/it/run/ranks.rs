@@ -313,6 +313,6 @@ fn strategies_that_contradict_the_launcher_are_refused() {
     let mut command = tunesmith(&["launch", "--nproc", "2", "--", "train", config.to_str().unwrap()]);
     let missing = command.env("TUNESMITH_GLOO", "/nowhere/lib.so").output().unwrap();
     let text = refused(&missing);
-    assert!(text.contains("/nowhere/lib.so") && text.contains("scripts/just gloo"), "{text}");
+    assert!(text.contains("/nowhere/lib.so") && text.contains("libgloo-dev"), "{text}");
     assert_eq!(text.lines().filter(|line| line.contains("/nowhere")).collect::<BTreeSet<_>>().len(), 1, "{text}");
 }

@@ -6,18 +6,18 @@ use std::process::{Command, Output};
 use super::fixture::{Fixture, said};
 use crate::comm::gloo_is_there;
 
-fn just(env: &[(&str, &str)], words: &[&str]) -> Output {
+pub(super) fn just(env: &[(&str, &str)], words: &[&str]) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(root.join("scripts/just"));
     command.args(["--no-deps", "--set", "tunesmith", env!("CARGO_BIN_EXE_tunesmith")]).args(words);
-    for name in ["CONFIG", "NPROC", "NUM_GPUS", "DEEPSPEED_CONFIG", "ACCELERATE_CONFIG_FILE"] {
+    for name in ["CONFIG", "OUT", "STYLE", "NPROC", "NUM_GPUS", "DEEPSPEED_CONFIG", "ACCELERATE_CONFIG_FILE"] {
         command.env_remove(name);
     }
     command.envs(env.iter().copied()).output().unwrap()
 }
 
 /// What a recipe that must work has said.
-fn done(output: &Output) -> String {
+pub(super) fn done(output: &Output) -> String {
     assert!(output.status.success(), "{}", said(output));
     said(output)
 }
@@ -140,8 +140,10 @@ fn setup_accelerate_writes_what_the_other_recipes_take() {
     let flag = format!("--out={}", out.display());
     // No terminal: nothing is asked.
     let text = done(&just(&[], &["setup-accelerate", &flag]));
-    assert!(text.contains("1 rank on this machine") && text.contains("ACCELERATE_CONFIG_FILE="), "{text}");
-    assert!(std::fs::read_to_string(&out).unwrap().contains("distributed_type: \"NO\"\n"));
+    let several = tunesmith::cmd::devices::several(std::thread::available_parallelism().unwrap().get());
+    let ranks = if several == 1 { "1 rank".to_owned() } else { format!("{several} ranks") };
+    assert!(text.contains(&format!("{ranks} on this machine")) && text.contains("ACCELERATE_CONFIG_FILE="), "{text}");
+    assert!(std::fs::read_to_string(&out).unwrap().contains(&format!("num_processes: {several}\n")));
     let again = just(&[], &["setup-accelerate", &flag, "--yes"]);
     assert_eq!(again.status.code(), Some(2), "{}", said(&again));
     assert!(said(&again).contains("is there already"));

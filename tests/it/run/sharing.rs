@@ -366,6 +366,21 @@ fn a_checkpoint_of_shares_is_gone_on_from_by_any_number_of_ranks_under_any_strat
         let read = |run: &str| std::fs::read(fixture.path(run).join("checkpoint-000004").join(name)).unwrap();
         assert!(read("shares of gradients") == read("four"), "{name}: what ranks put together");
     }
+    // Saved by one and by two, gone on from by more.
+    assert!(!run(&fixture, &config, "alone", &["train.grad_accum=4"], 4));
+    assert!(!run(&fixture, &config, "pair", &words(&ranks("zero1", 2, 2)), 4));
+    for (saved, name, ranks) in [
+        ("alone", "by 2", ranks("zero2", 2, 2)),
+        ("alone", "by 4", ranks("dp", 4, 1)),
+        ("pair", "of 2 by 4", ranks("fsdp", 4, 1)),
+    ] {
+        let saved = fixture.path(saved).join("checkpoint-000004");
+        let from = format!("train.resume_from_checkpoint={}", saved.display());
+        assert!(run(&fixture, &config, name, &[&words(&ranks)[..], &[&*from]].concat(), END));
+        let rest = &curve(&fixture.path("one"), "loss")[4..];
+        let difference = apart(rest, &curve(&fixture.path(name), "loss"));
+        assert!(difference < 1e-4, "{name}: {difference:e}");
+    }
     let saved = fixture.path("four/checkpoint-000004");
     for (name, ranks) in [
         ("single", vec!["train.grad_accum=4".to_owned()]),
