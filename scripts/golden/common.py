@@ -143,7 +143,7 @@ def token_losses(logits, labels, reduction):
 
 def by_length(model):
     """Whether the rotary frequencies depend on the length: of `dynamic` and `longrope` they do."""
-    return (model.config.rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
+    return (model.config.get_text_config().rope_parameters or {}).get("rope_type") in ("dynamic", "longrope")
 
 
 def forget_lengths(model):

@@ -1,6 +1,6 @@
 //! PEFT's `adapter_config.json`. Files of other PEFT versions are read as long as nothing in them changes the numbers
 //! in a way that is not computed here; such a feature is refused by its name.
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::peft::CONFIG_FILE;
 use crate::Kind;
-use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows};
+use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows, Wrapper};
 use crate::config::{Config, Mode, Node, TuningConfig};
 use crate::error::{Error, Result};
 use crate::model::adapters::{About, KINDS, Method, NO_MODULE};
@@ -32,6 +32,68 @@ pub struct AdapterConfig {
     pub base_model_name_or_path: Option<String>,
     /// Whether a head of scores belongs to it: PEFT's task `SEQ_CLS`.
     pub scores: bool,
+    /// What it says of its modules, where they are those of a language model inside a multimodal one.
+    pub wrapped: Option<Wrapped>,
+}
+
+/// How an adapter of a multimodal model names its modules: a name alone would also find those of the vision tower.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wrapped {
+    wrapper: &'static Wrapper,
+    target_modules: Value,
+    modules_to_save: Vec<String>,
+}
+
+impl Wrapped {
+    fn new(wrapper: &'static Wrapper, placements: &[Placement], saved: &[String]) -> Self {
+        let named = placements.iter().filter(|placement| placement.experts.is_none());
+        let names: Vec<&str> = named.map(|placement| placement.module.as_str()).collect();
+        // The modules by what they are in a block, if those of all blocks are there.
+        let mut blocks: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for name in &names {
+            let place = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+            if let Some((layer, module)) = place {
+                blocks.entry(module).or_default().insert(layer);
+            }
+        }
+        let all: BTreeSet<&str> = blocks.values().flatten().copied().collect();
+        let listed: usize = blocks.values().map(BTreeSet::len).sum();
+        let alike = !blocks.is_empty() && listed == names.len() && blocks.values().all(|layers| *layers == all);
+        let whole = all.iter().filter_map(|layer| layer.parse::<usize>().ok()).max() == Some(all.len().wrapping_sub(1));
+        let target_modules = if alike && whole {
+            let modules: Vec<String> = blocks.keys().map(|module| regex::escape(module)).collect();
+            let layers = regex::escape(&wrapper.module("model.layers"));
+            format!(r"{layers}\.\d+\.({})", modules.join("|")).into()
+        } else {
+            names.iter().map(|name| wrapper.module(name)).collect::<BTreeSet<_>>().into_iter().collect()
+        };
+        let module =
+            |tensor: &String| wrapper.module(tensor.rsplit_once('.').map_or(tensor.as_str(), |(name, _)| name));
+        let modules_to_save = saved.iter().map(module).collect::<BTreeSet<_>>().into_iter().collect();
+        Self { wrapper, target_modules, modules_to_save }
+    }
+
+    /// Puts the modules into the fields of PEFT's file.
+    fn write(&self, fields: &mut Map<String, Value>) {
+        for (key, value) in &mut *fields {
+            match (key.as_str(), value) {
+                ("target_modules", value) => *value = self.target_modules.clone(),
+                ("exclude_modules" | "layers_to_transform" | "layers_pattern", value) => *value = Value::Null,
+                ("modules_to_save", value) if !self.modules_to_save.is_empty() => *value = json!(self.modules_to_save),
+                ("feedforward_modules" | "target_parameters", Value::Array(names)) => {
+                    for name in names {
+                        *name = name.as_str().map_or(Value::Null, |name| self.wrapper.module(name).into());
+                    }
+                }
+                ("feedforward_modules", Value::String(pattern)) => *pattern = self.wrapper.pattern(pattern),
+                ("rank_pattern" | "alpha_pattern", Value::Object(patterns)) => {
+                    let own = std::mem::take(patterns);
+                    patterns.extend(own.into_iter().map(|(key, value)| (self.wrapper.pattern(&key), value)));
+                }
+                _ => {}
+            }
+        }
+    }
 }
 
 /// The modules of a head of scores that PEFT lists in `modules_to_save` of every such adapter, whatever the model has.
@@ -53,7 +115,28 @@ impl AdapterConfig {
             token_rows: TokenRows::default(),
             base_model_name_or_path: base_model.map(Into::into),
             scores: false,
+            wrapped: None,
         }
+    }
+
+    /// The name of a tensor or module in its files.
+    pub fn stored_name(&self, plain: &str) -> String {
+        self.wrapped.as_ref().map_or_else(|| plain.to_owned(), |wrapped| wrapped.wrapper.module(plain))
+    }
+
+    /// The same as it is written for a multimodal model, if `arch` is part of one.
+    ///
+    /// # Errors
+    /// It does not fit the model.
+    pub fn on(mut self, arch: &Arch) -> Result<Self> {
+        self.wrapped = match arch.wrapper {
+            Some(wrapper) => {
+                let saved = self.targets().saved_tensors(arch)?;
+                Some(Wrapped::new(wrapper, &self.place(arch)?, &saved))
+            }
+            None => None,
+        };
+        Ok(self)
     }
 
     /// Its kind's settings.
@@ -107,7 +190,7 @@ impl AdapterConfig {
             if trained { arch.rows_of(tensor).to_vec() } else { Vec::new() }
         };
         self.token_rows = TokenRows { embedding: rows(EMBEDDING), head: rows(LM_HEAD) };
-        Ok(self)
+        self.on(arch)
     }
 
     /// Reads `dir/adapter_config.json`.
@@ -141,6 +224,7 @@ impl AdapterConfig {
             token_rows: source.tokens()?,
             base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
             scores: source.scores(),
+            wrapped: None,
         })
     }
 
@@ -179,6 +263,9 @@ impl AdapterConfig {
             if let Some(field) = fields.get_mut(key) {
                 *field = value;
             }
+        }
+        if let Some(wrapped) = &self.wrapped {
+            wrapped.write(&mut fields);
         }
         let common = json!({
             "auto_mapping": null,

@@ -9,6 +9,7 @@ use super::{AdapterConfig, Keep, Snapshot, Stamp, StateTensors, TrainState, Weig
 use crate::config::arch::Arch;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
+use crate::model::weights::Wrapping;
 use crate::optim::State;
 
 /// The buffers of a copy, in pieces that need not lie end to end.
@@ -53,7 +54,13 @@ impl Buffers {
 #[derive(Debug)]
 enum Owned {
     Adapter(Box<AdapterConfig>),
-    Model { dir: PathBuf, grown: Option<(String, usize)>, template: Option<String>, scored: Option<Box<Arch>> },
+    Model {
+        dir: PathBuf,
+        grown: Option<(String, usize)>,
+        template: Option<String>,
+        scored: Option<Box<Arch>>,
+        wrapping: Option<Wrapping>,
+    },
     Part,
 }
 
@@ -66,6 +73,7 @@ impl From<Weights<'_>> for Owned {
                 grown: source.grown.map(|(text, rows)| (text.to_owned(), rows)),
                 template: source.template.map(str::to_owned),
                 scored: source.scored.cloned().map(Box::new),
+                wrapping: source.wrapping.cloned(),
             },
             Weights::Part => Self::Part,
         }
@@ -76,10 +84,13 @@ impl Owned {
     fn borrow(&self) -> Weights<'_> {
         match self {
             Self::Adapter(config) => Weights::Adapter(config),
-            Self::Model { dir, grown, template, scored } => {
-                let grown = grown.as_ref().map(|(text, rows)| (text.as_str(), *rows));
-                Weights::Model(folder::Source { dir, grown, template: template.as_deref(), scored: scored.as_deref() })
-            }
+            Self::Model { dir, grown, template, scored, wrapping } => Weights::Model(folder::Source {
+                dir,
+                grown: grown.as_ref().map(|(text, rows)| (text.as_str(), *rows)),
+                template: template.as_deref(),
+                scored: scored.as_deref(),
+                wrapping: wrapping.as_ref(),
+            }),
             Self::Part => Weights::Part,
         }
     }

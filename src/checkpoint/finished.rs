@@ -56,6 +56,7 @@ impl Finished {
         }
         let placements = config.place(arch)?;
         peft::check_tensors(dir, &tensors, &config.tensors(arch)?)?;
+        let config = config.on(arch)?;
         Ok(Self { dir: dir.to_owned(), config, placements, tensors })
     }
 

@@ -1,14 +1,15 @@
 //! A model folder as Transformers loads it: `config.json`, `model.safetensors`, and the tokenizer's files as they were.
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::atomic::Staging;
 use crate::config::arch::{Arch, COMPANIONS};
 use crate::error::{Error, Result};
-use crate::model::weights::write_safetensors_with;
+use crate::model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
 
 /// The file with the weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
@@ -33,6 +34,8 @@ pub struct Source<'a> {
     pub template: Option<&'a str>,
     /// The model, where it has a head of scores that the source has not.
     pub scored: Option<&'a Arch>,
+    /// Of a multimodal model what its language model is wrapped in.
+    pub wrapping: Option<&'a Wrapping>,
 }
 
 /// The tensors of a model that were not trained, which are fetched one at a time.
@@ -64,8 +67,18 @@ pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result
     }
 }
 
+/// Copies what prepares images, which only the base has where the tokenizer comes with an adapter.
+///
+/// # Errors
+/// [`crate::Kind::Io`].
+pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
+    let missing =
+        companions(base).filter(|(name, _)| name.ends_with("processor_config.json") && !tokenizer.join(name).is_file());
+    missing.into_iter().try_for_each(|(name, path)| staging.copy(name, &path))
+}
+
 /// Writes a model folder: `config.json` of the source with the dtype of the new weights, f32, its companions, and the
-/// weights: `tensors`, and what was not trained.
+/// weights: `tensors`, what was not trained, and of a multimodal model all that is no part of its language model, as it was.
 ///
 /// # Errors
 /// [`crate::Kind::Io`]; [`crate::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
@@ -77,30 +90,45 @@ pub fn stage(
 ) -> Result<()> {
     stage_config(staging, source)?;
     stage_companions(staging, source)?;
-    stage_weights(staging, WEIGHTS_FILE, tensors, rest)
+    stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest)
 }
 
 /// Writes `tensors` and those that are fetched into one file.
 ///
 /// # Errors
-/// [`crate::Kind::Io`]; those of fetching.
+/// [`crate::Kind::Io`]; those of fetching; [`crate::Kind::Model`]: a tensor beside the language model that cannot be copied.
 pub fn stage_weights(
     staging: &mut Staging<'_>,
     file: &str,
+    wrapping: Option<&Wrapping>,
     tensors: &[(String, Vec<usize>, &[f32])],
     rest: &Rest<'_>,
 ) -> Result<()> {
+    let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
+    let plain: BTreeMap<String, &str> = rest.tensors.iter().map(|(name, _)| (stored(name), name.as_str())).collect();
+    let here = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), Numbers::F32(values)));
+    let later = rest
+        .tensors
+        .iter()
+        .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
+    let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
+    let numbers: Vec<_> = here.chain(later).chain(beside).collect();
     let mut failed = None;
-    let fetch = RefCell::new(&mut failed);
+    let failure = RefCell::new(&mut failed);
     let written = staging.write(file, |writer| {
-        let fetch = |name: &str| {
-            (rest.fetch)(name).map_err(|error| {
-                let message = error.to_string();
-                **fetch.borrow_mut() = Some(error);
-                io::Error::other(message)
-            })
+        let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match wrapping {
+            Some(wrapping) if wrapping.has(name) => wrapping.write(name, numbers, writer),
+            _ => {
+                let name = plain.get(name).ok_or(io::ErrorKind::NotFound)?;
+                let values = (rest.fetch)(name).map_err(|error| {
+                    let message = error.to_string();
+                    **failure.borrow_mut() = Some(error);
+                    io::Error::other(message)
+                })?;
+                write_floats(writer, &values, Dtype::F32)
+            }
         };
-        write_safetensors_with(writer, tensors, rest.tensors, &fetch, &[("format", "pt")])
+        write_numbers_by(writer, &numbers, &write, &[("format", "pt")])
     });
     match failed {
         Some(error) => Err(error),
@@ -136,13 +164,36 @@ fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
     let mut config: Value = serde_json::from_str(text)
         .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
     if let Some(map) = config.as_object_mut() {
-        let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-        map.insert(key.into(), "float32".into());
+        set_dtype(map, Dtype::F32);
         // What was quantized has been widened.
         map.remove("quantization_config");
         if let Some(rows) = rows {
-            map.insert("vocab_size".into(), rows.into());
+            set_vocabulary(map, rows);
         }
     }
     Ok(config)
+}
+
+/// Puts the dtype of weights into a `config.json`; of a multimodal model it is that of the whole, and of its language model.
+pub fn set_dtype(config: &mut Map<String, Value>, dtype: Dtype) {
+    let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+    config.insert(key.into(), dtype.name().into());
+    let Some(Value::Object(text)) = config.get_mut("text_config") else { return };
+    for key in ["torch_dtype", "dtype"] {
+        if let Some(value) = text.get_mut(key) {
+            *value = dtype.name().into();
+        }
+    }
+}
+
+/// Puts the size of a vocabulary that has grown into a `config.json`, where it belongs.
+pub fn set_vocabulary(config: &mut Map<String, Value>, rows: usize) {
+    let key = "vocab_size";
+    if let Some(Value::Object(text)) = config.get_mut("text_config") {
+        text.insert(key.into(), rows.into());
+        if !config.contains_key(key) {
+            return;
+        }
+    }
+    config.insert(key.into(), rows.into());
 }

@@ -45,7 +45,7 @@ pub use store::{newest_complete, preflight};
 use crate::Kind;
 use crate::error::{Error, Result};
 use crate::model::params::ParamSpec;
-use crate::model::weights::{Numbers, WeightFiles, write_numbers_by, write_numbers_to};
+use crate::model::weights::{Numbers, WeightFiles, Wrapping, write_numbers_by, write_numbers_to};
 use crate::optim::{self, Ema, Optimizer, State, StateTensor};
 use disk::{Disk, RealDisk};
 
@@ -186,7 +186,7 @@ impl Snapshot<'_> {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
             Weights::Adapter(_) | Weights::Part => 0,
-            Weights::Model(source) => folder::companion_bytes(source.dir),
+            Weights::Model(source) => folder::companion_bytes(source.dir) + source.wrapping.map_or(0, Wrapping::bytes),
         };
         let trained = self.trained.map_or(0, <[f32]>::len);
         let state = self.optimizer.iter().map(|(_, _, state)| match state {
@@ -255,7 +255,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
-            Weights::Part => folder::stage_weights(staging, PART, &tensors, rest)?,
+            Weights::Part => folder::stage_weights(staging, PART, None, &tensors, rest)?,
         }
         staging.write(OPTIMIZER, |writer| match &snapshot.shared {
             Some(shared) => shared.write_to(writer),
@@ -331,7 +331,15 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
             )));
         }
     }
-    let open = |name: &str| WeightFiles::open_file(&dir.join(name)).map_err(|error| error.with_kind(Kind::Checkpoint));
+    let open = |name: &str| {
+        let path = dir.join(name);
+        let files = match name {
+            peft::WEIGHTS_FILE => return peft::open_weights(&dir),
+            folder::WEIGHTS_FILE => WeightFiles::open_saved(&path),
+            _ => WeightFiles::open_file(&path),
+        };
+        files.map_err(|error| error.with_kind(Kind::Checkpoint))
+    };
     Ok(Checkpoint {
         stamp: read_json(&dir.join(STAMP))?,
         state: read_json(&dir.join(STATE))?,

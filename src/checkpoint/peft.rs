@@ -1,5 +1,6 @@
 //! Adapters as PEFT writes and reads them: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`,
-//! whose names are the base model's behind [`PREFIX`].
+//! whose names are the base model's behind [`PREFIX`]. An adapter of a multimodal model names its modules as Transformers
+//! does, now or in older versions; here they have the names of the language model alone.
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use super::adapter_config::AdapterConfig;
 use super::atomic::Staging;
 use super::former;
 use crate::Kind;
-use crate::config::arch::{EMBEDDING, LM_HEAD, Vocabulary};
+use crate::config::arch::{EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
 use crate::error::{Error, Result};
 use crate::model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
@@ -32,7 +33,8 @@ pub fn stage(
     tensors: &[(String, Vec<usize>, &[f32])],
 ) -> Result<()> {
     staging.write_json(CONFIG_FILE, &config.to_json())?;
-    staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, &with_prefix(tensors), &[("format", "pt")]))
+    let named = with_prefix(config, tensors);
+    staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, &named, &[("format", "pt")]))
 }
 
 /// Writes both files of an adapter into the existing folder `dir`, which has none yet. Does not sync.
@@ -42,14 +44,18 @@ pub fn stage(
 pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<usize>, &[f32])]) -> Result<()> {
     let path = dir.join(CONFIG_FILE);
     fs::write(&path, format!("{:#}\n", config.to_json())).map_err(|error| Error::io("write", &path, &error))?;
-    write_safetensors(&dir.join(WEIGHTS_FILE), &with_prefix(tensors), &[("format", "pt")])
+    write_safetensors(&dir.join(WEIGHTS_FILE), &with_prefix(config, tensors), &[("format", "pt")])
 }
 
-fn with_prefix<'a>(tensors: &[(String, Vec<usize>, &'a [f32])]) -> Vec<(String, Vec<usize>, &'a [f32])> {
-    tensors.iter().map(|(name, shape, values)| (format!("{PREFIX}{name}"), shape.clone(), *values)).collect()
+fn with_prefix<'a>(
+    config: &AdapterConfig,
+    tensors: &[(String, Vec<usize>, &'a [f32])],
+) -> Vec<(String, Vec<usize>, &'a [f32])> {
+    let stored = |name: &str| format!("{PREFIX}{}", config.stored_name(name));
+    tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values)).collect()
 }
 
-/// Opens `dir/adapter_model.safetensors`.
+/// Opens `dir/adapter_model.safetensors`, whose tensors get the names of the language model alone.
 ///
 /// # Errors
 /// [`Kind::Checkpoint`].
@@ -59,7 +65,29 @@ pub fn open_weights(dir: &Path) -> Result<WeightFiles> {
         return Err(Error::checkpoint(format!("{}: not yet: adapter_model.bin", dir.display()))
             .hint("save the adapter again with safetensors (PEFT's save_pretrained does)"));
     }
-    WeightFiles::open_file(&path).map_err(|error| error.with_kind(Kind::Checkpoint))
+    let plain = |name: &str| match name.strip_prefix(PREFIX) {
+        Some(module) => format!("{PREFIX}{}", plain_name(module)),
+        None => name.to_owned(),
+    };
+    let weights = WeightFiles::open_file(&path).and_then(|weights| weights.renamed(plain));
+    weights.map_err(|error| error.with_kind(Kind::Checkpoint))
+}
+
+/// Whether an adapter's tensor is on a part of a multimodal model that sees or hears.
+fn is_beside(plain: &str) -> bool {
+    let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver"];
+    !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
+}
+
+/// Whether an adapter with such values leaves its module as it is. One that PEFT has put on a vision tower too does, where
+/// it was trained on text: nothing there had a gradient.
+fn is_idle(name: &str, values: &[f32]) -> bool {
+    let all = |wanted: f32| values.iter().all(|value| *value == wanted);
+    match name {
+        _ if name.contains(".lora_A.") || name.ends_with(".lora_magnitude_vector") => true,
+        _ if name.contains(".lora_B.") || name.contains(".oft_R.") => all(0.0),
+        _ => name.contains(".ia3_l") && all(1.0),
+    }
 }
 
 /// Reads an adapter: its settings, and its tensors in f32 under the base model's names.
@@ -87,6 +115,16 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
             continue;
         }
         let tensor = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        if is_beside(plain) {
+            if is_idle(plain, &tensor.1) {
+                continue;
+            }
+            return Err(Error::checkpoint(format!(
+                "{}: tensor {name:?} changes what is no part of the language model, which this version leaves as it is",
+                dir.join(WEIGHTS_FILE).display()
+            ))
+            .hint("train with target_modules that match the language model alone, such as .*language_model.*\\.(q|v)_proj"));
+        }
         tensors.insert(plain.to_owned(), tensor);
     }
     // PEFT also stores the tables of a vocabulary that was resized, trained or not, and takes them from there.

@@ -183,7 +183,7 @@ fn write_peft(
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
-    let source = companions::Source { dir: tokenizer, grown: None, template, scored };
+    let source = companions::Source { dir: tokenizer, grown: None, template, scored, wrapping: None };
     // The labels stand in the model's `config.json`.
     let described = companions::Source { dir: &parts.base, ..source };
     atomic::publish(&RealDisk, target, |staging| {
@@ -236,7 +236,7 @@ fn card(opened: &Opened, adapter: bool) -> Result<String> {
     let recorded = opened.top.as_ref().and_then(|top| top.config.base_model_name_or_path.clone());
     let base = recorded.unwrap_or_else(|| opened.parts.base.display().to_string());
     let scored = opened.parts.arch.score.is_some();
-    let class = if scored { "AutoModelForSequenceClassification" } else { "AutoModelForCausalLM" };
+    let class = opened.parts.arch.auto_class();
     let usage = if adapter {
         let how = if scored { ", config=AutoConfig.from_pretrained(\"PATH\")" } else { "" };
         let config = if scored { "AutoConfig, " } else { "" };

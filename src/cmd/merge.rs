@@ -278,6 +278,7 @@ pub fn run(args: &Args) -> Result<()> {
                 grown: None,
                 template: template.as_deref(),
                 scored: None,
+                wrapping: None,
             };
             crate::checkpoint::folder::stage_companions(staging, source)
         })?;
@@ -313,9 +314,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let _ = writeln!(text, "as written      {}", show(&written)); // a String never fails
     let _ = writeln!(text, "model           {} ({})", output.display(), human_bytes(bytes));
-    let class = if merged.model.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
-    let _ =
-        writeln!(text, "use it          Transformers: AutoModelFor{class}.from_pretrained(\"{}\")", output.display());
+    let class = merged.model.arch.auto_class();
+    let _ = writeln!(text, "use it          Transformers: {class}.from_pretrained(\"{}\")", output.display());
     terminal::print(&text)
 }
 

@@ -1,5 +1,5 @@
 //! `tunesmith models`: the families that are supported, or what one model folder holds.
-use crate::config::arch::{Arch, FAMILIES, QkNorm, TensorSpec};
+use crate::config::arch::{Arch, FAMILIES, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -21,10 +21,14 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     match &args.dir {
         Some(dir) => print!("{}", describe(&Arch::from_dir(dir)?)),
-        None if args.docs => print!("{}", table()),
+        None if args.docs => print!("{}\n{}", table(), wrappers()),
         None => {
             for family in FAMILIES {
                 println!("{:12} {}\n{:12} {}", family.model_type, family.models, "", family.features);
+            }
+            println!("\nThe text of multimodal models, where their language model is one of these (without experts):");
+            for wrapper in WRAPPERS {
+                println!("{:16} {}", wrapper.model_type, wrapper.models);
             }
         }
     }
@@ -40,6 +44,15 @@ pub fn table() -> String {
     out
 }
 
+/// The table of multimodal models in docs/models.md.
+pub fn wrappers() -> String {
+    let mut out = String::from("| `model_type` | models | class in Transformers |\n|---|---|---|\n");
+    for wrapper in WRAPPERS {
+        let _ = writeln!(out, "| `{}` | {} | `{}` |", wrapper.model_type, wrapper.models, wrapper.class_name);
+    }
+    out
+}
+
 /// What an architecture is, a line a fact.
 fn describe(arch: &Arch) -> String {
     let mut out = String::new();
@@ -48,6 +61,13 @@ fn describe(arch: &Arch) -> String {
     };
     let parameters: usize = arch.tensors().iter().map(TensorSpec::len).sum();
     line("family", format!("{} ({})", arch.family.model_type, arch.family.models));
+    if let Some(wrapper) = arch.wrapper {
+        let modules = wrapper.module("model.layers");
+        line(
+            "inside",
+            format!("{} ({}): {modules}, trained on text; the rest stays as it is", wrapper.model_type, wrapper.models),
+        );
+    }
     line("parameters", format!("{:.1} M", parameters as f64 / 1e6));
     line("blocks", arch.num_hidden_layers.to_string());
     line("widths", format!("{} hidden, {} in the MLP", arch.hidden_size, arch.intermediate_size));

@@ -9,10 +9,12 @@ pub use super::families::{FAMILIES, Family, Gguf};
 use super::hf_json::{MAX_SIZE, Source, read_text};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
 pub use super::score::{SCORE, ScoreHead};
+use super::tied;
+pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_decoders, plain_name};
 use crate::error::{Error, Result};
 
 /// What stands in a model folder beside `config.json` and the weights, and does not change in training.
-pub const COMPANIONS: [&str; 9] = [
+pub const COMPANIONS: [&str; 14] = [
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -22,6 +24,11 @@ pub const COMPANIONS: [&str; 9] = [
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
+    "chat_template.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "image_preprocessor_config.json",
+    "video_preprocessor_config.json",
 ];
 
 /// The embedding's tensor.
@@ -272,6 +279,8 @@ pub struct Arch {
     pub token_rows: TokenRows,
     /// A head of scores in the place of the language model's.
     pub score: Option<ScoreHead>,
+    /// The multimodal class that the decoder is a part of, if it is one.
+    pub wrapper: Option<&'static Wrapper>,
 }
 
 impl Arch {
@@ -293,6 +302,9 @@ impl Arch {
             )
         })?;
         let mut arch = Self::from_json(&text, &path)?;
+        if arch.wrapper.is_some() {
+            arch.tie_word_embeddings = tied::ties(dir, arch.tie_word_embeddings);
+        }
         let path = dir.join("generation_config.json");
         if let Some(text) = read_text(&path)? {
             let ids = Source::parse(&text, &path)?.token_ids("eos_token_id")?;
@@ -308,11 +320,15 @@ impl Arch {
     /// # Errors
     /// As [`Arch::from_dir`].
     pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let source = Source::parse(text, origin)?;
+        let (source, wrapper) = Source::parse(text, origin)?.language_model()?;
         let family = source.family()?;
         source.refuse_unsupported(family)?;
         let mut arch = (family.read)(&source)?;
         arch.score = source.score_head(family)?;
+        arch.wrapper = wrapper;
+        if let Some(wrapper) = wrapper {
+            wrapper.adjust(&mut arch);
+        }
         arch.check(&source)?;
         Ok(arch)
     }

@@ -164,17 +164,23 @@ impl<'a> Source<'a> {
         })
     }
 
+    /// Refuses a file that was written by none of these classes of Transformers.
+    pub(super) fn check_class(&self, known: &[&str]) -> Result<()> {
+        let Some(classes) = self.get("architectures") else { return Ok(()) };
+        let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;
+        let has = |class: &Value| class.as_str().is_some_and(|class| known.contains(&class));
+        match known.first() {
+            Some(expected) if !classes.is_empty() && !classes.iter().any(has) => {
+                Err(self.mismatch("architectures", expected))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Features that change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
-        if let Some(classes) = self.get("architectures") {
-            let has = |class: &Value| {
-                class.as_str().is_some_and(|class| class == family.class_name || Some(class) == family.classifier)
-            };
-            let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;
-            if !classes.is_empty() && !classes.iter().any(has) {
-                return Err(self.mismatch("architectures", family.class_name));
-            }
-        }
+        let classes = [Some(family.class_name), family.classifier];
+        self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
         self.refuse_quantization()?;
         for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
             if self.number(key)?.unwrap_or(0.0) != 0.0 {
@@ -299,6 +305,7 @@ impl<'a> Source<'a> {
             new_tokens: Vec::new(),
             token_rows: TokenRows::default(),
             score: None,
+            wrapper: None,
         })
     }
 

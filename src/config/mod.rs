@@ -20,10 +20,12 @@ mod score;
 mod shapes;
 mod sizes;
 pub mod task;
+mod tied;
 mod unread;
 mod validate;
 mod value;
 mod variables;
+mod wrapped;
 mod yaml;
 
 pub use arguments::Arguments;

@@ -13,7 +13,7 @@ use super::dumps::to_json;
 use super::isolate::isolated;
 use super::jinja::{self, MAX_SOURCE, Program};
 use super::row::Conversation;
-use super::tokenizer::{Tokenizer, read_file};
+use super::tokenizer::{Tokenizer, read_file, read_json};
 use crate::config::BuiltinTemplate;
 use crate::error::{Error, Kind, Result};
 
@@ -29,6 +29,8 @@ pub struct ChatTemplate {
     pub(super) control: Control,
     /// What `strftime_now` takes for the present; none for the clock's.
     now: Option<SystemTime>,
+    /// It reads the content of messages as a list of parts only, as those of some multimodal models do.
+    parts: bool,
 }
 
 impl std::fmt::Debug for ChatTemplate {
@@ -193,7 +195,8 @@ impl TextSize {
 
 impl ChatTemplate {
     /// Finds and compiles the template: `path` or `builtin` where given, else `chat_template.jinja` of the model
-    /// folder, else `chat_template` of its `tokenizer_config.json`. None if there is none.
+    /// folder, else `chat_template` of its `tokenizer_config.json` or, of a multimodal model, of its `chat_template.json`.
+    /// None if there is none.
     ///
     /// # Errors
     /// Files that cannot be read, and those of [`Self::compile`].
@@ -217,9 +220,15 @@ impl ChatTemplate {
                     (in_folder.display().to_string(), source)
                 } else {
                     let origin = model_dir.join("tokenizer_config.json").display().to_string();
-                    let source = configured(tokenizer.config().get("chat_template"), &origin)?;
-                    let Some(source) = source else { return Ok(None) };
-                    (origin, source)
+                    if let Some(source) = configured(tokenizer.config().get("chat_template"), &origin)? {
+                        (origin, source)
+                    } else {
+                        let path = model_dir.join("chat_template.json");
+                        let origin = path.display().to_string();
+                        let source = configured(read_json(&path)?.get("chat_template"), &origin)?;
+                        let Some(source) = source else { return Ok(None) };
+                        (origin, source)
+                    }
                 }
             }
         };
@@ -241,7 +250,25 @@ impl ChatTemplate {
         let special_tokens = tokenizer.special_tokens();
         let special_tokens = special_tokens.iter().map(|(name, token)| (name.clone(), jinja_value(token))).collect();
         let control = Control::new(tokenizer, source);
-        Ok(Self { program, source: source.to_owned(), origin, special_tokens, control, now: None })
+        let template =
+            Self { program, source: source.to_owned(), origin, special_tokens, control, now: None, parts: false };
+        Ok(Self { parts: template.reads_parts_only(), ..template })
+    }
+
+    /// Whether a message's text shows only where it is the one part of a list.
+    fn reads_parts_only(&self) -> bool {
+        const WORD: &str = "Certainly";
+        if !self.source.contains("type") || self.source.contains("is string") {
+            return false;
+        }
+        let message = serde_json::json!({ "role": "user", "content": WORD });
+        let turns = Turns::new(&Conversation { messages: vec![message], ..Conversation::default() });
+        let shows = |parts: bool| {
+            let turns = turns.as_ref().ok()?;
+            let messages: Vec<JinjaValue> = turns.messages.iter().map(|it| seen(it, parts)).collect();
+            Some(self.render_messages(turns, &messages, false).ok()?.contains(WORD))
+        };
+        shows(false) != Some(true) && shows(true) == Some(true)
     }
 
     /// The same template at a fixed time; none for the clock's.
@@ -303,8 +330,9 @@ impl ChatTemplate {
     }
 
     fn render_messages(&self, turns: &Turns, messages: &[JinjaValue], add_generation_prompt: bool) -> Result<String> {
+        let messages: Vec<JinjaValue> = messages.iter().map(|message| seen(message, self.parts)).collect();
         let own = [
-            ("messages", JinjaValue::from(messages.to_vec())),
+            ("messages", JinjaValue::from(messages)),
             ("tools", turns.tools.clone()),
             ("documents", JinjaValue::from(())),
             ("add_generation_prompt", JinjaValue::from(add_generation_prompt)),
@@ -320,6 +348,18 @@ impl ChatTemplate {
             Error::new(if jinja::is_limit(&error) { Kind::Model } else { Kind::Data }, message)
         })
     }
+}
+
+/// A message as it is, or with its text as a list of one part.
+fn seen(message: &JinjaValue, parts: bool) -> JinjaValue {
+    let content = message.get_attr("content").unwrap_or_default();
+    let (Some(_), true, Ok(keys)) = (content.as_str(), parts, message.try_iter()) else { return message.clone() };
+    let part = JinjaValue::from_pairs([("type", JinjaValue::from("text")), ("text", content)]);
+    let field = |key: JinjaValue| match key.as_str() {
+        Some("content") => (key.clone(), JinjaValue::from(vec![part.clone()])),
+        _ => (key.clone(), message.get_item(&key).unwrap_or_default()),
+    };
+    JinjaValue::from_pairs(keys.map(field))
 }
 
 /// Takes the marks out and notes what they enclosed.

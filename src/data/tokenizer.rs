@@ -76,7 +76,10 @@ impl Tokenizer {
         let eos = special_tokens.get("eos_token").and_then(Value::as_str);
         stop_ids.extend(eos.and_then(|eos| inner.token_to_id(eos)));
         for file in ["config.json", "generation_config.json"] {
-            let ids = read_json(&model_dir.join(file))?.remove("eos_token_id").unwrap_or_default();
+            let mut about = read_json(&model_dir.join(file))?;
+            // A multimodal model may say it of its language model.
+            let inner = about.get("text_config").and_then(|text| text.get("eos_token_id")).cloned();
+            let ids = about.remove("eos_token_id").or(inner).unwrap_or_default();
             let ids = ids.as_array().cloned().unwrap_or_else(|| vec![ids]);
             stop_ids.extend(ids.iter().filter_map(Value::as_u64).filter_map(|id| u32::try_from(id).ok()));
         }
@@ -409,7 +412,8 @@ pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
     }
 }
 
-fn read_json(path: &Path) -> Result<Map<String, Value>> {
+/// A JSON object of the model folder; empty if it is not there.
+pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes)
         .map_err(|error| Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line())))

@@ -102,6 +102,7 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
 /// As [`blend`].
 pub fn finished(adapters: &[Finished], recipe: &Recipe, arch: &Arch) -> Result<Finished> {
     let (config, tensors) = blend(adapters, recipe)?;
+    let config = config.on(arch)?;
     let placements = config.place(arch)?;
     let dir = adapters.first().map(|adapter| adapter.dir.clone()).unwrap_or_default();
     Ok(Finished { dir, config, placements, tensors })

@@ -13,7 +13,7 @@ use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{FILES, folder, preflight};
 use crate::config::arch::TensorSpec;
 use crate::error::{Error, Result};
-use crate::model::weights::{Dtype, Numbers, Parts, write_numbers_with};
+use crate::model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
 
 /// How the folder is written.
 #[derive(Debug, Clone, Copy)]
@@ -32,8 +32,14 @@ pub struct Form<'a> {
     pub coding: Option<&'a Coding>,
 }
 
-/// A tensor and the dtype that it is written in, or that its numbers had before they were coded.
-type Planned = (TensorSpec, Dtype);
+/// A tensor of the file.
+#[derive(Debug, Clone)]
+enum Planned {
+    /// One of the merged model, and the dtype that it is written in, or that its numbers had before they were coded.
+    Merged(TensorSpec, Dtype),
+    /// One of what a multimodal model has beside its language model.
+    Beside(String, Vec<usize>, Numbers<'static>),
+}
 
 /// What a folder has come to.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,7 +51,7 @@ pub struct Written {
 }
 
 impl Form<'_> {
-    fn plan(&self, merged: &Merged) -> Vec<Planned> {
+    fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
         let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(name));
         // Of matrices that the base has in codes, what they were before is not known: as its embedding.
         let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
@@ -53,7 +59,10 @@ impl Form<'_> {
             Some(_) => dtype(&spec.name).unwrap_or(plain),
             None => dtype(&spec.name).unwrap_or(Dtype::F32),
         };
-        merged.arch.tensors().into_iter().map(|spec| (of(&spec), spec)).map(|(dtype, spec)| (spec, dtype)).collect()
+        let of_model = merged.arch.tensors().into_iter().map(|spec| (of(&spec), spec));
+        let of_model = of_model.map(|(dtype, spec)| Planned::Merged(spec, dtype));
+        let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?.into_iter();
+        Ok(of_model.chain(beside.map(|(name, shape, numbers)| Planned::Beside(name, shape, numbers))).collect())
     }
 
     fn coded(&self, name: &str) -> Option<&Coding> {
@@ -61,8 +70,13 @@ impl Form<'_> {
     }
 
     /// Bytes of a tensor in its file; about so many where it is coded.
-    fn bytes(&self, (spec, dtype): &Planned) -> u64 {
-        self.coded(&spec.name).map_or((spec.len() * dtype.bytes()) as u64, |coding| coding.bytes(spec))
+    fn bytes(&self, planned: &Planned) -> u64 {
+        match planned {
+            Planned::Merged(spec, dtype) => {
+                self.coded(&spec.name).map_or((spec.len() * dtype.bytes()) as u64, |coding| coding.bytes(spec))
+            }
+            Planned::Beside(_, _, numbers) => numbers.bytes(),
+        }
     }
 }
 
@@ -71,7 +85,9 @@ impl Form<'_> {
 /// # Errors
 /// [`crate::Kind::Io`]: the disk; those of [`Merged::values`]; [`crate::Kind::Model`]: a number that cannot be coded.
 pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
-    let plan = form.plan(merged);
+    let wrapping = merged.weights.wrapping();
+    let wrapping = wrapping.as_ref();
+    let plan = form.plan(merged, wrapping)?;
     let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>();
     preflight(target, total + folder::companion_bytes(form.tokenizer) + (1 << 20), FILES + total / form.shard_bytes)?;
     let mut shards: Vec<Vec<Planned>> = vec![Vec::new()];
@@ -90,9 +106,10 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
     let mut written = Written { bytes: 0, loss: Loss::default() };
     atomic::publish(&RealDisk, target, |staging| {
         staging.write_json("config.json", &config(merged, form)?)?;
+        folder::stage_processor(staging, &merged.base, form.tokenizer)?;
         folder::stage_companions(
             staging,
-            folder::Source { dir: form.tokenizer, grown: None, template: form.template, scored: None },
+            folder::Source { dir: form.tokenizer, grown: None, template: form.template, scored: None, wrapping: None },
         )?;
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
@@ -104,7 +121,7 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
                 1 => folder::WEIGHTS_FILE.to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
             };
-            let tensors = write_shard(staging, &name, merged, (shard, form), &mut written)?;
+            let tensors = write_shard(staging, &name, (merged, wrapping), (shard, form), &mut written)?;
             map.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
         }
         if count > 1 {
@@ -134,33 +151,45 @@ pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
 fn write_shard(
     staging: &mut Staging<'_>,
     name: &str,
-    merged: &Merged,
+    (merged, wrapping): (&Merged, Option<&Wrapping>),
     (shard, form): (&[Planned], &Form<'_>),
     written: &mut Written,
 ) -> Result<Vec<String>> {
-    let specs: BTreeMap<&str, &TensorSpec> = shard.iter().map(|(spec, _)| (spec.name.as_str(), spec)).collect();
-    let dtypes: BTreeMap<&str, Dtype> = shard.iter().map(|(spec, dtype)| (spec.name.as_str(), *dtype)).collect();
+    let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
+    let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
     let (mut coded, mut numbers) = (Vec::new(), Vec::new());
-    for (spec, dtype) in shard {
+    for planned in shard {
+        let (spec, dtype) = match planned {
+            Planned::Merged(spec, dtype) => (spec, *dtype),
+            Planned::Beside(name, shape, beside) => {
+                numbers.push((name.clone(), shape.clone(), *beside));
+                continue;
+            }
+        };
+        let name = stored(&spec.name);
         match form.coded(&spec.name) {
-            Some(coding) => coded.push((spec, *dtype, coding.code(merged, spec, &mut written.loss)?)),
-            None => numbers.push((spec.name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), *dtype))),
+            Some(coding) => coded.push((name, spec, dtype, coding.code(merged, spec, &mut written.loss)?)),
+            None => numbers.push((name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), dtype))),
         }
+        specs.insert(stored(&spec.name), spec);
     }
-    let parts: Vec<_> =
-        coded.iter().map(|(spec, dtype, matrix)| Coding::parts(spec, matrix, *dtype)).collect::<Result<_>>()?;
+    let parts: Vec<_> = (coded.iter())
+        .map(|(name, spec, dtype, matrix)| Parts::new(name, &spec.shape, dtype.name(), matrix))
+        .collect::<Result<_>>()?;
     numbers.extend(parts.iter().flat_map(Parts::tensors));
     let failed = RefCell::new(None);
-    let fetch = |name: &str| {
-        let values = specs.get(name).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))?;
-        let dtype = dtypes.get(name).copied().unwrap_or(Dtype::F32);
-        merged.values(values).and_then(|values| fits(name, values, dtype)).map_err(|error| {
-            let message = error.to_string();
-            failed.replace(Some(error));
-            io::Error::other(message)
-        })
+    let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match (specs.get(name), numbers) {
+        (Some(spec), Numbers::Fetched(_, dtype)) => {
+            let values = merged.values(spec).and_then(|values| fits(name, values, dtype)).map_err(|error| {
+                let message = error.to_string();
+                failed.replace(Some(error));
+                io::Error::other(message)
+            })?;
+            write_floats(writer, &values, dtype)
+        }
+        _ => wrapping.map_or(Err(io::ErrorKind::NotFound.into()), |wrapping| wrapping.write(name, numbers, writer)),
     };
-    let done = staging.write(name, |writer| write_numbers_with(writer, &numbers, &fetch, &[("format", "pt")]));
+    let done = staging.write(name, |writer| write_numbers_by(writer, &numbers, &write, &[("format", "pt")]));
     match failed.take() {
         Some(error) => return Err(error),
         None => done?,
@@ -177,16 +206,16 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
     if let Some(map) = config.as_object_mut() {
         if let Some(dtype) = form.dtype {
-            let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
-            map.insert(key.into(), dtype.name().into());
+            folder::set_dtype(map, dtype);
         }
         // The base's codes are not what is written.
         map.remove("quantization_config");
         if let Some(coding) = form.coding {
-            map.insert("quantization_config".into(), coding.config_json());
+            let beside = merged.weights.wrapping().map(|wrapping| wrapping.modules()).unwrap_or_default();
+            map.insert("quantization_config".into(), coding.config_json(beside));
         }
         // An adapter may have grown the vocabulary.
-        map.insert("vocab_size".into(), merged.arch.vocab_size.into());
+        folder::set_vocabulary(map, merged.arch.vocab_size);
     }
     folder::describe_scores(&mut config, Some(&merged.arch))?;
     Ok(config)

@@ -40,7 +40,7 @@ impl Parts {
     /// [`crate::Kind::Model`]: the base cannot be read; [`crate::Kind::Checkpoint`]: an adapter does not fit.
     pub fn open(base: &Path, below: &[PathBuf], vocabulary: &Vocabulary) -> Result<Self> {
         let mut arch = Arch::from_dir(base)?;
-        let weights = WeightFiles::open(base, &arch.tensors())?;
+        let weights = WeightFiles::open_model(base, &arch, &arch.tensors())?;
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
         for dir in below {
             stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?.into());
@@ -213,7 +213,7 @@ fn frozen_config() -> Config {
 /// [`crate::Kind::Model`]: it cannot be read.
 pub fn plain_model(dir: &Path) -> Result<Model> {
     let arch = Arch::from_dir(dir)?;
-    let weights = WeightFiles::open(dir, &arch.tensors())?;
+    let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
     Model::load(&arch, Some(&weights), &frozen_config())
 }
 

@@ -7,7 +7,7 @@ use super::merge::Merged;
 use crate::config::arch::{Arch, TensorSpec};
 use crate::error::Result;
 use crate::model::quantize::{self, Held};
-use crate::model::weights::{Dtype, Parts, config_json};
+use crate::model::weights::config_json;
 use crate::ops::quant::encode::{BLOCK, NESTED_BLOCK};
 use crate::ops::quant::{Format, Quantized, encode};
 
@@ -96,16 +96,9 @@ impl Coding {
         Ok(matrix)
     }
 
-    /// A coded matrix as tensors of a file, in a model whose other numbers are of this type.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Model`]: the shape is not that of the matrix.
-    pub(super) fn parts<'a>(spec: &TensorSpec, matrix: &'a Quantized, dtype: Dtype) -> Result<Parts<'a>> {
-        Parts::new(&spec.name, &spec.shape, dtype.name(), matrix)
-    }
-
-    /// `quantization_config` for `config.json`.
-    pub(super) fn config_json(&self) -> Value {
-        config_json(self.held.how.format, self.held.how.double, &self.held.skip)
+    /// `quantization_config` for `config.json`; the modules `beside` stay as they are too.
+    pub(super) fn config_json(&self, beside: BTreeSet<String>) -> Value {
+        let skipped: Vec<String> = self.held.skip.iter().cloned().chain(beside).collect();
+        config_json(self.held.how.format, self.held.how.double, &skipped)
     }
 }

@@ -9,7 +9,7 @@ use crate::error::Result;
 /// How much of a model is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Configuration and tokenizer: enough to read data.
+    /// Configuration, tokenizer and the index of the weights: enough to read data, and to know the model's tensors.
     Description,
     /// The weights too.
     Whole,
@@ -42,7 +42,10 @@ impl Hub<'_> {
         let mut wanted: Vec<&str> = [CONFIG].into_iter().chain(COMPANIONS).filter(|path| checkout.has(path)).collect();
         let is_sharded = !checkout.has(SINGLE) && checkout.has(INDEX);
         match part {
-            Part::Description => checkout.fetch(&wanted)?,
+            Part::Description => {
+                wanted.extend(is_sharded.then_some(INDEX));
+                checkout.fetch(&wanted)?;
+            }
             Part::Whole if is_sharded => {
                 wanted.push(INDEX);
                 checkout.fetch(&wanted)?;

@@ -39,7 +39,10 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
     for entry in &freeze.trainable_modules {
         let mut found = false;
         for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
-            if matches(arch, name, entry) || second.as_ref().is_some_and(|second| matches(arch, second, entry)) {
+            let known = arch.names(name);
+            if known.iter().any(|name| matches(arch, name, entry))
+                || second.as_ref().is_some_and(|second| matches(arch, second, entry))
+            {
                 found = true;
                 narrows |= block_of(name).is_some();
                 *chosen |= in_blocks(name);
@@ -64,7 +67,8 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
         })?;
         let mut found = false;
         for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
-            let hit = regex.is_match(name) || second.as_ref().is_some_and(|second| regex.is_match(second));
+            let known = arch.names(name).into_iter().chain(second.clone());
+            let hit = known.into_iter().any(|name| regex.is_match(&name));
             found |= hit;
             *chosen |= hit;
         }

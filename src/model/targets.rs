@@ -180,7 +180,7 @@ impl Targets {
     /// [`crate::Kind::Config`]: nothing matches (with the nearest names), something matches that cannot have an adapter, or
     /// settings that do not go with each other.
     pub fn place(&self, arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
-        let rules = Rules::compile(self)?;
+        let rules = Rules::compile(self, arch)?;
         let beyond = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= arch.num_hidden_layers);
         if let Some(layer) = beyond.filter(|_| self.strict) {
             return Err(Error::config(format!(
@@ -229,7 +229,8 @@ impl Targets {
         let modules = modules(arch);
         let mut saved = BTreeSet::new();
         for entry in &self.modules_to_save {
-            let found: Vec<_> = modules.iter().filter(|name| name.ends_with(entry.as_str())).collect();
+            let named = |name: &str| arch.names(name).iter().any(|name| name.ends_with(entry.as_str()));
+            let found: Vec<_> = modules.iter().filter(|name| named(name)).collect();
             if found.is_empty() {
                 let section = self.section;
                 let error = Error::config(format!("{section}.modules_to_save: {entry:?} is no module of the model"));
@@ -351,8 +352,8 @@ impl Targets {
         if let TargetModules::List(entries) = &self.target_modules {
             let former = self.former_names(arch);
             let is_used = |entry: &str| {
-                let names = blocks.iter().map(|linear| &linear.name).chain(&former);
-                names.into_iter().any(|name| ends_with_module(name, entry))
+                blocks.iter().any(|linear| rules.is_named(&linear.name, entry))
+                    || former.iter().any(|name| ends_with_module(name, entry))
             };
             let unused = entries.iter().find(|entry| !is_used(entry));
             if let Some(entry) = unused {
@@ -368,7 +369,7 @@ impl Targets {
             self.ranks.iter().flat_map(|ranks| ranks.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key)));
         let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
         for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
-            if !placed.iter().any(|placement| key.is_match(&placement.key)) {
+            if !placed.iter().any(|placement| rules.matches(key, &placement.key)) {
                 let message = format!("{}.{option}: {written:?} matches no module that has an adapter", self.section);
                 return Err(
                     Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")

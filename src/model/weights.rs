@@ -2,6 +2,7 @@
 //! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
 mod coded;
 mod format;
+mod wrapping;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,6 +11,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
@@ -19,10 +21,11 @@ use serde::Deserialize;
 use coded::Coded;
 pub use coded::{Parts, config_json};
 use format::{CHUNK_BYTES, Entry, Pairs, read_header};
-pub use format::{Dtype, Numbers, write_numbers_by, write_numbers_to, write_numbers_with};
-pub use format::{write_safetensors, write_safetensors_to, write_safetensors_with};
+pub use format::{Dtype, Numbers, write_floats, write_numbers_by, write_numbers_to};
+pub use format::{write_safetensors, write_safetensors_to};
+pub use wrapping::Wrapping;
 
-use crate::config::arch::TensorSpec;
+use crate::config::arch::{Arch, Naming, TensorSpec};
 use crate::error::{Error, Result};
 
 /// Larger than the index of any real model.
@@ -35,6 +38,10 @@ pub struct WeightFiles {
     entries: BTreeMap<String, Entry>,
     /// The matrices in 4 or 8 bits, by name.
     coded: BTreeMap<String, Coded>,
+    /// How the files name the tensors of `entries`, if otherwise.
+    naming: Option<Naming>,
+    /// What a multimodal checkpoint holds beside its language model.
+    others: Option<Arc<WeightFiles>>,
 }
 
 impl WeightFiles {
@@ -46,6 +53,19 @@ impl WeightFiles {
     /// # Errors
     /// [`crate::Kind::Model`], naming file, tensor, what was found and what was expected.
     pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
+        Self::open_part(dir, expected, false)
+    }
+
+    /// As [`WeightFiles::open`], of the model that `arch` describes: of a multimodal one the tensors of its language model,
+    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_model(dir: &Path, arch: &Arch, expected: &[TensorSpec]) -> Result<Self> {
+        Self::open_part(dir, expected, arch.wrapper.is_some())
+    }
+
+    fn open_part(dir: &Path, expected: &[TensorSpec], wrapped: bool) -> Result<Self> {
         let single = dir.join("model.safetensors");
         let index = dir.join("model.safetensors.index.json");
         let (mut weights, origin) = if single.exists() {
@@ -55,9 +75,35 @@ impl WeightFiles {
         } else {
             return Err(no_weights(dir));
         };
+        if wrapped {
+            weights.unwrap_model()?;
+        }
         weights.find_coded()?;
         weights.check(expected, &origin)?;
         Ok(weights)
+    }
+
+    /// The same tensors by other names.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Model`]: two of them get one name.
+    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Result<Self> {
+        for (stored, entry) in std::mem::take(&mut self.entries) {
+            let new = name(&stored);
+            if self.entries.contains_key(&new) {
+                return Err(self.fail(&entry, &stored, format!("is there twice: {new:?} is another name of it")));
+            }
+            self.entries.insert(new, entry);
+        }
+        Ok(self)
+    }
+
+    fn stored_name(&self, name: &str) -> String {
+        self.naming.map_or_else(|| name.to_owned(), |naming| naming.stored(name))
+    }
+
+    const fn empty() -> Self {
+        Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new(), naming: None, others: None }
     }
 
     /// Opens one file, whatever tensors it holds.
@@ -65,7 +111,7 @@ impl WeightFiles {
     /// # Errors
     /// [`crate::Kind::Model`] where the header lies about the file.
     pub fn open_file(path: &Path) -> Result<Self> {
-        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new() };
+        let mut weights = Self::empty();
         weights.add_file(path)?;
         Ok(weights)
     }
@@ -85,7 +131,7 @@ impl WeightFiles {
         if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
             return Err(fail(format!("shard name {shard:?}, expected the plain name of a file beside the index")));
         }
-        let mut weights = Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new() };
+        let mut weights = Self::empty();
         for shard in shards {
             if !dir.join(shard).exists() {
                 return Err(fail(format!("shard {shard:?} is missing from {}", dir.display()))
@@ -130,8 +176,9 @@ impl WeightFiles {
     fn check(&self, expected: &[TensorSpec], origin: &Path) -> Result<()> {
         for spec in expected {
             let Some(entry) = self.entries.get(&spec.name) else {
+                let name = self.stored_name(&spec.name);
                 let error =
-                    Error::model(format!("{}: no tensor {:?}, expected {:?}", origin.display(), spec.name, spec.shape));
+                    Error::model(format!("{}: no tensor {name:?}, expected {:?}", origin.display(), spec.shape));
                 return Err(match spec.name.as_str() {
                     "lm_head.weight" => {
                         error.hint("if the model shares its embedding, config.json needs \"tie_word_embeddings\": true")
@@ -357,6 +404,7 @@ impl WeightFiles {
     }
 
     fn fail(&self, entry: &Entry, name: &str, message: impl fmt::Display) -> Error {
+        let name = self.stored_name(name);
         Error::model(format!("{}: tensor {name:?} {message}", self.files[entry.file].0.display()))
     }
 

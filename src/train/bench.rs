@@ -190,7 +190,7 @@ fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
         None => Ok((shape(&request.shape)?, None)),
         Some(dir) => {
             let arch = Arch::from_dir(dir)?;
-            let weights = WeightFiles::open(dir, &arch.tensors())?;
+            let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
             Ok((arch, Some(weights)))
         }
     }

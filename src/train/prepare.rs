@@ -22,9 +22,10 @@ use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
 use crate::model::adapters::{KINDS, Method};
+use crate::model::quantize;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement};
-use crate::model::{quantize, weights::WeightFiles};
+use crate::model::weights::{WeightFiles, Wrapping};
 use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
 use crate::plan::memory::OptimizerBytes;
@@ -84,6 +85,8 @@ pub struct Parts {
     pub arch: Arch,
     /// Its weights; nothing when they are drawn at random.
     pub weights: Option<WeightFiles>,
+    /// Of a multimodal model what its language model is wrapped in.
+    pub wrapping: Option<Wrapping>,
     /// The configuration, with the settings of `tuning.adapter` where there is one.
     pub config: Config,
     /// The tensors of `tuning.adapter`.
@@ -153,15 +156,27 @@ pub fn parts(
         }
     }
     let weights = match config.model.init {
-        Init::Pretrained => Some(WeightFiles::open(&model_dir, &stored)?),
-        Init::Random => None,
+        Init::Pretrained => Some(WeightFiles::open_model(&model_dir, &arch, &stored)?),
+        Init::Random => {
+            if let Some(wrapper) = arch.wrapper {
+                return Err(Error::config(format!(
+                    "model.init: random, and {} describes a multimodal model ({})",
+                    model_dir.join("config.json").display(),
+                    wrapper.model_type
+                ))
+                .hint("take a config.json of the language model alone: what its text_config holds"));
+            }
+            None
+        }
     };
+    let wrapping = weights.as_ref().and_then(WeightFiles::wrapping);
     config.model.quantization = quantization(&config, &arch, weights.as_ref())?;
     Ok(Parts {
         model_dir,
         snapshot,
         arch,
         weights,
+        wrapping,
         config,
         adapter,
         stack,

@@ -16,6 +16,7 @@ use crate::config::Mode;
 use crate::data;
 use crate::error::{Error, Result};
 use crate::model;
+use crate::model::weights::Wrapping;
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
 /// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
@@ -256,7 +257,9 @@ fn final_bytes(session: &Session<'_>) -> u64 {
         _ if session.model.params.start().is_some() => 2 * prepared.trainable,
         _ => prepared.trainable,
     };
-    4 * values + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
+    let adapts = prepared.config.tuning.mode.adapts();
+    let beside = prepared.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
+    4 * values + beside + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
 }
 
 /// The whole model: what was trained, and with `mode: freeze` the rest as it was.
@@ -304,6 +307,7 @@ fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Sou
         grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
         template,
         scored: prepared.arch.score.as_ref().map(|_| &prepared.arch),
+        wrapping: prepared.wrapping.as_ref(),
     }
 }
 

@@ -35,6 +35,10 @@ pub fn set_head(config: &mut Config, arch: &mut Arch, source: Option<&Path>, obs
     if arch.family.classifier.is_none() {
         return Err(ScoreHead::refusal(arch.family));
     }
+    if let Some(wrapper) = arch.wrapper {
+        return Err(Error::model(format!("not yet: a head of scores on a multimodal model ({})", wrapper.model_type))
+            .hint("take a language model alone"));
+    }
     let given = std::mem::take(&mut config.data.labels.0);
     let head = match (config.task(), &known) {
         (Task::Regression, None) => ScoreHead::number(),

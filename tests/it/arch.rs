@@ -285,4 +285,7 @@ fn the_table_of_families_is_the_documented_one() {
     let text = std::fs::read_to_string(path).unwrap();
     let table = text.split_once("<!-- tunesmith models --docs -->\n").unwrap().1.split_once("<!-- end -->").unwrap().0;
     assert_eq!(table, tunesmith::cmd::models::table(), "paste the output of `tunesmith models --docs`");
+    let table = text.split_once("<!-- tunesmith models --docs, multimodal -->\n").unwrap().1;
+    let table = table.split_once("<!-- end -->").unwrap().0;
+    assert_eq!(table, tunesmith::cmd::models::wrappers(), "paste the output of `tunesmith models --docs`");
 }

@@ -191,6 +191,7 @@ fn a_full_checkpoint_is_a_model_folder() {
             grown: None,
             template: None,
             scored: None,
+            wrapping: None,
         }),
         specs: &specs,
         values: &values,

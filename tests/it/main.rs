@@ -33,3 +33,4 @@ mod targets;
 mod tidy;
 mod tuning;
 mod weights;
+mod wrapped;

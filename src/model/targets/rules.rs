@@ -3,13 +3,14 @@ use regex::Regex;
 
 use super::{Placement, Targets, show};
 use crate::config::TargetModules;
-use crate::config::arch::LinearSpec;
+use crate::config::arch::{Arch, LinearSpec};
 use crate::error::{Error, Result};
 use crate::model::adapters::{Method, Rank, Site};
 
 /// [`Targets`] with its expressions compiled.
 pub(super) struct Rules<'a> {
     targets: &'a Targets,
+    arch: &'a Arch,
     target: Option<Regex>,
     exclude: Option<Regex>,
     feedforward: Option<Regex>,
@@ -20,7 +21,7 @@ pub(super) struct Rules<'a> {
 }
 
 impl<'a> Rules<'a> {
-    pub(super) fn compile(targets: &'a Targets) -> Result<Self> {
+    pub(super) fn compile(targets: &'a Targets, arch: &'a Arch) -> Result<Self> {
         let section = targets.section;
         let compile = |option: &str, pattern: &str| compile(section, option, pattern);
         let whole = |option: &str, modules: Option<&TargetModules>| match modules {
@@ -52,6 +53,7 @@ impl<'a> Rules<'a> {
         };
         Ok(Self {
             targets,
+            arch,
             target: whole("target_modules", Some(&targets.target_modules))?,
             exclude: whole("exclude_modules", targets.exclude_modules.as_ref())?,
             feedforward: whole("feedforward_modules", targets.feedforward.as_ref())?,
@@ -68,35 +70,45 @@ impl<'a> Rules<'a> {
         })
     }
 
+    /// Whether an expression matches one of a module's names.
+    pub(super) fn matches(&self, pattern: &Regex, module: &str) -> bool {
+        self.arch.names(module).iter().any(|name| pattern.is_match(name))
+    }
+
+    /// Whether an entry of a list names a module, by the end of one of its names.
+    pub(super) fn is_named(&self, module: &str, entry: &str) -> bool {
+        self.arch.names(module).iter().any(|name| ends_with_module(name, entry))
+    }
+
     /// Whether the module of this name gets an adapter.
     pub(super) fn targets(&self, name: &str) -> bool {
         let excluded = match &self.targets.exclude_modules {
-            Some(TargetModules::List(entries)) => entries.iter().any(|entry| ends_with_module(name, entry)),
-            _ => self.exclude.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+            Some(TargetModules::List(entries)) => entries.iter().any(|entry| self.is_named(name, entry)),
+            _ => self.exclude.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
         };
-        if excluded || self.saved.iter().any(|pattern| pattern.is_match(name)) {
+        if excluded || self.saved.iter().any(|pattern| self.matches(pattern, name)) {
             return false;
         }
         match &self.targets.target_modules {
             TargetModules::Auto => self.in_layers(name),
             // PEFT lists them by their full names, which count whatever their layer is.
             TargetModules::AllLinear => true,
-            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(name)),
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
             TargetModules::List(entries) => {
-                entries.iter().any(|entry| entry == name)
-                    || (entries.iter().any(|entry| ends_with_module(name, entry)) && self.in_layers(name))
+                self.arch.names(name).iter().any(|name| entries.contains(name))
+                    || (entries.iter().any(|entry| self.is_named(name, entry)) && self.in_layers(name))
             }
         }
     }
 
-    fn in_layers(&self, name: &str) -> bool {
+    fn in_layers(&self, module: &str) -> bool {
         match self.targets.layers_to_transform.as_deref() {
             None | Some([]) => true,
-            Some(layers) => {
+            Some(layers) => self.arch.names(module).iter().any(|name| {
                 let found = self.layers.iter().find_map(|pattern| pattern.captures(name));
                 let number = found.and_then(|captures| captures["idx"].parse::<usize>().ok());
                 number.is_some_and(|number| layers.contains(&number))
-            }
+            }),
         }
     }
 
@@ -112,11 +124,14 @@ impl<'a> Rules<'a> {
     }
 
     /// Whether it is one of `feedforward_modules`.
-    fn is_feedforward(&self, name: &str) -> bool {
+    fn is_feedforward(&self, module: &str) -> bool {
         self.targets.feedforward.as_ref().is_some_and(|modules| match modules {
             TargetModules::Auto | TargetModules::AllLinear => true,
-            TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| pattern.is_match(name)),
-            TargetModules::List(entries) => entries.iter().any(|entry| name.ends_with(entry.as_str())),
+            TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| self.matches(pattern, module)),
+            TargetModules::List(entries) => {
+                let names = self.arch.names(module);
+                entries.iter().any(|entry| names.iter().any(|name| name.ends_with(entry.as_str())))
+            }
         })
     }
 
@@ -131,9 +146,9 @@ impl<'a> Rules<'a> {
     ) -> Placement {
         let name = &linear.name;
         let rank = self.targets.ranks.as_ref().map_or(Rank { r: 0, alpha: 0.0, scale: 1.0 }, |usual| {
-            let own = self.ranks.iter().find(|(pattern, _)| pattern.is_match(name));
+            let own = self.ranks.iter().find(|(pattern, _)| self.matches(pattern, name));
             let r = own.map_or(usual.r.saturating_mul(joined), |(_, rank)| *rank);
-            let own = self.alphas.iter().find(|(pattern, _)| pattern.is_match(name));
+            let own = self.alphas.iter().find(|(pattern, _)| self.matches(pattern, name));
             let alpha = own.map_or(usual.alpha * joined as f64, |(_, alpha)| *alpha);
             let scale = if usual.rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
             Rank { r, alpha, scale: scale as f32 }

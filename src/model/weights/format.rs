@@ -194,15 +194,34 @@ pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> 
     Ok(entries)
 }
 
+/// The dtypes of the format whose numbers fill whole bytes, and how many.
+const DTYPES: [(&str, u64); 16] = [
+    ("F64", 8),
+    ("I64", 8),
+    ("U64", 8),
+    ("C64", 8),
+    ("F32", 4),
+    ("I32", 4),
+    ("U32", 4),
+    ("F16", 2),
+    ("BF16", 2),
+    ("I16", 2),
+    ("U16", 2),
+    ("BOOL", 1),
+    ("U8", 1),
+    ("I8", 1),
+    ("F8_E4M3", 1),
+    ("F8_E5M2", 1),
+];
+
 /// Bytes of one number; none for a dtype whose size is not known here (such a tensor is never read).
 fn item_bytes(dtype: &str) -> Option<u64> {
-    match dtype {
-        "F64" | "I64" | "U64" | "C64" => Some(8),
-        "F32" | "I32" | "U32" => Some(4),
-        "F16" | "BF16" | "I16" | "U16" => Some(2),
-        "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" => Some(1),
-        _ => None,
-    }
+    DTYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bytes)| *bytes)
+}
+
+/// The dtype of that name, if it is known here.
+pub(super) fn known_dtype(dtype: &str) -> Option<&'static str> {
+    DTYPES.iter().find(|(name, _)| *name == dtype).map(|(name, _)| *name)
 }
 
 /// Numbers to write.
@@ -216,7 +235,7 @@ pub enum Numbers<'a> {
     I8(&'a [u8]),
     /// So many, which are fetched when their turn comes, and rounded to this dtype.
     Fetched(usize, Dtype),
-    /// So many of this dtype (`F32` or `U8`), which somebody else writes when their turn comes.
+    /// So many of this dtype, which somebody else writes when their turn comes.
     Elsewhere(usize, &'static str),
 }
 
@@ -268,25 +287,9 @@ pub fn write_safetensors_to(
     tensors: &[(String, Vec<usize>, &[f32])],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
-    write_safetensors_with(writer, tensors, &[], &|_| Err(io::ErrorKind::NotFound.into()), metadata)
-}
-
-/// As [`write_safetensors_to`], with further F32 tensors that are fetched one at a time.
-///
-/// # Errors
-/// As [`write_numbers_to`], and those of `fetch`.
-pub fn write_safetensors_with(
-    writer: &mut dyn Write,
-    tensors: &[(String, Vec<usize>, &[f32])],
-    further: &[(String, Vec<usize>)],
-    fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
-    metadata: &[(&str, &str)],
-) -> io::Result<()> {
-    let here = tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values)));
-    let later = |(name, shape): &(String, Vec<usize>)| {
-        (name.clone(), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32))
-    };
-    write_numbers_with(writer, &here.chain(further.iter().map(later)).collect::<Vec<_>>(), fetch, metadata)
+    let numbers: Vec<_> =
+        tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values))).collect();
+    write_numbers_to(writer, &numbers, metadata)
 }
 
 /// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
@@ -299,24 +302,7 @@ pub fn write_numbers_to(
     tensors: &[(String, Vec<usize>, Numbers<'_>)],
     metadata: &[(&str, &str)],
 ) -> io::Result<()> {
-    write_numbers_with(writer, tensors, &|_| Err(io::ErrorKind::NotFound.into()), metadata)
-}
-
-/// As [`write_numbers_to`], fetching one tensor at a time.
-///
-/// # Errors
-/// As there, and those of `fetch`.
-pub fn write_numbers_with(
-    writer: &mut dyn Write,
-    tensors: &[(String, Vec<usize>, Numbers<'_>)],
-    fetch: &dyn Fn(&str) -> io::Result<Vec<f32>>,
-    metadata: &[(&str, &str)],
-) -> io::Result<()> {
-    let later = |name: &str, numbers: Numbers<'_>, writer: &mut dyn Write| match numbers {
-        Numbers::Fetched(_, dtype) => write_floats(writer, &fetch(name)?, dtype),
-        _ => Err(io::ErrorKind::NotFound.into()),
-    };
-    write_numbers_by(writer, tensors, &later, metadata)
+    write_numbers_by(writer, tensors, &|_, _, _| Err(io::ErrorKind::NotFound.into()), metadata)
 }
 
 /// As [`write_numbers_to`]; what is not at hand `later` writes when its turn comes.
@@ -388,7 +374,11 @@ impl Write for Counting<'_> {
     }
 }
 
-fn write_floats(writer: &mut dyn Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
+/// Writes numbers rounded to `dtype`, through a buffer of 1 MiB.
+///
+/// # Errors
+/// The writer's.
+pub fn write_floats(writer: &mut dyn Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(CHUNK_BYTES.min(4 * values.len()));
     for chunk in values.chunks(CHUNK_BYTES / 4) {
         buffer.clear();
