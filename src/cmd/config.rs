@@ -35,13 +35,13 @@ const NOT_NEEDED_ENV: &str = "not needed: env NCCL";
 /// Those of [`JobArgs::load_partial`].
 pub fn run(args: &Args) -> Result<()> {
     if args.schema {
-        return terminal::print(&docs::schema());
+        return terminal::print_reference(&docs::schema());
     }
     if args.docs {
-        return terminal::print(&docs::markdown());
+        return terminal::print_reference(&docs::markdown());
     }
     if args.foreign {
-        return terminal::print(&foreign::docs::markdown());
+        return terminal::print_reference(&foreign::docs::markdown());
     }
     let resolved = args.job.load_partial(&[])?;
     // The table has what is not needed.

@@ -58,6 +58,14 @@ pub fn print(text: &str) -> Result<()> {
     print_bytes(styled(text, stdout_colour()).as_bytes())
 }
 
+/// Writes a text that the program itself has to standard output, to the byte: keys such as `hub_token` in it have no secrets behind them.
+///
+/// # Errors
+/// As [`print`].
+pub(super) fn print_reference(text: &str) -> Result<()> {
+    print_bytes(text.as_bytes())
+}
+
 /// Writes a model's answer to standard output: as it is into a file or a pipe, escaped where a terminal would obey it.
 ///
 /// # Errors

@@ -113,6 +113,19 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// The names of secrets in it are keys, and stay as they are.
+#[test]
+fn the_references_are_printed_to_the_byte() {
+    let folder = Folder::new(&[]);
+    for (flag, file) in
+        [("--schema", "schema.json"), ("--docs", "configuration.md"), ("--foreign", "foreign-configs.md")]
+    {
+        let text = stdout(&folder.tunesmith().args(["config", flag]).output().unwrap());
+        let kept = std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(file)).unwrap();
+        assert!(text == kept, "config {flag} is not docs/{file}");
+    }
+}
+
 #[test]
 fn help_is_there_at_once() {
     let folder = Folder::new(&[]);
