@@ -26,9 +26,6 @@ pub struct Args {
     foreign: bool,
 }
 
-/// Variables of the shell are no settings, so that the table does not have them.
-const NOT_NEEDED_ENV: &str = "not needed: env NCCL";
-
 /// Runs the subcommand.
 ///
 /// # Errors
@@ -45,7 +42,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let resolved = args.job.load_partial(&[])?;
     // The table has what is not needed.
-    let shown = |note: &&String| args.json || !note.starts_with(NOT_NEEDED) || note.starts_with(NOT_NEEDED_ENV);
+    let shown = |note: &&String| args.json || !note.starts_with(NOT_NEEDED);
     resolved.notes.iter().filter(shown).for_each(|note| terminal::print_note(note));
     if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {
         terminal::print_note(&format!("NUM_GPUS={number}: `tunesmith launch -- train CONFIG` starts as many ranks"));

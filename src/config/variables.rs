@@ -33,7 +33,7 @@ impl Resolver {
         let names: Vec<&str> = others.map(|(name, _)| name.as_str()).collect();
         if !names.is_empty() {
             self.notes.push(format!(
-                "not needed: env {}: NCCL reads {} with train.ddp_backend: nccl only; ranks on the CPU talk over Gloo",
+                "env {}: NCCL reads {} with train.ddp_backend: nccl only; not needed: ranks on the CPU talk over Gloo",
                 names.join(", "),
                 if names.len() == 1 { "it" } else { "them" },
             ));
