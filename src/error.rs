@@ -69,6 +69,8 @@ pub struct Error {
     kind: Kind,
     message: String,
     hint: Option<String>,
+    /// The machine's fault, whatever was being read or written: the class stays.
+    of_machine: bool,
 }
 
 /// `std::result::Result` with [`Error`].
@@ -86,7 +88,7 @@ macro_rules! constructors {
 impl Error {
     /// An error of the given class.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: shown(&message.into()).into_owned(), hint: None }
+        Self { kind, message: shown(&message.into()).into_owned(), hint: None, of_machine: false }
     }
 
     constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
@@ -95,8 +97,25 @@ impl Error {
     /// A file-system error: what was being done (`"read"`, `"create"`), to which path, and the system's reason.
     pub fn io(doing: &str, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
         let path = path.as_ref();
-        let error = Self::new(Kind::Io, format!("cannot {doing} {}: {source}", path.display()));
+        let code = source.raw_os_error();
+        let kind = if code == Some(libc::ENOMEM) { Kind::Memory } else { Kind::Io };
+        let mut error = Self::new(kind, format!("cannot {doing} {}: {source}", path.display()));
+        let codes = [
+            libc::EMFILE,
+            libc::ENFILE,
+            libc::ENOMEM,
+            libc::EAGAIN,
+            libc::EIO,
+            libc::EFBIG,
+            libc::ENOSPC,
+            libc::EDQUOT,
+        ];
+        error.of_machine = code.is_some_and(|code| codes.contains(&code));
         match source.kind() {
+            _ if matches!(code, Some(libc::EMFILE | libc::ENFILE)) => {
+                error.hint("the limit of open files is too low: raise it (ulimit -n)")
+            }
+            _ if code == Some(libc::EFBIG) => error.hint("the limit of a file's size is too low: raise it (ulimit -f)"),
             std::io::ErrorKind::StorageFull => error.hint("free some space, or set another output_dir"),
             std::io::ErrorKind::PermissionDenied => error.hint("check the owner and mode of the path"),
             _ if source.raw_os_error() == Some(libc::EIO) => {
@@ -127,10 +146,13 @@ impl Error {
         self
     }
 
-    /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read.
+    /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read. What the machine
+    /// lacks, such as room or memory, keeps its class.
     #[must_use]
     pub const fn with_kind(mut self, kind: Kind) -> Self {
-        self.kind = kind;
+        if !self.of_machine {
+            self.kind = kind;
+        }
         self
     }
 

@@ -8,10 +8,12 @@
 //!
 //! layer  module        owns
 //! 0      error         error kinds, hints, exit codes
+//! 0      files         opening of regular files, outputs that are whole and replace no input, temporary names
 //! 0      registry      what is registered by a line: optimizers, schedules, adapters, families, formats, forms of rows
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json (each kind of adapter has its settings in
 //!                      its own file, `model::adapters`: the one thing that config takes from a layer below it)
 //! 1      memory        the counting allocator, the memory budget, what the machine has
+//! 1      signals       SIGHUP, SIGINT and SIGTERM: who answers them, and how the process ends
 //! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
 //! 2      import        configurations of other toolkits, turned into ours
 //! 2      plan          batch maths, the learning-rate table: pure functions
@@ -43,6 +45,7 @@ pub mod data;
 pub mod error;
 pub mod eval;
 pub mod export;
+pub mod files;
 pub mod hub;
 pub mod import;
 pub mod memory;
@@ -51,6 +54,7 @@ pub mod ops;
 pub mod optim;
 pub mod plan;
 pub mod registry;
+pub mod signals;
 pub mod train;
 
 pub use error::{Error, Kind, Result};

@@ -1,7 +1,6 @@
 //! PEFT's `adapter_config.json`. Files of other PEFT versions are read as long as nothing in them changes the numbers
 //! in a way that is not computed here; such a feature is refused by its name.
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -12,6 +11,7 @@ use crate::Kind;
 use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows, Wrapper};
 use crate::config::{Config, Mode, Node, TuningConfig};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::adapters::{About, KINDS, Method, NO_MODULE};
 use crate::model::targets::{Placement, Targets, token_rows};
 
@@ -475,7 +475,7 @@ impl Source<'_> {
 
 fn read_small(path: &Path) -> Result<String> {
     let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
-    let file = fs::File::open(path).map_err(|error| {
+    let file = files::open_member(path).map_err(|error| {
         fail(format!("cannot be read: {error}"))
             .hint("an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it")
     })?;

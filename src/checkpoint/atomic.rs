@@ -17,6 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use super::disk::{Disk, DiskFile};
 use crate::error::{Error, Result};
+use crate::files;
+use crate::files::temporary::{self, Watched, undisturbed};
 
 /// The name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
@@ -73,7 +75,7 @@ impl Staging<'_> {
     /// # Errors
     /// [`crate::Kind::Io`].
     pub fn copy(&mut self, name: &str, from: &Path) -> Result<()> {
-        let mut source = fs::File::open(from).map_err(|error| Error::io("open", from, &error))?;
+        let mut source = files::open_member(from).map_err(|error| Error::io("open", from, &error))?;
         self.write(name, |writer| io::copy(&mut source, writer).map(drop))
     }
 
@@ -141,8 +143,11 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
         disk.remove(&staged).map_err(|error| Error::io("remove", &staged, &error))?;
     }
     disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
+    let _watched = Watched::new(staged.clone());
     let mut staging = Staging { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
-    let done = fill(&mut staging).and_then(|()| staging.seal()).and_then(|()| put_in_place(disk, &staged, target));
+    let done = fill(&mut staging)
+        .and_then(|()| staging.seal())
+        .and_then(|()| undisturbed(|| put_in_place(disk, &staged, target)));
     if done.is_err() {
         // The error that matters is the first one; what cannot be removed now is removed at the next start.
         let _ = disk.remove(&staged);
@@ -168,6 +173,34 @@ fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<()> {
         Some(old) => disk.remove(&old).map_err(|error| Error::io("remove", &old, &error)),
         None => Ok(()),
     }
+}
+
+/// Clears what processes that were killed have left of the folder `target`: one that was half written goes; one that was moved
+/// aside goes back where nothing has taken its place, else goes too. What a living process writes stays.
+///
+/// # Errors
+/// [`crate::Kind::Io`].
+pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
+    temporary::sweep(target);
+    let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for entry in fs::read_dir(parent_of(target)).into_iter().flatten().flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        let process = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix(".old-"));
+        if process.is_none_or(|process| process.is_empty() || !process.bytes().all(|byte| byte.is_ascii_digit())) {
+            continue;
+        }
+        let old = entry.path();
+        let written_now = || {
+            let staged = entry.path().with_file_name(found.replace(".old-", ".tmp-"));
+            staged.exists() && !temporary::is_abandoned(&staged)
+        };
+        if !target.exists() && !written_now() {
+            disk.rename(&old, target).map_err(|error| Error::io("rename", &old, &error))?;
+        } else if target.exists() && temporary::is_abandoned(target) {
+            disk.remove(&old).map_err(|error| Error::io("remove", &old, &error))?;
+        }
+    }
+    Ok(())
 }
 
 /// Replaces a small text file at once: written beside it, synced, renamed.
@@ -214,7 +247,7 @@ impl Manifest {
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(MANIFEST);
         let damaged = |reason: String| damaged(&path, reason);
-        let file = fs::File::open(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
+        let file = files::open_own(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
         let mut text = Vec::new();
         file.take(MANIFEST_BYTES)
             .read_to_end(&mut text)
@@ -236,6 +269,11 @@ impl Manifest {
     /// Whether a file is listed.
     pub fn lists(&self, name: &str) -> bool {
         self.files.contains_key(name)
+    }
+
+    /// The names of the listed files, and its own.
+    pub fn names(&self) -> Vec<String> {
+        self.files.keys().cloned().chain([MANIFEST.to_owned()]).collect()
     }
 
     /// Bytes of all listed files.
@@ -279,7 +317,7 @@ impl Manifest {
 }
 
 fn hash_file(path: &Path) -> io::Result<String> {
-    let (mut file, mut hasher) = (fs::File::open(path)?, blake3::Hasher::new());
+    let (mut file, mut hasher) = (files::open_own(path)?, blake3::Hasher::new());
     let mut buffer = vec![0; 1 << 18];
     loop {
         match file.read(&mut buffer)? {

@@ -1,8 +1,8 @@
 //! A model folder as Transformers loads it: `config.json`, `model.safetensors`, and the tokenizer's files as they were.
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::{fs, io};
 
 use serde_json::{Map, Value};
 
@@ -142,7 +142,8 @@ pub fn stage_weights(
 /// As [`stage`].
 pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
     let path = source.dir.join("config.json");
-    let text = fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
+    let text = crate::files::read_text(&path, crate::files::SMALL)
+        .map_err(|error| Error::io("read", &path, &error).with_kind(crate::Kind::Model))?;
     let mut config = f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?;
     describe_scores(&mut config, source.scored)?;
     staging.write_json("config.json", &config)

@@ -27,7 +27,6 @@ pub mod stamp;
 pub mod state;
 pub mod store;
 
-use std::fs;
 use std::io::{self, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -44,6 +43,7 @@ pub use store::{newest_complete, preflight};
 
 use crate::Kind;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::model::params::ParamSpec;
 use crate::model::weights::{Numbers, WeightFiles, Wrapping, write_numbers_by, write_numbers_to};
 use crate::optim::{self, Ema, Optimizer, State, StateTensor};
@@ -482,7 +482,7 @@ fn read_ranges(
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
-    let text = fs::read(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    let text = files::read_own(path, files::SMALL).map_err(|error| fail(format!("cannot be read: {error}")))?;
     serde_json::from_slice(&text).map_err(|error| {
         fail(format!("not valid: {error}")).hint("the checkpoint may be of another version of tunesmith")
     })

@@ -2,7 +2,6 @@
 //! whose names are the base model's behind [`PREFIX`]. An adapter of a multimodal model names its modules as Transformers
 //! does, now or in older versions; here they have the names of the language model alone.
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 use super::adapter_config::AdapterConfig;
@@ -11,6 +10,7 @@ use super::former;
 use crate::Kind;
 use crate::config::arch::{EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
 use crate::error::{Error, Result};
+use crate::files::staged;
 use crate::model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
 /// The file with the adapter's settings.
@@ -37,13 +37,14 @@ pub fn stage(
     staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, &named, &[("format", "pt")]))
 }
 
-/// Writes both files of an adapter into the existing folder `dir`, which has none yet. Does not sync.
+/// Writes both files of an adapter into the existing folder `dir`, which has none yet.
 ///
 /// # Errors
 /// [`Kind::Io`].
 pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<usize>, &[f32])]) -> Result<()> {
     let path = dir.join(CONFIG_FILE);
-    fs::write(&path, format!("{:#}\n", config.to_json())).map_err(|error| Error::io("write", &path, &error))?;
+    staged::replace(&path, format!("{:#}\n", config.to_json()).as_bytes())
+        .map_err(|error| Error::io("write", &path, &error))?;
     write_safetensors(&dir.join(WEIGHTS_FILE), &with_prefix(config, tensors), &[("format", "pt")])
 }
 

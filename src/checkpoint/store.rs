@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::atomic::{Complete, Manifest, beside, replace_file, verify};
 use super::disk::{Disk, Room, room};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The folder of a step's checkpoint.
 pub fn checkpoint_dir(root: &Path, step: u64) -> PathBuf {
@@ -178,10 +179,7 @@ pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Re
 /// The checkpoint that the file `root/NAME` names, whether or not it is there.
 pub fn named(root: &Path, name: &str) -> Option<PathBuf> {
     let path = root.join(name);
-    if fs::metadata(&path).ok()?.len() > 256 {
-        return None;
-    }
-    let text = fs::read_to_string(path).ok()?;
+    let text = files::read_own_text(&path, 256).ok()?;
     let target = text.trim_end();
     step_of(target)?;
     Some(root.join(target))

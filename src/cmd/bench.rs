@@ -136,8 +136,7 @@ pub fn run(args: &Args) -> Result<()> {
         simd::force(wanted);
     }
     let threads = args.threads.map_or(0, |threads| threads as usize);
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
+    let pool = crate::ops::par::pool(threads)?;
     if args.mode == "decode" {
         let request = decode_bench::Request {
             shape: args.shape.clone(),

@@ -13,6 +13,9 @@ use super::infer::{Shower, asked};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
 use crate::eval::chat::Memory;
+use crate::files;
+use crate::files::output::{Existing, claim_file};
+use crate::signals::{self, Requests};
 
 /// What `chat` takes.
 #[derive(Debug, clap::Args)]
@@ -60,8 +63,13 @@ pub fn run(args: &Args) -> Result<()> {
             .hint("`tunesmith infer` shows the label, or the number, of a text"));
     }
     let stop = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register(signal_hook::consts::SIGINT, Arc::clone(&stop))
-        .map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;
+    let (asked, requests) = (Arc::clone(&stop), Requests::default());
+    let _listening = signals::handle(move |signal| {
+        if !asked.swap(true, Ordering::Relaxed) {
+            requests.forget();
+        }
+        signal == signal_hook::consts::SIGINT && requests.is_first()
+    })?;
     let colour = stdout_colour();
     let sides = if asker.has_sides() { "; /base asks the base model" } else { "" };
     print_text(&format!("{}\n/help shows the commands{sides}\n", Style::Bold.paint(&asker.what, colour)));
@@ -102,6 +110,13 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     if terminal { print("\n") } else { Ok(()) }
+}
+
+/// Whether a file is one of conversations, to which another may be appended.
+fn ends_in_a_conversation(path: &Path) -> bool {
+    let Ok(text) = files::read_own_text(path, files::SMALL) else { return false };
+    let last = text.lines().next_back().map(serde_json::from_str::<Value>);
+    text.is_empty() || (text.ends_with('\n') && matches!(last, Some(Ok(row)) if row["messages"].is_array()))
 }
 
 impl Chat {
@@ -163,7 +178,12 @@ impl Chat {
         }
         let path = Path::new(file);
         let line = format!("{}\n", json!({ "messages": self.whole() }));
-        let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+        let place = claim_file(
+            path,
+            Existing::Ours(ends_in_a_conversation, ""),
+            &crate::data::named_inputs(&self.asker.config),
+        )?;
+        let open = files::open_to_write(&place, true);
         let saved = open.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
         saved.map_err(|error| Error::io("write", path, &error))?;
         print_text(&format!("saved {} messages to {file}\n", self.messages.len()));

@@ -1,6 +1,5 @@
 //! `infer` and `eval` of a head of scores: the label of a text with its probabilities, or a number; and how right they are on
 //! held-out rows.
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -9,13 +8,11 @@ use serde_json::{Map, Value, json};
 use super::asking::Asker;
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, Which, choose, difference_json, names, place, score_json, table};
+use super::eval::{Args, OURS, Which, choose, difference_json, names, place, score_json, table};
 use super::infer::interrupt;
-use super::staged::Staged;
+use super::staged::{self, Staged};
 use super::stamps;
 use super::terminal::{print, print_note, print_text};
-use crate::checkpoint::atomic;
-use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::{Finished, score_head};
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
@@ -27,6 +24,7 @@ use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::scored::{Bootstrap, Scored, best, softmax};
 use crate::export::merge::{Parts, plain_model};
+use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::human_seconds;
@@ -127,7 +125,13 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
 ///
 /// # Errors
 /// A row that has no text; the engine, the disk; [`crate::Kind::Preempted`] after Ctrl-C.
-pub(super) fn infer_file(asker: &Asker, head: &ScoreHead, rows: &[Value], out: &Path, input: &Path) -> Result<()> {
+pub(super) fn infer_file(
+    asker: &Asker,
+    head: &ScoreHead,
+    rows: &[Value],
+    (out, existing): (&Path, Existing),
+    input: &Path,
+) -> Result<()> {
     let whole = |(index, row): (usize, &Value)| {
         let whole = match row {
             Value::String(text) => Ok(Whole::Text(text.clone())),
@@ -138,13 +142,16 @@ pub(super) fn infer_file(asker: &Asker, head: &ScoreHead, rows: &[Value], out: &
     };
     // All texts first: a row that has none is refused before the first answer.
     let wholes = rows.iter().enumerate().map(whole).collect::<Result<Vec<_>>>()?;
-    let failed = |error: std::io::Error| Error::io("write", out, &error);
-    let mut file = std::io::BufWriter::new(std::fs::File::create(out).map_err(failed)?);
-    let (stop, began, mut truncated) = (interrupt()?, Instant::now(), 0);
+    let mut file = Staged::create(out, existing, &data::named_inputs(&asker.config))?;
+    let (stop, _listening) = interrupt()?;
+    let (began, mut truncated) = (Instant::now(), 0);
     for (wholes, rows) in wholes.chunks(8).zip(rows.chunks(8)) {
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
-            return Err(Error::preempted(format!("{}: not all rows are answered", out.display()))
-                .hint("run the same command again with --overwrite"));
+            return Err(Error::preempted(format!(
+                "{}: not all rows are answered, and nothing is written",
+                out.display()
+            ))
+            .hint("run the same command again"));
         }
         for (said, row) in say(asker, wholes)?.iter().zip(rows) {
             truncated += usize::from(said.truncated);
@@ -153,10 +160,10 @@ pub(super) fn infer_file(asker: &Asker, head: &ScoreHead, rows: &[Value], out: &
                 other => Map::from_iter([("text".to_owned(), other.clone())]),
             };
             fields.extend(said.fields(head));
-            writeln!(file, "{}", Value::Object(fields)).map_err(failed)?;
+            file.push(&Value::Object(fields).to_string())?;
         }
     }
-    file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)?;
+    file.publish()?;
     if truncated > 0 {
         print_note(&format!("{truncated} rows are longer than model.max_seq_len and were cut"));
     }
@@ -244,7 +251,11 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
     let names = names(&which, &places)?;
     let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
-    let mut samples = Staged::create(&target.join("samples.jsonl"))?;
+    let inputs = data::named_inputs(&config);
+    for name in ["metrics.json", "report.html"] {
+        claim_file(&target.join(name), OURS, &inputs)?;
+    }
+    let mut samples = Staged::create(&target.join("samples.jsonl"), OURS, &inputs)?;
     let began = Instant::now();
     let mut results = Vec::new();
     for (name, dir) in names.iter().zip(&places) {
@@ -303,7 +314,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         "models": models,
         "differences": differences.iter().map(difference_json).collect::<Map<_, _>>(),
     });
-    atomic::replace_file(&RealDisk, &target.join("metrics.json"), &format!("{all:#}\n"))?;
+    staged::write(&target.join("metrics.json"), OURS, &format!("{all:#}\n"))?;
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{rows} of {} ({split_name})", split.len())));
@@ -323,7 +334,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         rows: &shown,
         facts: &facts,
     };
-    atomic::replace_file(&RealDisk, &target.join("report.html"), &answers::render(&page))?;
+    staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
     print(&(table(&asked, &differences) + &format!("report          {}\n", target.join("report.html").display())))
 }
 

@@ -1,19 +1,19 @@
 //! `tunesmith data`: what the rows become before any training: counts, lengths, rows with what carries a loss.
 use super::args::JobArgs;
 use super::download::Downloads;
+use super::staged::Staged;
 use super::terminal::{self, Style};
 use crate::config::arch::Arch;
 use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::files::output::Existing;
 use crate::hub::{self, Part};
 use crate::train::scores;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::cell::RefCell;
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Bars of the length histogram.
 const BARS: usize = 16;
@@ -34,6 +34,9 @@ pub struct Args {
     /// test; of a row of several renderings a line for each
     #[arg(long, value_name = "FILE.jsonl")]
     dump: Option<PathBuf>,
+    /// Replace the file of --dump if it is there
+    #[arg(long, requires = "dump")]
+    overwrite: bool,
     /// Print the numbers as JSON
     #[arg(long)]
     json: bool,
@@ -45,6 +48,10 @@ pub struct Args {
 /// Those of [`JobArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     let mut config = args.job.load(&[])?.config;
+    let inputs = data::named_inputs(&config);
+    let dump =
+        args.dump.as_deref().map(|path| Staged::create(path, Existing::unless("--overwrite", args.overwrite), &inputs));
+    let dump = dump.transpose()?;
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;
@@ -54,8 +61,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let vocabulary = arch.vocab_size;
     let data = data::load(&config, &model_dir, vocabulary, &Bar::default())?;
-    if let Some(path) = &args.dump {
-        dump(&data, path)?;
+    if let Some(file) = dump {
+        write_dump(&data, file)?;
     }
     if args.json {
         return terminal::print(&format!("{:#}\n", numbers(&data)));
@@ -269,17 +276,15 @@ pub(super) fn rendered(data: &Dataset, split: &Split, index: usize) -> Result<Ve
 }
 
 /// Writes every row of train, validation and test, a line each.
-fn dump(data: &Dataset, path: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Error::io("write", path, &error);
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+fn write_dump(data: &Dataset, mut file: Staged) -> Result<()> {
     for (_, split, _) in splits(data) {
         for index in 0..split.len() {
             for row in rendered(data, split, index)? {
-                writeln!(file, "{row}").map_err(failed)?;
+                file.push(&row.to_string())?;
             }
         }
     }
-    file.into_inner().map_err(std::io::IntoInnerError::into_error).and_then(|file| file.sync_all()).map_err(failed)
+    file.publish()
 }
 
 #[cfg(test)]

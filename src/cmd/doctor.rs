@@ -3,6 +3,7 @@ use super::find;
 use super::terminal::{self, Style};
 use crate::comm::gloo;
 use crate::error::Result;
+use crate::files::temporary::Temporary;
 use crate::hub::Settings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
@@ -190,13 +191,8 @@ fn disk(subject: &'static str, wanted: &Path) -> Finding {
 
 fn writable() -> Finding {
     // Permissions alone do not tell (root, read-only mounts): only making a file does; it is removed at once.
-    let probe = PathBuf::from(format!(".tunesmith-doctor-{}.tmp", std::process::id()));
-    let made = std::fs::OpenOptions::new().write(true).create_new(true).open(&probe);
-    match made {
-        Ok(_) => {
-            let _ = std::fs::remove_file(&probe);
-            Finding::new("output", Verdict::Good, "the current folder is writable")
-        }
+    match Temporary::file(Path::new(".tunesmith-doctor")) {
+        Ok(_) => Finding::new("output", Verdict::Good, "the current folder is writable"),
         Err(source) => {
             Finding::new("output", Verdict::Lacking, format!("the current folder is not writable: {source}"))
                 .hint("set train.output_dir to a folder of yours")

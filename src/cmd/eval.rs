@@ -1,5 +1,6 @@
 //! `tunesmith eval`: what a model answers on held-out rows, measured, beside what its base or another model answers.
 use std::fmt::Write as _;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -7,11 +8,9 @@ use super::args::ConfigArgs;
 use super::classify;
 use super::data::Bar;
 use super::download::Downloads;
-use super::staged::Staged;
+use super::staged::{self, Staged};
 use super::stamps;
 use super::terminal::{print, print_note, print_text};
-use crate::checkpoint::atomic;
-use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, Vocabulary};
@@ -22,6 +21,8 @@ use crate::error::{Error, Result};
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
 use crate::eval::{Asked as Asking, Settings};
 use crate::export::merge::{Parts, plain_model};
+use crate::files;
+use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
 use crate::memory;
 use crate::model::Model;
@@ -155,7 +156,11 @@ pub fn run(args: &Args) -> Result<()> {
     let places: Vec<PathBuf> = which.iter().map(|which| place(which, &config, &base)).collect::<Result<_>>()?;
     let names = names(&which, &places)?;
     let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
-    let mut samples = Staged::create(&target.join("samples.jsonl"))?;
+    let inputs = data::named_inputs(&config);
+    for name in ["metrics.json", "report.html"] {
+        claim_file(&target.join(name), OURS, &inputs)?;
+    }
+    let mut samples = Staged::create(&target.join("samples.jsonl"), OURS, &inputs)?;
     Metrics::new(&config.eval, 0)?;
     let exam = Exam {
         config: &config,
@@ -169,7 +174,7 @@ pub fn run(args: &Args) -> Result<()> {
     for ((which, name), dir) in which.iter().zip(&names).zip(&places) {
         print_text(&format!("asking {name} ({})\n", dir.display()));
         let model = load(which, (dir, &args.allow), &config, &base, &arch)?;
-        results.push(exam.ask(&model, Staged::create(&target.join("answers.jsonl"))?)?);
+        results.push(exam.ask(&model, Staged::create(&target.join("answers.jsonl"), Existing::Replace, &[])?)?);
     }
     let unanswered = results.first().map_or(0, |told| exam.rows - told.answered);
     if unanswered > 0 {
@@ -214,9 +219,28 @@ pub fn run(args: &Args) -> Result<()> {
         rows: &rows,
         facts: &facts,
     };
-    atomic::replace_file(&RealDisk, &target.join("report.html"), &answers::render(&page))?;
+    staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
     let report = target.join("report.html");
     print(&(table(&asked, &differences) + &format!("memory held     {held}\nreport          {}\n", report.display())))
+}
+
+/// What an earlier evaluation has left is replaced, nothing else.
+pub(super) const OURS: Existing = Existing::Ours(is_ours, "");
+
+/// Whether a file is one of an evaluation.
+fn is_ours(path: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = files::open_own(path).and_then(|file| file.take(files::SMALL).read_to_end(&mut start));
+    if read.is_err() {
+        return false;
+    }
+    let text = String::from_utf8_lossy(&start);
+    let object = |text: &str| serde_json::from_str::<Map<String, Value>>(text).unwrap_or_default();
+    match path.extension().and_then(|end| end.to_str()) {
+        Some("json") => ["models", "split", "rows"].iter().all(|key| object(&text).contains_key(*key)),
+        Some("jsonl") => text.lines().next().is_none_or(|line| object(line).contains_key("row")),
+        _ => text.lines().take(9).any(|line| line.contains(" · evaluation</title>")),
+    }
 }
 
 /// The held-out rows.
@@ -388,7 +412,7 @@ fn write_metrics(
         "models": models,
         "differences": differences,
     });
-    atomic::replace_file(&RealDisk, path, &format!("{all:#}\n"))
+    staged::write(path, OURS, &format!("{all:#}\n"))
 }
 
 /// A difference of two models' scores.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::args::ConfigArgs;
 use super::download::Downloads;
-use super::merge::{MAX_DIFFERENCE, Opened, PartsArgs, apart, check_merge, claim, output_dir, parse_dtype};
+use super::merge::{MAX_DIFFERENCE, Opened, PartsArgs, check_merge, claim, output_dir, parse_dtype};
 use super::terminal::print;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::finished::Finished;
@@ -15,6 +15,9 @@ use crate::export::card::Card;
 use crate::export::folder::{self, Form};
 use crate::export::gguf::{self, Format, Vocabulary};
 use crate::export::merge::Parts;
+use crate::files;
+use crate::files::output::{Existing, apart, claim_file};
+use crate::files::staged::Staged;
 use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::train::metrics::{self, Line};
@@ -101,7 +104,10 @@ pub fn run(args: &Args) -> Result<()> {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
         let path = output_dir(args.output.as_deref(), config.as_ref(), &default)?;
         apart(&path, &reads)?;
-        claim_file(&path, args.overwrite)?;
+        // What cannot be written is said before all the work.
+        let existing = Existing::unless("--overwrite", args.overwrite);
+        drop(Staged::output(&path, existing, &reads)?);
+        let path = claim_file(&path, existing, &reads)?;
         let bytes = if args.adapter_only {
             let top = top.ok_or_else(no_adapter)?;
             gguf::write_adapter(&path, &parts.arch, &top, format)?
@@ -157,20 +163,6 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn no_adapter() -> Error {
     Error::config("there is no adapter").hint("name one: --adapter DIR")
-}
-
-fn claim_file(path: &Path, overwrite: bool) -> Result<()> {
-    if path.is_dir() {
-        return Err(Error::config(format!("--output {}: a folder, expected a file", path.display())));
-    }
-    if path.exists() && !overwrite {
-        return Err(Error::config(format!("{} is there already", path.display()))
-            .hint("name another with --output, or replace it with --overwrite"));
-    }
-    match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        Some(parent) => std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source)),
-        None => Ok(()),
-    }
 }
 
 fn write_peft(
@@ -318,7 +310,7 @@ fn results(config: &Config) -> Vec<(String, String)> {
     if let Some(loss) = evaluations.next_back().and_then(|line| line.eval_loss) {
         rows.push(("last validation loss".to_owned(), format!("{loss:.4}")));
     }
-    let scores = std::fs::read_to_string(dir.join("eval").join("metrics.json")).unwrap_or_default();
+    let scores = files::read_own_text(&dir.join("eval").join("metrics.json"), files::SMALL).unwrap_or_default();
     let scores: serde_json::Value = serde_json::from_str(&scores).unwrap_or_default();
     for (name, score) in scores["models"]["tuned"]["scores"].as_object().into_iter().flatten() {
         let split = scores["split"].as_str().unwrap_or("held-out");

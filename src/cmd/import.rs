@@ -1,11 +1,12 @@
 //! `tunesmith import`: another toolkit's configuration as one of ours, and what became of each of its keys.
+use super::staged;
 use super::terminal;
 use crate::error::{Error, Result};
+use crate::files::output::Existing;
 use crate::import::{self, Imported, Outcome, Toolkit};
 use clap::ValueEnum;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The toolkits, as words of the command line.
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -52,7 +53,9 @@ pub fn run(args: &Args) -> Result<()> {
     let made = import::read(&args.file, args.from.map(From::toolkit))?;
     let report = report(&made);
     if let Some(path) = &args.out {
-        write(path, &made.yaml, args.force)?;
+        let there = path.exists() && !args.force;
+        let written = staged::write(path, Existing::unless("--force", args.force), &made.yaml);
+        written.map_err(|error| if there { error.with_kind(crate::Kind::Io) } else { error })?;
         terminal::print(&report)?;
         terminal::print(&format!("\nwritten: {}\n", path.display()))?;
     } else {
@@ -65,27 +68,6 @@ pub fn run(args: &Args) -> Result<()> {
     let names: Vec<&str> = made.refused.iter().map(|one| one.setting.as_str()).collect();
     let error = Error::config(format!("this version refuses what the file says: {}", names.join("; ")));
     Err(error.hint("the file is written; it loads once these lines are changed or removed"))
-}
-
-/// Writes a new file, or with `force` an old one anew.
-fn write(path: &Path, text: &str, force: bool) -> Result<()> {
-    let mut options = std::fs::OpenOptions::new();
-    options.write(true);
-    if force {
-        options.create(true).truncate(true)
-    } else {
-        options.create_new(true)
-    };
-    let failed = |source: &std::io::Error| {
-        let error = Error::io("write", path, source);
-        if source.kind() == std::io::ErrorKind::AlreadyExists {
-            error.hint("it is there already: --force replaces it")
-        } else {
-            error
-        }
-    };
-    let mut file = options.open(path).map_err(|source| failed(&source))?;
-    file.write_all(text.as_bytes()).map_err(|source| failed(&source))
 }
 
 /// What became of each key.

@@ -1,8 +1,8 @@
 //! `tunesmith infer`: answers one prompt, shown while it grows, or every row of a file, in its order; a file that was cut
 //! off goes on where it stands.
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Seek as _, SeekFrom, Write as _};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, IsTerminal as _, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,6 +17,9 @@ use crate::data::numbers;
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
 use crate::eval::{Answer, Asked, Go, Settings, Watcher, generate};
+use crate::files::output::{Existing, claim_file};
+use crate::files::{self, real};
+use crate::signals::{self, Handling, Requests};
 
 /// What `infer` takes.
 #[derive(Debug, clap::Args)]
@@ -48,16 +51,18 @@ pub struct Args {
 pub fn run(args: &Args) -> Result<()> {
     match (&args.input, &args.out) {
         (Some(input), Some(out)) => {
-            if input.canonicalize().is_ok_and(|input| out.canonicalize().is_ok_and(|out| input == out)) {
+            if files::is_same(input, out) {
                 return Err(Error::config(format!("--out {}: that is --in", out.display())).hint("name another file"));
             }
+            // Which file it may be shows in its rows.
+            claim_file(out, Existing::Replace, std::slice::from_ref(input))?;
             let rows = read_rows(input)?;
             let done = if args.overwrite { 0 } else { answered(out, &rows)? };
             if done == rows.len() {
                 print_note(&format!("{}: all {done} rows are answered", out.display()));
                 return Ok(());
             }
-            batch(&args.ask, &rows, done, out, input)
+            batch(args, &rows, done, out, input)
         }
         _ => single(args),
     }
@@ -131,6 +136,10 @@ fn single(args: &Args) -> Result<()> {
         }
         let mut text = String::new();
         std::io::stdin().read_to_string(&mut text).map_err(|error| Error::io("read", "standard input", &error))?;
+        if text.trim().is_empty() {
+            return Err(Error::config("there is no prompt: standard input is empty")
+                .hint("--prompt TEXT, --in FILE --out FILE, or a text on standard input"));
+        }
         if args.ask.raw { text } else { text.trim_end().to_owned() }
     };
     let asker = args.ask.open()?;
@@ -156,7 +165,7 @@ fn single(args: &Args) -> Result<()> {
 
 /// The rows of a file: JSON values, or lines of text.
 fn read_rows(path: &Path) -> Result<Vec<Value>> {
-    let file = File::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
+    let file = files::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
     let is_json = path.extension().is_some_and(|end| end == "jsonl" || end == "json" || end == "ndjson");
     let mut rows = Vec::new();
     for (number, line) in BufReader::new(file).lines().enumerate() {
@@ -208,7 +217,7 @@ fn with_answer(row: &Value, text: &str, answer: &Answer) -> Value {
 
 /// How many rows `out` answers already; half a line at its end is cut off.
 fn answered(out: &Path, rows: &[Value]) -> Result<usize> {
-    let bytes = match std::fs::read(out) {
+    let bytes = match files::read_own(out, u64::MAX) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(0),
         Err(error) => return Err(Error::io("read", out, &error)),
@@ -229,7 +238,7 @@ fn answered(out: &Path, rows: &[Value]) -> Result<usize> {
             .hint("--overwrite starts the file anew; or name another --out"));
     }
     if whole < bytes.len() {
-        let cut = OpenOptions::new().write(true).open(out).and_then(|file| file.set_len(whole as u64));
+        let cut = real(out).and_then(|out| files::open_to_write(&out, false)?.set_len(whole as u64));
         cut.map_err(|error| Error::io("write", out, &error))?;
     }
     Ok(done)
@@ -268,10 +277,12 @@ impl Watcher for Writer<'_> {
     }
 }
 
-fn batch(ask: &AskArgs, rows: &[Value], done: usize, out: &Path, input: &Path) -> Result<()> {
+fn batch(args: &Args, rows: &[Value], done: usize, out: &Path, input: &Path) -> Result<()> {
+    let ask = &args.ask;
     let asker = ask.open()?;
     if let Some(head) = &asker.model.arch.score {
-        return classify::infer_file(&asker, head, rows, out, input);
+        let existing = Existing::unless("--overwrite", args.overwrite);
+        return classify::infer_file(&asker, head, rows, (out, existing), input);
     }
     let place = |index: usize, error: Error| error.context(format!("{}: row {}", input.display(), index + 1));
     // All prompts first: a row that cannot be asked is refused before the first answer.
@@ -281,13 +292,15 @@ fn batch(ask: &AskArgs, rows: &[Value], done: usize, out: &Path, input: &Path) -
         .skip(done)
         .map(|(index, row)| asker.row(ask.system.as_deref(), row).map_err(|error| place(index, error)))
         .collect::<Result<Vec<_>>>()?;
-    let open = OpenOptions::new().create(true).truncate(done == 0).write(true).open(out);
-    let mut file = open.map_err(|error| Error::io("write", out, &error))?;
-    file.seek(SeekFrom::End(0)).map_err(|error| Error::io("write", out, &error))?;
+    // By now the model's files are known, too.
+    let place = claim_file(out, Existing::Replace, &crate::data::named_inputs(&asker.config))?;
+    let open = files::open_to_write(&place, true);
+    let file = open.and_then(|file| if done == 0 { file.set_len(0).map(|()| file) } else { Ok(file) });
+    let file = file.map_err(|error| Error::io("write", out, &error))?;
     if done > 0 {
         print_note(&format!("{}: {done} rows are answered, going on with row {}", out.display(), done + 1));
     }
-    let stop = interrupt()?;
+    let (stop, _listening) = interrupt()?;
     let settings = Settings { first_text: done as u64, ..asker.settings() };
     let rest = &rows[done..];
     let mut writer =
@@ -305,15 +318,15 @@ fn batch(ask: &AskArgs, rows: &[Value], done: usize, out: &Path, input: &Path) -
     Ok(())
 }
 
-/// A flag that Ctrl-C and SIGTERM set; a second one ends the process as ever.
-pub(super) fn interrupt() -> Result<Arc<AtomicBool>> {
-    let flag = Arc::new(AtomicBool::new(false));
-    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
-        let both = signal_hook::flag::register_conditional_default(signal, Arc::clone(&flag))
-            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&flag)));
-        both.map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;
-    }
-    Ok(flag)
+/// A flag that signals set; a second one ends the process.
+pub(super) fn interrupt() -> Result<(Arc<AtomicBool>, Handling)> {
+    let (flag, requests) = (Arc::new(AtomicBool::new(false)), Requests::default());
+    let set = Arc::clone(&flag);
+    let handling = signals::handle(move |_| {
+        set.store(true, Ordering::Relaxed);
+        requests.is_first()
+    })?;
+    Ok((flag, handling))
 }
 
 #[cfg(test)]

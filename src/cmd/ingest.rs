@@ -9,15 +9,14 @@ use serde_json::{Value, json};
 use super::args::ConfigArgs;
 use super::data::Bar;
 use super::download::Downloads;
-use super::staged::Staged;
+use super::staged::{self, Staged};
 use super::terminal;
-use crate::checkpoint::atomic::replace_file;
-use crate::checkpoint::disk::RealDisk;
 use crate::config::{Config, Dedupe};
 use crate::data::dataset::threads;
 use crate::data::documents::{self, Found, Kind};
 use crate::data::{Progress as _, Tokenizer, process};
 use crate::error::{Error, Result};
+use crate::files::output::claim_file;
 use crate::hub::{self, Part};
 use crate::plan::grouped;
 
@@ -42,6 +41,9 @@ pub struct Args {
     /// Leave broken documents out, and name them in the report, instead of ending with the first
     #[arg(long)]
     skip_broken: bool,
+    /// Replace the files whoever wrote them; those of an earlier `ingest` are replaced anyway, unless they were changed
+    #[arg(long)]
+    overwrite: bool,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -78,27 +80,41 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let (resolved, _) = ConfigArgs { words: settings }.load_optional(&[])?;
     let config = resolved.config;
+    let existing = staged::existing(args.overwrite);
+    let report_file = args.out.with_extension("report.json");
+    claim_file(&report_file, existing, &[])?;
     let found = documents::find(&paths.iter().map(PathBuf::from).collect::<Vec<_>>())?;
+    let inputs: Vec<PathBuf> = found.documents.iter().map(|(path, _)| path.clone()).collect();
+    // What cannot be written is said before all the work.
+    let mut staged = Staged::create(&args.out, existing, &inputs)?;
     if found.documents.is_empty() {
         return Err(Error::data(format!("{}: found no documents", paths.join(", ")))
             .hint("expected files that end in .txt, .md, .html or .docx"));
     }
     let tokenizer = tokenizer(&config)?;
     let mut left_out = LeftOut::default();
-    let mut staged = Staged::create(&args.out)?;
     let threads = threads(&config)?;
     let mut documents =
         threads.install(|| read(&found, tokenizer.as_ref(), &mut staged, args.skip_broken, &mut left_out))?;
     staged.finish()?;
     if config.data.dedupe != Dedupe::None {
-        staged = deduplicate(&staged, &args.out, &mut documents, &config, &mut left_out)?;
+        staged = deduplicate(
+            &staged,
+            Staged::create(&args.out, existing, &inputs)?,
+            &mut documents,
+            &config,
+            &mut left_out,
+        )?;
     }
     if documents.is_empty() {
         return Err(Error::data(format!("none of the {} documents has a text", found.documents.len())));
     }
+    let digest = staged.digest()?;
     staged.publish()?;
-    let report = report(&args.out, &found, &documents, tokenizer.is_some(), &left_out);
-    replace_file(&RealDisk, &args.out.with_extension("report.json"), &format!("{report:#}\n"))?;
+    let mut report = report(&args.out, &found, &documents, tokenizer.is_some(), &left_out);
+    let name = args.out.file_name().unwrap_or_default().to_string_lossy();
+    report["blake3"] = json!({ name: digest });
+    staged::write(&report_file, existing, &format!("{report:#}\n"))?;
     terminal::print(&if args.json { format!("{report:#}\n") } else { readable(&report) })
 }
 
@@ -159,14 +175,13 @@ fn read(
 /// Copies the rows that do not repeat an earlier one, as `data.dedupe` says.
 fn deduplicate(
     staged: &Staged,
-    out: &Path,
+    mut copy: Staged,
     documents: &mut Vec<Document>,
     config: &Config,
     left_out: &mut LeftOut,
 ) -> Result<Staged> {
     let rows = u32::try_from(documents.len()).map_err(|_| Error::data("more than 4 billion documents"))?;
     let (stays, _) = process::distinct(staged.path(), rows, config, &Bar::default())?;
-    let mut copy = Staged::create(out)?;
     for (line, _) in staged.read()?.zip(&stays).filter(|(_, stays)| **stays) {
         copy.push(&line?)?;
     }

@@ -4,15 +4,14 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
+use signal_hook::consts::SIGTERM;
 
 use super::devices::{self, Asked, Started};
 use super::failure::Report;
@@ -23,6 +22,9 @@ use crate::comm::token::Token;
 use crate::comm::{gloo, gloo_library, process};
 use crate::config::RankBackend;
 use crate::error::{Error, Kind, Result};
+use crate::files;
+use crate::files::temporary::{self, Watched};
+use crate::signals::{self, Requests};
 
 /// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
@@ -77,14 +79,12 @@ pub fn run(args: &Args) -> Result<()> {
         }
     };
     let asked = Arc::new(AtomicUsize::new(0));
-    let mut signals = Signals::new([SIGINT, SIGTERM])
-        .map_err(|error| Error::new(Kind::Io, format!("cannot install signal handlers: {error}")))?;
-    let count = Arc::clone(&asked);
-    std::thread::spawn(move || {
-        for _ in signals.forever() {
-            count.fetch_add(1, Ordering::Relaxed);
-        }
-    });
+    let (count, requests) = (Arc::clone(&asked), Requests::default());
+    // A second one ends this process, and with it the ranks, which are tied to it.
+    let _listening = signals::handle(move |_| {
+        count.store(1, Ordering::Relaxed);
+        requests.is_first()
+    })?;
     let mut restarts = 0;
     loop {
         let Some(failure) = job.attempt(restarts, &asked)? else { return Ok(()) };
@@ -398,7 +398,26 @@ fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
 }
 
 /// Where ranks leave their last error.
-struct Reports(PathBuf);
+struct Reports {
+    folder: PathBuf,
+    /// Its lock tells other launchers that this one lives.
+    _watched: Watched,
+}
+
+/// Removes the folders of this kind beside `own` that launchers of this user which were killed have left.
+fn sweep(own: &Path) {
+    use std::os::unix::fs::MetadataExt as _;
+    let user = |path: &Path| std::fs::symlink_metadata(path).map(|metadata| (metadata.is_dir(), metadata.uid())).ok();
+    for entry in own.parent().and_then(|folder| std::fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let parts: Vec<&str> = name.strip_prefix("tunesmith-").map_or(Vec::new(), |rest| rest.split('-').collect());
+        let ours = matches!(parts[..], [process, token] if process.parse::<u32>().is_ok() && token.len() == 12);
+        let path = entry.path();
+        if ours && path != own && user(&path) == user(own) && temporary::is_abandoned(&path) {
+            let _ = std::fs::remove_dir_all(&path);
+        }
+    }
+}
 
 impl Reports {
     fn new() -> Result<Self> {
@@ -407,22 +426,24 @@ impl Reports {
             std::env::temp_dir().join(format!("tunesmith-{}-{}", std::process::id(), &Token::fresh()?.text()[..12]));
         let made = std::fs::DirBuilder::new().mode(0o700).create(&folder);
         made.map_err(|error| Error::io("create", &folder, &error))?;
-        Ok(Self(folder))
+        let watched = Watched::new(folder.clone());
+        sweep(&folder);
+        Ok(Self { folder, _watched: watched })
     }
 
     fn of(&self, rank: usize) -> PathBuf {
-        self.0.join(format!("{rank}.json"))
+        self.folder.join(format!("{rank}.json"))
     }
 
     fn read(&self, rank: usize) -> Option<Report> {
-        serde_json::from_str(&std::fs::read_to_string(self.of(rank)).ok()?).ok()
+        serde_json::from_str(&files::read_own_text(&self.of(rank), files::SMALL).ok()?).ok()
     }
 }
 
 impl Drop for Reports {
     fn drop(&mut self) {
         // A folder that stays in the folder for temporary files does no harm.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = std::fs::remove_dir_all(&self.folder);
     }
 }
 

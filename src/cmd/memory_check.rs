@@ -8,6 +8,7 @@ use super::args::JobArgs;
 use super::{find, terminal};
 use crate::data;
 use crate::error::Result;
+use crate::files;
 use crate::memory::{human_bytes, limits};
 use crate::plan::memory::PROGRAM;
 use crate::plan::{grouped, table};
@@ -124,7 +125,7 @@ fn show(devices: &[Device]) -> String {
 /// The share of a tenth of a second in which the processors were not idle.
 fn cpu_utilization() -> Option<u32> {
     let ticks = || -> Option<(u64, u64)> {
-        let text = fs::read_to_string("/proc/stat").ok()?;
+        let text = files::system("/proc/stat")?;
         let numbers: Vec<u64> =
             text.lines().next()?.split_whitespace().skip(1).filter_map(|word| word.parse().ok()).collect();
         Some((numbers.iter().sum(), numbers.get(3)? + numbers.get(4)?))
@@ -145,15 +146,15 @@ fn own_processes(proc: &Path) -> Vec<Process> {
             let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
             let mine = me == entry.metadata().ok().map(|meta| meta.uid()) && pid != std::process::id();
             let folder = entry.path();
-            let ours = mine && fs::read_to_string(folder.join("comm")).ok()?.trim() == "tunesmith";
+            let ours = mine && files::system(folder.join("comm"))?.trim() == "tunesmith";
             if !ours {
                 return None;
             }
-            let line = fs::read(folder.join("cmdline")).ok()?;
+            let line = files::read_own(&folder.join("cmdline"), files::SMALL).ok()?;
             let words: Vec<String> =
                 line.split(|&byte| byte == 0).take(3).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
             let name = words.join(" ");
-            let status = fs::read_to_string(folder.join("status")).ok()?;
+            let status = files::system(folder.join("status"))?;
             let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().strip_suffix("kB")?;
             let bytes = resident.trim().parse::<u64>().ok().map(|kib| kib * 1024);
             Some(Process { pid, name: name.trim().chars().take(60).collect(), bytes })

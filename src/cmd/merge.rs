@@ -19,6 +19,8 @@ use crate::export::blend::{self, Method, Recipe};
 use crate::export::folder::{self, Form, Written};
 use crate::export::merge::{Comparison, Merged, Parts, compare, plain_model, sample_logits, widened};
 use crate::export::requantize::Coding;
+use crate::files::output::claim_folder;
+use crate::files::temporary::Temporary;
 use crate::hub::{self, Part};
 use crate::model::quantize::{Held, How};
 use crate::model::weights::Dtype;
@@ -406,49 +408,19 @@ pub fn output_dir(flag: Option<&Path>, config: Option<&Config>, name: &str) -> R
     }
 }
 
-/// Refuses an output that is, holds, or lies in one of the folders that are read: it would replace what it is made of.
+/// Refuses to write over something, or into what is read; clears what a killed process has left of the folder.
 ///
 /// # Errors
-/// [`crate::Kind::Config`].
-pub fn apart(output: &Path, reads: &[PathBuf]) -> Result<()> {
-    // A path that is not there yet, by the deepest folder of it that is.
-    let real = |path: &Path| -> Option<PathBuf> {
-        let whole = std::path::absolute(path).ok()?;
-        let there = whole.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)));
-        there.and_then(|(part, real)| Some(real.join(whole.strip_prefix(part).ok()?)))
-    };
-    let Some(written) = real(output) else { return Ok(()) };
-    for read in reads {
-        if real(read).is_some_and(|read| written.starts_with(&read) || read.starts_with(&written)) {
-            return Err(Error::config(format!("--output {}: {} is read from", output.display(), read.display()))
-                .hint("name a place apart from the base and the adapters"));
-        }
-    }
-    Ok(())
-}
-
-/// Refuses to write over something, or into what is read.
-///
-/// # Errors
-/// [`crate::Kind::Config`].
+/// Those of [`claim_folder`]; [`crate::Kind::Io`]: nothing can be written there.
 pub fn claim(output: &Path, overwrite: bool, reads: &[PathBuf]) -> Result<()> {
-    apart(output, reads)?;
-    let taken = output.is_file() || std::fs::read_dir(output).is_ok_and(|mut entries| entries.next().is_some());
-    if taken && !overwrite {
-        return Err(Error::config(format!("{} is there already", output.display()))
-            .hint("name another with --output, or replace it with --overwrite"));
+    let written = |dir: &Path| Some(atomic::Manifest::read(dir).ok()?.names());
+    atomic::recover(&RealDisk, output)?;
+    claim_folder(output, overwrite, reads, written)?;
+    if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source))?;
     }
-    if taken && output.is_dir() && !output.join(atomic::MANIFEST).is_file() {
-        return Err(Error::config(format!(
-            "{} is not a folder that tunesmith wrote: it is not replaced",
-            output.display()
-        ))
-        .hint("name another with --output"));
-    }
-    match output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        Some(parent) => std::fs::create_dir_all(parent).map_err(|source| Error::io("create", parent, &source)),
-        None => Ok(()),
-    }
+    // What cannot be written is said before all the work.
+    Temporary::file(output).map(drop).map_err(|source| Error::io("write", output, &source))
 }
 
 #[cfg(test)]
@@ -465,29 +437,5 @@ mod tests {
             let error = refuse(&of(largest, scale), MAX_DIFFERENCE).unwrap_err();
             assert_eq!(error.kind(), crate::Kind::Numeric, "{largest} of {scale}");
         }
-    }
-
-    #[test]
-    fn an_output_that_is_holds_or_lies_in_what_is_read_is_refused() {
-        let root = tempfile::tempdir().unwrap();
-        let at = |name: &str| root.path().join(name);
-        std::fs::create_dir_all(at("base/inner")).unwrap();
-        std::fs::create_dir_all(at("other")).unwrap();
-        std::os::unix::fs::symlink(at("base"), at("link")).unwrap();
-        let reads = [at("base"), at("adapter-of-the-hub")];
-        for output in ["base", "base/inner", "base/new/deeper", "link", "link/new", "other/../base", "."] {
-            let error = apart(&at(output), &reads).expect_err(output);
-            assert!(error.kind() == crate::Kind::Config && error.message().contains("is read from"), "{error}");
-        }
-        for output in ["base-merged", "other", "other/base", "new/deeper/still"] {
-            apart(&at(output), &reads).unwrap();
-        }
-        // Also where replacing is asked for.
-        assert!(claim(&at("base"), true, &reads).unwrap_err().message().contains("is read from"));
-        std::fs::write(at("other/file"), "mine").unwrap();
-        assert!(claim(&at("other"), false, &reads).unwrap_err().message().contains("is there already"));
-        assert!(claim(&at("other"), true, &reads).unwrap_err().message().contains("not a folder that tunesmith wrote"));
-        claim(&at("fresh/folder"), false, &reads).unwrap();
-        assert!(at("fresh").is_dir() && !at("fresh/folder").exists());
     }
 }

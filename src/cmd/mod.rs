@@ -17,6 +17,7 @@ pub mod export;
 pub mod failure;
 mod find;
 pub mod gpu_info;
+mod guard;
 pub mod import;
 pub mod infer;
 pub mod ingest;
@@ -30,10 +31,11 @@ mod scaling;
 pub mod setup_accelerate;
 mod staged;
 pub mod stamps;
+mod streams;
 pub mod terminal;
 pub mod train;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -126,21 +128,33 @@ impl Command {
 /// Runs the program on its arguments (the first is the program's name).
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     terminal::clean_panics();
-    let cli = match Cli::try_parse_from(args) {
-        Ok(cli) => cli,
-        Err(usage) => {
-            // Help and version are asked for and go to stdout; a usage error, which repeats what was typed, goes to stderr.
-            // Nobody reads a failure to print.
-            if usage.use_stderr() {
-                terminal::print_text(&usage.render().to_string());
-            } else {
-                let _ = usage.print();
-            }
-            return ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2));
-        }
+    let args: Vec<OsString> = args.into_iter().collect();
+    guard::guarded(move || finish(command(args)))
+}
+
+/// Reads the arguments, and does what they say.
+fn command(args: Vec<OsString>) -> Result<ExitCode> {
+    let usage = match Cli::try_parse_from(args) {
+        Ok(cli) => return cli.command.run().map(|()| ExitCode::SUCCESS),
+        Err(usage) => usage,
     };
-    match cli.command.run() {
-        Ok(()) => ExitCode::SUCCESS,
+    // Help and version are asked for and go to stdout; a usage error, which repeats what was typed, goes to stderr.
+    if usage.use_stderr() {
+        terminal::print_text(&usage.render().to_string());
+        return Ok(ExitCode::from(u8::try_from(usage.exit_code()).unwrap_or(2)));
+    }
+    match usage.print() {
+        Err(source) if source.kind() != std::io::ErrorKind::BrokenPipe => {
+            Err(Error::io("write", "standard output", &source))
+        }
+        // Nothing is left to print: this tells whether there was anything to print to.
+        _ => terminal::print("").map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn finish(done: Result<ExitCode>) -> ExitCode {
+    match done {
+        Ok(code) => code,
         Err(error) => {
             if !failure::report(&error) {
                 terminal::print_error(&error);

@@ -4,6 +4,7 @@ use super::{scaling, terminal};
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
 use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_name, shape};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::hub::{self, Part, Quiet};
 use crate::plan::flops::Costs;
 use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
@@ -175,7 +176,8 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
         terminal::print_note(&format!("{}: the shape as this version knows it; nothing is fetched", named.display()));
         (Arch::from_json(text, &named)?, budget::stored_by(text))
     } else if named.is_file() {
-        let text = std::fs::read_to_string(&named).map_err(|error| Error::io("read", &named, &error))?;
+        let text = files::read_text(&named, files::SMALL)
+            .map_err(|error| Error::io("read", &named, &error).with_kind(crate::Kind::Model))?;
         (Arch::from_json(&text, &named)?, budget::stored_by(&text))
     } else {
         let dir = hub::model_dir(&config.model, Part::Description, &Quiet)?.dir;

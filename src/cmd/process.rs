@@ -2,15 +2,14 @@
 use super::args::JobArgs;
 use super::data::{Bar, numbers, overview, rendered};
 use super::download::Downloads;
-use super::staged::Staged;
+use super::staged::{self, Staged};
 use super::terminal;
-use crate::checkpoint::atomic::replace_file;
-use crate::checkpoint::disk::RealDisk;
 use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::process::{Part as RowPart, rows};
 use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
+use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -33,6 +32,9 @@ pub struct Args {
     /// Write each row as the model sees it: `{text, input_ids, labels}`, or with another task `{text, input_ids, label}`
     #[arg(long, conflicts_with = "style")]
     render: bool,
+    /// Replace the files whoever wrote them; those of an earlier `process` are replaced anyway, unless they were changed
+    #[arg(long)]
+    overwrite: bool,
     /// Print the report as JSON
     #[arg(long)]
     json: bool,
@@ -47,6 +49,13 @@ pub fn run(args: &Args) -> Result<()> {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
     }
     let mut config = args.job.load(&[])?.config;
+    let (inputs, existing) = (data::named_inputs(&config), staged::existing(args.overwrite));
+    let [json_report, text_report] = ["report.json", "report.md"].map(|end| args.out.with_extension(end));
+    for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
+        claim_file(target, existing, &inputs)?;
+    }
+    // Also that it can be written.
+    drop(Staged::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
     let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
     hub::fetch_paths(&mut config.data, &downloads)?;
@@ -55,44 +64,45 @@ pub fn run(args: &Args) -> Result<()> {
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();
     for part in RowPart::ALL {
-        written.extend(write(&data, &config, part, args, &bar)?);
+        written.extend(write(&data, &config, part, args, (existing, &inputs), &bar)?);
     }
-    let sources = data.inputs.files();
-    let same = |written: &Staged| sources.iter().find(|source| is_same(source, written.target()));
-    if let Some(source) = written.iter().find_map(same) {
-        return Err(Error::config(format!("--out would replace {}, which the rows are read from", source.display()))
-            .hint("name another file"));
-    }
-    let mut files = serde_json::Map::new();
+    let (mut files, mut digests) = (serde_json::Map::new(), serde_json::Map::new());
     for written in written {
         files.insert(written.target().display().to_string(), written.len().into());
+        let name = written.target().file_name().unwrap_or_default().to_string_lossy().into_owned();
+        digests.insert(name, written.digest()?.into());
         written.publish()?;
     }
     let mut report = numbers(&data);
     report["written"] = files.clone().into();
-    replace_file(&RealDisk, &args.out.with_extension("report.json"), &format!("{report:#}\n"))?;
+    report["blake3"] = digests.into();
+    staged::write(&json_report, existing, &format!("{report:#}\n"))?;
     let readable = readable(&data, &files);
-    replace_file(&RealDisk, &args.out.with_extension("report.md"), &readable)?;
+    staged::write(&text_report, existing, &readable)?;
     terminal::print(&if args.json { format!("{report:#}\n") } else { readable })
 }
 
-fn is_same(one: &Path, other: &Path) -> bool {
-    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+/// The file of a part's rows.
+fn target(out: &Path, part: RowPart) -> PathBuf {
+    if part == RowPart::Train { out.to_owned() } else { out.with_extension(format!("{}.jsonl", part.name())) }
 }
 
 /// Writes the rows of a part beside their place; nothing if there is no such part.
-fn write(data: &Dataset, config: &Config, part: RowPart, args: &Args, bar: &Bar) -> Result<Option<Staged>> {
-    let target = match part {
-        RowPart::Train => args.out.clone(),
-        _ => args.out.with_extension(format!("{}.jsonl", part.name())),
-    };
+fn write(
+    data: &Dataset,
+    config: &Config,
+    part: RowPart,
+    args: &Args,
+    (existing, inputs): (Existing, &[PathBuf]),
+    bar: &Bar,
+) -> Result<Option<Staged>> {
     let split = match part {
         RowPart::Train => Some(&data.train),
         RowPart::Validation => data.validation.as_ref(),
         RowPart::Test => data.test.as_ref(),
     };
     let Some(split) = split else { return Ok(None) };
-    let mut written = Staged::create(&target)?;
+    let mut written = Staged::create(&target(&args.out, part), existing, inputs)?;
     match &args.style {
         _ if args.render => {
             for index in 0..split.len() {

@@ -3,9 +3,10 @@ use std::fmt::Write as _;
 use std::io::{BufRead as _, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::{devices, terminal};
+use super::{devices, staged, terminal};
 use crate::config::foreign;
 use crate::error::{Error, Result};
+use crate::files::output::{Existing, claim_file};
 use crate::plan::platform::{self, Engine, Host, Layout};
 use crate::train::machine;
 
@@ -47,10 +48,8 @@ struct Answers {
 /// # Errors
 /// [`crate::Kind::Config`]: the file is there already; [`crate::Kind::Io`].
 pub fn run(args: &Args) -> Result<()> {
-    if args.out.exists() && !args.overwrite {
-        return Err(Error::config(format!("{} is there already", args.out.display()))
-            .hint("replace it with --overwrite, or write another with --out FILE"));
-    }
+    let existing = Existing::unless("--overwrite", args.overwrite);
+    claim_file(&args.out, existing, &[])?;
     let host = machine::host();
     let asks = !args.yes && std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
     let question = |text: &str, fallback: String, fits: &dyn Fn(&str) -> bool| {
@@ -80,10 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
     let answers = Answers { processes, strategy, precision };
     let text = file(&host, &answers);
     foreign::check(foreign::Format::Accelerate, Path::new("what is written"), &text)?;
-    if let Some(folder) = args.out.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-    }
-    std::fs::write(&args.out, text).map_err(|error| Error::io("write", &args.out, &error))?;
+    staged::write(&args.out, existing, &text)?;
     let ranks = processes as usize;
     let layout = Layout { ranks, local: ranks, in_process: false };
     let choices = platform::choose(&host, layout, Engine::Cpu);

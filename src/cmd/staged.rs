@@ -1,57 +1,39 @@
-//! A file of lines that is whole before it stands at its place.
-use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+//! Outputs of lines: whole before they stand at their place.
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::error::{Error, Result};
+use crate::files::output::Existing;
+use crate::files::{self, staged};
 
 /// Lines beside their place; they are gone when this is, unless they got there.
 pub(super) struct Staged {
-    path: PathBuf,
-    target: PathBuf,
-    file: BufWriter<File>,
+    file: staged::Staged,
     lines: u64,
 }
 
 impl Staged {
-    /// Begins the file that is to become `target`, and its folder.
+    /// Begins the file that is to become `target`, and its folder; `inputs` are going to be read.
     ///
     /// # Errors
-    /// [`crate::Kind::Io`].
-    pub fn create(target: &Path) -> Result<Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        if target.is_dir() {
-            return Err(Error::new(crate::Kind::Io, format!("cannot write {}: it is a folder", target.display())));
-        }
-        if let Some(folder) = target.parent().filter(|folder| !folder.as_os_str().is_empty()) {
-            fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, &error))?;
-        }
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        // The end of a name says what the file holds, also while it is read again.
-        let end = target.extension().map_or_else(String::new, |end| format!(".{}", end.to_string_lossy()));
-        let path = target.with_extension(format!("tmp-{}-{number}{end}", std::process::id()));
-        let file = File::create(&path).map_err(|error| Error::io("write", target, &error))?;
-        Ok(Self { path, target: target.to_owned(), file: BufWriter::with_capacity(1 << 16, file), lines: 0 })
+    /// As [`staged::Staged::output`].
+    pub fn create(target: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<Self> {
+        Ok(Self { file: staged::Staged::output(target, existing, inputs)?, lines: 0 })
     }
 
     /// Where it lies meanwhile.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.file.path()
     }
 
     /// Where it is to stand.
     pub fn target(&self) -> &Path {
-        &self.target
+        self.file.target()
     }
 
     /// How many lines it has.
     pub const fn len(&self) -> u64 {
         self.lines
-    }
-
-    fn failed(&self, error: &std::io::Error) -> Error {
-        Error::io("write", &self.target, error)
     }
 
     /// Appends a line.
@@ -61,7 +43,7 @@ impl Staged {
     pub fn push(&mut self, line: &str) -> Result<()> {
         self.lines += 1;
         let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.write_all(b"\n"));
-        written.map_err(|error| self.failed(&error))
+        written.map_err(|error| Error::io("write", self.file.target(), &error))
     }
 
     /// Lets the lines be read: all are on the disk.
@@ -69,8 +51,7 @@ impl Staged {
     /// # Errors
     /// [`crate::Kind::Io`].
     pub fn finish(&mut self) -> Result<()> {
-        let synced = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        synced.map_err(|error| self.failed(&error))
+        self.file.sync()
     }
 
     /// The lines of a finished file.
@@ -78,23 +59,63 @@ impl Staged {
     /// # Errors
     /// [`crate::Kind::Io`].
     pub fn read(&self) -> Result<impl Iterator<Item = Result<String>> + '_> {
-        let failed = |error: std::io::Error| Error::io("read", &self.path, &error);
-        let lines = BufReader::new(File::open(&self.path).map_err(failed)?).lines();
+        let failed = |error: std::io::Error| Error::io("read", self.path(), &error);
+        let lines = BufReader::new(files::open_own(self.path()).map_err(failed)?).lines();
         Ok(lines.map(move |line| line.map_err(failed)))
+    }
+
+    /// The BLAKE3 of a finished file, by which [`is_as_reported`] knows it again.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`].
+    pub fn digest(&self) -> Result<String> {
+        digest(self.path()).map_err(|error| Error::io("read", self.path(), &error))
     }
 
     /// Puts the file at its place.
     ///
     /// # Errors
-    /// [`crate::Kind::Io`].
-    pub fn publish(mut self) -> Result<()> {
-        self.finish()?;
-        fs::rename(&self.path, &self.target).map_err(|error| self.failed(&error))
+    /// As [`Staged::create`].
+    pub fn publish(self) -> Result<()> {
+        self.file.publish()
     }
 }
 
-impl Drop for Staged {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
+fn digest(path: &Path) -> std::io::Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update_reader(files::open_own(path)?)?;
+    Ok(hasher.finalize().to_hex().to_string())
+}
+
+/// Files that are as an earlier run of the command wrote them are replaced, others only with `overwrite`.
+pub(super) const fn existing(overwrite: bool) -> Existing {
+    if overwrite { Existing::Replace } else { Existing::Ours(is_as_reported, "--overwrite") }
+}
+
+/// Whether a file of rows, or the report beside it, is as `process` or `ingest` wrote it: the report has its BLAKE3.
+fn is_as_reported(path: &Path) -> bool {
+    let report = |path: &Path| -> Option<serde_json::Value> {
+        serde_json::from_str(&files::read_own_text(path, files::SMALL).ok()?).ok()
+    };
+    match path.extension().and_then(|end| end.to_str()) {
+        Some("json") => report(path).is_some_and(|report| report["blake3"].is_object()),
+        Some("md") => files::read_own_text(path, files::SMALL).is_ok_and(|text| text.starts_with("# Data report")),
+        _ => {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            // Of `rows.jsonl` and of `rows.validation.jsonl` the report is `rows.report.json`.
+            let places = [path.with_extension("report.json"), path.with_extension("").with_extension("report.json")];
+            let known = places.iter().find_map(|place| Some(report(place)?["blake3"][&name].as_str()?.to_owned()));
+            known.is_some_and(|known| digest(path).is_ok_and(|found| found == known))
+        }
     }
+}
+
+/// Writes a whole text to an output.
+///
+/// # Errors
+/// As [`Staged::create`].
+pub(super) fn write(target: &Path, existing: Existing, text: &str) -> Result<()> {
+    let mut file = staged::Staged::output(target, existing, &[])?;
+    file.write_all(text.as_bytes()).map_err(|error| Error::io("write", target, &error))?;
+    file.publish()
 }

@@ -75,6 +75,9 @@ pub(super) fn print_answer(text: &str) -> Result<()> {
 }
 
 fn print_bytes(bytes: &[u8]) -> Result<()> {
+    if super::streams::stdout_is_closed() {
+        return Err(Error::new(crate::Kind::Io, "cannot write standard output: it is closed"));
+    }
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {
         Err(source) if source.kind() != std::io::ErrorKind::BrokenPipe => {

@@ -65,14 +65,17 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     let stop = Stop::default();
-    stop.listen(
+    let _listening = stop.listen(
         move |signal| {
             tell(first, &format!("{signal} before step 1: nothing was written"));
             std::process::exit(i32::from(crate::Kind::Preempted.exit_code()));
         },
         move |signal, again| {
-            let what =
-                if again { "again: still finishing, nothing is lost" } else { "finishing this step, then saving" };
+            let what = if again {
+                "again: ending at once; the checkpoints that are there are whole"
+            } else {
+                "finishing this step, then saving (again: end at once)"
+            };
             tell(first, &format!("{signal}: {what}"));
         },
     )?;

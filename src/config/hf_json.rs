@@ -1,5 +1,4 @@
 //! Checked reading of a model's `config.json`: values by key, and the refusal of features that are not computed.
-use std::fs;
 use std::io::Read;
 use std::path::Path;
 
@@ -7,6 +6,7 @@ use serde_json::{Map, Value};
 
 use super::arch::{Activation, Arch, BlockKind, Experts, FAMILIES, Family, NormPlacement, QkNorm, TokenRows};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Bound of every width, head count and vocabulary: products of two stay far from overflow.
 pub(super) const MAX_SIZE: usize = 1 << 24;
@@ -19,13 +19,14 @@ const CONFIG_BYTES: u64 = 4 << 20;
 
 /// The text of a small file; none where there is no such file.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
-    let file = match fs::File::open(path) {
+    let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(crate::Kind::Model);
+    let file = match files::open_member(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Error::io("open", path, &error)),
+        Err(error) => return Err(failed(error)),
     };
     let mut bytes = Vec::new();
-    file.take(CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(|error| Error::io("read", path, &error))?;
+    file.take(CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > CONFIG_BYTES {
         return Err(Error::model(format!(
             "{}: larger than {CONFIG_BYTES} bytes, expected a small JSON file",

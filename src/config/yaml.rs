@@ -1,6 +1,7 @@
 //! YAML with limits: from bytes to [`Node`]s, and from a node back to the line where it is written.
 use super::value::Node;
 use crate::error::{Error, Result};
+use crate::files;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::cell::Cell;
 use std::fmt;
@@ -84,8 +85,8 @@ impl Document {
 
 /// A file's bytes, if it is no larger than a configuration may be.
 fn read_bytes(path: &Path) -> Result<Vec<u8>> {
-    let cannot = |source: &std::io::Error| Error::config(format!("cannot read {}: {source}", path.display()));
-    let file = std::fs::File::open(path).map_err(|source| match nearest_file(path) {
+    let cannot = |source: &std::io::Error| Error::io("read", path, source).with_kind(crate::Kind::Config);
+    let file = files::open(path).map_err(|source| match nearest_file(path) {
         Some(near) => cannot(&source).hint(format!("did you mean {}?", near.display())),
         None => cannot(&source),
     })?;

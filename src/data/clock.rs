@@ -128,7 +128,7 @@ fn civil_date(days: u64) -> (u64, usize, u64) {
 
 /// What the processor has spent on this thread, where the system says so.
 pub fn thread_time() -> Option<Duration> {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
+    let text = crate::files::system("/proc/thread-self/schedstat")?;
     text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 

@@ -156,12 +156,12 @@ fn data_seed(config: &Config) -> u64 {
 /// The threads that read and tokenize: `data.num_proc`.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: they cannot be started.
+/// [`crate::Kind::Memory`]: they cannot be started.
 pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
-    rayon::ThreadPoolBuilder::new()
-        .num_threads(config.data.num_proc.unwrap_or(0))
-        .build()
-        .map_err(|error| Error::config(format!("data.num_proc: cannot start threads: {error}")))
+    rayon::ThreadPoolBuilder::new().num_threads(config.data.num_proc.unwrap_or(0)).build().map_err(|error| {
+        Error::memory(format!("data.num_proc: cannot start threads: {error}"))
+            .hint("raise the limits of processes and memory (ulimit -u, ulimit -v), or set data.num_proc=1")
+    })
 }
 
 /// Reads and tokenizes all data of a configuration. `vocab_size` is the model's.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::row::Form;
 use super::source::glob;
-use crate::config::{Config, DatasetSpec, Format, Task};
+use crate::config::{Config, DatasetSpec, Format, Task, schema};
 use crate::error::{Error, Result};
 
 /// Files that are read as one: a path setting, or a source of a mix.
@@ -73,6 +73,35 @@ impl Inputs {
     pub fn files(&self) -> Vec<&PathBuf> {
         self.train.iter().chain(&self.validation).chain(&self.test).flat_map(|input| &input.paths).collect()
     }
+}
+
+/// The files and folders that a configuration names to be read: an output may replace none of them. Which file
+/// a hub's name stands for is not known here; what is read of it is an input all the same.
+pub fn named(config: &Config) -> Vec<PathBuf> {
+    fn texts<'a>(value: &'a serde_json::Value, found: &mut Vec<&'a str>) {
+        match value {
+            serde_json::Value::String(text) => found.push(text),
+            serde_json::Value::Array(items) => items.iter().for_each(|item| texts(item, found)),
+            serde_json::Value::Object(fields) => fields.values().for_each(|item| texts(item, found)),
+            _ => {}
+        }
+    }
+    const READ: [&str; 6] =
+        ["model.name", "model.local_dir", "tuning.adapter", "tuning.adapters", "data.datasets", "train.accelerate"];
+    let is_read = |path: &str| READ.contains(&path) || path.ends_with("_path") || path.ends_with("json_schema");
+    let mut inputs = Vec::new();
+    for option in schema::options().filter(|option| is_read(&option.path())) {
+        let value = (option.get)(config);
+        let mut found = Vec::new();
+        texts(&value, &mut found);
+        for text in found.into_iter().filter(|text| !text.is_empty()) {
+            let path = PathBuf::from(text);
+            // A pattern that matches nothing is refused where it is read.
+            let files = if path.exists() { Ok(vec![path]) } else { glob::expand(&[path], "") };
+            inputs.extend(files.unwrap_or_default().into_iter().filter(|path| path.exists()));
+        }
+    }
+    inputs
 }
 
 /// The form of rows: of a task other than continuing text always the same.

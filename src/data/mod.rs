@@ -47,9 +47,10 @@ mod walk;
 
 pub use batch::{Batch, Example, IGNORE};
 pub use dataset::{Dataset, Progress, Silent, load};
+pub use inputs::named as named_inputs;
 pub use report::{Counts, Report};
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;
-pub use tokenizer::{Tokenizer, new_token_ids, with_tokens};
+pub use tokenizer::{MAX_FILE_BYTES as MAX_TOKENIZER, Tokenizer, new_token_ids, with_tokens};
 pub use tokens::default_dir as cache_dir;

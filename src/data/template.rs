@@ -13,9 +13,10 @@ use super::dumps::to_json;
 use super::isolate::isolated;
 use super::jinja::{self, MAX_SOURCE, Program};
 use super::row::Conversation;
-use super::tokenizer::{Tokenizer, read_file, read_json};
+use super::tokenizer::{Opener, Tokenizer, read_file, read_json};
 use crate::config::BuiltinTemplate;
 use crate::error::{Error, Kind, Result};
+use crate::files;
 
 /// The characters that may mark generation blocks: Unicode reserves them for such internal use.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
@@ -209,14 +210,14 @@ impl ChatTemplate {
         let in_folder = model_dir.join("chat_template.jinja");
         let (origin, source) = match (path, builtin) {
             (Some(path), _) => {
-                let source = read_template(path)?.ok_or_else(|| {
+                let source = read_template(path, files::open)?.ok_or_else(|| {
                     Error::data(format!("{}: no such file", path.display())).hint("check data.template_path")
                 })?;
                 (path.display().to_string(), source)
             }
             (None, Some(builtin)) => (format!("built-in {builtin}"), builtin_source(builtin).to_owned()),
             (None, None) => {
-                if let Some(source) = read_template(&in_folder)? {
+                if let Some(source) = read_template(&in_folder, files::open_member)? {
                     (in_folder.display().to_string(), source)
                 } else {
                     let origin = model_dir.join("tokenizer_config.json").display().to_string();
@@ -390,8 +391,8 @@ fn describe(error: &minijinja::Error) -> String {
     }
 }
 
-fn read_template(path: &Path) -> Result<Option<String>> {
-    let Some(bytes) = read_file(path)? else { return Ok(None) };
+fn read_template(path: &Path, open: Opener) -> Result<Option<String>> {
+    let Some(bytes) = read_file(path, open)? else { return Ok(None) };
     if bytes.len() > MAX_SOURCE {
         return Err(Error::model(format!(
             "{} has {} bytes, expected at most {MAX_SOURCE}",

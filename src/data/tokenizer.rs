@@ -1,4 +1,5 @@
 //! The tokenizer of a model folder: `tokenizer.json`, and from the files beside it the special tokens.
+use std::io::Read as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -8,9 +9,10 @@ use super::clock::thread_time;
 use super::growth::{self, Growth};
 use super::isolate::isolated;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Files larger than this are refused (the largest known `tokenizer.json` has 40 MB).
-const MAX_FILE_BYTES: u64 = 512 << 20;
+pub const MAX_FILE_BYTES: u64 = 512 << 20;
 
 /// Text encoded: ids, and for each the bytes of the text that it stands for.
 #[derive(Debug, Clone, Default)]
@@ -329,7 +331,7 @@ pub(super) fn encode_first(
 }
 
 fn read_tokenizer(model_dir: &Path) -> Result<Vec<u8>> {
-    read_file(&model_dir.join("tokenizer.json"))?.ok_or_else(|| {
+    read_file(&model_dir.join("tokenizer.json"), files::open_member)?.ok_or_else(|| {
         Error::model(format!("{} has no tokenizer.json", model_dir.display()))
             .hint("copy tokenizer.json and tokenizer_config.json of the model into the folder")
     })
@@ -398,23 +400,29 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
     single.chain(lists).collect()
 }
 
-/// The bytes of a file of the model folder, or none if it is not there.
-pub(super) fn read_file(path: &Path) -> Result<Option<Vec<u8>>> {
-    let too_large =
-        |bytes| Error::model(format!("{} has {bytes} bytes, expected at most {MAX_FILE_BYTES}", path.display()));
-    match std::fs::metadata(path) {
-        Ok(metadata) if metadata.len() > MAX_FILE_BYTES => Err(too_large(metadata.len())),
-        Ok(_) => {
-            std::fs::read(path).map(Some).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Model))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(Error::io("read", path, &error).with_kind(crate::Kind::Model)),
+/// [`files::open`], or [`files::open_member`] of a model folder.
+pub(super) type Opener = fn(&Path) -> std::io::Result<std::fs::File>;
+
+/// The bytes of a file, or none if it is not there.
+pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
+    let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(crate::Kind::Model);
+    let file = match open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(error)),
+    };
+    let size = file.metadata().map_err(failed)?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(Error::model(format!("{} has {size} bytes, expected at most {MAX_FILE_BYTES}", path.display())));
     }
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(Some(bytes))
 }
 
 /// A JSON object of the model folder; empty if it is not there.
 pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
-    let Some(bytes) = read_file(path)? else { return Ok(Map::new()) };
+    let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes)
         .map_err(|error| Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line())))
 }

@@ -10,14 +10,15 @@
 //! labels of its own, bit 30: a weight, bit 29: a label as a whole, bit 28: several examples) and of its label tokens, u32
 //! each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3 of rows and
 //! numbers [32], BLAKE3 of the rest [32].
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::batch::{Example, IGNORE};
 use super::report::Counts;
 use crate::error::{Error, Result};
+use crate::files;
+use crate::files::temporary::{self, Temporary};
 
 const MAGIC: &[u8; 16] = b"tunesmith-data4\n";
 const HEADER: usize = MAGIC.len() + 32;
@@ -86,7 +87,7 @@ pub struct TokenSet {
 impl TokenSet {
     /// Opens what was stored under a key; nothing if it is not there or not whole.
     pub fn open(path: &Path, key: &blake3::Hash) -> Option<(Self, Counts)> {
-        let file = File::open(path).ok()?;
+        let file = files::open_own(path).ok()?;
         let size = file.metadata().ok()?.len();
         let mut trailer = [0; TRAILER];
         read_at(&file, &mut trailer, size.checked_sub(TRAILER as u64)?).ok()?;
@@ -239,8 +240,8 @@ pub struct TokenWriter {
     file: BufWriter<File>,
     path: PathBuf,
     key: blake3::Hash,
-    /// Where the file goes in the end; without, it has no name any more.
-    target: Option<PathBuf>,
+    /// The file until it is whole; without, it has no name any more.
+    temporary: Option<Temporary>,
     hasher: blake3::Hasher,
     sizes: Vec<Size>,
     record: Vec<u8>,
@@ -254,10 +255,10 @@ impl TokenWriter {
     pub fn kept(target: &Path, key: &blake3::Hash) -> std::io::Result<Self> {
         if let Some(dir) = target.parent() {
             fs::create_dir_all(dir)?;
+            temporary::sweep_folder(dir);
         }
-        let path = target.with_extension(unique("tmp"));
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
-        Self::begin(file, path, *key, Some(target.to_owned()))
+        let (temporary, file) = Temporary::file(target)?;
+        Self::begin(file, target.to_owned(), *key, Some(temporary))
     }
 
     /// Begins a file in `dir` that is gone when its set is.
@@ -265,27 +266,19 @@ impl TokenWriter {
     /// # Errors
     /// The system's reason.
     pub fn scratch(dir: &Path) -> std::io::Result<Self> {
-        let path = dir.join(unique("tunesmith-tokens"));
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true);
-        #[cfg(windows)]
-        {
-            use std::os::windows::fs::OpenOptionsExt as _;
-            const DELETE_ON_CLOSE: u32 = 0x0400_0000;
-            options.custom_flags(DELETE_ON_CLOSE).share_mode(7);
-        }
-        let file = options.open(&path)?;
-        #[cfg(unix)]
-        fs::remove_file(&path)?;
+        // Its name goes at once: whatever ends the process, nothing is left.
+        let path = dir.join("tunesmith-tokens");
+        let (temporary, file) = Temporary::file(&path)?;
+        drop(temporary);
         Self::begin(file, path, blake3::Hash::from_bytes([0; 32]), None)
     }
 
-    fn begin(file: File, path: PathBuf, key: blake3::Hash, target: Option<PathBuf>) -> std::io::Result<Self> {
+    fn begin(file: File, path: PathBuf, key: blake3::Hash, temporary: Option<Temporary>) -> std::io::Result<Self> {
         let mut writer = Self {
             file: BufWriter::with_capacity(PIECE, file),
             path,
             key,
-            target,
+            temporary,
             hasher: blake3::Hasher::new(),
             sizes: Vec::new(),
             record: Vec::new(),
@@ -382,10 +375,9 @@ impl TokenWriter {
             }
             self.file.flush()?;
             let file = self.file.get_ref().try_clone()?;
-            if let Some(target) = self.target.clone() {
+            if let Some(temporary) = self.temporary.take() {
                 // Not synced: a file that a power cut damages is found out by its hash.
-                fs::rename(&self.path, &target)?;
-                (self.path, self.target) = (target, None);
+                temporary.place(|path| fs::rename(path, &self.path))?;
             }
             Ok((file, content))
         })();
@@ -395,23 +387,9 @@ impl TokenWriter {
     }
 }
 
-impl Drop for TokenWriter {
-    fn drop(&mut self) {
-        if self.target.is_some() {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 /// An id, flagged where it has no label.
 const fn word((&id, &label): (&u32, &i32)) -> u32 {
     if label == IGNORE { id | FLAG } else { id }
-}
-
-/// A name that no other writer uses.
-fn unique(name: &str) -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Fills `bytes` from a place in the file, leaving its position alone.

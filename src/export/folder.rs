@@ -201,7 +201,8 @@ fn write_shard(
 /// The base's `config.json` with the dtype and the vocabulary of what is written.
 fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
     let path = merged.base.join("config.json");
-    let text = std::fs::read_to_string(&path).map_err(|error| Error::io("read", &path, &error))?;
+    let text = crate::files::read_text(&path, crate::files::SMALL)
+        .map_err(|error| Error::io("read", &path, &error).with_kind(crate::Kind::Model))?;
     let mut config: Value = serde_json::from_str(&text)
         .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
     if let Some(map) = config.as_object_mut() {

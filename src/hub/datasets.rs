@@ -28,7 +28,7 @@ pub(super) fn fetch(checkout: &Checkout<'_>, config: Option<&str>, split: Option
     if checkout.has(CARD) && checkout.size(CARD) <= CARD_BYTES {
         checkout.fetch(&[CARD])?;
         let path = checkout.path(CARD);
-        let bytes = std::fs::read(&path).map_err(|source| Error::io("read", &path, &source))?;
+        let bytes = crate::files::read(&path, CARD_BYTES).map_err(|source| Error::io("read", &path, &source))?;
         card = Some(String::from_utf8_lossy(&bytes).into_owned());
     }
     let paths: Vec<&str> = checkout.paths().collect();

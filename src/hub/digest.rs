@@ -1,6 +1,5 @@
 //! What a file's `ETag` on the hub says of its content: SHA-256 of files in large-file storage, git's object name of
 //! all others. Git's is SHA-1, which nothing else here needs; it guards against damage, not against forgery.
-use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
@@ -39,7 +38,7 @@ pub(super) fn sha256(path: &Path) -> Result<String> {
 /// Gives the bytes of the file at `path` to `take`, some at a time.
 fn each(path: &Path, mut take: impl FnMut(&[u8])) -> Result<()> {
     let failed = |source: std::io::Error| Error::io("read", path, &source);
-    let mut file = File::open(path).map_err(failed)?;
+    let mut file = crate::files::open_own(path).map_err(failed)?;
     let mut chunk = vec![0; CHUNK];
     loop {
         match file.read(&mut chunk).map_err(failed)? {

@@ -88,7 +88,8 @@ fn shards(checkout: &Checkout<'_>) -> Result<Vec<String>> {
     if checkout.size(INDEX) > INDEX_BYTES {
         return Err(fail(format!("larger than {INDEX_BYTES} bytes")));
     }
-    let text = std::fs::read(&path).map_err(|source| crate::error::Error::io("read", &path, &source))?;
+    let text =
+        crate::files::read(&path, INDEX_BYTES).map_err(|source| crate::error::Error::io("read", &path, &source))?;
     let index: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| fail(format!("not valid: {error}")))?;
     let map = index.get("weight_map").and_then(serde_json::Value::as_object);

@@ -6,8 +6,9 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::name::{Repo, is_commit, is_safe_path};
-#[cfg(feature = "hub")]
 use crate::error::{Error, Result};
+#[cfg(feature = "hub")]
+use crate::files;
 
 /// A file of a repository.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,13 +44,13 @@ impl Store {
             return Some(revision.to_owned()).filter(|commit| self.snapshot(commit).is_dir());
         }
         let mut text = String::new();
-        File::open(self.folder.join("refs").join(revision)).ok()?.take(64).read_to_string(&mut text).ok()?;
+        files::open_own(&self.folder.join("refs").join(revision)).ok()?.take(64).read_to_string(&mut text).ok()?;
         Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
     }
 
     /// The files of a commit, where its list is known; else those that are there.
     pub fn read_listing(&self, commit: &str) -> Option<Vec<Listed>> {
-        let file = File::open(self.listing(commit)).ok()?;
+        let file = files::open_own(&self.listing(commit)).ok()?;
         let mut bytes = Vec::new();
         file.take(LISTING_BYTES).read_to_end(&mut bytes).ok()?;
         let pairs: Vec<(String, u64)> = serde_json::from_slice(&bytes).ok()?;
@@ -107,6 +108,7 @@ impl Store {
         let target = PathBuf::from(format!("{up}blobs/{etag}"));
         // Beside the pointer and then over it, so that nobody finds it missing.
         let fresh = pointer.with_file_name(format!(".{etag}.{}.link", std::process::id()));
+        sweep_links(&pointer);
         let _ = fs::remove_file(&fresh);
         std::os::unix::fs::symlink(&target, &fresh)
             .and_then(|()| fs::rename(&fresh, &pointer))
@@ -117,8 +119,7 @@ impl Store {
     pub fn lock(&self, etag: &str, busy: impl FnOnce()) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         make_parent(&path)?;
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = file.map_err(|source| Error::io("open", &path, &source))?;
+        let file = files::open_to_write(&path, false).map_err(|source| Error::io("open", &path, &source))?;
         if file.try_lock().is_err() {
             busy();
             file.lock().map_err(|source| Error::io("lock", &path, &source))?;
@@ -135,11 +136,26 @@ pub(super) fn make_parent(path: &Path) -> Result<()> {
     })
 }
 
+/// Removes links beside `pointer` that dead processes have not put at their place.
+#[cfg(feature = "hub")]
+fn sweep_links(pointer: &Path) {
+    let alive = |process: &str| {
+        let is_number = process.bytes().all(|byte| byte.is_ascii_digit());
+        !is_number || !Path::new("/proc/self").exists() || Path::new("/proc").join(process).exists()
+    };
+    for entry in pointer.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix('.').and_then(|name| name.strip_suffix(".link")?.rsplit_once('.'));
+        if process.is_some_and(|(_, process)| !alive(process)) && entry.path().is_symlink() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Writes a small file so that it is whole or not there.
 #[cfg(feature = "hub")]
 fn write_whole(path: &Path, text: &str) -> Result<()> {
     make_parent(path)?;
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    let fresh = path.with_file_name(format!(".{name}.{}.new", std::process::id()));
-    fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, path)).map_err(|source| Error::io("write", path, &source))
+    files::temporary::sweep(path);
+    files::staged::replace(path, text.as_bytes()).map_err(|source| Error::io("write", path, &source))
 }

@@ -15,6 +15,7 @@ use super::settings::Settings;
 use super::store::{Listed, Store, make_parent};
 use super::{Place, Watch, digest};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// So many new bytes show that the connection is worth the trouble.
 const PROGRESS: u64 = 1 << 20;
@@ -80,7 +81,7 @@ impl<'a> Carrier<'a> {
             }
             Place::Folder(folder) => {
                 let target = folder.join(&file.path);
-                if target.exists() {
+                if target.exists() || target.is_symlink() {
                     let same_size = fs::metadata(&target).is_ok_and(|about| about.len() == *size);
                     if same_size && is_intact(etag, &target)? {
                         arrived(*size);
@@ -94,6 +95,7 @@ impl<'a> Carrier<'a> {
                 }
                 let name = target.file_name().unwrap_or_default().to_string_lossy();
                 let incomplete = target.with_file_name(format!(".{name}.{etag}.incomplete"));
+                sweep_partials(&target, &incomplete);
                 self.bring(file, &announced, &incomplete, &target, &mut arrived).map_err(fail)
             }
         }
@@ -113,8 +115,20 @@ impl<'a> Carrier<'a> {
         let (mut failures, mut damaged) = (0, false);
         loop {
             let io = |doing: &str, source: &std::io::Error| Error::io(doing, incomplete, source);
-            let options = File::options().create(true).truncate(false).write(true).open(incomplete);
-            let mut partial = options.map_err(|source| io("create", &source))?;
+            let opened = files::open_to_write(incomplete, false);
+            let mut partial = opened.map_err(|source| io("create", &source))?;
+            if partial.try_lock().is_err() {
+                self.watch.notice(&format!("another process fetches {}; waiting for it", file.path));
+                partial.lock().map_err(|source| io("lock", &source))?;
+            }
+            if !files::is_at(&partial, incomplete) {
+                // The other process has finished it.
+                if done.exists() && is_intact(etag, done)? {
+                    arrived(*size);
+                    return Ok(());
+                }
+                continue;
+            }
             let mut have = partial.metadata().map_err(|source| io("read", &source))?.len();
             if have > *size {
                 partial.set_len(0).map_err(|source| io("shorten", &source))?;
@@ -241,6 +255,20 @@ impl<'a> Carrier<'a> {
         let endpoint = self.settings.endpoint.as_str();
         let host = endpoint.find("://").map_or(0, |at| at + 3);
         endpoint[host..].find('/').map_or(endpoint, |slash| &endpoint[..host + slash])
+    }
+}
+
+/// Removes what was fetched of other contents of `target`, and is fetched no more.
+fn sweep_partials(target: &Path, incomplete: &Path) {
+    let prefix = format!(".{}.", target.file_name().unwrap_or_default().to_string_lossy());
+    for entry in target.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let other = name.strip_prefix(&prefix).and_then(|rest| rest.strip_suffix(".incomplete"));
+        let path = entry.path();
+        if other.is_some_and(|etag| !etag.contains('.')) && path != incomplete && files::temporary::is_abandoned(&path)
+        {
+            let _ = fs::remove_file(path);
+        }
     }
 }
 

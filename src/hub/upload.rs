@@ -4,7 +4,6 @@
 //! hf-hub makes the repository. Its own upload sends large files by Xet only, or else within the commit, all of them in
 //! memory; here they are read while they are sent, and one that the hub has already is not sent again.
 use std::fmt::Write as _;
-use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
@@ -19,6 +18,7 @@ use super::name::Repo;
 use super::settings::Settings;
 use super::{Pushed, Watch, digest, transfer};
 use crate::error::{Error, Kind, Result};
+use crate::files;
 
 /// Bytes of a file's beginning by which the hub judges what it is.
 const SAMPLE: usize = 512;
@@ -127,7 +127,7 @@ impl<'a> Uploader<'a> {
             let entry = if is_large(item) {
                 json!({"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": size}})
             } else {
-                let bytes = std::fs::read(file).map_err(|source| Error::io("read", file, &source))?;
+                let bytes = files::read(file, files::SMALL).map_err(|source| Error::io("read", file, &source))?;
                 json!({"key": "file", "value": {"path": path, "content": base64(&bytes), "encoding": "base64"}})
             };
             let _ = write!(lines, "\n{entry}"); // a String never fails
@@ -215,7 +215,7 @@ impl<'a> Uploader<'a> {
 
     /// One request whose body is read from the file while it is sent.
     fn send_whole(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
-        let file = File::open(&item.file).map_err(|source| Error::io("read", &item.file, &source))?;
+        let file = files::open(&item.file).map_err(|source| Error::io("read", &item.file, &source))?;
         let mut request = self.client.request(Method::PUT, &upload.href).header(CONTENT_LENGTH, item.size);
         for (name, value) in &upload.header {
             if let Some(value) = value.as_str() {
@@ -304,13 +304,13 @@ impl Item {
         let failed = |source: std::io::Error| Error::io("read", file, &source);
         let size = std::fs::metadata(file).map_err(failed)?.len();
         let mut sample = Vec::with_capacity(SAMPLE);
-        File::open(file).map_err(failed)?.take(SAMPLE as u64).read_to_end(&mut sample).map_err(failed)?;
+        files::open(file).map_err(failed)?.take(SAMPLE as u64).read_to_end(&mut sample).map_err(failed)?;
         Ok(Self { path: path.to_owned(), file: file.to_owned(), size, sample, sha256: digest::sha256(file)? })
     }
 
     fn part(&self, start: u64, length: u64) -> Result<Vec<u8>> {
         let failed = |source: std::io::Error| Error::io("read", &self.file, &source);
-        let mut file = File::open(&self.file).map_err(failed)?;
+        let mut file = files::open(&self.file).map_err(failed)?;
         file.seek(SeekFrom::Start(start)).map_err(failed)?;
         let mut bytes = Vec::new();
         file.take(length).read_to_end(&mut bytes).map_err(failed)?;

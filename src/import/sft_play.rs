@@ -4,7 +4,6 @@ use super::work::{Rule, Work};
 use super::{beside, entries, names, ranks};
 use crate::config::Node;
 use crate::error::{Error, Result};
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 const REACHED: &str = "every trained value takes part in each reduction, used or not";
@@ -212,11 +211,7 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
 /// A template there is given `system` and `user`; here it is given `messages`.
 fn template(work: &mut Work, key: &str, node: &Node) {
     let Node::Str(name) = node else { return work.lost(key, "expected a path") };
-    let text = beside(&work.path, name).and_then(|path| {
-        let mut text = String::new();
-        std::fs::File::open(path).ok()?.take(MAX_TEMPLATE).read_to_string(&mut text).ok()?;
-        Some(text)
-    });
+    let text = beside(&work.path, name).and_then(|path| crate::files::read_text(&path, MAX_TEMPLATE).ok());
     if text.is_some_and(|text| text.contains("messages")) {
         work.put(key, "data.template_path", node.clone(), "");
     } else {

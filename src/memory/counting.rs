@@ -1,4 +1,5 @@
-//! The program's allocator: the system's, and a count of the bytes that are held.
+//! The program's allocator: the system's, and a count of the bytes that are held. Where the system has no more memory the
+//! process ends with a message and the exit code of memory; by itself Rust would abort it.
 //!
 //! Small pieces are counted by each thread on its own and handed over [`BATCH`] bytes at a time, so that threads that
 //! tokenize do not meet at one counter: the count may be off by that much for each thread. Memory is counted when it is
@@ -7,8 +8,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Instant;
+
+use crate::error::Kind;
+use crate::files::temporary;
 
 /// The system's allocator, counting.
 #[derive(Debug)]
@@ -32,6 +36,37 @@ static BEFORE: AtomicI64 = AtomicI64::new(0);
 thread_local! {
     /// Bytes, and calls.
     static PENDING: Cell<(i64, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Ends the process with the exit code of memory, allocating nothing: a failed allocation can be told to nobody.
+#[cold]
+fn exhausted(bytes: usize) -> ! {
+    let mut digits = [b'0'; 20];
+    let (mut rest, mut first) = (bytes, digits.len() - 1);
+    while rest > 0 {
+        digits[first] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        first = first.saturating_sub(usize::from(rest > 0));
+    }
+    write(b"memory error: the system gives no memory for ");
+    write(&digits[first..]);
+    end(b" bytes more\n  hint: raise the limit (ulimit -v, the control group's memory.max), or use less: docs/auto-batch.md\n");
+}
+
+fn write(text: &[u8]) {
+    // SAFETY: a plain system call on memory that is ours.
+    let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
+}
+
+/// Writes `text` to standard error, removes temporary files as far as that works without memory, and ends the process.
+pub(super) fn end(text: &[u8]) -> ! {
+    static ENDING: AtomicBool = AtomicBool::new(false);
+    if !ENDING.swap(true, Ordering::SeqCst) {
+        write(text);
+        temporary::try_abandon();
+    }
+    // SAFETY: a plain system call.
+    unsafe { libc::_exit(i32::from(Kind::Memory.exit_code())) }
 }
 
 #[inline]
@@ -58,18 +93,20 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
         let start = unsafe { System.alloc(layout) };
-        if !start.is_null() {
-            count(layout.size() as i64);
+        if start.is_null() {
+            exhausted(layout.size());
         }
+        count(layout.size() as i64);
         start
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
         let start = unsafe { System.alloc_zeroed(layout) };
-        if !start.is_null() {
-            count(layout.size() as i64);
+        if start.is_null() {
+            exhausted(layout.size());
         }
+        count(layout.size() as i64);
         start
     }
 
@@ -82,9 +119,10 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller's promise.
         let moved = unsafe { System.realloc(start, layout, size) };
-        if !moved.is_null() {
-            count(size as i64 - layout.size() as i64);
+        if moved.is_null() {
+            exhausted(size);
         }
+        count(size as i64 - layout.size() as i64);
         moved
     }
 }

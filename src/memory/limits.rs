@@ -1,8 +1,8 @@
 //! How much memory the machine has and allows: `/proc/meminfo` and the process's control groups.
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::live;
+use crate::files::system;
 
 /// A limit above this is none.
 const UNLIMITED: u64 = 1 << 60;
@@ -13,7 +13,7 @@ const LEAST_LEFT: u64 = 256 << 20;
 
 /// A line of `/proc/meminfo` in bytes, such as `MemTotal`.
 fn meminfo(key: &str) -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let text = system("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
@@ -39,7 +39,7 @@ pub struct Group {
 
 /// The one of this process's control groups (version 2, then version 1) that leaves the least.
 pub fn group() -> Option<Group> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = system("/proc/self/cgroup")?;
     let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
     let modern = Path::new("/sys/fs/cgroup").join(ours);
     let modern = modern.ancestors().take_while(|folder| folder.starts_with("/sys/fs/cgroup")).map(|folder| {
@@ -56,21 +56,27 @@ pub fn group() -> Option<Group> {
 }
 
 fn read(limit: PathBuf, used: PathBuf, stat: PathBuf, droppable: &str) -> Option<Group> {
-    let number = |file: PathBuf| fs::read_to_string(file).ok()?.trim().parse::<u64>().ok();
+    let number = |file: PathBuf| system(file)?.trim().parse::<u64>().ok();
     let limit = number(limit).filter(|&bytes| bytes < UNLIMITED)?;
-    let stat = fs::read_to_string(stat).unwrap_or_default();
+    let stat = system(stat).unwrap_or_default();
     let cached = stat.lines().find_map(|line| line.strip_prefix(droppable)?.trim().parse::<u64>().ok());
     Some(Group { limit, used: number(used).unwrap_or(0).saturating_sub(cached.unwrap_or(0)) })
+}
+
+/// What is left of the limit of this process's address space (`ulimit -v`); nothing without one.
+fn address_space() -> Option<u64> {
+    let limits = system("/proc/self/limits")?;
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace().next()?;
+    let status = system("/proc/self/status")?;
+    let size = status.lines().find_map(|line| line.strip_prefix("VmSize:")?.trim().strip_suffix("kB"))?.trim();
+    Some(limit.parse::<u64>().ok()?.saturating_sub(size.parse::<u64>().ok()? * 1024))
 }
 
 /// What a budget is by itself: the bytes that this process holds already and those that are free, less a tenth of the
 /// latter. Nothing where the system does not tell.
 pub fn usable() -> Option<u64> {
     let within = group().map(|group| group.limit.saturating_sub(group.used));
-    let free = match (available(), within) {
-        (Some(machine), Some(group)) => machine.min(group),
-        (one, other) => one.or(other)?,
-    };
+    let free = [available(), within, address_space()].into_iter().flatten().min()?;
     Some(live() + free.saturating_sub((free / SHARE_LEFT).max(LEAST_LEFT.min(free / 2))))
 }
 
@@ -89,7 +95,7 @@ mod tests {
     fn a_group_counts_without_the_cache_it_would_drop() {
         let root = tempfile::tempdir().unwrap();
         let file = |name: &str, text: &str| {
-            fs::write(root.path().join(name), text).unwrap();
+            std::fs::write(root.path().join(name), text).unwrap();
             root.path().join(name)
         };
         let (used, stat) = (file("current", "900\n"), file("stat", "anon 500\ninactive_file 300\n"));

@@ -7,8 +7,11 @@
 //! caller can try again with less.
 mod counting;
 pub mod limits;
+mod overflow;
 
+use counting::end;
 pub use counting::{calls, cost, highest, live, peak, reset_peak};
+pub use overflow::catch_stack_overflow;
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -4,23 +4,22 @@
 //! The folder's name is a hash of the source's content and of the settings. Hashing reads the whole source, so its hash
 //! is kept too, under the names, sizes and times of change of its files: as long as these stay, it counts as unchanged.
 //!
-//! Runs may share the folder: a file is written under a name of its own, locked meanwhile, and renamed. What a run that died
-//! has left of one is not locked any more, and the next run removes it.
+//! Runs may share the folder: a file is written under a name of its own and renamed. What a run that died has left of one the
+//! next run removes ([`temporary`]).
 use super::quantize::How;
 use super::weights::{Numbers, Parts, WeightFiles, write_numbers_to};
 use crate::error::{Error, Result};
+use crate::files::staged::Staged;
+use crate::files::{self, temporary};
 use crate::ops::quant::{Quantized, Scales};
-use std::fs::{self, File, TryLockError};
+use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::UNIX_EPOCH;
 
 /// Changes with the form of the files.
 const VERSION: &str = "tunesmith quantized 1";
 const DIGEST: &str = "digest";
-/// Begins the extension of a file that is being written; the process and a number follow.
-const ASIDE: &str = "tmp-";
 
 /// The kept matrices of one source and one way to code them.
 #[derive(Debug)]
@@ -50,8 +49,8 @@ impl<'a> Cache<'a> {
         let hash = source_hash(&root, source)?;
         let key = blake3::hash(format!("{VERSION} {hash} {}", how.describe()).as_bytes());
         let dir = root.join(&key.to_hex()[..32]);
-        sweep(&root);
-        sweep(&dir);
+        temporary::sweep_folder(&root);
+        temporary::sweep_folder(&dir);
         Ok(Self { dir, source })
     }
 
@@ -107,46 +106,9 @@ impl<'a> Cache<'a> {
 }
 
 fn write_whole(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    /// Ranks may be threads of one process, and keep the same matrix at the same time.
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    if let Some(dir) = path.parent() {
-        fs::create_dir_all(dir)?;
-    }
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let aside = path.with_extension(format!("{ASIDE}{}-{number}", std::process::id()));
-    let written = locked(&aside).and_then(|mut file| {
-        fill(&mut file)?;
-        file.sync_all()?;
-        fs::rename(&aside, path)
-    });
-    if written.is_err() {
-        let _ = fs::remove_file(&aside); // what remains of it is of no use
-    }
-    written
-}
-
-/// A new file that nobody else takes for a dead run's.
-fn locked(path: &Path) -> io::Result<File> {
-    loop {
-        let file = File::create(path)?;
-        match file.try_lock() {
-            Ok(()) if path.exists() => return Ok(file),
-            Ok(()) | Err(TryLockError::WouldBlock) => {} // just now looked at and removed
-            // Without locks nobody can tell that it is left over, and it is never removed.
-            Err(TryLockError::Error(_)) => return Ok(file),
-        }
-    }
-}
-
-/// Removes what dead runs have left of files. What cannot be read or removed stays: it takes room and does no harm.
-fn sweep(dir: &Path) {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let path = entry.path();
-        let aside = path.extension().and_then(|extension| extension.to_str()).is_some_and(|it| it.starts_with(ASIDE));
-        if aside && File::open(&path).is_ok_and(|file| file.try_lock().is_ok()) {
-            let _ = fs::remove_file(&path);
-        }
-    }
+    let mut staged = Staged::own(path)?;
+    fill(&mut staged)?;
+    staged.place()
 }
 
 /// Of everything that the matrix is made of.
@@ -191,7 +153,7 @@ fn source_hash(root: &Path, source: &WeightFiles) -> Result<String> {
         about.update(format!("{} {} {changed:?}\n", path.display(), metadata.len()).as_bytes());
     }
     let note = root.join(format!("{}.source", &about.finalize().to_hex()[..32]));
-    if let Ok(hash) = fs::read_to_string(&note)
+    if let Ok(hash) = files::read_own_text(&note, files::SMALL)
         && hash.len() == 64
         && hash.bytes().all(|byte| byte.is_ascii_hexdigit())
     {
@@ -201,29 +163,4 @@ fn source_hash(root: &Path, source: &WeightFiles) -> Result<String> {
     // Without the note the source is hashed again next time.
     let _ = write_whole(&note, |file| file.write_all(hash.as_bytes()));
     Ok(hash)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_dead_runs_have_left_is_removed_and_what_is_being_written_stays() {
-        let dir = tempfile::tempdir().unwrap();
-        let names = || {
-            let mut names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
-            names.sort();
-            names
-        };
-        let own = write_whole(&dir.path().join("whole.safetensors"), |file| {
-            fs::write(dir.path().join("dead.tmp-1-0"), [0; 9])?;
-            fs::write(dir.path().join("tmp-no-extension"), [0; 9])?;
-            // Another run begins meanwhile.
-            sweep(dir.path());
-            file.write_all(b"whole")
-        });
-        own.unwrap();
-        assert_eq!(names(), ["tmp-no-extension", "whole.safetensors"]);
-        assert_eq!(fs::read(dir.path().join("whole.safetensors")).unwrap(), b"whole");
-    }
 }

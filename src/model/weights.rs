@@ -27,6 +27,7 @@ pub use wrapping::Wrapping;
 
 use crate::config::arch::{Arch, Naming, TensorSpec};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Larger than the index of any real model.
 const INDEX_BYTES: u64 = 64 << 20;
@@ -494,13 +495,10 @@ fn no_weights(dir: &Path) -> Error {
     }
 }
 
-/// Opens a regular file (a link to one will do, a pipe or device would not end) with its length.
+/// Opens a file of a model folder, with its length.
 fn open_regular(path: &Path) -> Result<(File, u64)> {
     let io = |error| Error::io("open", path, &error).with_kind(crate::Kind::Model);
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::model(format!("{}: not a regular file", path.display())));
-    }
-    let file = File::open(path).map_err(io)?;
+    let file = files::open_member(path).map_err(io)?;
     let len = file.metadata().map_err(io)?.len();
     Ok((file, len))
 }

@@ -3,6 +3,42 @@
 use std::cell::{Cell, UnsafeCell};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use crate::error::{Error, Result};
+
+/// Does `work` with the threads that work is shared among: one a core, fewer where the system does not give as many, at
+/// least the current one.
+///
+/// # Errors
+/// [`crate::Kind::Memory`]: not even that.
+pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
+    if rayon::ThreadPoolBuilder::new().build_global().is_ok() {
+        return Ok(work());
+    }
+    // The global pool has only one try.
+    let mut threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) / 2;
+    while threads > 0 {
+        if let Ok(pool) = pool(threads) {
+            return Ok(pool.install(work));
+        }
+        threads /= 2;
+    }
+    let current = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
+    current.map(|pool| pool.install(work)).map_err(|error| no_threads(&error))
+}
+
+/// A pool of so many threads.
+///
+/// # Errors
+/// [`crate::Kind::Memory`]: the system does not give them.
+pub fn pool(threads: usize) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| no_threads(&error))
+}
+
+fn no_threads(error: &rayon::ThreadPoolBuildError) -> Error {
+    Error::memory(format!("cannot start threads: {error}"))
+        .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max), or set train.num_threads")
+}
+
 /// Runs `task(0)..task(count - 1)`, each once, and returns when all are done.
 pub fn run(count: usize, task: impl Fn(usize) + Sync) {
     let threads = rayon::current_num_threads().min(count);

@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::config::arch::Arch;
 use crate::data::{Batch, Example, IGNORE, Split};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::memory;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, quantize};
@@ -123,7 +124,7 @@ pub fn shape(name: &str) -> Result<Arch> {
     }
     let path = Path::new(name);
     if path.exists() {
-        let text = std::fs::read_to_string(path).map_err(|error| Error::io("read", path, &error))?;
+        let text = files::read_text(path, files::SMALL).map_err(|error| Error::io("read", path, &error))?;
         return Arch::from_json(&text, path);
     }
     let names: Vec<_> = SHAPES.iter().map(|shape| shape.0).collect();
@@ -141,7 +142,7 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
         labels: Vec<i32>,
     }
     let data = |error: &std::io::Error| Error::io("read", path, error).with_kind(crate::Kind::Data);
-    let file = std::fs::File::open(path).map_err(|error| data(&error))?;
+    let file = files::open(path).map_err(|error| data(&error))?;
     let mut rows = Vec::new();
     for (index, line) in std::io::BufReader::new(file).lines().enumerate() {
         let line = line.map_err(|error| data(&error))?;

@@ -11,6 +11,7 @@ use crate::config::{
 };
 use crate::data::{Dataset, Split};
 use crate::error::Result;
+use crate::files;
 use crate::model::adapters::Method;
 use crate::model::targets::{self, Placement, Targets};
 use crate::model::weights::WeightFiles;
@@ -123,7 +124,7 @@ pub fn optimizer(config: &Config, tensors: Vec<(String, Vec<usize>)>, threads: u
 
 /// How a model folder's checkpoint stores its matrices, by its `config.json`: bfloat16, or what becomes float32 in memory.
 pub fn stored(dir: &Path) -> Storage {
-    let text = std::fs::read_to_string(if dir.is_dir() { dir.join("config.json") } else { dir.to_owned() });
+    let text = files::read_text(&if dir.is_dir() { dir.join("config.json") } else { dir.to_owned() }, files::SMALL);
     text.map_or(Storage::F32, |text| stored_by(&text))
 }
 

@@ -1,13 +1,14 @@
 //! What a run finds where it is going to write: the checkpoint to go on from, an earlier run, its own sources.
 use std::path::Path;
 
-use super::output;
 use super::progress::{Event, Observer};
+use super::{metrics, output, prepare};
 use crate::checkpoint::{self, Checkpoint};
 use crate::comm::Collectives;
 use crate::comm::meet::ranks;
 use crate::config::{Config, Resume};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
 ///
@@ -75,12 +76,58 @@ pub fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
 pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
     let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
     let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
-    if !inside.is_some_and(output::is_ours) {
+    if !inside.is_some_and(|name| output::is_ours(name) || (name != output::CONFIG && output::FILES.contains(&name))) {
         return Ok(());
     }
     let message =
         format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
     Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
+}
+
+/// Files that a run would write must be of an earlier run, and folders folders.
+///
+/// # Errors
+/// [`crate::Kind::Config`]: a file that something else has written. [`crate::Kind::Io`]: no file, or no folder.
+pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
+    let output_dir = &config.train.output_dir;
+    for name in output::FILES {
+        let path = output_dir.join(name);
+        let Ok(metadata) = path.symlink_metadata() else { continue };
+        if !metadata.is_file() {
+            let message = format!("cannot write {}: it is no regular file", path.display());
+            return Err(Error::new(crate::Kind::Io, message).hint("remove it, or set another train.output_dir"));
+        }
+        if !replaces && !is_of_a_run(&path, name) {
+            let message = format!("{} is there already, and no run has written it", path.display());
+            return Err(
+                Error::config(message).hint("move it away, or set another train.output_dir; --overwrite replaces it")
+            );
+        }
+    }
+    let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
+    for path in folders.into_iter().chain([prepare::events_dir(config)]) {
+        if path.symlink_metadata().is_ok() && !path.is_dir() {
+            let message = format!("cannot write {}: it is no folder", path.display());
+            return Err(Error::new(crate::Kind::Io, message).hint("remove it, or set another train.output_dir"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the file of this name has what runs write into it.
+fn is_of_a_run(path: &Path, name: &str) -> bool {
+    // Half of one a run that was killed may have left.
+    let Ok(text) = files::read_own(path, files::SMALL).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) else {
+        return name == output::METRICS;
+    };
+    let begins = |with: &str| text.is_empty() || text.starts_with(with);
+    match name {
+        output::METRICS => text.lines().take(1).all(|line| serde_json::from_str::<metrics::Line>(line).is_ok()),
+        output::REPORT => begins("<!doctype html>") && text.contains("tunesmith"),
+        output::CONFIG => begins("# The configuration of a run"),
+        output::STAMP => begins("{"),
+        _ => begins("checkpoint-"),
+    }
 }
 
 /// A directory that holds an earlier run is not written to.

@@ -1,10 +1,14 @@
 //! The output directory belongs to one live run: `output_dir/.lock` is held by an exclusive system lock, and names the
 //! process that holds it. The system drops the lock when the process dies, so a stale file never stands in the way.
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files;
+
+/// The name of the lock.
+const LOCK: &str = ".lock";
 
 /// Holds `output_dir` until dropped.
 #[derive(Debug)]
@@ -25,16 +29,15 @@ impl DirLock {
         std::fs::create_dir_all(directory).map_err(|source| {
             Error::io("create", directory, &source).hint("set train.output_dir to a directory that you may write to")
         })?;
-        let path = directory.join(".lock");
+        let path = directory.join(LOCK);
         let refuse = |source: std::io::Error| {
             remove_empty(&created);
-            Error::io("write to", directory, &source).hint("set train.output_dir to a directory that you may write to")
+            Error::io("write to", &path, &source).hint("set train.output_dir to a directory that you may write to")
         };
         let file = loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-            let mut file = file.map_err(refuse)?;
+            let mut file = files::open_to_write(&path, false).map_err(refuse)?;
             match file.try_lock() {
-                Ok(()) if is_at(&file, &path) => break file,
+                Ok(()) if files::is_at(&file, &path) => break file,
                 Ok(()) => {} // the run that ended just now removed it: take a new one
                 Err(std::fs::TryLockError::WouldBlock) => return Err(in_use(directory, &mut file)),
                 Err(std::fs::TryLockError::Error(source)) => return Err(Error::io("lock", &path, &source)),
@@ -52,6 +55,11 @@ impl DirLock {
         writeln!(file, "{}", std::process::id())
     }
 
+    /// Whether the directory, with this lock in it, is still there: it may have been removed or moved.
+    pub fn is_there(&self) -> bool {
+        files::is_at(&self.file, &self.directory.join(LOCK))
+    }
+
     /// The run starts to write: from here on the directory stays when the lock goes.
     pub fn keep(&mut self) {
         self.keep = true;
@@ -59,7 +67,7 @@ impl DirLock {
 
     /// What a refused run takes back: the lock file and the directories that were made for it.
     pub fn leftovers(&self) -> Leftovers {
-        Leftovers { lock: self.directory.join(".lock"), created: self.created.clone() }
+        Leftovers { lock: self.directory.join(LOCK), created: self.created.clone() }
     }
 }
 
@@ -80,18 +88,14 @@ impl Leftovers {
 
 impl Drop for DirLock {
     fn drop(&mut self) {
-        if self.keep {
-            let _ = std::fs::remove_file(self.directory.join(".lock"));
+        if !self.is_there() {
+            // What is there now is another's.
+        } else if self.keep {
+            let _ = std::fs::remove_file(self.directory.join(LOCK));
         } else {
             self.leftovers().remove();
         }
     }
-}
-
-fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt as _;
-    let identity = |metadata: &std::fs::Metadata| (metadata.dev(), metadata.ino());
-    matches!((file.metadata(), path.metadata()), (Ok(held), Ok(named)) if identity(&held) == identity(&named))
 }
 
 fn in_use(directory: &Path, file: &mut File) -> Error {
@@ -133,10 +137,10 @@ mod tests {
         assert!(!root.path().join("runs").exists(), "a refused run leaves nothing behind");
 
         std::fs::create_dir_all(&directory).unwrap();
-        std::fs::write(directory.join(".lock"), "1\n").unwrap();
+        std::fs::write(directory.join(LOCK), "1\n").unwrap();
         let mut lock = DirLock::acquire(&directory).expect("a file that no process locks is stale");
         lock.keep();
         drop(lock);
-        assert!(directory.exists() && !directory.join(".lock").exists());
+        assert!(directory.exists() && !directory.join(LOCK).exists());
     }
 }

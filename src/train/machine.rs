@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::nvidia::{Gpu, Nvidia};
 use crate::checkpoint::disk;
+use crate::files::system;
 use crate::memory::limits;
 use crate::plan::platform;
 
@@ -14,7 +15,7 @@ pub fn peak_bytes() -> u64 {
 }
 
 fn status_kib(key: &str) -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let status = system("/proc/self/status")?;
     status.lines().find_map(|line| line.strip_prefix(key))?.trim().strip_suffix("kB")?.trim().parse().ok()
 }
 
@@ -46,12 +47,12 @@ impl Machine {
     /// Looks.
     pub fn detect() -> Self {
         let field = |file: &str, key: &str| {
-            let text = std::fs::read_to_string(file).unwrap_or_default();
+            let text = system(file).unwrap_or_default();
             let line = text.lines().find_map(|line| line.strip_prefix(key))?;
             Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
         };
         let memory = field("/proc/meminfo", "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok());
-        let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let kernel = system("/proc/sys/kernel/osrelease").unwrap_or_default();
         Self {
             processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
             threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),

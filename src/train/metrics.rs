@@ -1,13 +1,14 @@
 //! `metrics.jsonl`: one JSON object a line, one line an optimizer step, and a line an evaluation. For scripts and for
 //! the report; a resumed run cuts the file back to its checkpoint, so that no step stands in it twice.
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead as _, BufReader, BufWriter, Write as _};
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::files::{self, staged};
 
 /// The line of an optimizer step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -91,7 +92,8 @@ impl Metrics {
     /// # Errors
     /// The file cannot be created.
     pub fn create(path: &Path) -> Result<Self> {
-        let file = File::create(path).map_err(|source| Error::io("create", path, &source))?;
+        let file = files::open_to_write(path, true).and_then(|file| file.set_len(0).map(|()| file));
+        let file = file.map_err(|source| Error::io("create", path, &source))?;
         Ok(Self { file, path: path.to_owned() })
     }
 
@@ -111,16 +113,8 @@ impl Metrics {
             kept.extend_from_slice(&text);
             kept.push(b'\n');
         }
-        let staged = path.with_extension("jsonl.tmp");
-        let write = || -> std::io::Result<()> {
-            let mut file = BufWriter::new(File::create(&staged)?);
-            file.write_all(&kept)?;
-            file.into_inner().map_err(std::io::IntoInnerError::into_error)?.sync_all()?;
-            std::fs::rename(&staged, path)
-        };
-        write().map_err(|source| Error::io("rewrite", path, &source))?;
-        let file =
-            OpenOptions::new().append(true).open(path).map_err(|source| Error::io("append to", path, &source))?;
+        staged::replace(path, &kept).map_err(|source| Error::io("rewrite", path, &source))?;
+        let file = files::open_to_write(path, true).map_err(|source| Error::io("append to", path, &source))?;
         Ok(Self { file, path: path.to_owned() })
     }
 
@@ -149,7 +143,7 @@ pub fn read(path: &Path) -> Result<Vec<Line>> {
 
 /// The same, with their texts.
 fn lines(path: &Path) -> Result<Vec<(Line, Vec<u8>)>> {
-    let file = match File::open(path) {
+    let file = match files::open_own(path) {
         Ok(file) => file,
         Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(source) => return Err(Error::io("read", path, &source)),

@@ -39,12 +39,17 @@ pub fn earlier_run(directory: &Path) -> Vec<PathBuf> {
 
 fn is_worth_keeping(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    path.is_dir() && (name == ADAPTER || name == MODEL || (name.starts_with("checkpoint-") && !name.contains(".tmp")))
+    path.is_dir() && name != EVENTS && is_ours(name) && !name.contains(".tmp")
 }
+
+/// Files that each run writes anew.
+pub const FILES: [&str; 6] = [METRICS, REPORT, CONFIG, STAMP, "latest", "best"];
 
 /// Whether a folder of this name in an output directory is the run's to replace and remove.
 pub fn is_ours(name: &str) -> bool {
-    name.starts_with("checkpoint-") || [ADAPTER, MODEL, EVENTS].contains(&name)
+    let step = name.strip_prefix("checkpoint-").map(|rest| rest.split('.').next().unwrap_or_default());
+    let numbered = step.is_some_and(|step| !step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit()));
+    numbered || [ADAPTER, MODEL, EVENTS].contains(&name)
 }
 
 /// Bytes that checkpoints and trained weights in `directory` take.
@@ -88,7 +93,7 @@ pub fn clear(directory: &Path) -> Result<()> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         if is_ours(name) && path.is_dir() {
             std::fs::remove_dir_all(&path).map_err(|source| fail(&path, &source))?;
-        } else if [METRICS, REPORT, CONFIG, STAMP, "latest", "best"].contains(&name) {
+        } else if FILES.contains(&name) {
             std::fs::remove_file(&path).map_err(|source| fail(&path, &source))?;
         }
     }
@@ -102,7 +107,7 @@ mod tests {
     #[test]
     fn clearing_removes_our_files_only_and_later_checkpoints_step_aside() {
         let root = tempfile::tempdir().unwrap();
-        for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "notes"] {
+        for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "checkpoint-notes"] {
             std::fs::create_dir(root.path().join(folder)).unwrap();
         }
         for file in ["metrics.jsonl", "report.html", "README.md", "latest"] {
@@ -117,7 +122,7 @@ mod tests {
         clear(root.path()).unwrap();
         let mut left = names(std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().path()).collect());
         left.sort();
-        assert_eq!(left, ["README.md", "notes"]);
+        assert_eq!(left, ["README.md", "checkpoint-notes"]);
         assert!(earlier_run(&root.path().join("no such")).is_empty());
     }
 }

@@ -223,10 +223,7 @@ pub fn find(
     let mut claimed = None;
     let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
-        for source in [model_dir].into_iter().chain(config.tuning.adapter.as_deref()) {
-            claim::refuse_own_source(source, output_dir)?;
-        }
-        for source in &config.tuning.adapters {
+        for source in data::named_inputs(config).iter().map(PathBuf::as_path).chain([model_dir]) {
             claim::refuse_own_source(source, output_dir)?;
         }
         let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
@@ -237,6 +234,9 @@ pub fn find(
         let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
             claim::refuse_earlier_run(output_dir)?;
+        }
+        if lock.is_some() {
+            claim::refuse_foreign(config, options.overwrite)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)

@@ -14,6 +14,7 @@ use super::gauge::{Gauge, LEAST, Line, Measured};
 use crate::config::arch::Arch;
 use crate::config::{Auto, Checkpointing, Config, ConfigValue as _, Node};
 use crate::error::{Error, Result};
+use crate::files::{self, staged};
 use crate::memory;
 use crate::model::weights::WeightFiles;
 use crate::plan::{grouped, human_bytes};
@@ -406,17 +407,12 @@ impl Remembered {
 
     /// Reads a file; nothing where there is none, or none of this version.
     pub fn read(path: &Path) -> Option<Self> {
-        serde_json::from_slice(&std::fs::read(path).ok()?).ok()
+        serde_json::from_slice(&files::read_own(path, files::SMALL).ok()?).ok()
     }
 
     /// Writes the file. A cache that cannot be written costs the next run some seconds, no more.
     pub fn write(&self, path: &Path) {
-        let staged = path.with_extension(format!("{}.tmp", std::process::id()));
-        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        let made = path.parent().is_none_or(|folder| std::fs::create_dir_all(folder).is_ok());
-        if made && std::fs::write(&staged, text).is_ok() && std::fs::rename(&staged, path).is_err() {
-            let _ = std::fs::remove_file(&staged);
-        }
+        let _ = staged::replace(path, &serde_json::to_vec_pretty(self).unwrap_or_default());
     }
 }
 

@@ -161,8 +161,7 @@ fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Re
         feed::batches(&split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
     };
     let results = on_all(ranks, |comm| {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-        let pool = pool.map_err(|error| Error::config(format!("cannot start threads: {error}")))?;
+        let pool = crate::ops::par::pool(threads)?;
         pool.install(|| {
             let mut model = Model::load(arch, None, &request.config)?;
             let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };

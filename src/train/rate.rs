@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::machine::Machine;
 use crate::data::cache_dir;
+use crate::files::{self, staged};
 
 /// A measured speed, and what it was measured on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,16 +32,12 @@ impl Rate {
     /// Keeps it; where the folder cannot be written it is not kept.
     pub fn keep(&self) {
         let (Some(path), Ok(text)) = (path(), serde_json::to_string_pretty(self)) else { return };
-        let folder = path.parent().map(std::fs::create_dir_all);
-        if matches!(folder, Some(Ok(()))) {
-            let staged = path.with_extension(format!("{}.tmp", std::process::id()));
-            let _ = std::fs::write(&staged, text).and_then(|()| std::fs::rename(&staged, &path));
-        }
+        let _ = staged::replace(&path, text.as_bytes());
     }
 
     /// What was kept of this machine with so many threads.
     pub fn known(threads: usize) -> Option<Self> {
-        let rate: Self = serde_json::from_str(&std::fs::read_to_string(path()?).ok()?).ok()?;
+        let rate: Self = serde_json::from_str(&files::read_own_text(&path()?, files::SMALL).ok()?).ok()?;
         let ours = rate.processor == Machine::detect().processor && rate.threads == threads;
         (ours && rate.flops.is_finite() && rate.flops > 0.0).then_some(rate)
     }

@@ -4,12 +4,12 @@ use std::time::Instant;
 use super::progress::{Event, Observer, Quiet};
 use super::ranks::{self, Seat};
 use super::report::Outcome;
-use super::session::Session;
+use super::session::{GONE, Session};
 use super::signals::Stop;
 use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::{EvalStrategy, Resolved};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::memory::{self, Budget, limits};
 
 /// What a run is told beside its configuration.
@@ -84,8 +84,7 @@ fn on_threads(
     let threads = seat.threads(resolved.config.train.num_threads);
     let run_here = || memory::guarded(|| run_here(resolved, options, stop, observer, seat));
     let Some(threads) = threads else { return run_here() };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| Error::config(format!("train.num_threads = {threads}: {error}")))?;
+    let pool = crate::ops::par::pool(threads)?;
     pool.install(run_here)
 }
 
@@ -120,7 +119,8 @@ fn run_here(
 fn steps(session: &mut Session<'_>) -> Result<Outcome> {
     let total = session.prepared.batches.total_steps;
     loop {
-        session.collect()?;
+        let gone = session.output_has_gone()?;
+        session.collect().or_else(|error| if gone { Ok(()) } else { Err(error) })?;
         // First what belongs after the step that was done last; a signal may have cut it off before a resume.
         if session.evaluation_is_due() {
             session.evaluate()?;
@@ -162,6 +162,14 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
 
 fn interrupted(session: &Session<'_>, why: &str) -> Error {
     let (step, total) = (session.state.step, session.prepared.batches.total_steps);
+    if why == GONE {
+        let output_dir = session.prepared.config.train.output_dir.display();
+        let message = format!("train.output_dir = {output_dir} was removed or moved while the run wrote to it");
+        return Error::new(Kind::Io, message).hint(format!(
+            "the state after step {step} of {total} is saved in a new folder of that name: go on with --resume, or move it to \
+             the other checkpoints first"
+        ));
+    }
     if step == 0 {
         return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));
     }

@@ -1,6 +1,7 @@
 //! A run with its model loaded: the state between two optimizer steps, and how it steps, evaluates, records and saves.
 use std::time::{Duration, Instant};
 
+use super::lock::DirLock;
 use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
 use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
@@ -20,6 +21,9 @@ use crate::error::{Error, Kind, Result};
 use crate::eval::metrics::Likelihood;
 use crate::model::Model;
 use crate::optim::{Ema, LossScaler, Optimizer};
+
+/// Why a run stops whose output directory has gone.
+pub const GONE: &str = "the output directory has gone";
 
 /// What a run holds while it goes.
 pub struct Session<'a> {
@@ -143,6 +147,28 @@ impl Session<'_> {
     pub fn collect(&mut self) -> Result<()> {
         let written = self.saver.poll();
         self.note(written)
+    }
+
+    /// Looks whether the output directory is still there. Where it has gone a new one is made, and the run is asked to stop:
+    /// what it knows by now is saved there.
+    ///
+    /// # Errors
+    /// A new one cannot be made.
+    pub fn output_has_gone(&mut self) -> Result<bool> {
+        let Some(lock) = self.prepared.lock.as_mut().filter(|lock| !lock.is_there()) else { return Ok(false) };
+        let fail =
+            |error: Error| error.context("the output directory was removed or moved, and no new one can be made");
+        let mut new = DirLock::acquire(&self.prepared.parts.config.train.output_dir).map_err(fail)?;
+        new.keep();
+        *lock = new;
+        self.stop.request(GONE);
+        // What was being written has gone, too.
+        let _ = self.saver.join();
+        if !self.sharing.shares_state() {
+            // What was saved has gone with it. Ranks that save together have to agree on that, and do so at their next save.
+            (self.begun, self.saved) = (0, 0);
+        }
+        Ok(true)
     }
 
     /// Waits for the checkpoint that is being written.

@@ -1,12 +1,12 @@
-//! SIGINT and SIGTERM at any time. While the run is being prepared nothing is worth keeping, so the process leaves at
-//! once; from step 1 on a request is a flag that the loop reads between steps, and saving cannot be interrupted.
+//! SIGHUP, SIGINT and SIGTERM at any time. While the run is being prepared nothing is worth keeping, so the process leaves at
+//! once; from step 1 on a request is a flag that the loop reads between steps. A second one does not wait: checkpoints
+//! that are there stay, one that is half written goes.
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
 
 use super::lock::Leftovers;
 use crate::error::{Error, Result};
+use crate::files::temporary;
+use crate::signals::{self, Handling, Requests};
 
 /// How far the run is, for whoever asks it to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,38 +66,38 @@ impl Stop {
         Ok(())
     }
 
-    /// Listens for SIGINT and SIGTERM on a thread of its own for the rest of the process. A signal during preparation
-    /// calls `leave` (which should end the process; the loop cannot begin meanwhile); a later one becomes a request,
-    /// and `notice(signal, again)` is told so.
+    /// Answers SIGHUP, SIGINT and SIGTERM while the value lives. A signal during preparation calls `leave` (which should end
+    /// the process; the loop cannot begin meanwhile); a later one becomes a request. `notice(signal, again)` is told of
+    /// both that and a second one, which ends the process at once.
     ///
     /// # Errors
-    /// The system refuses the handlers.
+    /// As [`signals::handle`].
     pub fn listen(
         &self,
-        leave: impl Fn(&'static str) + Send + 'static,
-        notice: impl Fn(&'static str, bool) + Send + 'static,
-    ) -> Result<()> {
-        let mut signals = Signals::new([SIGINT, SIGTERM])
-            .map_err(|error| Error::new(crate::Kind::Io, format!("cannot install signal handlers: {error}")))?;
-        let stop = self.clone();
-        std::thread::spawn(move || {
-            for signal in signals.forever() {
-                let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
-                let mut state = stop.state();
-                if state.phase == Phase::Preparing {
-                    // Under the lock: the loop cannot begin while the process is leaving.
-                    if let Some(leftovers) = state.leftovers.take() {
-                        leftovers.remove();
-                    }
-                    leave(name);
+        leave: impl Fn(&'static str) + Send + Sync + 'static,
+        notice: impl Fn(&'static str, bool) + Send + Sync + 'static,
+    ) -> Result<Handling> {
+        let (stop, requests) = (self.clone(), Requests::default());
+        signals::handle(move |signal| {
+            let name = signals::name(signal);
+            let mut state = stop.state();
+            if state.phase == Phase::Preparing {
+                // Under the lock: the loop cannot begin while the process is leaving.
+                temporary::abandon();
+                if let Some(leftovers) = state.leftovers.take() {
+                    leftovers.remove();
                 }
-                let again = state.requested.is_some();
-                state.requested.get_or_insert(name);
-                drop(state);
-                notice(name, again);
+                leave(name);
             }
-        });
-        Ok(())
+            let first = requests.is_first();
+            let repeated = state.requested.is_some();
+            state.requested.get_or_insert(name);
+            drop(state);
+            if !first || !repeated {
+                notice(name, !first);
+            }
+            first
+        })
     }
 }
 

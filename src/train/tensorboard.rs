@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Appends events to one file below the log directory.
 #[derive(Debug)]
@@ -30,12 +31,12 @@ impl EventWriter {
     /// The directory or the file cannot be created or written.
     pub fn create(directory: &Path, after: u64) -> Result<Self> {
         std::fs::create_dir_all(directory).map_err(|source| Error::io("create", directory, &source))?;
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = files::system("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
         let number = OPENED.fetch_add(1, Ordering::Relaxed);
         let name = format!("events.out.tfevents.{:010}.{host}.{}.{number}", wall_time() as u64, std::process::id());
         let path = directory.join(name);
-        let file = File::create(&path).map_err(|source| Error::io("create", &path, &source))?;
+        let file = files::open_to_write(&path, true).map_err(|source| Error::io("create", &path, &source))?;
         let mut writer = Self { file, path };
         writer.event(0, |event| event.bytes(3, b"brain.Event:2"))?;
         writer.event(after + 1, |event| event.message(7, |session| session.varint(1, START)))?;

@@ -15,6 +15,7 @@ mod generate;
 mod hub;
 mod import;
 mod infer;
+mod machine;
 mod memory;
 mod merge;
 mod metrics;

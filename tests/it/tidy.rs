@@ -25,7 +25,9 @@ const UNSAFE_ALLOWED: &[(&str, &str)] = &[
     ("src/comm/nccl/", "NCCL's functions and the driver's, loaded at run time"),
     ("src/comm/process.rs", "prctl, getppid and kill of the C library"),
     ("src/comm/wire.rs", "setsockopt of the C library"),
+    ("src/cmd/streams.rs", "a look at standard output before Rust's runtime"),
     ("src/memory/counting.rs", "the global allocator"),
+    ("src/memory/overflow.rs", "the handler of a stack's overflow"),
 ];
 
 fn root() -> PathBuf {
@@ -312,6 +314,35 @@ fn waits_between_ranks_measure_time_that_does_not_jump() {
         .map(|source| source.path.clone())
         .collect();
     expect_none("`SystemTime` where ranks wait for each other; use `Instant`", &findings);
+}
+
+/// Where files may be opened otherwise than by `src/files`, and why.
+const OPENS_ALLOWED: &[(&str, &str)] = &[
+    ("src/files/", "the functions themselves"),
+    ("src/checkpoint/disk.rs", "the operations that tests fail one by one"),
+    ("src/comm/store.rs", "the system's source of randomness"),
+];
+
+#[test]
+fn files_are_opened_and_written_in_one_place() {
+    let calls = [
+        "File::open",
+        "File::create",
+        "File::options",
+        "OpenOptions::new",
+        "fs::read(",
+        "fs::read_to_string",
+        "fs::write(",
+    ];
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|source| !OPENS_ALLOWED.iter().any(|(path, _)| source.path.starts_with(path)))
+    {
+        let code = source.code.split("#[cfg(test)]").next().unwrap_or_default();
+        for call in calls.iter().filter(|call| code.contains(**call)) {
+            findings.push(format!("{}: {call}", source.path));
+        }
+    }
+    expect_none("use crate::files: special files, links and inputs are looked at there", &findings);
 }
 
 #[test]

@@ -15,6 +15,7 @@ use super::MAX_BYTES;
 use super::page::{Line, Page, Table};
 use crate::data::isolate::isolated;
 use crate::error::{Error, Result};
+use crate::files;
 
 const DOCUMENT: &str = "word/document.xml";
 /// Parts that help, and that a document may lack, are read up to this size.
@@ -37,7 +38,7 @@ pub(super) fn text(path: &Path) -> Result<String> {
         Error::data(format!("{}: {what}", path.display()))
             .hint("expected a DOCX file; a .doc file has to be saved as .docx")
     };
-    let mut file = File::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
+    let mut file = files::open(path).map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
     let read = (|| {
         let size = file.seek(SeekFrom::End(0))?;
         file.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;

@@ -8,11 +8,12 @@ mod html;
 mod page;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::registry::EXTENSIONS;
 
 /// The largest file of text, and the largest text that a DOCX file may unpack to.
@@ -150,7 +151,7 @@ pub fn read(path: &Path, kind: Kind) -> Result<String> {
 fn file(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(crate::Kind::Data);
     let mut bytes = Vec::new();
-    File::open(path).map_err(failed)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    files::open(path).map_err(failed)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     let refused = |what: String, hint: &str| Err(Error::data(format!("{}: {what}", path.display())).hint(hint));
     if bytes.len() as u64 > MAX_BYTES {
         return refused(format!("larger than {} MiB", MAX_BYTES >> 20), "split it");
@@ -308,7 +309,7 @@ mod tests {
                 "{error}"
             );
         }
-        File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
         assert!(read(&path, Kind::Html).unwrap_err().message().contains("larger than 128 MiB"));
     }
 }

@@ -23,6 +23,7 @@ use crate::data::numbers;
 use crate::data::row::{Form, PROBE_ROWS, Row, source_of};
 use crate::data::strict::REPEATED;
 use crate::error::{Error, Result};
+use crate::files;
 
 /// The longest line or JSON row that is read.
 const MAX_ROW_BYTES: usize = 256 << 20;
@@ -284,7 +285,7 @@ fn open(path: &Path) -> Result<File> {
             Error::data(format!("{} is no regular file", path.display())).hint("write the rows to a file first")
         );
     }
-    File::open(path).map_err(|error| {
+    files::open(path).map_err(|error| {
         Error::io("read", path, &error)
             .with_kind(crate::Kind::Data)
             .hint("check data.train_path, val_path, test_path and datasets")

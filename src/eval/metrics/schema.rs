@@ -60,7 +60,7 @@ impl Schema {
     /// # Errors
     /// [`crate::Kind::Config`]: it cannot be read, is not JSON, or says what is not understood here.
     pub fn load(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
+        let text = crate::files::read_text(path, crate::files::SMALL)
             .map_err(|source| Error::io("read", path, &source).with_kind(crate::Kind::Config))?;
         let root = serde_json::from_str(&text)
             .map_err(|error| Error::config(format!("{}: not valid JSON: {error}", path.display())))?;

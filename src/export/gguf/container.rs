@@ -1,10 +1,10 @@
 //! The container: a header of keys and tensor descriptions, then the tensors' bytes, each on a boundary of 32. Candle has a
 //! writer too, which wants all tensors in memory; this one takes them one at a time.
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::Path;
 
 use super::Format;
+use crate::files::staged::Staged;
 
 /// What the tensors' bytes are aligned to.
 const ALIGNMENT: usize = 32;
@@ -144,29 +144,21 @@ impl Header {
 
 /// Writes the file beside its place and puts it there when it is whole; `encode` gives a tensor's bytes. Returns its size.
 pub(super) fn write(path: &Path, header: &Header, encode: &dyn Fn(usize) -> io::Result<Vec<u8>>) -> io::Result<u64> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".tmp-{}", std::process::id()));
-    let staged = path.with_file_name(name);
-    let write = || {
-        let mut out = BufWriter::new(File::create(&staged)?);
-        let start = header.encode();
-        out.write_all(&start)?;
-        let mut size = start.len() as u64;
-        for (index, tensor) in header.tensors.iter().enumerate() {
-            let bytes = encode(index)?;
-            if bytes.len() != tensor.bytes() {
-                let (name, found, wanted) = (&tensor.name, bytes.len(), tensor.bytes());
-                return Err(io::Error::other(format!("{name} has {found} bytes, expected {wanted}")));
-            }
-            let padding = bytes.len().next_multiple_of(ALIGNMENT) - bytes.len();
-            out.write_all(&bytes)?;
-            out.write_all(&[0; ALIGNMENT][..padding])?;
-            size += (bytes.len() + padding) as u64;
+    let mut out = Staged::own(path)?;
+    let start = header.encode();
+    out.write_all(&start)?;
+    let mut size = start.len() as u64;
+    for (index, tensor) in header.tensors.iter().enumerate() {
+        let bytes = encode(index)?;
+        if bytes.len() != tensor.bytes() {
+            let (name, found, wanted) = (&tensor.name, bytes.len(), tensor.bytes());
+            return Err(io::Error::other(format!("{name} has {found} bytes, expected {wanted}")));
         }
-        out.flush()?;
-        out.get_ref().sync_all()?;
-        std::fs::rename(&staged, path)?;
-        Ok(size)
-    };
-    write().inspect_err(|_| drop(std::fs::remove_file(&staged)))
+        let padding = bytes.len().next_multiple_of(ALIGNMENT) - bytes.len();
+        out.write_all(&bytes)?;
+        out.write_all(&[0; ALIGNMENT][..padding])?;
+        size += (bytes.len() + padding) as u64;
+    }
+    out.place()?;
+    Ok(size)
 }

@@ -46,7 +46,7 @@ impl Vocabulary {
     pub fn load(dir: &Path, arch: &Arch, template: Option<&str>, pre: Option<&str>) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let tokenizer = Tokenizer::load_with(dir, &[])?;
-        let text = std::fs::read_to_string(&path)
+        let text = crate::files::read_text(&path, crate::data::MAX_TOKENIZER)
             .map_err(|source| Error::io("read", &path, &source).with_kind(crate::Kind::Data))?;
         let fail = |message: String| Error::data(format!("{}: {message}", path.display()));
         let json: Json = serde_json::from_str(&text).map_err(|error| fail(format!("not valid JSON: {error}")))?;

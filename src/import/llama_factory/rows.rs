@@ -3,7 +3,6 @@ use super::{Work, listed};
 use crate::config::Node;
 use crate::import::beside;
 use serde_json::Value as Json;
-use std::io::Read;
 use std::path::PathBuf;
 
 /// The largest `dataset_info.json`.
@@ -59,9 +58,7 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
 fn info(work: &Work, folder: &str) -> Option<(PathBuf, Json)> {
     let folder = beside(&work.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
     let folder = folder.or_else(|| work.path.parent().map(PathBuf::from))?;
-    let mut text = String::new();
-    let file = std::fs::File::open(folder.join("dataset_info.json")).ok()?;
-    file.take(MAX_BYTES).read_to_string(&mut text).ok()?;
+    let text = crate::files::read_text(&folder.join("dataset_info.json"), MAX_BYTES).ok()?;
     Some((folder, serde_json::from_str(&text).ok()?))
 }
 

@@ -11,6 +11,7 @@ use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
+use crate::files::staged::Staged;
 
 /// The format's own limit of a header.
 const HEADER_BYTES: u64 = 100_000_000;
@@ -265,7 +266,7 @@ impl Numbers<'_> {
     }
 }
 
-/// Writes a new F32 safetensors file, as [`write_safetensors_to`]; the file must not exist. Does not sync.
+/// Writes a new F32 safetensors file, as [`write_safetensors_to`]; the file must not exist.
 ///
 /// # Errors
 /// [`crate::Kind::Io`] from the file system.
@@ -274,7 +275,14 @@ pub fn write_safetensors(
     tensors: &[(String, Vec<usize>, &[f32])],
     metadata: &[(&str, &str)],
 ) -> Result<()> {
-    let write = || write_safetensors_to(&mut File::create_new(path)?, tensors, metadata);
+    let write = || {
+        if path.symlink_metadata().is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let mut staged = Staged::own(path)?;
+        write_safetensors_to(&mut staged, tensors, metadata)?;
+        staged.place()
+    };
     write().map_err(|error| Error::io("write", path, &error))
 }
 

@@ -1,0 +1,284 @@
+//! Layer 0: how files are opened and how outputs are written. Every reader and writer goes through here (a test in
+//! `tests/it/tidy.rs` looks for others), so that three rules hold everywhere:
+//!
+//! - **Regular files only.** A FIFO, a device, a socket or a folder in place of a file is refused before it is opened:
+//!   reading one may block for ever, or never end.
+//! - **An input is never replaced.** [`open`] notes each file that is read, by its identity on disk; an output that is
+//!   one of these is refused, whatever its spelling, also through links ([`output`]).
+//! - **An output is whole or not there.** It is written under a temporary name beside its place, synced and renamed
+//!   ([`staged`]); what a killed process left of one is removed by the next ([`temporary`]).
+pub mod output;
+pub mod staged;
+pub mod temporary;
+
+use std::collections::HashMap;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Longer than any configuration, description or table that is read as a whole, in bytes.
+pub const SMALL: u64 = 64 << 20;
+
+/// A file's identity: device and inode.
+type Identity = (u64, u64);
+
+/// The inputs: each file that was opened with [`open`], and a path to it.
+static INPUTS: Mutex<Option<HashMap<Identity, PathBuf>>> = Mutex::new(None);
+
+fn identity(metadata: &Metadata) -> Identity {
+    (metadata.dev(), metadata.ino())
+}
+
+/// What a path leads to that is no regular file.
+fn special(metadata: &Metadata) -> Option<&'static str> {
+    let kind = metadata.file_type();
+    if kind.is_file() {
+        None
+    } else if kind.is_dir() {
+        Some("a folder")
+    } else if kind.is_fifo() {
+        Some("a FIFO")
+    } else if kind.is_socket() {
+        Some("a socket")
+    } else {
+        Some("a device")
+    }
+}
+
+fn regular(metadata: &Metadata) -> io::Result<()> {
+    match special(metadata) {
+        None => Ok(()),
+        Some(_) if metadata.is_dir() => {
+            Err(io::Error::new(io::ErrorKind::IsADirectory, "Is a directory, not a regular file"))
+        }
+        Some(kind) => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{kind}, not a regular file"))),
+    }
+}
+
+/// Opens a regular file that is an input of this process: nothing that the process writes may replace it.
+///
+/// # Errors
+/// The system's; the path leads to no regular file.
+pub fn open(path: &Path) -> io::Result<File> {
+    let file = open_own(path)?;
+    let found = identity(&file.metadata()?);
+    let mut inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
+    inputs.get_or_insert_default().insert(found, path.to_owned());
+    Ok(file)
+}
+
+/// Opens a regular file that the program itself writes: a cache, a checkpoint, the metrics of a run.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_own(path: &Path) -> io::Result<File> {
+    match fs::metadata(path) {
+        Ok(metadata) => regular(&metadata)?,
+        // Not to be taken for a file that is simply not there.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && path.is_symlink() => {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is a link that leads nowhere"));
+        }
+        Err(error) => return Err(error),
+    }
+    // Should it have become a FIFO since, this does not wait for a writer.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    regular(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// Opens an input that belongs to a folder, such as the weights of a model. A link in it may lead elsewhere in the folder or,
+/// in the hub's cache, to the blobs beside it; not out of it.
+///
+/// # Errors
+/// As [`open`]; the file lies elsewhere.
+pub fn open_member(path: &Path) -> io::Result<File> {
+    let file = open(path)?;
+    if path.is_symlink() {
+        let (place, folder) = (path.canonicalize()?, real(path.parent().unwrap_or(Path::new("")))?);
+        let snapshots = folder.ancestors().find(|part| part.file_name().is_some_and(|name| name == "snapshots"));
+        let blobs = snapshots.and_then(Path::parent).map(|repository| repository.join("blobs"));
+        if !place.starts_with(&folder) && blobs.is_none_or(|blobs| !place.starts_with(blobs)) {
+            let why = format!("it is a link out of its folder, to {}", place.display());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+        }
+    }
+    Ok(file)
+}
+
+/// Reads an input of at most `limit` bytes.
+///
+/// # Errors
+/// As [`open`]; it is longer.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    bounded(open(path)?, limit)
+}
+
+/// Reads an input of at most `limit` bytes that is text.
+///
+/// # Errors
+/// As [`read`]; it is not UTF-8.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    text(read(path, limit)?)
+}
+
+/// Reads at most `limit` bytes of a file that the program itself writes.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_own(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    bounded(open_own(path)?, limit)
+}
+
+/// As [`read_own`], for text.
+///
+/// # Errors
+/// As [`read_text`].
+pub fn read_own_text(path: &Path, limit: u64) -> io::Result<String> {
+    text(read_own(path, limit)?)
+}
+
+/// The text of a file of the system's, such as those in `/proc`; nothing where there is none.
+pub fn system(path: impl AsRef<Path>) -> Option<String> {
+    read_own_text(path.as_ref(), SMALL).ok()
+}
+
+fn bounded(file: File, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it is longer than {limit} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn text(bytes: Vec<u8>) -> io::Result<String> {
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        io::Error::new(io::ErrorKind::InvalidData, format!("it is not UTF-8 at byte {at}"))
+    })
+}
+
+/// Opens a file that the program itself writes in place, such as a lock, a log or a partial download; makes it where it
+/// is missing. Never through a link: that might lead to somebody else's file.
+///
+/// # Errors
+/// The system's; the path is a link, has a second name (a hard link), or leads to no regular file.
+pub fn open_to_write(path: &Path, append: bool) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(!append).append(append).create(true);
+    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let file = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_symlink() => return Err(is_link()),
+        Ok(metadata) => {
+            regular(&metadata)?;
+            options.custom_flags(flags).open(path)
+        }
+        Err(_) => options.custom_flags(flags).open(path),
+    };
+    let file = file.map_err(|error| if error.raw_os_error() == Some(libc::ELOOP) { is_link() } else { error })?;
+    let metadata = file.metadata()?;
+    regular(&metadata)?;
+    if metadata.nlink() > 1 {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has a second name (a hard link)"));
+    }
+    Ok(file)
+}
+
+fn is_link() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, expected a regular file")
+}
+
+/// Whether `path` names the file that is open as `file`: it may have been removed or replaced since.
+pub fn is_at(file: &File, path: &Path) -> bool {
+    matches!((file.metadata(), fs::metadata(path)), (Ok(held), Ok(named)) if identity(&held) == identity(&named))
+}
+
+/// Whether both paths lead to one file or folder on disk.
+pub fn is_same(one: &Path, other: &Path) -> bool {
+    matches!((fs::metadata(one), fs::metadata(other)), (Ok(one), Ok(other)) if identity(&one) == identity(&other))
+}
+
+/// The input that is the same file as `metadata`'s, if there is one.
+fn input_of(metadata: &Metadata) -> Option<PathBuf> {
+    let inputs = INPUTS.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = inputs.as_ref()?.get(&identity(metadata))?;
+    // Of a file that is gone the number may have gone to another.
+    fs::metadata(path).is_ok_and(|now| identity(&now) == identity(metadata)).then(|| path.clone())
+}
+
+/// The path without links, `.` and `..`, also where its end is not there yet.
+///
+/// # Errors
+/// The system's.
+pub fn real(path: &Path) -> io::Result<PathBuf> {
+    let whole = std::path::absolute(path)?;
+    let there = whole.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)));
+    let Some((part, real)) = there else { return Ok(whole) };
+    Ok(real.join(whole.strip_prefix(part).unwrap_or(Path::new(""))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn members_of_a_folder_stay_in_it() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        for folder in ["repo/blobs", "repo/snapshots/main/sub", "model"] {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        for file in ["repo/blobs/etag", "secret", "model/real"] {
+            fs::write(at(file), "x").unwrap();
+        }
+        for (link, target, inside) in [
+            ("repo/snapshots/main/a", "../../blobs/etag", true),
+            ("repo/snapshots/main/sub/b", "../../../blobs/etag", true),
+            ("model/link", "real", true),
+            ("model/out", "../secret", false),
+            ("repo/snapshots/main/out", "../../../secret", false),
+        ] {
+            symlink(target, at(link)).unwrap();
+            let opened = open_member(&at(link));
+            assert_eq!(opened.is_ok(), inside, "{link}");
+            assert!(inside || opened.unwrap_err().to_string().contains("out of its folder"));
+        }
+        symlink(at("model"), at("alias")).unwrap();
+        open_member(&at("alias/link")).unwrap();
+    }
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        fs::write(at("file"), "text").unwrap();
+        symlink(at("file"), at("link")).unwrap();
+        symlink(at("nothing"), at("dangling")).unwrap();
+        symlink(at("circle"), at("circle")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(at("fifo")).status().unwrap().success());
+        assert_eq!(read_text(&at("link"), 4).unwrap(), "text");
+        assert!(read(&at("file"), 3).unwrap_err().to_string().contains("longer than 3 bytes"));
+        for (name, expected) in
+            [("fifo", "a FIFO"), ("socket", "a socket"), ("", "Is a directory"), ("circle", "level")]
+        {
+            let error = open(&at(name)).unwrap_err().to_string();
+            assert!(error.contains(expected), "{name}: {error}");
+        }
+        assert!(open(Path::new("/dev/zero")).unwrap_err().to_string().contains("a device"));
+        assert!(open(&at("dangling")).unwrap_err().to_string().contains("leads nowhere"));
+        assert_eq!(open(&at("missing")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        for name in ["link", "dangling", "circle"] {
+            assert!(open_to_write(&at(name), true).unwrap_err().to_string().contains("symbolic link"), "{name}");
+        }
+        fs::hard_link(at("file"), at("second")).unwrap();
+        assert!(open_to_write(&at("second"), false).unwrap_err().to_string().contains("second name"));
+        assert!(open_to_write(&at("fifo"), false).unwrap_err().to_string().contains("a FIFO"));
+        assert!(!at("nothing").exists());
+        let new = open_to_write(&at("new"), false).unwrap();
+        assert!(is_at(&new, &at("new")) && !is_at(&new, &at("file")));
+    }
+}

@@ -1,0 +1,218 @@
+//! The rule for outputs: nothing that is read is replaced, and nothing that is there unless replacing was asked for.
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::{input_of, real, special};
+use crate::{Error, Kind, Result};
+
+/// What becomes of a file that is there already.
+#[derive(Debug, Clone, Copy)]
+pub enum Existing {
+    /// It stays; the flag would replace it.
+    Keep(&'static str),
+    /// The flag was given: it is replaced.
+    Replace,
+    /// It is replaced if an earlier run of the same command wrote it, as the function tells; else it stays, and the flag
+    /// (if there is one) would replace it.
+    Ours(fn(&Path) -> bool, &'static str),
+}
+
+impl Existing {
+    /// By whether `flag` was given.
+    pub const fn unless(flag: &'static str, given: bool) -> Self {
+        if given { Self::Replace } else { Self::Keep(flag) }
+    }
+}
+
+/// Decides whether the file `path` may be written. `inputs` are files and folders that will be read; those that were
+/// are known. Returns where to write: `path`, or the file that it is a link to.
+///
+/// # Errors
+/// [`Kind::Config`]: an input, or a file that stays. [`Kind::Io`]: no regular file, a link that leads nowhere, a file in
+/// place of a folder.
+pub fn claim_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<PathBuf> {
+    let refuse = |why: &str| Err(Error::new(Kind::Io, format!("cannot write {}: {why}", path.display())));
+    if path.file_name().is_none() {
+        return refuse("it is no name of a file");
+    }
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if path.is_symlink() {
+                return refuse("it is a link that leads nowhere");
+            }
+            return Ok(path.to_owned());
+        }
+        Err(error) => return Err(Error::io("write", path, &error)),
+    };
+    if let Some(kind) = special(&metadata) {
+        return refuse(&format!("it is {kind}, expected a file"));
+    }
+    let place = path.canonicalize().map_err(|error| Error::io("write", path, &error))?;
+    let inside = |folder: &Path| folder.is_dir() && real(folder).is_ok_and(|folder| place.starts_with(folder));
+    let read = input_of(&metadata)
+        .or_else(|| inputs.iter().find(|input| super::is_same(input, path) || inside(input)).cloned());
+    if let Some(read) = read {
+        let same = if read == path { String::new() } else { format!(" ({})", read.display()) };
+        return Err(Error::config(format!("cannot write {}: it is an input of this command{same}", path.display()))
+            .hint("name another file: what is read is never replaced"));
+    }
+    let stays = || Error::config(format!("{} is there already", path.display()));
+    match existing {
+        Existing::Replace => Ok(place),
+        Existing::Ours(is_ours, _) if is_ours(&place) => Ok(place),
+        Existing::Ours(_, "") => Err(stays().hint("tunesmith did not write it: move it away, or name another place")),
+        Existing::Ours(_, flag) => Err(stays().hint(format!(
+            "tunesmith did not write it, or it was changed since: name another file, or replace it with {flag}"
+        ))),
+        Existing::Keep(flag) => Err(stays().hint(format!("name another file, or replace it with {flag}"))),
+    }
+}
+
+/// Refuses an output folder that is, holds, or lies in one of the folders that are read: it would replace what it is made
+/// of.
+///
+/// # Errors
+/// [`Kind::Config`].
+pub fn apart(output: &Path, inputs: &[PathBuf]) -> Result<()> {
+    let Ok(written) = real(output) else { return Ok(()) };
+    for input in inputs {
+        if real(input).is_ok_and(|input| written.starts_with(&input) || input.starts_with(&written)) {
+            return Err(Error::config(format!("--output {}: {} is read from", output.display(), input.display()))
+                .hint("name a place apart from the base and the adapters"));
+        }
+    }
+    Ok(())
+}
+
+/// Decides whether the folder `path` may be made, or made anew. One that is there is replaced as a whole, so every file
+/// in it must be of the program's making: `written` tells the names in its manifest, if it has one.
+///
+/// # Errors
+/// As [`claim_file`].
+pub fn claim_folder(
+    path: &Path,
+    overwrite: bool,
+    inputs: &[PathBuf],
+    written: impl FnOnce(&Path) -> Option<Vec<String>>,
+) -> Result<()> {
+    apart(path, inputs)?;
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !path.is_symlink() => return Ok(()),
+        Err(error) => return Err(Error::io("write", path, &error)),
+    };
+    let there = || Error::config(format!("{} is there already", path.display()));
+    if let Some(kind) = special(&metadata).filter(|kind| *kind != "a folder") {
+        return Err(Error::new(Kind::Io, format!("cannot write {}: it is {kind}, expected a folder", path.display())));
+    }
+    if metadata.is_file() {
+        return Err(there().hint("it is a file: name a folder with --output"));
+    }
+    if path.is_symlink() {
+        return Err(there().hint("it is a link to a folder: name the folder itself with --output"));
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path).map_err(|error| Error::io("read", path, &error))? {
+        let entry = entry.map_err(|error| Error::io("read", path, &error))?;
+        names.push(entry.file_name().to_string_lossy().into_owned());
+    }
+    if names.is_empty() {
+        return Ok(());
+    }
+    if !overwrite {
+        return Err(there().hint("name another with --output, or replace it with --overwrite"));
+    }
+    let Some(written) = written(path) else {
+        let message = format!("{} is not a folder that tunesmith wrote: it is not replaced", path.display());
+        return Err(Error::config(message).hint("name another with --output"));
+    };
+    names.sort();
+    if let Some(other) = names.into_iter().find(|name| !written.contains(name)) {
+        let message =
+            format!("{} holds {other:?}, which tunesmith did not write: the folder is not replaced", path.display());
+        return Err(Error::config(message).hint("move it away, or name another folder with --output"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn an_input_is_refused_by_every_name_that_it_has() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir_all(at("folder/inner")).unwrap();
+        fs::write(at("rows"), "rows").unwrap();
+        fs::write(at("folder/config.json"), "{}").unwrap();
+        symlink(at("rows"), at("link")).unwrap();
+        symlink(at("link"), at("link-to-link")).unwrap();
+        symlink(at("folder"), at("alias")).unwrap();
+        fs::hard_link(at("rows"), at("hard")).unwrap();
+        let inputs = [at("rows"), at("folder")];
+        let names = ["rows", "./rows", "folder/../rows", "link", "link-to-link", "hard", "folder/config.json"];
+        for name in names.into_iter().chain(["alias/config.json", "alias/inner/../config.json"]) {
+            for existing in [Existing::Replace, Existing::Keep("--overwrite"), Existing::Ours(|_| true, "")] {
+                let error = claim_file(&at(name), existing, &inputs).unwrap_err();
+                assert!(error.kind() == Kind::Config && error.message().contains("is an input"), "{name}: {error}");
+            }
+        }
+        // What was read is an input without being named.
+        super::super::open(&at("rows")).unwrap();
+        assert!(claim_file(&at("hard"), Existing::Replace, &[]).unwrap_err().message().contains("is an input"));
+        // A new file beside inputs replaces nothing.
+        assert_eq!(claim_file(&at("folder/new"), Existing::Keep("-f"), &inputs).unwrap(), at("folder/new"));
+    }
+
+    #[test]
+    fn what_is_there_stays_unless_it_is_ours_or_replacing_was_asked_for() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        fs::write(at("mine"), "mine").unwrap();
+        symlink(at("mine"), at("link")).unwrap();
+        symlink(at("nothing"), at("dangling")).unwrap();
+        symlink(at("circle"), at("circle")).unwrap();
+        let error = claim_file(&at("mine"), Existing::Keep("--force"), &[]).unwrap_err();
+        assert!(error.kind() == Kind::Config && error.hint_text().unwrap().contains("--force"), "{error}");
+        assert!(claim_file(&at("mine"), Existing::Ours(|_| false, ""), &[]).is_err());
+        let real = at("mine").canonicalize().unwrap();
+        assert_eq!(claim_file(&at("link"), Existing::Replace, &[]).unwrap(), real);
+        assert_eq!(claim_file(&at("mine"), Existing::Ours(|_| true, ""), &[]).unwrap(), real);
+        for name in ["dangling", "circle", ""] {
+            let error = claim_file(&at(name), Existing::Replace, &[]).unwrap_err();
+            assert_eq!(error.kind(), Kind::Io, "{name}: {error}");
+        }
+        assert_eq!(claim_file(Path::new("/dev/null"), Existing::Replace, &[]).unwrap_err().kind(), Kind::Io);
+    }
+
+    #[test]
+    fn an_output_folder_that_is_holds_or_lies_in_what_is_read_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        fs::create_dir_all(at("base/inner")).unwrap();
+        fs::create_dir_all(at("other")).unwrap();
+        symlink(at("base"), at("link")).unwrap();
+        let reads = [at("base"), at("adapter-of-the-hub")];
+        let claim = |name: &str, overwrite, written: Option<&str>| {
+            claim_folder(&at(name), overwrite, &reads, |_| written.map(|name| vec![name.to_owned()]))
+        };
+        for output in ["base", "base/inner", "base/new/deeper", "link", "link/new", "other/../base", "."] {
+            let error = claim(output, true, Some("file")).expect_err(output);
+            assert!(error.kind() == Kind::Config && error.message().contains("is read from"), "{error}");
+        }
+        for output in ["base-merged", "other", "other/base", "new/deeper/still"] {
+            claim(output, false, None).unwrap();
+        }
+        fs::write(at("other/file"), "mine").unwrap();
+        let refused = |overwrite, written| claim("other", overwrite, written).unwrap_err().message().to_owned();
+        assert!(refused(false, Some("file")).contains("is there already"));
+        assert!(refused(true, None).contains("not a folder that tunesmith wrote"));
+        claim("other", true, Some("file")).unwrap();
+        fs::write(at("other/notes"), "mine").unwrap();
+        assert!(refused(true, Some("file")).contains("\"notes\", which tunesmith did not write"));
+    }
+}

@@ -1,0 +1,163 @@
+//! The writer of single files: beside their place, synced, renamed.
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::output::{Existing, claim_file};
+use super::temporary::{self, Temporary};
+use crate::{Error, Result};
+
+/// A file that is being written. It is gone when this is dropped, unless it was published.
+#[derive(Debug)]
+pub struct Staged {
+    file: BufWriter<File>,
+    temporary: Temporary,
+    /// As the user named it.
+    target: PathBuf,
+    /// The file itself, where `target` is a link.
+    place: PathBuf,
+    existing: Option<Existing>,
+    inputs: Vec<PathBuf>,
+    made: Made,
+}
+
+/// Folders that were made for the file, innermost first; those that are empty are removed when this is dropped.
+#[derive(Debug)]
+struct Made(Vec<PathBuf>);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        for folder in &self.0 {
+            // Not empty, or gone: then it is not ours to remove.
+            let _ = fs::remove_dir(folder);
+        }
+    }
+}
+
+impl Staged {
+    /// Begins an output that a user has named, and its folder; `inputs` are files and folders that are going to be read.
+    ///
+    /// # Errors
+    /// Those of [`claim_file`]; [`crate::Kind::Io`]: its folder cannot be written to.
+    pub fn output(target: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<Self> {
+        let place = claim_file(target, existing, inputs)?;
+        temporary::sweep(&place);
+        let mut staged = Self::begin(target, &place).map_err(|error| Error::io("write", target, &error))?;
+        (staged.existing, staged.inputs) = (Some(existing), inputs.to_vec());
+        Ok(staged)
+    }
+
+    /// Begins a file in a folder of the program's own.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn own(target: &Path) -> io::Result<Self> {
+        Self::begin(target, target)
+    }
+
+    fn begin(target: &Path, place: &Path) -> io::Result<Self> {
+        let folder = parent(place);
+        let named = folder.ancestors().filter(|path| !path.as_os_str().is_empty());
+        let made = Made(named.take_while(|path| !path.exists()).map(Path::to_owned).collect());
+        fs::create_dir_all(folder)?;
+        let (temporary, file) = Temporary::file(place)?;
+        let file = BufWriter::with_capacity(1 << 16, file);
+        let (target, place) = (target.to_owned(), place.to_owned());
+        Ok(Self { file, temporary, target, place, existing: None, inputs: Vec::new(), made })
+    }
+
+    /// Where it lies meanwhile.
+    pub fn path(&self) -> &Path {
+        self.temporary.path()
+    }
+
+    /// Where it is to stand, as the user named it.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Lets the file be read: all is on the disk.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`].
+    pub fn sync(&mut self) -> Result<()> {
+        self.synced().map_err(|error| Error::io("write", &self.target, &error))
+    }
+
+    fn synced(&mut self) -> io::Result<()> {
+        self.file.flush().and_then(|()| self.file.get_ref().sync_all())
+    }
+
+    /// Puts the file at its place, if it may still stand there.
+    ///
+    /// # Errors
+    /// As [`Staged::output`].
+    pub fn publish(mut self) -> Result<()> {
+        if let Some(existing) = self.existing {
+            // What was read since is known by now, and others may have written meanwhile.
+            self.place = claim_file(&self.target, existing, &self.inputs)?;
+        }
+        let target = self.target.clone();
+        self.place().map_err(|error| Error::io("write", &target, &error))
+    }
+
+    /// Puts a file of the program's own at its place.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn place(mut self) -> io::Result<()> {
+        self.synced()?;
+        let Self { temporary, place, mut made, .. } = self;
+        temporary.place(|path| fs::rename(path, &place))?;
+        made.0.clear();
+        File::open(parent(&place))?.sync_all()
+    }
+}
+
+impl Write for Staged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Writes a file of the program's own: whole, or not at all.
+///
+/// # Errors
+/// The system's.
+pub fn replace(target: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut staged = Staged::own(target)?;
+    staged.write_all(bytes)?;
+    staged.place()
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_whole_or_not_there_and_its_folders_with_it() {
+        let root = tempfile::tempdir().unwrap();
+        let target = root.path().join("deep/er/rows.jsonl");
+        let begin = || Staged::output(&target, Existing::Keep("--overwrite"), &[]).unwrap();
+        drop(begin());
+        assert!(!root.path().join("deep").exists());
+        let (mut first, mut second) = (begin(), begin());
+        first.write_all(b"first").unwrap();
+        second.write_all(b"second").unwrap();
+        assert!(!target.exists() && first.path() != second.path());
+        first.publish().unwrap();
+        assert!(second.publish().unwrap_err().message().contains("is there already"));
+        assert_eq!(fs::read_to_string(&target).unwrap(), "first");
+        assert_eq!(fs::read_dir(target.parent().unwrap()).unwrap().count(), 1);
+        replace(&target, b"third").unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "third");
+    }
+}
