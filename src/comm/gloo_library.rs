@@ -1,10 +1,10 @@
 //! The Gloo engine's shared object: where it is looked for, and how it is built where it is first needed and the machine
 //! can. The program carries the source and the script, so that an installed one needs no checkout.
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::error::{Error, Result};
+use crate::files::{self, staged};
 
 /// The shared object's name.
 pub const LIBRARY: &str = "libtunesmith_gloo.so";
@@ -73,14 +73,14 @@ pub fn build(is_there: impl Fn() -> Option<PathBuf>, say: &dyn Fn(&str)) -> Resu
     std::fs::create_dir_all(&home).map_err(failed("create", &home))?;
     // Ranks of one machine come at the same time.
     let lock_path = home.join(".lock");
-    let lock = File::create(&lock_path).map_err(failed("create", &lock_path))?;
+    let lock = files::open_to_write(&lock_path, false).map_err(failed("create", &lock_path))?;
     lock.lock().map_err(failed("lock", &lock_path))?;
     if let Some(path) = is_there() {
         return Ok(path);
     }
     say("building the Gloo library (once; this takes a few seconds)");
     let source = home.join(format!(".source-{}.cpp", std::process::id()));
-    std::fs::write(&source, SOURCE).map_err(failed("write", &source))?;
+    staged::replace(&source, SOURCE.as_bytes()).map_err(failed("write", &source))?;
     let mut shell = Command::new("sh");
     shell.args(["-c", SCRIPT, "build"]).arg(&home).arg(&source).stdin(Stdio::null());
     let output = shell.output();

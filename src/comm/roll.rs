@@ -38,7 +38,7 @@ const SHOWN: usize = 8;
 impl Claim {
     /// That of this process.
     pub fn of(world: World, facts: Facts) -> Self {
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = crate::files::system("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
         let who = format!("process {} on {host}", std::process::id());
         Self { rank: world.rank as u32, size: world.size as u32, who, facts }

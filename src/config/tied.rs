@@ -57,7 +57,7 @@ fn is_copy(dir: &Path, head: &(String, String), embedding: &(String, String)) ->
         let (start, mut tensors) = header(&path)?;
         let Stored { dtype, shape, data_offsets: (begin, end) } = tensors.remove(name)?;
         start.checked_add(end)?;
-        Some((File::open(path).ok()?, dtype, shape, start.checked_add(begin)?, end.checked_sub(begin)?))
+        Some((open(&path)?, dtype, shape, start.checked_add(begin)?, end.checked_sub(begin)?))
     };
     let (Some(head), Some(embedding)) = (open(head), open(embedding)) else { return false };
     if (&head.1, &head.2, head.4) != (&embedding.1, &embedding.2, embedding.4) {
@@ -102,6 +102,5 @@ fn read(path: &Path) -> Option<Vec<u8>> {
 
 /// A regular file; another would not end.
 fn open(path: &Path) -> Option<File> {
-    path.metadata().ok().filter(std::fs::Metadata::is_file)?;
-    File::open(path).ok()
+    crate::files::open_member(path).ok()
 }

@@ -320,7 +320,7 @@ fn waits_between_ranks_measure_time_that_does_not_jump() {
 const OPENS_ALLOWED: &[(&str, &str)] = &[
     ("src/files/", "the functions themselves"),
     ("src/checkpoint/disk.rs", "the operations that tests fail one by one"),
-    ("src/comm/store.rs", "the system's source of randomness"),
+    ("src/comm/token.rs", "the system's source of randomness"),
 ];
 
 #[test]
