@@ -46,7 +46,7 @@ static FORMS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"(?i)\b(bearer\s+)[a-z0-9._~+/=-]{8,}", "${1}***"),
         // Settings of other toolkits, in a line or a table.
         (
-            r#"(?i)\b([\w.]*(?:hub_token|hf_token|auth_token|access_token|api_key|apikey|password)["']?(?:[ \t]*[:=][ \t]*| {2,})["']?)[^\s"',}]+"#,
+            r#"(?i)\b([\w.]*(?:hub_token|hf_token|auth_token|access_token|api_key|apikey|password)["']?(?:[ \t]*[:=][ \t]*| {2,})["']?)[^\s"',{}\[]+"#,
             "${1}***",
         ),
         (r"\b(hf_|api_org_|ghp_|gho_|github_pat_|glpat-|sk-)[A-Za-z0-9_-]{10,}", "${1}***"),
@@ -136,6 +136,7 @@ mod tests {
             "eos_token: \"</s>\", new_tokens: [\"<a>\"]",
             "max_new_tokens=5, hf_transfer, a@b.c",
             "unknown key model.api_key\n  hint: `tunesmith config --docs`",
+            "\"hub_token\": {\n  \"type\": \"string\"",
             "line\n\ttab \u{e9} \u{4f60}",
         ] {
             assert_eq!(shown(text), text);
