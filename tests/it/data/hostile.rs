@@ -257,7 +257,7 @@ fn tokenizers_that_multiply_text_are_refused() {
         assert!(error.message().contains("tokenizer.json") && error.message().contains("longer"), "{error}");
     }
     // What a short text may do a long one may not.
-    let some = tokenizer_with(&json!({"normalizer": replace("x", &"y".repeat(4000))})).unwrap();
+    let some = tokenizer_with(&json!({"normalizer": replace("x", &"y".repeat(1000))})).unwrap();
     assert!(some.encode("x", false).unwrap().ids.len() > 100);
     let error = some.encode(&"x".repeat(1 << 20), false).unwrap_err();
     assert_eq!(error.kind(), Kind::Model, "{error}");
@@ -310,11 +310,11 @@ fn a_row_of_many_columns_or_great_depth_is_no_matter() {
 #[test]
 fn a_line_that_is_cut_is_not_tokenized_whole() {
     // The tokens are those of the whole text, for a tokenizer without words of its own too.
-    let text = "a quick brown fox's 12345 \u{e9}\u{4f60}\n\n  jumps ".repeat(60_000);
+    let text = "a quick brown fox's 12345 \u{e9}\u{4f60}\n\n  jumps ".repeat(52_000);
     for name in ["bpe_gpt2", "bpe_llama3"] {
         let tokenizer = tokenizer(name);
         let whole = tokenizer.encode(&text, true).unwrap();
-        for most in [1, 100, 2048] {
+        for most in [1, 2048] {
             let first = tokenizer.encode_first(&text, true, Some(most)).unwrap();
             assert!(first.ids.len() > most && first.ids.len() < whole.ids.len() / 2, "{}", first.ids.len());
             assert_eq!(first.ids, whole.ids[..first.ids.len()]);
@@ -324,7 +324,7 @@ fn a_line_that_is_cut_is_not_tokenized_whole() {
         }
     }
     // Rows of all kinds are cut as ever.
-    let long = "word ".repeat(500_000);
+    let long = "word ".repeat(450_000);
     let rows =
         [json!({"text": long}), json!({"prompt": "q", "completion": long}), json!({"user": "q", "assistant": long})];
     let rows: Vec<String> = rows.iter().map(ToString::to_string).collect();
