@@ -218,10 +218,15 @@ impl Encoder {
         let (mut renderings, mut last) = (Vec::new(), None);
         let (mut tokens, mut longest) = (0, 0);
         let options = (self.options.loss_on, self.tokenizer.special_texts());
-        mask::render_each(template, conversation, options, &mut |rendered| {
+        mask::render_each(template, conversation, options, &mut |rendered, count| {
             // The template wrote BOS itself, if the model wants one.
             let how = (split, self.options.most_tokens());
-            let found = template.tokens(&self.tokenizer, conversation, &rendered.text, false, how)?;
+            let beginning = (count < messages).then(|| {
+                let messages = conversation.messages[..count].to_vec();
+                Conversation { messages, ..conversation.clone() }
+            });
+            let rendered_of = beginning.as_ref().unwrap_or(conversation);
+            let found = template.tokens(&self.tokenizer, rendered_of, &rendered.text, false, how)?;
             labeled.notes.add(found.notes(split));
             let example = self::labeled(found.encoded, &rendered.spans);
             last.get_or_insert_with(|| rendered.text.clone());

@@ -27,7 +27,7 @@ pub fn render(
     special_texts: &[String],
 ) -> Result<Vec<Rendered>> {
     let mut renderings = Vec::new();
-    render_each(template, conversation, (loss_on, special_texts), &mut |rendered| {
+    render_each(template, conversation, (loss_on, special_texts), &mut |rendered, _| {
         renderings.push(rendered);
         Ok(true)
     })?;
@@ -35,8 +35,8 @@ pub fn render(
     Ok(renderings)
 }
 
-/// The same, a rendering at a time, the last one first. `take` returns whether it wants another one: a long conversation
-/// may have many.
+/// The same, a rendering at a time, the last one first. `take` gets each with the number of messages that it has, and
+/// returns whether it wants another one: a long conversation may have many.
 ///
 /// # Errors
 /// As [`render`], and whatever `take` returns.
@@ -44,7 +44,7 @@ pub fn render_each(
     template: &ChatTemplate,
     conversation: &Conversation,
     (loss_on, special_texts): (LossOn, &[String]),
-    take: &mut dyn FnMut(Rendered) -> Result<bool>,
+    take: &mut dyn FnMut(Rendered, usize) -> Result<bool>,
 ) -> Result<()> {
     let turns = Turns::new(conversation)?;
     let mut full = template.render_first(&turns, turns.len(), false)?;
@@ -77,7 +77,7 @@ pub fn render_each(
         return finder.renderings(full, &wanted, take);
     };
     full.spans = if all { around(&spans, full.text.len()) } else { spans };
-    take(full).map(drop)
+    take(full, turns.len()).map(drop)
 }
 
 /// What lies outside of some ranges that are in order.
@@ -115,23 +115,24 @@ impl Finder<'_> {
         &self,
         full: Rendered,
         wanted: &[usize],
-        take: &mut dyn FnMut(Rendered) -> Result<bool>,
+        take: &mut dyn FnMut(Rendered, usize) -> Result<bool>,
     ) -> Result<()> {
-        let mut current = full;
+        let (mut current, mut count) = (full, self.turns.len());
         for &index in wanted.iter().rev() {
             let turn = self.turn(index)?;
             if !turn.stands_in(&current.text) {
                 let mut done = std::mem::replace(&mut current, Rendered { text: turn.text, spans: Vec::new() });
                 done.spans.reverse();
                 // A rendering that nothing is learned from is not needed.
-                if !done.spans.is_empty() && !take(done)? {
+                if !done.spans.is_empty() && !take(done, count)? {
                     return Ok(());
                 }
+                count = index + 1;
             }
             current.spans.push(turn.span);
         }
         current.spans.reverse();
-        take(current).map(drop)
+        take(current, count).map(drop)
     }
 
     /// The conversation through message `index`, and what the assistant wrote of it.
