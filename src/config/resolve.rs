@@ -561,7 +561,7 @@ fn suggestion(key: &str) -> Option<String> {
         return Some(format!("{section}.{near}"));
     }
     let names = everything.iter().map(String::as_str).chain(SECTIONS.iter().map(|section| section.name));
-    nearest(key, names.chain(["include"])).map(str::to_owned)
+    nearest(key, names.chain(["include"]).filter(|name| !name.is_empty())).map(str::to_owned)
 }
 
 /// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
