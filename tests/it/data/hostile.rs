@@ -309,19 +309,17 @@ fn a_row_of_many_columns_or_great_depth_is_no_matter() {
 
 #[test]
 fn a_line_that_is_cut_is_not_tokenized_whole() {
-    // The tokens are those of the whole text, for a tokenizer without words of its own too.
+    // The tokens are those of the whole text.
     let text = "a quick brown fox's 12345 \u{e9}\u{4f60}\n\n  jumps ".repeat(52_000);
-    for name in ["bpe_gpt2", "bpe_llama3"] {
-        let tokenizer = tokenizer(name);
-        let whole = tokenizer.encode(&text, true).unwrap();
-        for most in [1, 2048] {
-            let first = tokenizer.encode_first(&text, true, Some(most)).unwrap();
-            assert!(first.ids.len() > most && first.ids.len() < whole.ids.len() / 2, "{}", first.ids.len());
-            assert_eq!(first.ids, whole.ids[..first.ids.len()]);
-            assert_eq!(first.offsets, whole.offsets[..first.ids.len()]);
-            let (ids, added) = tokenizer.ids_first(&text, Some(most)).unwrap();
-            assert_eq!((&ids, ids.len()), (&first.ids, added.len()));
-        }
+    let tokenizer = tokenizer("bpe_llama3");
+    let whole = tokenizer.encode(&text, true).unwrap();
+    for most in [1, 2048] {
+        let first = tokenizer.encode_first(&text, true, Some(most)).unwrap();
+        assert!(first.ids.len() > most && first.ids.len() < whole.ids.len() / 2, "{}", first.ids.len());
+        assert_eq!(first.ids, whole.ids[..first.ids.len()]);
+        assert_eq!(first.offsets, whole.offsets[..first.ids.len()]);
+        let (ids, added) = tokenizer.ids_first(&text, Some(most)).unwrap();
+        assert_eq!((&ids, ids.len()), (&first.ids, added.len()));
     }
     // Rows of all kinds are cut as ever.
     let long = "word ".repeat(450_000);
