@@ -20,7 +20,7 @@ use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
 use crate::comm::host::Host;
 use crate::comm::token::Token;
 use crate::comm::{gloo, gloo_library, process};
-use crate::config::RankBackend;
+use crate::config::{RankBackend, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::files::temporary::{self, Watched};
@@ -129,6 +129,8 @@ impl Job {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let words = super::train::resolved(&args.command)?;
         let over_nccl = words.as_ref().is_some_and(|(found, _)| found.config.train.ddp_backend == RankBackend::Nccl);
+        let strategy = words.as_ref().map(|(found, _)| found.config.train.strategy);
+        let alone = strategy.filter(|strategy| matches!(strategy, Strategy::Single | Strategy::Dp));
         let (file, num_gpus) = words.map(|(found, number)| (found.foreign.expected, number)).unwrap_or_default();
         let nnodes = args.nnodes.or(file.machines.as_ref().map(|(count, _)| *count)).unwrap_or(1).max(1);
         let node_rank = args.node_rank.or(file.machine_rank.as_ref().map(|(rank, _)| *rank)).unwrap_or(0);
@@ -169,6 +171,11 @@ impl Job {
         }
         let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
         let cores_each = format!("{} of its {cores} cores each", (cores / nproc).max(1));
+        if let Some(strategy) = alone.filter(|_| nproc * nnodes > 1) {
+            let ranks = nproc * nnodes;
+            let message = format!("train.strategy: {strategy}, but tunesmith launch has started {ranks} ranks");
+            return Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"));
+        }
         if nproc * nnodes > 1 && !over_nccl {
             match gloo::provide(&|text| terminal::print_note(text)) {
                 // What the user names must be there; several machines need messages.
@@ -186,6 +193,9 @@ impl Job {
                     // What `train` alone would refuse: here it has been heard.
                     let words = args.command.iter().filter(|word| !word.starts_with("NUM_GPUS="));
                     command.args(words).arg(format!("train.dp_ranks={nproc}")).env_remove("NUM_GPUS");
+                    if matches!(strategy, Some(Strategy::Auto | Strategy::Ddp)) {
+                        command.arg("train.strategy=dp");
+                    }
                     args.timeout.iter().for_each(|seconds| {
                         command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
                     });

@@ -22,7 +22,7 @@ pub(super) const LONGEST: usize = 1 << 20;
 /// All values together.
 const ALL_VALUES: usize = 64 << 20;
 /// Who has connected must have proved itself by then.
-pub(super) const GREETING: Duration = Duration::from_secs(4);
+pub(super) const GREETING: Duration = Duration::from_secs(3);
 /// How long a request, once begun, and its answer may take.
 const REQUEST: Duration = Duration::from_secs(10);
 /// Visitors that may be greeted at a time. The one that has been there longest makes room for a new one.

@@ -15,9 +15,9 @@ use crate::error::{Error, Result};
 
 /// How long ranks wait for each other at the start.
 const GATHERING: Duration = Duration::from_secs(300);
-/// How long someone else may hold the place: an earlier run that is about to end. With the last try (four seconds) ranks
-/// that disagree end within a quarter of a minute.
-const FOREIGN: Duration = Duration::from_secs(8);
+/// How long another process may hold the place: an earlier run that is about to end. With the last attempt (three seconds)
+/// that is ten seconds.
+const FOREIGN: Duration = Duration::from_secs(7);
 /// After an operation has failed: how long the others may take to say that they have noticed.
 const ROLL_CALL: Duration = Duration::from_secs(2);
 /// The name of rank 0's endpoint in torchrun's store.

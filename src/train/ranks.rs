@@ -100,7 +100,11 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>) -> Result<Vec<Seat>> 
             let mut facts = facts(resolved);
             facts.insert("engine".to_owned(), name.to_owned());
             let meeting = Meeting::join(launch, facts);
-            let (carrier, meeting) = (carrier?, meeting?);
+            // The others hear what is missing here; this rank says why, too.
+            let (carrier, meeting) = match (carrier, meeting) {
+                (Err(why), Err(dispute)) => return Err(dispute.with_more(why.message())),
+                (carrier, meeting) => (carrier?, meeting?),
+            };
             let World { size, local_size, .. } = launch.world;
             let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
             let described = format!(
