@@ -30,6 +30,18 @@ def grow(model, tokens):
             table[rows:] = table[:rows].mean(0)
 
 
+def vocabulary(adapter):
+    """How many tokens the tables must have that an adapter belongs to, by the rows and the whole tables in it."""
+    from safetensors import safe_open
+
+    with open(f"{adapter}/adapter_config.json", encoding="utf-8") as file:
+        rows = json.load(file).get("trainable_token_indices") or []
+    rows = sum(rows.values(), []) if isinstance(rows, dict) else rows
+    with safe_open(f"{adapter}/adapter_model.safetensors", "pt") as file:
+        tables = [name for name in file.keys() if name.endswith(("embed_tokens.weight", "lm_head.weight"))]
+        return max([0, *(row + 1 for row in rows), *(file.get_slice(name).get_shape()[0] for name in tables)])
+
+
 def run_loss(run, base, rows, below=()):
     """The mean loss by Transformers and PEFT of what a run has saved, and the run's own last validation loss."""
     import peft
@@ -46,8 +58,8 @@ def run_loss(run, base, rows, below=()):
         model = load(base)
         for adapter in below:
             model = peft.PeftModel.from_pretrained(model, adapter).merge_and_unload()
-        tokens = len(transformers.AutoTokenizer.from_pretrained(f"{run}/adapter"))
-        if json.load(open(f"{run}/adapter/adapter_config.json")).get("trainable_token_indices") and tokens > model.config.vocab_size:
+        tokens = vocabulary(f"{run}/adapter")
+        if tokens > model.config.vocab_size:
             grow(model, tokens)
         model = peft.PeftModel.from_pretrained(model, f"{run}/adapter")
     model.eval()
