@@ -290,6 +290,8 @@ fn many_ranks_are_predicted_and_a_few_measured() {
 fn the_hardware_configurations_are_planned_by_name_without_a_network() {
     for (config, model, machine) in [
         ("rtx4090_sli", "Qwen/Qwen2.5-14B-Instruct: qwen2, 14.77 B parameters", ["2", "24GiB"]),
+        ("a100_pair", "google/gemma-3-27b-it: ", ["2", "80GiB"]),
+        ("multi_gpu_config", "google/gemma-3-27b-it: ", ["2", "80GiB"]),
         ("h200_quad", "meta-llama/Llama-3.1-70B-Instruct: llama, 70.55 B parameters", ["4", "141GB"]),
     ] {
         let config = format!("configs/{config}.yaml");
