@@ -1,4 +1,5 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
+use super::terminal::{print, print_exact};
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
@@ -13,6 +14,7 @@ use crate::train::probe;
 use crate::train::ranks_bench::{self, Engine, Line};
 use crate::train::rate::Rate;
 use crate::train::sweep::{self, Sweep};
+use std::fmt::Write as _;
 use std::path::PathBuf;
 
 /// What `bench` takes.
@@ -80,7 +82,7 @@ pub struct Args {
 fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
     if json {
         let text = serde_json::to_string_pretty(lines).map_err(|error| Error::config(error.to_string()))?;
-        return super::terminal::print(&(text + "\n"));
+        return print_exact(&(text + "\n"));
     }
     let row = |line: &Line| {
         let engine = match line.engine {
@@ -99,7 +101,7 @@ fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
             ),
         )
     };
-    super::terminal::print(&table(&lines.iter().map(row).collect::<Vec<_>>()))
+    print(&table(&lines.iter().map(row).collect::<Vec<_>>()))
 }
 
 /// Runs the command.
@@ -175,7 +177,7 @@ pub fn run(args: &Args) -> Result<()> {
         });
         let budget = budget.transpose()?.map(|bytes| bytes.0);
         let found = pool.install(|| sweep::run(&request, budget))?;
-        return super::terminal::print(&show_sweep(&found));
+        return print(&show_sweep(&found));
     }
     let outcome = pool.install(|| bench::run(&request))?;
     Rate {
@@ -189,36 +191,35 @@ pub fn run(args: &Args) -> Result<()> {
     .keep();
     if args.json {
         let text = serde_json::to_string(&outcome).map_err(|error| Error::config(error.to_string()))?;
-        println!("{text}");
+        print_exact(&(text + "\n"))
     } else {
-        show(&request, &outcome);
+        print(&show(&request, &outcome))
     }
-    Ok(())
 }
 
 fn show_prediction(predicted: &Breakdown, json: bool) -> Result<()> {
     if json {
         let whole = serde_json::json!({ "predicted": predicted, "total": predicted.total() });
-        return super::terminal::print(&format!("{whole}\n"));
+        return print_exact(&format!("{whole}\n"));
     }
     let parts = predicted.parts().into_iter().filter(|(_, bytes)| *bytes > 0).chain([("all", predicted.total())]);
     let rows: Vec<_> = parts.map(|(name, bytes)| (name.to_owned(), human_bytes(bytes))).collect();
-    super::terminal::print(&table(&rows))
+    print(&table(&rows))
 }
 
 fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::Outcome) -> Result<()> {
     if args.json {
         let text = serde_json::to_string(outcome).map_err(|error| Error::config(error.to_string()))?;
-        println!("{text}");
-        return Ok(());
+        return print_exact(&(text + "\n"));
     }
     let giga = |bytes: f64| bytes / 1e9;
-    println!(
-        "{} decode, prompts of {} tokens, {} tokens an answer, {} threads, {}",
+    let mut text = format!(
+        "{} decode, prompts of {} tokens, {} tokens an answer, {} threads, {}\n",
         request.shape, request.prompt, request.tokens, outcome.threads, outcome.simd
     );
     for run in &outcome.runs {
-        println!(
+        let _ = writeln!(
+            text,
             "  {:>10.1} tokens/s at batch {} ({:.0} tokens/s in prompts): {:.1} % of the memory's bandwidth",
             run.tokens_per_second,
             run.batch,
@@ -226,10 +227,10 @@ fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::
             100.0 * run.bandwidth_share
         );
     }
-    println!("  {:>10.1} GB/s read from memory at most", giga(outcome.read_bandwidth));
-    println!("  {:>10.3} GB of weights read for each step", giga(outcome.weight_bytes));
-    println!("  {:>10.0} MiB peak memory", outcome.peak_bytes as f64 / (1 << 20) as f64);
-    Ok(())
+    let _ = writeln!(text, "  {:>10.1} GB/s read from memory at most", giga(outcome.read_bandwidth));
+    let _ = writeln!(text, "  {:>10.3} GB of weights read for each step", giga(outcome.weight_bytes));
+    let _ = writeln!(text, "  {:>10.0} MiB peak memory", outcome.peak_bytes as f64 / (1 << 20) as f64);
+    print(&text)
 }
 
 fn show_sweep(sweep: &Sweep) -> String {
@@ -252,13 +253,13 @@ fn show_sweep(sweep: &Sweep) -> String {
     lines.join("\n") + "\n"
 }
 
-fn show(request: &Request, outcome: &Outcome) {
+fn show(request: &Request, outcome: &Outcome) -> String {
     let giga = |flops: f64| flops / 1e9;
     let mib = |bytes: u64| bytes as f64 / (1 << 20) as f64;
     let phases = &outcome.phases;
     let share = |seconds: f64| 100.0 * seconds / phases.step;
-    println!(
-        "{} {}, {} tokens in {} steps ({} labelled), {} threads, {}",
+    let mut text = format!(
+        "{} {}, {} tokens in {} steps ({} labelled), {} threads, {}\n",
         request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
         outcome.mode,
         outcome.tokens,
@@ -267,12 +268,13 @@ fn show(request: &Request, outcome: &Outcome) {
         outcome.threads,
         outcome.simd
     );
-    println!("  {:>10.1} tokens/s", outcome.tokens_per_second);
-    println!("  {:>10.1} s to load the base", outcome.load_seconds);
+    let _ = writeln!(text, "  {:>10.1} tokens/s", outcome.tokens_per_second);
+    let _ = writeln!(text, "  {:>10.1} s to load the base", outcome.load_seconds);
     let (predicted, peak) = (outcome.predicted.total(), outcome.peak_bytes);
     let off = 100.0 * (predicted as f64 / peak.max(1) as f64 - 1.0);
-    println!("  {:>10.0} MiB peak memory ({:.0} MiB predicted, {off:+.1} %)", mib(peak), mib(predicted));
-    println!(
+    let _ = writeln!(text, "  {:>10.0} MiB peak memory ({:.0} MiB predicted, {off:+.1} %)", mib(peak), mib(predicted));
+    let _ = writeln!(
+        text,
         "  {:>10.1} GFLOP/s useful: {:.1} % of the FMA peak ({:.0} GFLOP/s), {:.1} % of the GEMM peak ({:.0} GFLOP/s)",
         giga(outcome.flops_share * outcome.fma_peak),
         100.0 * outcome.flops_share,
@@ -280,19 +282,21 @@ fn show(request: &Request, outcome: &Outcome) {
         100.0 * outcome.flops_share * outcome.fma_peak / outcome.gemm_peak,
         giga(outcome.gemm_peak)
     );
-    println!(
+    let _ = writeln!(
+        text,
         "  {:>10.0} calls of the allocator a step, {:.1} ns to count each: {:.3} % of a step",
         outcome.allocations,
         1e9 * outcome.counting_seconds,
         100.0 * outcome.allocations * outcome.counting_seconds / phases.step
     );
-    println!("  {:>10.3} s a step", phases.step);
+    let _ = writeln!(text, "  {:>10.3} s a step", phases.step);
     for (name, seconds) in [
         ("forward", phases.forward),
         ("head + loss", phases.head),
         ("backward", phases.backward),
         ("optimizer", phases.optimizer),
     ] {
-        println!("  {seconds:>10.3} s {name} ({:.1} %)", share(seconds));
+        let _ = writeln!(text, "  {seconds:>10.3} s {name} ({:.1} %)", share(seconds));
     }
+    text
 }

@@ -1,6 +1,5 @@
 //! `tunesmith chat`: a conversation in the terminal. Answers are shown while they grow; Ctrl-C ends an answer, not the
-//! program.
-use std::io::{BufRead as _, IsTerminal as _};
+//! program. What is typed can be edited, and earlier lines come back with the arrow keys.
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::asking::{AskArgs, Asker};
 use super::infer::{Shower, asked};
+use super::talk::{Said, Talk};
 use super::terminal::{Style, print, print_text, stdout_colour};
 use crate::error::{Error, Result};
 use crate::eval::chat::Memory;
@@ -82,20 +82,12 @@ pub fn run(args: &Args) -> Result<()> {
         stop,
         colour,
     };
-    let terminal = std::io::stdin().is_terminal();
-    let mut lines = std::io::stdin().lock().lines();
+    let mut talk = Talk::open()?;
     loop {
-        if terminal {
-            print(&Style::Green.paint("> ", chat.colour))?;
-        }
-        let Some(line) = lines.next() else { break };
-        let line = match line {
-            Ok(line) => line,
-            Err(error) if error.kind() == std::io::ErrorKind::InvalidData => {
-                print_text("not UTF-8: the line is left out\n");
-                continue;
-            }
-            Err(error) => return Err(Error::io("read", "standard input", &error)),
+        let line = match talk.next()? {
+            Said::Line(line) => line,
+            Said::Nothing => continue,
+            Said::End => break,
         };
         chat.stop.store(false, Ordering::Relaxed);
         match chat.line(line.trim()) {
@@ -109,7 +101,7 @@ pub fn run(args: &Args) -> Result<()> {
             Err(error) => return Err(error),
         }
     }
-    if terminal { print("\n") } else { Ok(()) }
+    if talk.is_terminal() { print("\n") } else { Ok(()) }
 }
 
 /// Whether a file is one of conversations, to which another may be appended.

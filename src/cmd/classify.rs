@@ -12,7 +12,7 @@ use super::eval::{Args, OURS, Which, choose, difference_json, names, place, scor
 use super::infer::interrupt;
 use super::staged::{self, Staged};
 use super::stamps;
-use super::terminal::{print, print_note, print_text};
+use super::terminal::{print, print_exact, print_note, print_text};
 use crate::checkpoint::finished::{Finished, score_head};
 use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
@@ -107,13 +107,13 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
         found.extend(said.fields(head));
         found.insert("tokens".to_owned(), said.tokens.into());
         found.insert("truncated".to_owned(), said.truncated.into());
-        return print(&format!("{}\n", Value::Object(found)));
+        return print_exact(&format!("{}\n", Value::Object(found)));
     }
     if said.truncated {
         print_note(&format!("the text is longer than model.max_seq_len: {} tokens of it were read", said.tokens));
     }
     if head.is_number() {
-        return print(&format!("{}\n", said.outputs[0]));
+        return print_exact(&format!("{}\n", said.outputs[0]));
     }
     let mut rows: Vec<(f64, &String)> = softmax(&said.outputs).into_iter().zip(&head.labels).collect();
     rows.sort_by(|one, other| other.0.total_cmp(&one.0));
@@ -369,7 +369,12 @@ fn write_samples(
         let answers: Vec<String> = fields.iter().map(|[(_, found), _]| plain(found)).collect();
         let reference = plain(&reference);
         let is_right = answers.last() == Some(&reference);
-        if is_right { &mut right } else { &mut wrong }.push(Answered { prompt, reference, answers });
+        if is_right { &mut right } else { &mut wrong }.push(Answered {
+            question: prompt.clone(),
+            prompt,
+            reference,
+            answers,
+        });
     }
     wrong.extend(right);
     Ok(wrong)

@@ -47,7 +47,11 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(number) = args.job.config.num_gpus().filter(|number| number != "1") {
         terminal::print_note(&format!("NUM_GPUS={number}: `tunesmith launch -- train CONFIG` starts as many ranks"));
     }
-    terminal::print(&if args.json { json(&resolved)? } else { table(&resolved, terminal::stdout_colour()) })?;
+    if args.json {
+        terminal::print_exact(&json(&resolved)?)?;
+    } else {
+        terminal::print(&table(&resolved, terminal::stdout_colour()))?;
+    }
     if let Err(missing) = resolved.check_runnable() {
         terminal::print_note(&format!("this configuration cannot be run as it is: {}", missing.message()));
     }
@@ -71,7 +75,7 @@ fn table(resolved: &Resolved, colour: bool) -> String {
     };
     let width = |text: fn(&Setting) -> usize| resolved.settings.iter().map(text).max().unwrap_or(0);
     let keys = width(|setting| setting.key.len());
-    let values = resolved.settings.iter().map(|setting| value(setting).chars().count()).max().unwrap_or(0).min(40);
+    let values = resolved.settings.iter().map(|setting| value(setting).chars().count()).max().unwrap_or(0).min(24);
     let mut out = String::new();
     let mut section = "";
     for setting in &resolved.settings {

@@ -16,7 +16,7 @@ use crate::checkpoint::peft;
 use crate::config::arch::{Arch, Vocabulary};
 use crate::config::{Config, Task};
 use crate::data::process::{Part as RowPart, sources};
-use crate::data::{self, Dataset, Split};
+use crate::data::{self, Dataset, Split, question};
 use crate::error::{Error, Result};
 use crate::eval::metrics::{Difference, Likelihood, Metrics, Row, Score};
 use crate::eval::{Asked as Asking, Settings};
@@ -24,11 +24,10 @@ use crate::export::merge::{Parts, plain_model};
 use crate::files;
 use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
-use crate::memory;
 use crate::model::Model;
 use crate::plan::{human_bytes, human_seconds};
-use crate::train::output;
 use crate::train::report::answers::{self, Answered, Asked, Page};
+use crate::train::{budget, machine, output};
 use serde_json::{Map, Value, json};
 
 /// Measure what a model answers on held-out rows.
@@ -206,8 +205,11 @@ pub fn run(args: &Args) -> Result<()> {
         format!("{} % by a bootstrap of {} replicates", config.eval.confidence * 100.0, config.eval.bootstrap_samples),
     ));
     facts.push(("time".into(), human_seconds(seconds)));
-    let held = format!("{} at most", human_bytes(memory::highest()));
-    facts.push(("memory held".into(), held.clone()));
+    let peak = human_bytes(machine::peak_bytes());
+    facts.push(("peak memory".into(), peak.clone()));
+    let used = budget::used(&config);
+    facts.extend(used.clone());
+    let used = used.map_or_else(String::new, |(label, text)| format!("{label:16}{text}\n"));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
     let page = Page {
@@ -221,7 +223,10 @@ pub fn run(args: &Args) -> Result<()> {
     };
     staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
     let report = target.join("report.html");
-    print(&(table(&asked, &differences) + &format!("memory held     {held}\nreport          {}\n", report.display())))
+    print(
+        &(table(&asked, &differences)
+            + &format!("peak memory     {peak}\n{used}report          {}\n", report.display())),
+    )
 }
 
 /// What an earlier evaluation has left is replaced, nothing else.
@@ -375,9 +380,17 @@ impl Exam<'_> {
             )?;
             if let Some(prompt) = prompt.filter(|_| rows.len() < answers::ROWS) {
                 let text = |line: &Value| line["answer"].as_str().unwrap_or_default().to_owned();
-                rows.push(Answered { prompt, reference, answers: of_row.iter().map(text).collect() });
+                rows.push(Answered {
+                    question: String::new(),
+                    prompt,
+                    reference,
+                    answers: of_row.iter().map(text).collect(),
+                });
             }
         }
+        let prompts: Vec<String> = rows.iter().map(|row| row.prompt.clone()).collect();
+        let questions = question::questions(self.dataset.template.as_ref(), &prompts);
+        rows.iter_mut().zip(questions).for_each(|(row, question)| row.question = question);
         Ok(rows)
     }
 }

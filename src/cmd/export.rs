@@ -43,7 +43,7 @@ pub struct Args {
     /// With --gguf: the adapter alone, for llama.cpp's --lora
     #[arg(long, requires = "gguf")]
     adapter_only: bool,
-    /// The new folder or file
+    /// The new folder or file; the name of a GGUF file gets `.gguf` where it lacks it
     #[arg(long, value_name = "PATH")]
     output: Option<PathBuf>,
     /// With --hf: the dtype of the weights; `auto`: as the base has them
@@ -102,7 +102,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut text = String::new();
     if let Some(format) = format {
         let default = format!("{name}.{}.gguf", args.gguf.as_deref().unwrap_or_default().to_lowercase());
-        let path = output_dir(args.output.as_deref(), config.as_ref(), &default)?;
+        let output = args.output.as_deref().map(|output| with_extension(output, "gguf"));
+        let path = output_dir(output.as_deref(), config.as_ref(), &default)?;
         apart(&path, &reads)?;
         // What cannot be written is said before all the work.
         let existing = Existing::unless("--overwrite", args.overwrite);
@@ -114,6 +115,9 @@ pub fn run(args: &Args) -> Result<()> {
         } else {
             let vocabulary =
                 Vocabulary::load(&tokenizer, &parts.arch, template.as_deref(), args.pre_tokenizer.as_deref())?;
+            if let Some(remark) = vocabulary.remark() {
+                let _ = writeln!(text, "tokenizer       {remark}"); // a String never fails
+            }
             let model = match top {
                 Some(top) => {
                     let (checked, model) = check_merge(parts, top, args.max_difference)?;
@@ -163,6 +167,18 @@ pub fn run(args: &Args) -> Result<()> {
 
 fn no_adapter() -> Error {
     Error::config("there is no adapter").hint("name one: --adapter DIR")
+}
+
+/// `path` as it is where its name ends in `.extension`; else with that behind it, as programs know files of that kind by it.
+fn with_extension(path: &Path, extension: &str) -> PathBuf {
+    let ends = path.extension().is_some_and(|end| end.eq_ignore_ascii_case(extension));
+    if ends || path.is_dir() {
+        return path.to_owned();
+    }
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(extension);
+    PathBuf::from(name)
 }
 
 fn write_peft(
@@ -317,4 +333,18 @@ fn results(config: &Config) -> Vec<(String, String)> {
         rows.extend(score["value"].as_f64().map(|value| (format!("{name} ({split} rows)"), format!("{value:.4}"))));
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gguf_file_is_named_as_one() {
+        let named = |path: &str| with_extension(Path::new(path), "gguf").display().to_string();
+        assert_eq!(
+            ["a", "a.gguf", "a.GGUF", "out/a.q8_0", "a.b/c"].map(named),
+            ["a.gguf", "a.gguf", "a.GGUF", "out/a.q8_0.gguf", "a.b/c.gguf"]
+        );
+    }
 }

@@ -59,7 +59,7 @@ pub fn run(args: &Args) -> Result<()> {
         terminal::print(&report)?;
         terminal::print(&format!("\nwritten: {}\n", path.display()))?;
     } else {
-        terminal::print(&made.yaml)?;
+        terminal::print_exact(&made.yaml)?;
         terminal::print_text(&report);
     }
     if made.refused.is_empty() {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::asking::{AskArgs, Asker};
 use super::classify;
-use super::terminal::{print, print_answer, print_note};
+use super::terminal::{print_answer, print_exact, print_note};
 use crate::data::numbers;
 use crate::error::{Error, Result};
 use crate::eval::stream::{TextStream, certain};
@@ -153,14 +153,14 @@ fn single(args: &Args) -> Result<()> {
     let answers = generate(&asker.model, std::slice::from_ref(&tokens), &asker.settings(), &mut shower)?;
     let Some(answer) = answers.and_then(|mut answers| answers.pop()) else { return Ok(()) };
     if !args.json {
-        return print("\n");
+        return print_exact("\n");
     }
     let seconds = began.elapsed().as_secs_f64();
     let found = json!({
         "model": asker.what, "prompt": prompt, "answer": asked(&asker).text(&answer)?, "end": answer.end,
         "prompt_tokens": tokens.len(), "answer_tokens": answer.tokens.len(), "seconds": seconds,
     });
-    print(&format!("{found}\n"))
+    print_exact(&format!("{found}\n"))
 }
 
 /// The rows of a file: JSON values, or lines of text.
@@ -176,7 +176,10 @@ fn read_rows(path: &Path) -> Result<Vec<Value>> {
         }
         rows.push(if is_json {
             numbers::parse(&line).map_err(|error| {
-                Error::data(format!("{}: not a JSON value: {error}", place())).hint("expected a JSON object a line")
+                let what = error.to_string();
+                let what = what.split(" at line ").next().unwrap_or_default();
+                Error::data(format!("{}:{}: malformed JSON: {what}", place(), error.column()))
+                    .hint("expected a JSON object a line")
             })?
         } else {
             Value::String(line)

@@ -115,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
     let name = args.out.file_name().unwrap_or_default().to_string_lossy();
     report["blake3"] = json!({ name: digest });
     staged::write(&report_file, existing, &format!("{report:#}\n"))?;
-    terminal::print(&if args.json { format!("{report:#}\n") } else { readable(&report) })
+    if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable(&report)) }
 }
 
 /// The tokenizer of the model that is named, if one is.

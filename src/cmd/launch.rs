@@ -307,7 +307,7 @@ impl Job {
         let prefix = format!("[rank {number}] ");
         let mut output = Vec::new();
         if let Some(stdout) = child.stdout.take() {
-            output.push(pass_on(stdout, prefix.clone(), |text| drop(terminal::print(text))));
+            output.push(pass_on(stdout, prefix.clone(), |text| drop(terminal::print_exact(text))));
         }
         if let Some(stderr) = child.stderr.take() {
             output.push(pass_on(stderr, prefix, terminal::print_text));

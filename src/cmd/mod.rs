@@ -4,6 +4,7 @@
 //! `Command` and a line in `Command::run`.
 pub mod args;
 mod asking;
+mod bar;
 pub mod bench;
 pub mod chat;
 mod classify;
@@ -25,6 +26,7 @@ pub mod launch;
 pub mod memory_check;
 pub mod merge;
 pub mod models;
+mod paste;
 pub mod plan;
 pub mod process;
 mod scaling;
@@ -32,6 +34,7 @@ pub mod setup_accelerate;
 mod staged;
 pub mod stamps;
 mod streams;
+mod talk;
 pub mod terminal;
 pub mod train;
 

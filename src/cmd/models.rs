@@ -1,4 +1,5 @@
 //! `tunesmith models`: the families that are supported, or what one model folder holds.
+use super::terminal::{print, print_exact};
 use crate::config::arch::{Arch, FAMILIES, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
 use std::fmt::Write as _;
@@ -20,19 +21,24 @@ pub struct Args {
 /// A folder that holds no supported model.
 pub fn run(args: &Args) -> Result<()> {
     match &args.dir {
-        Some(dir) => print!("{}", describe(&Arch::from_dir(dir)?)),
-        None if args.docs => print!("{}\n{}", table(), wrappers()),
-        None => {
-            for family in FAMILIES {
-                println!("{:12} {}\n{:12} {}", family.model_type, family.models, "", family.features);
-            }
-            println!("\nThe text of multimodal models, where their language model is one of these (without experts):");
-            for wrapper in WRAPPERS {
-                println!("{:16} {}", wrapper.model_type, wrapper.models);
-            }
-        }
+        Some(dir) => print(&describe(&Arch::from_dir(dir)?)),
+        None if args.docs => print_exact(&format!("{}\n{}", table(), wrappers())),
+        None => print(&list()),
     }
-    Ok(())
+}
+
+/// Every family with its models, and what it has beside Llama's form.
+fn list() -> String {
+    let mut out = String::new();
+    for family in FAMILIES {
+        let _ = writeln!(out, "{:12}  {}\n{:12}  {}", family.model_type, family.models, "", family.features);
+    }
+    let _ =
+        writeln!(out, "\nThe text of multimodal models, where their language model is one of these (without experts):");
+    for wrapper in WRAPPERS {
+        let _ = writeln!(out, "{:16}  {}", wrapper.model_type, wrapper.models);
+    }
+    out
 }
 
 /// The table of docs/models.md.
@@ -57,7 +63,7 @@ pub fn wrappers() -> String {
 fn describe(arch: &Arch) -> String {
     let mut out = String::new();
     let mut line = |name: &str, value: String| {
-        let _ = writeln!(out, "{name:18} {value}");
+        let _ = writeln!(out, "{name:18}  {value}");
     };
     let parameters: usize = arch.tensors().iter().map(TensorSpec::len).sum();
     line("family", format!("{} ({})", arch.family.model_type, arch.family.models));

@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
     let report = report(args)?;
     if args.json {
         let text = serde_json::to_string_pretty(&report).map_err(|error| Error::config(error.to_string()))?;
-        return terminal::print(&(text + "\n"));
+        return terminal::print_exact(&(text + "\n"));
     }
     terminal::print(&show(&report))
 }
@@ -396,16 +396,16 @@ fn show(report: &Report) -> String {
         (0..parts.len()).filter(|&at| plan.rows.iter().any(|row| row.rank.parts()[at].1 > 0)).collect();
     let hosted = plan.rows.iter().any(|row| row.rank.host > 0);
     let mut heads = vec!["strategy".to_owned()];
-    heads.extend(used.iter().map(|&at| parts[at].to_owned()));
     heads.extend(["total", "", "longest row", "rows"].map(str::to_owned));
     heads.extend(hosted.then(|| "on the host".to_owned()));
+    heads.extend(used.iter().map(|&at| parts[at].to_owned()));
     let mut lines = vec![heads];
     for (at, row) in plan.rows.iter().enumerate() {
         let mark = if plan.recommended == Some(at) { "* " } else { "  " };
         let mut line = vec![format!("{mark}{}", row.way.name())];
-        line.extend(used.iter().map(|&at| figure(row.rank.parts()[at].1)));
         line.extend([figure(row.total), row.fit.name().to_owned(), limit(row.longest), limit(row.rows)]);
         line.extend(hosted.then(|| figure(row.rank.host)));
+        line.extend(used.iter().map(|&at| figure(row.rank.parts()[at].1)));
         lines.push(line);
     }
     let _ = writeln!(out, "\n{name} of one rank, at most:\n{}", columns(&lines));
@@ -440,21 +440,38 @@ fn show(report: &Report) -> String {
     out
 }
 
-/// Lines of cells, the first left-aligned, the others right-aligned.
+/// Lines of cells, the first left-aligned, the others right-aligned. Columns for which 80 have no room come below, each time
+/// behind the first column.
 pub(super) fn columns(lines: &[Vec<String>]) -> String {
+    const WIDE: usize = 80;
     let width =
         |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+    let count = lines.iter().map(Vec::len).max().unwrap_or(0);
+    let mut blocks: Vec<Vec<usize>> = Vec::new();
+    let mut taken = usize::MAX;
+    for at in 1..count {
+        let needed = 2 + width(at);
+        if taken.saturating_add(needed) > WIDE {
+            blocks.push(Vec::new());
+            taken = width(0);
+        }
+        taken += needed;
+        blocks.last_mut().expect("one was begun").push(at);
+    }
     let mut out = String::new();
-    for line in lines {
-        let cell = |(at, cell): (usize, &String)| {
-            if at == 0 {
-                format!("{cell:<width$}", width = width(0))
-            } else {
-                format!("{cell:>width$}", width = width(at))
+    for (number, block) in blocks.iter().enumerate() {
+        if number > 0 {
+            out.push('\n');
+        }
+        for line in lines {
+            let first = line.first().map_or("", String::as_str);
+            let mut text = format!("{first:<width$}", width = width(0));
+            for &at in block {
+                let cell = line.get(at).map_or("", String::as_str);
+                let _ = write!(text, "  {cell:>width$}", width = width(at));
             }
-        };
-        let text = line.iter().enumerate().map(cell).collect::<Vec<_>>().join("  ");
-        let _ = writeln!(out, "{}", text.trim_end());
+            let _ = writeln!(out, "{}", text.trim_end());
+        }
     }
     out
 }

@@ -79,7 +79,7 @@ pub fn run(args: &Args) -> Result<()> {
     staged::write(&json_report, existing, &format!("{report:#}\n"))?;
     let readable = readable(&data, &files);
     staged::write(&text_report, existing, &readable)?;
-    terminal::print(&if args.json { format!("{report:#}\n") } else { readable })
+    if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable) }
 }
 
 /// The file of a part's rows.

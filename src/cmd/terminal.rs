@@ -1,8 +1,9 @@
-//! How subcommands write to the terminal: colours only where a person looks, a closed pipe is no error.
+//! How subcommands write to the terminal: colours and folded lines only where a person looks, a closed pipe is no error.
 use crate::error::shown::{escaped, shown};
 use crate::error::{Error, Result};
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
+use unicode_width::UnicodeWidthChar;
 
 /// Ways to set a piece of text apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub enum Style {
     Bold,
     /// What matters less.
     Dim,
+    /// What is done of a bar.
+    Cyan,
 }
 
 impl Style {
@@ -27,6 +30,7 @@ impl Style {
             Self::Yellow => "33",
             Self::Bold => "1",
             Self::Dim => "2",
+            Self::Cyan => "36",
         }
     }
 
@@ -50,11 +54,91 @@ fn wants_colour() -> bool {
         && std::env::var_os("TERM").is_none_or(|terminal| terminal != "dumb")
 }
 
-/// Writes to standard output, as [`shown`]. A reader that has gone away (`| head`) is no error.
+/// The columns of a terminal that does not say.
+const COLUMNS: usize = 80;
+
+/// The columns of the terminal that standard output is; nothing where it is none.
+pub(super) fn columns() -> Option<usize> {
+    let stdout = std::io::stdout();
+    let size = || terminal_size::terminal_size_of(&stdout).map(|(width, _)| usize::from(width.0));
+    stdout.is_terminal().then(|| size().filter(|&columns| columns > 0).unwrap_or(COLUMNS))
+}
+
+/// Writes a page of text to standard output, as [`shown`]: on a terminal its long lines are folded between words.
+///
+/// # Errors
+/// As [`print_exact`].
+pub fn print(text: &str) -> Result<()> {
+    let text = styled(text, stdout_colour());
+    match columns() {
+        Some(columns) => print_bytes(fold(&text, columns).as_bytes()),
+        None => print_bytes(text.as_bytes()),
+    }
+}
+
+/// Folds lines that are longer than `columns` between words. What goes on stands below the text that it goes on with: the second
+/// column of a table, else two columns further in. A word that is longer than the line stays whole, so that paths can be copied.
+pub(super) fn fold(text: &str, columns: usize) -> String {
+    let mut out = String::with_capacity(text.len());
+    for line in text.split_inclusive('\n') {
+        if width(line) <= columns {
+            out.push_str(line);
+        } else {
+            fold_line(line, columns, &mut out);
+        }
+    }
+    out
+}
+
+fn fold_line(line: &str, columns: usize, out: &mut String) {
+    let (body, end) = line.strip_suffix('\n').map_or((line, ""), |body| (body, "\n"));
+    let hang = hang(body, columns);
+    let (mut column, mut start) = (0, true);
+    for piece in body.split_inclusive(' ') {
+        let word = width(piece.trim_end_matches(' '));
+        if word > 0 && column + word > columns && !start && column > hang {
+            out.truncate(out.trim_end_matches(' ').len());
+            out.push('\n');
+            out.extend(std::iter::repeat_n(' ', hang));
+            column = hang;
+        }
+        out.push_str(piece);
+        column += width(piece);
+        start = start && word == 0;
+    }
+    out.push_str(end);
+}
+
+/// Where a line goes on when it is folded.
+fn hang(line: &str, columns: usize) -> usize {
+    let indent = line.len() - line.trim_start_matches(' ').len();
+    let rest = &line[indent..];
+    let second = rest.find("  ").map(|gap| {
+        let value = rest[gap..].trim_start_matches(' ');
+        indent + width(&rest[..rest.len() - value.len()])
+    });
+    second.filter(|&at| at <= columns * 3 / 5).unwrap_or((indent + 2).min(columns / 2))
+}
+
+/// The columns that a text takes, colours and line ends not counted.
+pub(super) fn width(text: &str) -> usize {
+    let (mut columns, mut chars) = (0, text.chars());
+    while let Some(character) = chars.next() {
+        if character == '\x1b' {
+            // Only colours are written here: `ESC [ … m`.
+            chars.by_ref().take_while(|&next| next != 'm').for_each(drop);
+        } else {
+            columns += character.width().unwrap_or(0);
+        }
+    }
+    columns
+}
+
+/// Writes to standard output, as [`shown`], without folding: commands, JSON. A reader that has gone away (`| head`) is no error.
 ///
 /// # Errors
 /// [`crate::Kind::Io`] when the output cannot be written, such as to a full disk.
-pub fn print(text: &str) -> Result<()> {
+pub fn print_exact(text: &str) -> Result<()> {
     print_bytes(styled(text, stdout_colour()).as_bytes())
 }
 
@@ -93,7 +177,7 @@ fn styled(text: &str, colour: bool) -> Cow<'_, str> {
     if !colour || !text.contains(ESCAPE) {
         return shown(text);
     }
-    let codes = [Style::Red, Style::Green, Style::Yellow, Style::Bold, Style::Dim].map(Style::code);
+    let codes = [Style::Red, Style::Green, Style::Yellow, Style::Bold, Style::Dim, Style::Cyan].map(Style::code);
     let mut parts = text.split(ESCAPE);
     let mut out = shown(parts.next().unwrap_or_default()).into_owned();
     for part in parts {
@@ -147,5 +231,32 @@ mod tests {
         let text = format!("{} \u{1b}[31mb \u{1b}]0;title\u{7}", Style::Red.paint("a", true));
         assert_eq!(styled(&text, true), "\u{1b}[1;31ma\u{1b}[0m \\u{1b}[31mb \\u{1b}]0;title\\u{7}");
         assert!(!styled(&text, false).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn long_lines_are_folded_below_their_text() {
+        let table =
+            "run\n  memory    45.0 MiB at most, predicted: 5 MiB of weights, 12 MiB of activations\n  rows      6\n";
+        assert_eq!(
+            fold(table, 40),
+            "run\n  memory    45.0 MiB at most, predicted: 5\n            MiB of weights, 12 MiB of\n            activations\n  rows      6\n"
+        );
+        assert!(fold(table, 40).lines().all(|line| width(line) <= 40));
+        assert_eq!(fold(table, 120), table);
+        assert_eq!(fold("one two three four", 9), "one two\n  three\n  four");
+    }
+
+    #[test]
+    fn colours_take_no_columns_and_wide_characters_two() {
+        assert_eq!((width("\x1b[1;31mred\x1b[0m"), width("日本"), width("é\n")), (3, 4, 1));
+        let red = Style::Red.paint("aaa bbb", true);
+        assert_eq!(fold(&red, 7), red);
+        assert_eq!(fold(&red, 6), "\x1b[1;31maaa\n  bbb\x1b[0m");
+    }
+
+    #[test]
+    fn words_stay_whole() {
+        assert_eq!(fold("file  /a/very/long/path/without/blanks", 12), "file\n      /a/very/long/path/without/blanks");
+        assert_eq!(fold("/a/very/long/path", 4), "/a/very/long/path");
     }
 }

@@ -8,14 +8,15 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::args::{JobArgs, print_notes};
-use super::terminal::{Style, print, print_note, print_text, stdout_colour};
+use super::terminal::{Style, columns, print, print_exact, print_note, print_text, stdout_colour};
+use super::{bar, paste};
 use crate::comm::env;
 use crate::config::{Flag, Resolved};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::train::metrics::{EvalLine, StepLine};
-use crate::train::progress::{Event, Observer, Pace};
+use crate::train::progress::{Event, Observer, Pace, WINDOW};
 use crate::train::report::{Sample, exact_matches};
 use crate::train::run::{self, Options, Summary};
 use crate::train::signals::Stop;
@@ -83,7 +84,14 @@ pub fn run(args: &Args) -> Result<()> {
     let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch };
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
-    if first { print(&show_summary(&summary)) } else { Ok(()) }
+    if !first {
+        return Ok(());
+    }
+    print(&show_summary(&summary))?;
+    match &summary.ask {
+        Some(ask) => print_exact(&paste::to_ask(ask, &resolved.config.train.output_dir)),
+        None => Ok(()),
+    }
 }
 
 /// Without a launcher there is one rank, however many GPUs are asked for.
@@ -210,22 +218,28 @@ impl Console {
         }
     }
 
+    /// What is done now, on the bar, in the place of a step's figures.
+    fn on_bar(&self, text: &str) {
+        if let Some(bar) = &self.state().bar {
+            let shown = match bar.length() {
+                Some(total) => bar::with_text(bar.position(), total, text, wide(), self.colour),
+                None => text.to_owned(),
+            };
+            bar.set_message(shown);
+        }
+    }
+
     fn heading(&self, text: &str) -> String {
         format!("{}\n", Style::Bold.paint(text, self.colour))
     }
 
     fn step(&self, line: &StepLine, pace: &Pace, skipped: bool) {
         let figure = |value: Option<f64>| value.map_or_else(|| "not finite".to_owned(), |value| format!("{value:.4}"));
-        let (rate, memory) = (grouped(pace.tokens_per_second.round() as u64), human_bytes(line.peak_bytes));
+        let (rate, memory) = (grouped(pace.tokens_per_second().round() as u64), human_bytes(line.peak_bytes));
         let eta = human_seconds(pace.eta_seconds());
         if let Some(bar) = &self.state().bar {
-            let loss = figure(pace.smoothed_loss.or(line.loss));
-            let norm = line.grad_norm.map_or_else(|| "-".to_owned(), |norm| format!("{norm:.2}"));
             bar.set_position(line.step);
-            bar.set_message(format!(
-                "loss {loss}  lr {:.2e}  norm {norm}  {rate} tok/s  eta {eta}  {memory}",
-                line.learning_rate
-            ));
+            bar.set_message(bar::of_step(line, pace, wide(), self.colour));
         } else if line.step.is_multiple_of(self.every) || line.step == pace.total_steps {
             let width = pace.total_steps.to_string().len();
             let accuracy = line.accuracy.map_or_else(String::new, |accuracy| format!("  accuracy {accuracy:.4}"));
@@ -262,10 +276,12 @@ impl Console {
 
     fn samples(&self, samples: &[Sample]) {
         const SHOWN: usize = 8;
+        /// Two lines of a terminal.
+        const SHORT: usize = 120;
         let mut lines = vec![Style::Bold.paint("answers on held-out rows", self.colour)];
         for sample in samples.iter().take(SHOWN) {
             let [prompt, reference, before, after] =
-                [&sample.prompt, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, 90));
+                [&sample.question, &sample.reference, &sample.before, &sample.after].map(|text| one_line(text, SHORT));
             let style = if sample.after_matches() { Style::Green } else { Style::Red };
             let after = style.paint(&after, self.colour);
             lines.push(format!("  {prompt}\n    expected  {reference}\n    before    {before}\n    after     {after}"));
@@ -296,7 +312,8 @@ impl Observer for Console {
         match event {
             Event::Phase(what) => {
                 if self.terminal {
-                    self.state().bar.get_or_insert_with(spinner).set_message((*what).to_owned());
+                    self.state().bar.get_or_insert_with(spinner);
+                    self.on_bar(what);
                 }
             }
             Event::Notice(text) => self.say(&format!("{text}\n")),
@@ -309,21 +326,25 @@ impl Observer for Console {
                 self.say(&text);
                 if self.terminal {
                     let bar = ProgressBar::new(batches.total_steps);
-                    bar.set_style(style("{bar:24.cyan/blue} {pos}/{len}  {msg}"));
+                    bar.set_style(style("{msg}"));
                     bar.set_position(*resumed_at);
                     bar.enable_steady_tick(std::time::Duration::from_millis(250));
-                    bar.set_message("loading the model");
                     self.state().bar = Some(bar);
+                    self.on_bar("loading the model");
                 }
             }
             Event::Started => {
-                self.say(&format!("ready after {}\n", human_seconds(self.began.elapsed().as_secs_f64())));
+                let ready = human_seconds(self.began.elapsed().as_secs_f64());
+                let remark = if self.terminal {
+                    format!("; the bar shows means of the last {WINDOW} steps")
+                } else {
+                    String::new()
+                };
+                self.say(&format!("ready after {ready}{remark}\n"));
             }
             Event::Step { line, pace, skipped } => self.step(line, pace, *skipped),
             Event::Evaluating { rows } => {
-                if let Some(bar) = &self.state().bar {
-                    bar.set_message(format!("evaluating {rows} rows"));
-                }
+                self.on_bar(&format!("evaluating {rows} rows"));
             }
             Event::Eval { line, best } => self.eval(line, *best),
             Event::Saved(path) => self.say(&format!("saved {}\n", path.display())),
@@ -334,6 +355,8 @@ impl Observer for Console {
 
 impl data::Progress for Console {
     fn begin(&self, what: &str, total: u64) {
+        // The line of what was done before goes.
+        self.finish();
         let mut state = self.state();
         state.task = Some((what.to_owned(), Instant::now()));
         if self.terminal {
@@ -357,6 +380,11 @@ impl data::Progress for Console {
             self.say(&format!("{what}: {}\n", human_seconds(since.elapsed().as_secs_f64())));
         }
     }
+}
+
+/// The columns of the terminal that the bar is drawn on: its last one stays free, or some terminals begin a new line.
+fn wide() -> usize {
+    columns().map_or(80, |columns| columns.saturating_sub(1))
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -32,6 +32,7 @@ pub mod pack;
 mod print;
 pub mod process;
 mod python;
+pub mod question;
 pub mod report;
 mod rng;
 pub mod row;

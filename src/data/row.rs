@@ -252,7 +252,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
 }
 
 /// The text of a message, which may come in parts.
-fn said(content: &Value) -> String {
+pub(super) fn said(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),

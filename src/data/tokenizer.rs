@@ -140,6 +140,29 @@ impl Tokenizer {
         Ok((encoding.get_ids().to_vec(), added(&encoding)))
     }
 
+    /// Whether all `texts` become the same tokens when they are split by `pre_tokenizer`, a value of that field of
+    /// `tokenizer.json`.
+    ///
+    /// # Errors
+    /// The value is none; the tokenizer cannot handle a text.
+    pub fn same_tokens_by(&self, pre_tokenizer: &Value, texts: &[String]) -> Result<bool> {
+        let other = serde_json::from_value::<tokenizers::pre_tokenizers::PreTokenizerWrapper>(pre_tokenizer.clone());
+        let other = other.map_err(|error| Error::data(format!("not a pre-tokenizer: {error}")))?;
+        let mut tokenizer = self.inner.clone();
+        tokenizer.with_pre_tokenizer(Some(other));
+        let ids = |tokenizer: &tokenizers::Tokenizer, text: &str| {
+            isolated("tokenizing", || tokenizer.encode_fast(text, false))?
+                .map(|encoding| encoding.get_ids().to_vec())
+                .map_err(|error| Error::data(format!("cannot tokenize: {error}")))
+        };
+        for text in texts {
+            if ids(&self.inner, text)? != ids(&tokenizer, text)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The text of ids.
     ///
     /// # Errors

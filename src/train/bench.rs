@@ -147,7 +147,11 @@ pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
     for (index, line) in std::io::BufReader::new(file).lines().enumerate() {
         let line = line.map_err(|error| data(&error))?;
         let at = format!("{}:{}", path.display(), index + 1);
-        let row: Row = serde_json::from_str(&line).map_err(|error| Error::data(format!("{at}: {error}")))?;
+        let row: Row = serde_json::from_str(&line).map_err(|error| {
+            let what = error.to_string();
+            let what = what.split(" at line ").next().unwrap_or_default();
+            Error::data(format!("{at}:{}: {what}", error.column()))
+        })?;
         if row.input_ids.len() != row.labels.len() || row.input_ids.is_empty() {
             let (ids, labels) = (row.input_ids.len(), row.labels.len());
             return Err(Error::data(format!("{at}: {ids} input_ids and {labels} labels, expected as many of each")));

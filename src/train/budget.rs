@@ -12,6 +12,7 @@ use crate::config::{
 use crate::data::{Dataset, Split};
 use crate::error::Result;
 use crate::files;
+use crate::memory;
 use crate::model::adapters::Method;
 use crate::model::targets::{self, Placement, Targets};
 use crate::model::weights::WeightFiles;
@@ -19,8 +20,16 @@ use crate::model::{freeze, quantize};
 use crate::ops::quant::Format;
 use crate::optim::optimizer::state_bytes;
 use crate::optim::{self, Slot};
+use crate::plan::human_bytes;
 use crate::plan::memory::{Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained};
 use crate::plan::strategies::{self, Machine, Strategy, Way};
+
+/// How much of the memory budget was in use at most, as it counts: label and text, where the configuration sets one.
+pub fn used(config: &Config) -> Option<(String, String)> {
+    let budget = config.train.memory_budget?.0;
+    let most = human_bytes(memory::highest());
+    Some(("memory budget".to_owned(), format!("{most} of {} in use at most", human_bytes(budget))))
+}
 
 /// What a tokenizer holds for an entry of its vocabulary, in bytes: of a BPE of 30,743 entries 686 were measured.
 const TOKEN: u64 = 700;

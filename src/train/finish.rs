@@ -7,16 +7,16 @@ use super::metrics::{self, Line, StepLine};
 use super::prepare::{self, Prepared};
 use super::progress::Event;
 use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
-use super::run::Summary;
+use super::run::{Ask, Summary};
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{facts, load, output, save};
+use super::{budget, facts, load, output, save};
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{TrainState, atomic};
 use crate::config::resolve::Source;
 use crate::config::{Mode, Resolved};
+use crate::data::question;
 use crate::error::{Error, Result};
-use crate::memory;
 use crate::plan::{grouped, human_bytes, human_seconds};
 
 /// Writes what a run leaves behind.
@@ -130,6 +130,7 @@ impl Done {
             tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
             peak_bytes: peak_bytes(),
             facts,
+            ask: None,
         }
     }
 }
@@ -238,9 +239,19 @@ impl Ending<'_> {
         if config.logging.tensorboard {
             fact("curves", format!("tensorboard --logdir {}", prepare::events_dir(config).display()));
         }
-        let of = memory::budget().map_or_else(String::new, |bytes| format!(" of a budget of {}", human_bytes(bytes)));
-        fact("memory held", format!("{} at most{of}", human_bytes(memory::highest())));
-        self.done.summary(self.outcome, self.began, facts)
+        facts.extend(budget::used(config));
+        let mut summary = self.done.summary(self.outcome, self.began, facts);
+        summary.ask = Some(self.ask());
+        summary
+    }
+
+    /// How the result is asked: with the first held-out row, where it asks something.
+    fn ask(&self) -> Ask {
+        let dataset = &self.prepared.dataset;
+        let chat = dataset.template.is_some();
+        let any = || question::Asked { system: None, question: "Hello".to_owned(), chat };
+        let row = question::first(&dataset.inputs).unwrap_or_else(any);
+        Ask { row, scores: self.prepared.arch.score.is_some() }
     }
 
     /// The time of the evaluations, and its share of the run.

@@ -6,12 +6,13 @@ use serde::Serialize;
 use super::nvidia::{Gpu, Nvidia};
 use crate::checkpoint::disk;
 use crate::files::system;
-use crate::memory::limits;
+use crate::memory::{self, limits};
 use crate::plan::platform;
 
-/// The most memory the process has held so far (`VmHWM`), in bytes; 0 where the system does not tell.
+/// Peak memory, the one figure of it that is shown: the most bytes of the process that were resident at once so far, as the
+/// system counts them (`VmHWM`); where the system does not tell, the most that the allocator had handed out.
 pub fn peak_bytes() -> u64 {
-    status_kib("VmHWM:").unwrap_or(0) * 1024
+    status_kib("VmHWM:").map_or_else(memory::highest, |kib| kib * 1024)
 }
 
 fn status_kib(key: &str) -> Option<u64> {

@@ -2,10 +2,9 @@
 //! layer runs away.
 use std::collections::BTreeMap;
 
-use crate::config::schema;
 use crate::model::params::Params;
 
-/// For each kind of trained tensor a tag (`adapter_norm/lora_A`, `weight_norm/embed_tokens`) and the Euclidean norm of
+/// For each kind of trained tensor a tag (`weight_norm/lora_A`, `weight_norm/embed_tokens`) and the Euclidean norm of
 /// each such tensor, in model order.
 pub fn by_kind(params: &Params) -> BTreeMap<String, Vec<f64>> {
     let values = params.values();
@@ -21,9 +20,7 @@ pub fn by_kind(params: &Params) -> BTreeMap<String, Vec<f64>> {
 fn tag(name: &str) -> String {
     let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
     let kind = module.rsplit('.').next().unwrap_or(module);
-    let of_adapter = schema::adapter_prefixes().iter().any(|prefix| kind.starts_with(prefix));
-    let group = if of_adapter { "adapter_norm" } else { "weight_norm" };
-    format!("{group}/{kind}")
+    format!("weight_norm/{kind}")
 }
 
 #[cfg(test)]
@@ -32,8 +29,8 @@ mod tests {
 
     #[test]
     fn tensors_are_grouped_by_what_they_are() {
-        assert_eq!(tag("model.layers.0.self_attn.q_proj.lora_A.weight"), "adapter_norm/lora_A");
-        assert_eq!(tag("model.layers.0.self_attn.k_proj.ia3_l"), "adapter_norm/ia3_l");
+        assert_eq!(tag("model.layers.0.self_attn.q_proj.lora_A.weight"), "weight_norm/lora_A");
+        assert_eq!(tag("model.layers.0.self_attn.k_proj.ia3_l"), "weight_norm/ia3_l");
         assert_eq!(tag("model.layers.0.self_attn.q_proj.bias"), "weight_norm/q_proj");
         assert_eq!(tag("model.embed_tokens.weight"), "weight_norm/embed_tokens");
     }

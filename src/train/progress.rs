@@ -1,5 +1,6 @@
 //! What a run tells while it goes, and to whom: the loop sends an [`Event`] to an [`Observer`]; how it looks on a
 //! terminal, in plain lines or in a test is the observer's business.
+use std::collections::VecDeque;
 use std::path::Path;
 use std::time::Duration;
 
@@ -101,44 +102,62 @@ impl hub::Watch for Downloads<'_> {
     }
 }
 
-/// How fast the run goes and how long it will take, from the steps done so far.
+/// Steps over which the shown loss, speed and remaining time are averaged.
+pub const WINDOW: usize = 20;
+
+/// One of the last steps.
+#[derive(Debug, Clone, Copy)]
+struct Recent {
+    tokens: u64,
+    loss: Option<f64>,
+    seconds: f64,
+}
+
+/// How fast the run goes and how long it will take, from its last [`WINDOW`] steps.
 #[derive(Debug, Clone)]
 pub struct Pace {
     /// Steps done, those before a resume included.
     pub step: u64,
     /// Steps of the whole run.
     pub total_steps: u64,
-    /// Mean loss of the last steps.
-    pub smoothed_loss: Option<f64>,
-    /// Tokens per second, averaged over the last steps.
-    pub tokens_per_second: f64,
-    seconds_per_step: f64,
+    recent: VecDeque<Recent>,
 }
 
 impl Pace {
     /// At `step` of `total_steps`.
     pub fn new(step: u64, total_steps: u64) -> Self {
-        Self { step, total_steps, smoothed_loss: None, tokens_per_second: 0.0, seconds_per_step: 0.0 }
+        Self { step, total_steps, recent: VecDeque::with_capacity(WINDOW) }
     }
 
-    /// One more step has been done, in `took`.
+    /// Counts one more step, which took `took`.
     pub fn advance(&mut self, tokens: u64, loss: Option<f64>, took: Duration) {
-        /// The weight of the newest step: an average over about twenty.
-        const NEWEST: f64 = 0.1;
-        let seconds = took.as_secs_f64().max(1e-9);
-        let mix = |old: f64, new: f64| if old == 0.0 { new } else { old + NEWEST * (new - old) };
+        if self.recent.len() == WINDOW {
+            self.recent.pop_front();
+        }
         self.step += 1;
-        self.tokens_per_second = mix(self.tokens_per_second, tokens as f64 / seconds);
-        self.seconds_per_step = mix(self.seconds_per_step, seconds);
-        self.smoothed_loss = match (self.smoothed_loss, loss) {
-            (Some(old), Some(new)) => Some(old + NEWEST * (new - old)),
-            (old, new) => new.or(old),
-        };
+        self.recent.push_back(Recent { tokens, loss, seconds: took.as_secs_f64() });
     }
 
-    /// Seconds that the remaining steps will take.
+    /// The plain mean of the window's losses; steps without a finite loss are left out.
+    pub fn loss(&self) -> Option<f64> {
+        let (sum, count) =
+            self.recent.iter().filter_map(|step| step.loss).fold((0.0, 0), |(s, n), loss| (s + loss, n + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
+    fn seconds(&self) -> f64 {
+        self.recent.iter().map(|step| step.seconds).sum()
+    }
+
+    /// The window's tokens over its seconds.
+    pub fn tokens_per_second(&self) -> f64 {
+        let tokens: u64 = self.recent.iter().map(|step| step.tokens).sum();
+        tokens as f64 / self.seconds().max(1e-9)
+    }
+
+    /// Seconds that the remaining steps will take at the window's pace; 0 before the first step.
     pub fn eta_seconds(&self) -> f64 {
-        self.seconds_per_step * self.total_steps.saturating_sub(self.step) as f64
+        self.seconds() / self.recent.len().max(1) as f64 * self.total_steps.saturating_sub(self.step) as f64
     }
 }
 
@@ -147,16 +166,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_remaining_time_follows_the_steps() {
+    fn the_remaining_time_follows_the_last_steps() {
         let mut pace = Pace::new(10, 20);
-        assert_eq!(pace.eta_seconds(), 0.0);
+        assert_eq!((pace.eta_seconds(), pace.loss()), (0.0, None));
         pace.advance(100, Some(2.0), Duration::from_millis(500));
-        assert_eq!((pace.step, pace.tokens_per_second, pace.smoothed_loss), (11, 200.0, Some(2.0)));
+        assert_eq!((pace.step, pace.tokens_per_second(), pace.loss()), (11, 200.0, Some(2.0)));
         assert!((pace.eta_seconds() - 4.5).abs() < 1e-9);
         pace.advance(100, None, Duration::from_millis(500));
-        assert_eq!(pace.smoothed_loss, Some(2.0), "a step without a loss does not count");
+        assert_eq!(pace.loss(), Some(2.0), "a step without a loss does not count");
         pace.advance(100, Some(1.0), Duration::from_secs(1));
-        assert!((pace.smoothed_loss.unwrap() - 1.9).abs() < 1e-9);
-        assert!((pace.eta_seconds() - 0.55 * 7.0).abs() < 1e-9);
+        assert!((pace.loss().unwrap() - 1.5).abs() < 1e-9);
+        assert!((pace.tokens_per_second() - 150.0).abs() < 1e-9);
+        assert!((pace.eta_seconds() - 2.0 / 3.0 * 7.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_first_steps_leave_no_trace() {
+        let mut pace = Pace::new(0, 1000);
+        pace.advance(1, Some(12.0), Duration::from_secs(60));
+        for _ in 0..WINDOW {
+            pace.advance(100, Some(0.5), Duration::from_secs(1));
+        }
+        assert_eq!((pace.loss(), pace.tokens_per_second()), (Some(0.5), 100.0));
+        assert_eq!(pace.eta_seconds(), (1000 - pace.step) as f64);
     }
 }

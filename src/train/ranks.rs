@@ -280,7 +280,7 @@ impl Session<'_> {
         }
         let all = self.comm.collect(&[loss, peak_bytes as f64])?;
         let points = all.chunks_exact(2).enumerate().flat_map(|(rank, values)| {
-            [(format!("ranks/loss_{rank}"), values[0]), (format!("ranks/peak_bytes_{rank}"), values[1])]
+            [(format!("world/loss_rank_{rank}"), values[0]), (format!("world/peak_bytes_rank_{rank}"), values[1])]
         });
         Ok(points.collect())
     }

@@ -9,6 +9,7 @@ use super::signals::Stop;
 use super::{engine, finish, prepare, save};
 use crate::comm::env::Launch;
 use crate::config::{EvalStrategy, Resolved};
+use crate::data::question;
 use crate::error::{Error, Kind, Result};
 use crate::memory::{self, Budget, limits};
 
@@ -40,6 +41,17 @@ pub struct Summary {
     pub peak_bytes: u64,
     /// Results and places: label and text.
     pub facts: Vec<(String, String)>,
+    /// How the result is asked; `None` on ranks that leave nothing behind.
+    pub ask: Option<Ask>,
+}
+
+/// What it takes to ask a run's result.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ask {
+    /// A row to ask it with.
+    pub row: question::Asked,
+    /// The model has a head of scores: it gives labels or a number, no answers.
+    pub scores: bool,
 }
 
 /// Trains as `resolved` says, with as many ranks as there are. Only rank 0 writes and is heard.

@@ -2,7 +2,7 @@
 use super::report::Sample;
 use super::signals::Stop;
 use crate::config::Config;
-use crate::data::Dataset;
+use crate::data::{Dataset, question};
 use crate::error::{Kind, Result};
 use crate::eval::{Asked, Settings};
 use crate::model::Model;
@@ -66,10 +66,13 @@ impl<'a> Questions<'a> {
     /// The tokenizer.
     pub fn samples(&self, before: Vec<String>, after: Vec<String>) -> Result<Vec<Sample>> {
         let tokenizer = &self.dataset.tokenizer;
+        let prompts: Vec<String> =
+            self.rows.iter().map(|(prompt, _)| tokenizer.decode(prompt, false)).collect::<Result<_>>()?;
+        let questions = question::questions(self.dataset.template.as_ref(), &prompts);
         let mut samples = Vec::with_capacity(self.rows.len());
-        for ((prompt, answer), (before, after)) in self.rows.iter().zip(before.into_iter().zip(after)) {
-            let (prompt, reference) = (tokenizer.decode(prompt, false)?, tokenizer.decode(answer, true)?);
-            samples.push(Sample { prompt, reference, before, after });
+        let rows = prompts.into_iter().zip(questions).zip(&self.rows);
+        for (((prompt, question), (_, answer)), (before, after)) in rows.zip(before.into_iter().zip(after)) {
+            samples.push(Sample { prompt, question, reference: tokenizer.decode(answer, true)?, before, after });
         }
         Ok(samples)
     }

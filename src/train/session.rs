@@ -253,9 +253,10 @@ impl Session<'_> {
         if shown {
             self.found = [0; 2];
         }
+        // TensorBoard opens on the first groups of the alphabet: `eval` and `train` hold the losses alone.
         if let Some(events) = self.events.as_mut().filter(|_| shown) {
             if let Some(accuracy) = accuracy {
-                events.scalars(step, &[("train/accuracy", accuracy)])?;
+                events.scalars(step, &[("training/accuracy", accuracy)])?;
             }
             let by_rank: Vec<(&str, f64)> = by_rank.iter().map(|(tag, value)| (&**tag, *value)).collect();
             events.scalars(step, &by_rank)?;
@@ -263,11 +264,11 @@ impl Session<'_> {
                 step,
                 &[
                     ("train/loss", stats.loss),
-                    ("train/learning_rate", learning_rate),
-                    ("train/grad_norm", stats.grad_norm),
-                    ("train/tokens_per_second", line.tokens_per_second),
-                    ("train/epoch", line.epoch),
-                    ("train/peak_bytes", line.peak_bytes as f64),
+                    ("training/learning_rate", learning_rate),
+                    ("training/grad_norm", stats.grad_norm),
+                    ("training/tokens_per_second", line.tokens_per_second),
+                    ("training/epoch", line.epoch),
+                    ("training/peak_bytes", line.peak_bytes as f64),
                 ],
             )?;
         }
@@ -339,9 +340,9 @@ impl Session<'_> {
         self.done.evaluating += began.elapsed();
         self.write(&Line::Eval(line.clone()))?;
         if let Some(events) = &mut self.events {
-            events.scalars(step, &[("eval/loss", loss), ("eval/seconds", line.eval_seconds)])?;
+            events.scalars(step, &[("eval/loss", loss), ("validation/seconds", line.eval_seconds)])?;
             for (name, score) in &line.eval_scores {
-                events.scalars(step, &[(&format!("eval/{name}"), *score)])?;
+                events.scalars(step, &[(&format!("validation/{name}"), *score)])?;
             }
         }
         self.observer.event(&Event::Eval { line: &line, best });

@@ -51,7 +51,7 @@ fn two_folders_of_one_name_are_both_shown_and_nonsense_is_refused_at_once() {
     assert_eq!(samples.len(), 6);
     assert_eq!(samples[0]["answers"][&one], samples[0]["answers"][&two]);
     let output = eval(&config, &["--rows", "2", "--compare", "base", &one]);
-    assert!(output.status.success() && said(&output).contains("memory held"), "{}", said(&output));
+    assert!(output.status.success() && said(&output).contains("peak memory"), "{}", said(&output));
     assert_eq!(lines(&fixture.path("out/eval/samples.jsonl")).len(), 2);
 
     refused(&eval(&config, &["--compare", &one, &one]), 2, "both are");
@@ -128,14 +128,14 @@ fn measures_see_the_last_question_and_one_scorer_runs_whatever_the_ranks() {
     assert_eq!(recorded(&["de", "gh"]), 2);
 }
 
-/// The most bytes that a process held, as it says.
+/// The most bytes that a process with a memory budget had in use, as it says.
 #[track_caller]
 fn held(output: &Output) -> f64 {
     assert!(output.status.success(), "{}", said(output));
     let text = said(output);
-    let line = text.lines().find(|line| line.trim_start().starts_with("memory held")).expect("a summary");
+    let line = text.lines().find(|line| line.ends_with("in use at most")).expect("a summary");
     let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.iter().position(|word| *word == "at").unwrap();
+    let at = words.iter().position(|word| *word == "of").unwrap();
     let unit = match words[at - 1] {
         "KiB" => 1024.0,
         "MiB" => 1_048_576.0,
@@ -172,6 +172,7 @@ fn memory_does_not_grow_with_the_rows_of_an_evaluation() {
             "eval.bootstrap_samples: 50",
             "logging.report: false",
             "train.num_threads: 2",
+            "train.memory_budget: 8GiB",
         ],
     );
     for (what, word) in [("loss", "train.predict_with_generate=false"), ("answers", "train.predict_with_generate=true")]

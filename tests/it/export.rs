@@ -276,3 +276,36 @@ fn adapters_become_gguf_and_peft_folders_with_a_card() {
         fails(&[&["export", "--output", "x"], words, &parts[..]].concat(), 2, wanted);
     }
 }
+
+/// The quickstart's tokenizer splits text by a rule of its own, with which GPT-2's makes the same tokens.
+#[test]
+fn a_tokenizer_with_a_rule_of_its_own_takes_the_one_that_makes_the_same_tokens() {
+    let root = tempfile::tempdir().unwrap();
+    let quickstart = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/quickstart/model");
+    let export = |model: &Path, name: &str| -> Vec<String> {
+        let output = root.path().join(name).display().to_string();
+        ["export", "--base", &model.display().to_string(), "--gguf", "q8_0", "--output", &output]
+            .map(str::to_owned)
+            .to_vec()
+    };
+    let words = export(&quickstart, "small");
+    let said = works(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(said.contains("llama.cpp's gpt-2 made the same tokens of 3"), "{said}");
+    // A name without the extension gets it.
+    let mut file = fs::File::open(root.path().join("small.gguf")).unwrap();
+    let content = candle_core::quantized::gguf_file::Content::read(&mut file).unwrap();
+    assert_eq!(content.metadata["tokenizer.ggml.pre"].to_string().unwrap(), "gpt-2");
+    // One that never merges across vowels has no equal there.
+    let other = root.path().join("other");
+    fs::create_dir(&other).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer_config.json"] {
+        fs::copy(quickstart.join(name), other.join(name)).unwrap();
+    }
+    let text = fs::read_to_string(quickstart.join("tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "[aeiou]|[^aeiou]+".into();
+    fs::write(other.join("tokenizer.json"), json.to_string()).unwrap();
+    let words = export(&other, "none");
+    fails(&words.iter().map(String::as_str).collect::<Vec<_>>(), 3, "llama.cpp has no name for the way");
+    assert!(!root.path().join("none.gguf").exists());
+}

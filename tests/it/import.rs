@@ -523,3 +523,15 @@ fn a_configuration_without_rows_is_imported() {
     assert_eq!(value(&made, "train.predict_with_generate"), true);
     assert_eq!(note(&made, "train.dataloader_num_workers").outcome, Outcome::Needless);
 }
+
+#[test]
+fn a_malformed_dataset_info_is_named_with_line_and_column() {
+    let root = tempfile::tempdir().unwrap();
+    std::fs::write(root.path().join("dataset_info.json"), "{\"a\": {\"file_name\": \"a.json\"},\n  ]").unwrap();
+    let yaml = "model_name_or_path: m\nstage: sft\ndo_train: true\nfinetuning_type: lora\ntemplate: qwen\noutput_dir: o\ndataset: a\n";
+    let path = root.path().join("train.yaml");
+    std::fs::write(&path, yaml).unwrap();
+    let made = import::read(&path, None).unwrap();
+    let found = format!("{:?}", note(&made, "dataset"));
+    assert!(found.contains("dataset_info.json: malformed JSON: ") && found.contains("at line 2 column 3"), "{found}");
+}

@@ -167,6 +167,9 @@ fn what_cannot_be_asked_is_refused() {
     let batch = ["infer", config, "--base", "--in", rows.to_str().unwrap(), "--out", out.to_str().unwrap()];
     refusal(&batch, 3, "row 2");
     assert!(!out.exists());
+    std::fs::write(&rows, "{\"question\": \"a\"}\n{\"question\": b}\n").unwrap();
+    refusal(&batch, 3, "rows.jsonl:2:14: malformed JSON: expected value");
+    std::fs::write(&rows, "{\"question\": \"a\"}\n{\"colour\": 1}\n").unwrap();
     refusal(
         &["infer", config, "--base", "--prompt", "x", "--temperature", "0", "--top-p", "0.5"],
         2,

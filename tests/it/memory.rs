@@ -77,9 +77,8 @@ impl Large {
         lines.extend(extra);
         let config = self.0.config(out, &lines);
         let mut command = tunesmith(&["train", config.to_str().unwrap()]);
-        if let Some(bytes) = budget {
-            command.env("TUNESMITH_MEMORY_BUDGET", bytes.to_string());
-        }
+        // With a budget the summary says how much of it was in use.
+        command.env("TUNESMITH_MEMORY_BUDGET", budget.unwrap_or(8 << 30).to_string());
         command.output().unwrap()
     }
 
@@ -96,11 +95,11 @@ struct Run {
 }
 
 impl Run {
-    /// The most bytes that the process held, as its summary says.
+    /// The most bytes that the process had in use, as its summary says.
     fn held(&self) -> u64 {
-        let line = self.text.lines().find(|line| line.trim_start().starts_with("memory held")).expect("a summary");
+        let line = self.text.lines().find(|line| line.ends_with("in use at most")).expect("a summary");
         let words: Vec<&str> = line.split_whitespace().collect();
-        let at = words.iter().position(|&word| word == "at").unwrap();
+        let at = words.iter().position(|&word| word == "of").unwrap();
         let unit = match words[at - 1] {
             "KiB" => 1u64 << 10,
             "MiB" => 1 << 20,

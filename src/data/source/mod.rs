@@ -96,7 +96,8 @@ impl RawRow {
                     Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
                         .hint("convert the file: iconv -f latin1 -t utf-8")
                 })?;
-                numbers::parse(text).map_err(|error| {
+                // A line that ends too early is wrong at its end, not at the start of the next one.
+                numbers::parse(text.trim_end()).map_err(|error| {
                     let (what, column) = (what(&error), error.column());
                     Error::data(if what.starts_with(REPEATED) {
                         format!("{what}, at column {column}")

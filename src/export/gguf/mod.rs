@@ -2,6 +2,7 @@
 //! Format: `docs/gguf.md` of ggml; names and rules: llama.cpp's own converter.
 mod container;
 mod families;
+mod split;
 mod vocabulary;
 
 use std::cell::RefCell;

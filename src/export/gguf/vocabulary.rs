@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::container::{Header, Value};
+use super::split;
 use crate::config::arch::Arch;
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
@@ -18,8 +19,8 @@ const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
 /// The pre-tokenizers that llama.cpp has a name for, by the expression that splits the text.
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str =
+pub(super) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+pub(super) const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// A tokenizer, read from a model folder.
@@ -35,6 +36,8 @@ pub struct Vocabulary {
     add_bos: bool,
     template: Option<String>,
     origin: String,
+    /// How many texts became the same tokens by `pre`, where that is not what the tokenizer says it is.
+    tried: Option<usize>,
 }
 
 impl Vocabulary {
@@ -56,14 +59,21 @@ impl Vocabulary {
                 .hint("not yet: Unigram and WordPiece tokenizers in GGUF"));
         }
         let pieces = model["byte_fallback"].as_bool().unwrap_or(false);
-        let pre = match pre {
-            Some(name) => Some(name.to_owned()),
+        let mut tried = None;
+        let pre = match pre.map(str::to_owned).or_else(|| pre_tokenizer(&json)) {
             None if pieces => None,
-            None => Some(pre_tokenizer(&json).ok_or_else(|| {
-                fail("llama.cpp has no name for the way in which this tokenizer splits text".into()).hint(
-                    "name the nearest with --pre-tokenizer, such as gpt-2 or qwen2: some texts may then become other tokens",
-                )
-            })?),
+            None => {
+                let (name, texts) = split::equivalent(&json, &tokenizer)?.ok_or_else(|| {
+                    fail("llama.cpp has no name for the way in which this tokenizer splits text".into()).hint(
+                        "name the nearest with --pre-tokenizer, such as gpt-2 or qwen2: some texts may then become other tokens",
+                    )
+                })?;
+                tried = Some(texts);
+                Some(name.to_owned())
+            }
+            // Where the tokens are `SentencePiece`'s, only what is asked for counts.
+            Some(_) if pieces && pre.is_none() => None,
+            named => named,
         };
         let template = match template {
             Some(text) => Some(text.to_owned()),
@@ -79,7 +89,15 @@ impl Vocabulary {
             add_bos: arch.bos_token_id.is_some() && first == arch.bos_token_id,
             template,
             origin: path.display().to_string(),
+            tried,
         })
+    }
+
+    /// What should be known of the pre-tokenizer, if anything.
+    pub fn remark(&self) -> Option<String> {
+        let (pre, tried) = (self.pre.as_ref()?, self.tried?);
+        let tried = crate::plan::grouped(tried as u64);
+        Some(format!("splits text in a way of its own; llama.cpp's {pre} made the same tokens of {tried} texts"))
     }
 
     /// The keys of the header.

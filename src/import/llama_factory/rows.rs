@@ -29,14 +29,17 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
         let mut missing = Vec::new();
         for name in names {
             let Node::Str(name) = name else { continue };
-            match known.as_ref().and_then(|(folder, json)| one(work, key, &name, folder, &json[&name], pretrains)) {
+            match known.as_ref().ok().and_then(|(folder, json)| one(work, key, &name, folder, &json[&name], pretrains))
+            {
                 Some(set) => sets.push(set),
                 None => missing.push(name),
             }
         }
         if sets.is_empty() || !missing.is_empty() {
-            let what =
-                if known.is_some() { "not usable from its dataset_info.json" } else { "there is no dataset_info.json" };
+            let what = match &known {
+                Ok(_) => "not usable from its dataset_info.json",
+                Err(why) => why,
+            };
             work.lost(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
         } else if key == "dataset" {
             train(work, sets);
@@ -54,12 +57,19 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
     }
 }
 
-/// `dataset_info.json` and its folder: where the configuration says, from here or from the configuration's folder.
-fn info(work: &Work, folder: &str) -> Option<(PathBuf, Json)> {
+/// `dataset_info.json` and its folder: where the configuration says, from here or from the configuration's folder. Else why there
+/// is none.
+fn info(work: &Work, folder: &str) -> Result<(PathBuf, Json), String> {
+    let none = || "there is no dataset_info.json".to_owned();
     let folder = beside(&work.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
-    let folder = folder.or_else(|| work.path.parent().map(PathBuf::from))?;
-    let text = crate::files::read_text(&folder.join("dataset_info.json"), MAX_BYTES).ok()?;
-    Some((folder, serde_json::from_str(&text).ok()?))
+    let folder = folder.or_else(|| work.path.parent().map(PathBuf::from)).ok_or_else(none)?;
+    let path = folder.join("dataset_info.json");
+    if !path.is_file() {
+        return Err(none());
+    }
+    let text = crate::files::read_text(&path, MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    let json = serde_json::from_str(&text).map_err(|error| format!("{}: malformed JSON: {error}", path.display()))?;
+    Ok((folder, json))
 }
 
 fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &Json, pretrains: bool) -> Option<Set> {

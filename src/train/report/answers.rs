@@ -3,14 +3,13 @@
 use std::fmt::Write as _;
 
 use super::html::{clipped, escape, pairs};
+use super::{SAMPLE_CHARACTERS, question, text};
 use crate::eval::metrics::{Difference, Score, lower_is_better};
 
 /// Rows that are seen at once; the others unfold.
 const OPEN: usize = 20;
 /// Rows on the page, at most: the file of samples has all.
 pub const ROWS: usize = 200;
-/// No text is shown longer than this.
-const CHARACTERS: usize = 4_000;
 /// Words of a text that are compared one by one.
 const WORDS: usize = 1_000;
 
@@ -30,6 +29,8 @@ pub struct Asked {
 pub struct Answered {
     /// The rendered prompt.
     pub prompt: String,
+    /// What of it the user asked last.
+    pub question: String,
     /// What should have been said.
     pub reference: String,
     /// What each model said, in their order.
@@ -145,14 +146,10 @@ fn scores(out: &mut String, asked: &[Asked], differences: &[Difference]) {
 }
 
 fn sample(out: &mut String, asked: &[Asked], row: &Answered) {
-    let text = |text: &str| match text.trim() {
-        "" => "<div class=\"empty\">(nothing)</div>".to_owned(),
-        text => format!("<pre>{}</pre>", escape(&clipped(text, CHARACTERS))),
-    };
     let _ = write!(
         out,
-        "<div class=\"sample\"><div class=\"prompt\"><small>prompt</small>{}</div><div class=\"answers\"><div><small>reference</small>{}</div>",
-        text(&row.prompt),
+        "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}</div><div class=\"answers\"><div><small>reference</small>{}</div>",
+        question(&row.question, &row.prompt),
         text(&row.reference)
     );
     for (model, answer) in asked.iter().zip(&row.answers) {
@@ -164,7 +161,7 @@ fn sample(out: &mut String, asked: &[Asked], row: &Answered) {
         let shown = if answer.trim().is_empty() {
             text(answer)
         } else {
-            format!("<pre>{}</pre>", marked(&clipped(answer.trim(), CHARACTERS), row.reference.trim()))
+            format!("<pre>{}</pre>", marked(&clipped(answer.trim(), SAMPLE_CHARACTERS), row.reference.trim()))
         };
         let _ = write!(out, "<div><small>{} {mark}</small>{shown}</div>", escape(&model.name));
     }
@@ -254,8 +251,12 @@ mod tests {
             interval: Some((8.0, 12.0)),
             p_value: Some(0.0),
         };
-        let row =
-            Answered { prompt: "<script>".into(), reference: "a b".into(), answers: vec!["a c".into(), "a b".into()] };
+        let row = Answered {
+            prompt: "<script>".into(),
+            question: "<script>".into(),
+            reference: "a b".into(),
+            answers: vec!["a c".into(), "a b".into()],
+        };
         let page = render(&Page {
             title: "run",
             asked: &asked,

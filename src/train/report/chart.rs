@@ -43,24 +43,34 @@ pub fn lines(title: &str, series: &[Series], shape: Shape) -> String {
     let all = || series.iter().flat_map(|series| &series.points);
     let Some(x_max) = all().map(|point| point.0).reduce(f64::max) else { return String::new() };
     let x_min = all().map(|point| point.0).fold(x_max, f64::min);
-    let y_max = all().map(|point| point.1).fold(f64::MIN, f64::max);
-    let y_min = all().map(|point| point.1).fold(y_max, f64::min);
+    let largest = all().map(|point| point.1).fold(f64::MIN, f64::max);
+    let y_min = all().map(|point| point.1).fold(largest, f64::min);
+    let y_max = top(&series).unwrap_or(largest);
     let (width, y_min) = match shape {
         Shape::Wide => (WIDE, y_min),
         Shape::Small => (WIDTH, y_min.min(0.0)),
     };
     let y_ticks = ticks(y_min, y_max, 5);
     let (low, high) = (y_ticks[0].min(y_min), y_ticks[y_ticks.len() - 1].max(y_max));
+    let above: usize = series.iter().map(|series| series.points.iter().filter(|point| point.1 > high).count()).sum();
     let x_of = |x: f64| LEFT + (x - x_min) / (x_max - x_min).max(f64::MIN_POSITIVE) * (width - LEFT - RIGHT);
     let y_of = |y: f64| HEIGHT - BOTTOM - (y - low) / (high - low).max(f64::MIN_POSITIVE) * (HEIGHT - TOP - BOTTOM);
 
     let mut svg = open(title, width);
     grid(&mut svg, &y_ticks, width, y_of);
+    if above > 0 {
+        let (inner, tall) = (width - LEFT - RIGHT, HEIGHT - TOP - BOTTOM);
+        let _ = write!(
+            svg,
+            "<svg x=\"{LEFT}\" y=\"{TOP}\" width=\"{inner}\" height=\"{tall}\" viewBox=\"{LEFT} {TOP} {inner} {tall}\">"
+        );
+    }
+    let mut marks = String::new();
     for tick in ticks(x_min, x_max, 6).into_iter().filter(|tick| (x_min..=x_max).contains(tick) && tick.fract() == 0.0)
     {
         let x = x_of(tick);
         let _ = write!(
-            svg,
+            marks,
             "<text class=\"tick\" x=\"{x:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{tick}</text>",
             HEIGHT - 10.0
         );
@@ -82,12 +92,39 @@ pub fn lines(title: &str, series: &[Series], shape: Shape) -> String {
             }
         }
     }
-    let _ = write!(svg, "</svg>");
+    if above > 0 {
+        svg.push_str("</svg>");
+    }
+    let _ = write!(svg, "{marks}</svg>");
     let mut legend = String::new();
+    if above > 0 {
+        let points = if above == 1 { "point" } else { "points" };
+        let _ = write!(legend, "<span>{above} {points} above the axis, up to {}</span>", number(largest));
+    }
     for series in series.iter().filter(|_| series.len() > 1) {
         let _ = write!(legend, "<span class=\"key {}\">{}</span>", series.class, escape(series.name));
     }
     figure(title, &legend, &svg)
+}
+
+/// Where the axis ends if a few large values, such as those of the first steps, would leave the rest less than half of its
+/// height: a quarter above the value that nine of ten points stay below. `None`: the axis ends at the largest value.
+fn top(series: &[Series]) -> Option<f64> {
+    /// Fewer points show no such shape.
+    const POINTS: usize = 20;
+    let mut values: Vec<f64> = series
+        .iter()
+        .flat_map(|series| &series.points)
+        .map(|point| point.1)
+        .filter(|value| value.is_finite())
+        .collect();
+    if values.len() < POINTS {
+        return None;
+    }
+    values.sort_unstable_by(f64::total_cmp);
+    let (least, usual, largest) = (values[0], values[(values.len() - 1) * 9 / 10], values[values.len() - 1]);
+    let end = least + 1.25 * (usual - least);
+    (usual > least && largest - least > 2.0 * (end - least)).then_some(end)
 }
 
 /// A histogram of `values` over at most `bars` buckets of a round width.
@@ -234,6 +271,29 @@ mod tests {
         assert_eq!(lines("loss", &[], Shape::Wide), "");
         let bars = histogram("lengths", "tokens", &[5, 5, 5], 20);
         assert!(bars.contains("3 rows of 5 to 5 tokens"), "{bars}");
+    }
+
+    /// A loss that falls from 12 to 0.1 within 60 of 500 steps.
+    fn falling() -> Vec<(f64, f64)> {
+        (1..=500)
+            .map(|step| (f64::from(step), 0.02 + 0.1 / f64::from(step).sqrt() + 12.0 * (-f64::from(step) / 10.0).exp()))
+            .collect()
+    }
+
+    #[test]
+    fn the_first_steps_do_not_flatten_the_rest() {
+        let series = |points| Series { name: "loss", class: "raw", points, dots: false };
+        let end = top(&[series(falling())]).expect("an axis that is cut");
+        let at_60 = falling()[59].1;
+        let last = falling()[499].1;
+        assert!((at_60 - last) / (end - last) > 0.3, "{at_60} {last} {end}");
+        let svg = lines("Loss", &[series(falling())], Shape::Wide);
+        assert!(svg.contains("points above the axis, up to 10.9"), "{svg}");
+        // What falls evenly is shown whole, and so are few points.
+        let even: Vec<_> = (0..500).map(|step| (f64::from(step), 5.0 - f64::from(step) / 100.0)).collect();
+        assert_eq!(top(&[series(even)]), None);
+        assert_eq!(top(&[series(falling()[..12].to_vec())]), None);
+        assert_eq!(top(&[series(vec![(0.0, 1.0); 30])]), None);
     }
 
     #[test]

@@ -44,6 +44,8 @@ impl Outcome {
 pub struct Sample {
     /// The rendered prompt, as the model saw it.
     pub prompt: String,
+    /// What of it the user asked last ([`crate::data::question::questions`]).
+    pub question: String,
     /// What the row says the answer is.
     pub reference: String,
     /// The model's answer before training.
@@ -238,10 +240,6 @@ fn samples(page: &mut String, samples: &[Sample]) {
         return;
     }
     page.push_str("<h2>Answers on held-out rows</h2>\n");
-    let text = |text: &str| match text.trim() {
-        "" => "<div class=\"empty\">(nothing)</div>".to_owned(),
-        text => format!("<pre>{}</pre>", escape(&clipped(text, SAMPLE_CHARACTERS))),
-    };
     for (index, sample) in samples.iter().enumerate() {
         if index == SAMPLES_OPEN {
             let _ = writeln!(page, "<details><summary>{} more rows</summary>", samples.len() - SAMPLES_OPEN);
@@ -255,9 +253,9 @@ fn samples(page: &mut String, samples: &[Sample]) {
         };
         let _ = writeln!(
             page,
-            "<div class=\"sample\"><div class=\"prompt\"><small>prompt</small>{}</div><div class=\"answers\">\
+            "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}</div><div class=\"answers\">\
              <div><small>reference</small>{}</div><div><small>before {}</small>{}</div><div><small>after {}</small>{}</div></div></div>",
-            text(&sample.prompt),
+            question(&sample.question, &sample.prompt),
             text(&sample.reference),
             mark(&sample.before),
             text(&sample.before),
@@ -268,6 +266,21 @@ fn samples(page: &mut String, samples: &[Sample]) {
     if samples.len() > SAMPLES_OPEN {
         page.push_str("</details>\n");
     }
+}
+
+fn text(text: &str) -> String {
+    match text.trim() {
+        "" => "<div class=\"empty\">(nothing)</div>".to_owned(),
+        text => format!("<pre>{}</pre>", escape(&clipped(text, SAMPLE_CHARACTERS))),
+    }
+}
+
+/// What was asked; where the model saw more, that unfolds.
+fn question(question: &str, prompt: &str) -> String {
+    if question.trim() == prompt.trim() {
+        return text(question);
+    }
+    format!("{}<details><summary>whole prompt</summary>{}</details>", text(question), text(prompt))
 }
 
 fn data(page: &mut String, report: &Report) {
@@ -382,12 +395,14 @@ mod tests {
             samples: vec![
                 Sample {
                     prompt: "<|user|>\nReverse: tunesmith\n<|assistant|>\n".into(),
+                    question: "Reverse: tunesmith".into(),
                     reference: "htimsenut".into(),
                     before: "The tune".into(),
                     after: "htimsenut".into(),
                 },
                 Sample {
                     prompt: "<|user|>\nReverse: \"<b>\"\n<|assistant|>\n".into(),
+                    question: "Reverse: \"<b>\"".into(),
                     reference: ">b<".into(),
                     before: String::new(),
                     after: ">d<".into(),

@@ -123,6 +123,8 @@ fn refusals_of_files_name_one_place_and_fit_the_form() {
     let broken = load_text("rows.jsonl", "{\"text\": \"a\"}\n{\"text\": }\n").unwrap_err().to_string();
     assert!(broken.contains("rows.jsonl:2: malformed JSON at column 10: expected value"), "{broken}");
     assert!(!broken.contains("at line"), "{broken}");
+    let cut = load_text("rows.jsonl", "{\"text\": \"a\"}\n{\"text\": \"b\"\n").unwrap_err().to_string();
+    assert!(cut.contains("rows.jsonl:2: malformed JSON at column 12: EOF"), "{cut}");
     let ragged = load_text("rows.csv", "question,answer\nq,a\nq,a,b\n").unwrap_err().to_string();
     assert!(ragged.contains("rows.csv:3: malformed CSV: found 3 fields, expected 2"), "{ragged}");
 

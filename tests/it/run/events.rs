@@ -184,21 +184,21 @@ fn tensorboard_reads_scalars_text_and_histograms_and_forgets_steps_after_the_res
     let mut first = EventWriter::create(root.path(), 0).unwrap();
     first.text(0, "config", "| key | value |\n|---|---|\n| `train.seed` | 42 |").unwrap();
     for step in 1..=4 {
-        first.scalars(step, &[("train/loss", 4.0 / step as f64), ("train/epoch", 0.25 * step as f64)]).unwrap();
+        first.scalars(step, &[("train/loss", 4.0 / step as f64), ("training/epoch", 0.25 * step as f64)]).unwrap();
     }
-    first.histogram(4, "adapter_norm/lora_A", &[0.5, 1.0, 1.5, f64::NAN]).unwrap();
+    first.histogram(4, "weight_norm/lora_A", &[0.5, 1.0, 1.5, f64::NAN]).unwrap();
     let mut second = EventWriter::create(root.path(), 2).unwrap();
     second.scalars(3, &[("train/loss", 0.125)]).unwrap();
 
     let events = read(root.path());
     assert_eq!(events.scalars["train/loss"], [(1, 4.0), (2, 2.0), (3, 4.0 / 3.0), (4, 1.0), (3, 0.125)]);
-    assert_eq!(events.histograms["adapter_norm/lora_A"], [(4, 3.0)]);
+    assert_eq!(events.histograms["weight_norm/lora_A"], [(4, 3.0)]);
     assert!(events.texts["config/text_summary"].contains("train.seed"));
     assert_eq!(events.restarts, [1, 3]);
 
     if let Some(seen) = accumulate(root.path()) {
         assert_eq!(seen[0]["train/loss"], serde_json::json!([[1, 4.0], [2, 2.0], [3, 0.125]]));
         assert_eq!(seen[1]["config/text_summary"], events.texts["config/text_summary"].as_str());
-        assert_eq!(seen[2]["adapter_norm/lora_A"], serde_json::json!([]), "step 4 is forgotten");
+        assert_eq!(seen[2]["weight_norm/lora_A"], serde_json::json!([]), "step 4 is forgotten");
     }
 }

@@ -126,10 +126,8 @@ fn a_rank_without_room_for_a_validation_ends_all_at_the_same_place() {
         let rows = format!("data.val_path={}", fixture.path(rows).display());
         let args = [before, &["train", config.to_str().unwrap(), &rows, "--overwrite"], words].concat();
         let mut command = tunesmith(&args);
-        if let Some(bytes) = budget {
-            command.env("TUNESMITH_MEMORY_BUDGET", (bytes as u64).to_string());
-        }
-        command.output().unwrap()
+        let budget = budget.map_or(8 << 30, |bytes| bytes as u64);
+        command.env("TUNESMITH_MEMORY_BUDGET", budget.to_string()).output().unwrap()
     };
     let good = |before: &[&str], rows: &str, words: &[&str]| {
         let output = run(before, rows, words, None);

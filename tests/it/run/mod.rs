@@ -18,5 +18,6 @@ mod recipes;
 mod recipes_of_sft_play;
 mod refusals;
 mod resume;
+mod screen;
 mod sharing;
 mod signals;

@@ -174,3 +174,29 @@ fn the_rate_follows_the_ranks_where_it_shall() {
     };
     assert_eq!((rate(1), rate(2)), (0.0, 0.02));
 }
+
+/// The commands of README's section on the reader's own data, on what they name.
+#[test]
+fn the_readmes_commands_run_as_printed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let (_, section) = readme.split_once("## Your own data").expect("the section");
+    let (_, block) = section.split_once("```sh\n").expect("a block");
+    let (block, _) = block.split_once("```").expect("its end");
+    let folder = tempfile::tempdir().unwrap();
+    let given = format!("scripts/just --no-deps --set tunesmith '{}'", env!("CARGO_BIN_EXE_tunesmith"));
+    let mut ran = 0;
+    // What builds, and the list of recipes, need no test.
+    for line in
+        block.lines().filter(|line| !line.contains("just install") && !line.trim_start().starts_with("scripts/just  "))
+    {
+        let line = line.replace("scripts/just", &given);
+        let mut command = Command::new("sh");
+        command.args(["-c", &line]).current_dir(root).env_remove("CONFIG").stdin(std::process::Stdio::null());
+        command.env("TRAIN_OUTPUT_DIR", folder.path()).env("TRAIN_MAX_STEPS", "2");
+        let text = done(&command.output().unwrap());
+        assert!(!line.contains(" train ") || text.contains("ask the result"), "{text}");
+        ran += 1;
+    }
+    assert!(ran >= 4, "{block}");
+}

@@ -693,11 +693,11 @@ fn what_cannot_be_shared_so_is_refused_and_a_timeline_is_told() {
     assert_eq!(metrics(&fixture.path("out")).0.len(), timeless(&fixture.path("out")).len());
 }
 
-/// The most bytes that a run's process held, as its summary says.
+/// The most bytes that a run's process with a memory budget had in use, as its summary says.
 pub(super) fn held(text: &str) -> f64 {
-    let line = text.lines().find(|line| line.trim_start().starts_with("memory held")).expect("a summary");
+    let line = text.lines().find(|line| line.trim_end().ends_with("in use at most")).expect("a summary");
     let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.iter().position(|&word| word == "at").unwrap();
+    let at = words.iter().position(|&word| word == "of").unwrap();
     let unit = f64::from(1 << if words[at - 1] == "MiB" { 20 } else { 30 });
     words[at - 2].parse::<f64>().unwrap() * unit
 }
@@ -718,6 +718,7 @@ fn a_rank_holds_what_the_plan_says() {
         "train.max_steps: 2",
         "train.num_threads: 1",
         "train.ddp_bucket_cap_mb: 1",
+        "train.memory_budget: 8GiB",
         "logging.report: false",
         "logging.tensorboard: false",
     ];

@@ -1,0 +1,100 @@
+//! Commands that a user can paste into a shell, as this program was called.
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::terminal::{Style, stdout_colour};
+use crate::data::question::Asked;
+use crate::train::output;
+use crate::train::run::Ask;
+
+/// A longer question makes a command that nobody can read.
+const QUESTION: usize = 300;
+
+/// A word as a POSIX shell reads it back.
+fn quoted(word: &str) -> String {
+    let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:=,@%+".contains(character);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+/// This program as it was called: by its name, or by a path, from the current folder where it lies below it.
+fn program() -> String {
+    let called = std::env::args_os().next().map_or_else(|| PathBuf::from("tunesmith"), PathBuf::from);
+    let here = std::env::current_dir().unwrap_or_default();
+    quoted(&called.strip_prefix(&here).unwrap_or(&called).to_string_lossy())
+}
+
+/// A flag with its text; one that begins with a hyphen would pass for a flag.
+fn flag(name: &str, text: &str) -> String {
+    let between = if text.starts_with('-') { "=" } else { " " };
+    format!(" {name}{between}{}", quoted(text))
+}
+
+/// Text that a terminal shows as it is and a shell takes as it is.
+fn is_plain(text: &str) -> bool {
+    text.chars().all(|character| character == '\n' || character == '\t' || !character.is_control())
+}
+
+/// The commands that ask what a run has trained, in lines of their own, never folded.
+pub(super) fn to_ask(ask: &Ask, output_dir: &Path) -> String {
+    let config = quoted(&output_dir.join(output::CONFIG).to_string_lossy());
+    let Asked { system, question, chat } = &ask.row;
+    let system =
+        system.as_deref().filter(|text| is_plain(text)).map_or_else(String::new, |text| flag("--system", text));
+    let short = question.chars().count() <= QUESTION && is_plain(question) && !question.trim().is_empty();
+    let question = if short { question } else { "Your question" };
+    let raw = if *chat || ask.scores { "" } else { " --raw" };
+    let program = program();
+    let mut text = format!("{}\n", Style::Bold.paint("ask the result", stdout_colour()));
+    let _ = writeln!(text, "  {program} infer {config}{raw}{system}{}", flag("--prompt", question)); // a String never fails
+    if *chat && !ask.scores {
+        let _ = writeln!(text, "  {program} chat {config}{system}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_quoted_for_a_shell() {
+        assert_eq!(
+            ["runs/a-b_c.yaml", "", "it's", "a\nb"].map(quoted),
+            ["runs/a-b_c.yaml", "''", r"'it'\''s'", "'a\nb'"]
+        );
+        assert_eq!(
+            (flag("--prompt", "-1 + 2"), flag("--prompt", "1")),
+            (" --prompt='-1 + 2'".into(), " --prompt 1".into())
+        );
+    }
+
+    #[test]
+    fn each_kind_of_run_is_asked_in_its_way() {
+        let row = |system: Option<&str>, question: &str, chat| Asked {
+            system: system.map(str::to_owned),
+            question: question.to_owned(),
+            chat,
+        };
+        let lines = |row, scores| -> Vec<String> {
+            let text = to_ask(&Ask { row, scores }, Path::new("runs/my run"));
+            text.lines().skip(1).map(|line| line.trim_start().split_once(' ').unwrap().1.to_owned()).collect()
+        };
+        let config = "'runs/my run/config.resolved.yaml'";
+        assert_eq!(
+            lines(row(Some("Be brief."), "What's up?", true), false),
+            [
+                format!(r"infer {config} --system 'Be brief.' --prompt 'What'\''s up?'"),
+                format!("chat {config} --system 'Be brief.'")
+            ]
+        );
+        assert_eq!(lines(row(None, "Once", false), false), [format!("infer {config} --raw --prompt Once")]);
+        assert_eq!(lines(row(None, "Spam", false), true), [format!("infer {config} --prompt Spam")]);
+        let long = lines(row(None, &"long ".repeat(100), true), false);
+        assert_eq!(long[0], format!("infer {config} --prompt 'Your question'"));
+        assert!(!lines(row(Some("\u{1b}[2J"), "Hi", true), false)[0].contains('\u{1b}'));
+    }
+}

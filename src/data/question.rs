@@ -1,0 +1,161 @@
+//! What a row asks, as a person reads it: a rendered prompt without system message and markers, and the first row's
+//! question and system message, for commands that can be pasted.
+use std::cell::Cell;
+
+use serde_json::{Value, json};
+
+use super::inputs::{Input, Inputs};
+use super::labeled::Whole;
+use super::messages::Conversation;
+use super::row::{Row, said};
+use super::{ChatTemplate, source};
+
+/// What a chat template writes around the words of a user.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UserTurn {
+    before: String,
+    after: String,
+}
+
+impl UserTurn {
+    /// Finds it by rendering two short conversations; `None` where the template shows no fixed marker before a user's words.
+    pub fn of(template: &ChatTemplate) -> Option<Self> {
+        const FIRST: &str = "Zero";
+        const ANSWER: &str = "Certainly";
+        const SECOND: &str = "Twelve";
+        let turn = |role: &str, text: &str| json!({"role": role, "content": text});
+        let render = |messages: Vec<Value>| {
+            let conversation = Conversation { messages, ..Conversation::default() };
+            Some(template.render(&conversation, true).ok()?.text)
+        };
+        let alone = render(vec![turn("user", FIRST)])?;
+        let (opening, first_end) = alone.split_once(FIRST)?;
+        let both = render(vec![turn("user", FIRST), turn("assistant", ANSWER), turn("user", SECOND)])?;
+        let (_, rest) = both.split_once(FIRST)?;
+        let (answered, rest) = rest.split_once(ANSWER)?;
+        let (between, _) = rest.split_once(SECOND)?;
+        let before = common_suffix(opening, between).trim().to_owned();
+        let after = common_prefix(first_end, answered).trim().to_owned();
+        (!before.is_empty()).then_some(Self { before, after })
+    }
+
+    /// The last user's words in a rendered prompt; the whole prompt where the marker is not in it.
+    pub fn of_prompt<'a>(&self, prompt: &'a str) -> &'a str {
+        let Some(at) = prompt.rfind(&self.before) else { return prompt.trim() };
+        let rest = &prompt[at + self.before.len()..];
+        let end = if self.after.is_empty() { None } else { rest.find(&self.after) };
+        rest[..end.unwrap_or(rest.len())].trim()
+    }
+}
+
+/// Of each rendered prompt the last user's words, without the paragraphs with which all of them begin: templates without a
+/// system turn write the system message there.
+pub fn questions(template: Option<&ChatTemplate>, prompts: &[String]) -> Vec<String> {
+    let turn = template.and_then(UserTurn::of);
+    let shown: Vec<&str> =
+        prompts.iter().map(|prompt| turn.as_ref().map_or(prompt.trim(), |turn| turn.of_prompt(prompt))).collect();
+    let shared = match shown.as_slice() {
+        [first, rest @ ..] if !rest.is_empty() => {
+            let shared = rest.iter().fold(*first, |shared, text| common_prefix(shared, text));
+            shared.rfind("\n\n").map_or(0, |at| at + 2)
+        }
+        _ => 0,
+    };
+    shown.iter().map(|text| if text.len() > shared { text[shared..].trim() } else { text }.to_owned()).collect()
+}
+
+fn common_prefix<'a>(one: &'a str, other: &str) -> &'a str {
+    let same = one.char_indices().zip(other.chars()).find(|((_, a), b)| a != b);
+    match same {
+        Some(((at, _), _)) => &one[..at],
+        None if other.len() < one.len() => &one[..other.len()],
+        None => one,
+    }
+}
+
+fn common_suffix<'a>(one: &'a str, other: &str) -> &'a str {
+    let same = one.chars().rev().zip(other.chars().rev()).take_while(|(a, b)| a == b);
+    &one[one.len() - same.map(|(a, _)| a.len_utf8()).sum::<usize>()..]
+}
+
+/// A row as it can be asked again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Asked {
+    /// The system message, if the row has one.
+    pub system: Option<String>,
+    /// The last user's words before the last answer, the prompt of a row without turns, or the first words of a text.
+    pub question: String,
+    /// The row is a conversation, written by a chat template.
+    pub chat: bool,
+}
+
+/// The first row of the validation rows, else of the test rows, else of the training rows; `None` for rows of tokens.
+pub fn first(inputs: &Inputs) -> Option<Asked> {
+    let own = inputs.validation.iter().chain(&inputs.test).chain(&inputs.train);
+    own.take(1).find_map(of_input)
+}
+
+fn of_input(input: &Input) -> Option<Asked> {
+    let mut found = None;
+    // A file that cannot be read has ended the run long before.
+    let _ = source::read(input.paths.first()?, input.format, Some(1), &Cell::new(0), &mut |row, forms| {
+        found = Some(row.parse(forms)?);
+        Ok(())
+    });
+    match found? {
+        Row::Chat(conversation) | Row::Labeled { whole: Whole::Chat(conversation), .. } => of_turns(&conversation),
+        Row::Completion { prompt: question, .. } | Row::Labeled { whole: Whole::Text(question), .. } => {
+            Some(Asked { system: None, question, chat: false })
+        }
+        Row::Text(text) => Some(Asked { system: None, question: opening(&text), chat: false }),
+        Row::Tokens { .. } => None,
+    }
+}
+
+/// The first words of a text, to be continued.
+fn opening(text: &str) -> String {
+    const WORDS: usize = 8;
+    text.split_whitespace().take(WORDS).collect::<Vec<_>>().join(" ")
+}
+
+fn of_turns(conversation: &Conversation) -> Option<Asked> {
+    let turns = &conversation.messages;
+    let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
+    let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user")?;
+    let system = turns.first().filter(|turn| turn["role"] == "system").map(|turn| said(&turn["content"]));
+    Some(Asked { system: system.filter(|text| !text.is_empty()), question: said(&asked["content"]), chat: true })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_users_words_are_found() {
+        let turn = UserTurn { before: "<|im_start|>user".into(), after: "<|im_end|>\n<|im_start|>assistant".into() };
+        let prompt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nOne<|im_end|>\n<|im_start|>assistant\nA<|im_end|>\n\
+                      <|im_start|>user\nTwo\nlines<|im_end|>\n<|im_start|>assistant\n<think>";
+        assert_eq!(turn.of_prompt(prompt), "Two\nlines");
+        assert_eq!(turn.of_prompt(" no marker "), "no marker");
+    }
+
+    #[test]
+    fn paragraphs_that_all_prompts_begin_with_are_left_out() {
+        let prompts = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect::<Vec<_>>();
+        let merged = prompts(&["Be brief.\n\nWhat is up?", "Be brief.\n\nWhat is down?"]);
+        assert_eq!(questions(None, &merged), ["What is up?", "What is down?"]);
+        assert_eq!(questions(None, &merged[..1]), ["Be brief.\n\nWhat is up?"]);
+        let alike = prompts(&["Same\n\nwords", "Same\n\nwords"]);
+        assert_eq!(questions(None, &alike), ["words", "words"]);
+        assert!(questions(None, &[]).is_empty());
+    }
+
+    #[test]
+    fn common_ends_are_cut_between_characters() {
+        assert_eq!(
+            (common_prefix("äöx", "äöy"), common_prefix("ab", "abc"), common_prefix("abc", "ab")),
+            ("äö", "ab", "ab")
+        );
+        assert_eq!((common_suffix("xäö", "yäö"), common_suffix("b", "ab")), ("äö", "b"));
+    }
+}
