@@ -33,12 +33,13 @@ tunesmith := justfile_directory() / "target/release/tunesmith"
 
 # builds the binary where its sources have changed
 @_build:
-    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: this takes a few minutes" >&2; fi; \
+    if [ -x "{{ tunesmith }}" ]; then quiet=--quiet; else quiet= && echo "first build: some 340 crates are compiled; allow half an hour on two cores, less on more" >&2; fi; \
     cargo build --release --locked $quiet
 
 # builds tunesmith and says what this machine has and lacks
 [group('start here')]
 install *ARGS:
+    @[ -x "{{ tunesmith }}" ] || echo "first build: some 340 crates are compiled; allow half an hour on two cores, less on more" >&2
     cargo build --release --locked
     @"{{ tunesmith }}" doctor "$@"
 
@@ -391,6 +392,11 @@ quickstart-pretrain *ARGS: _build
     python3 examples/quickstart/make_tokenizer.py --corpus .cache/quickstart/corpus.jsonl --out .cache/quickstart/blank
     "{{ tunesmith }}" train examples/quickstart/pretrain.yaml --overwrite "$@"
     cd runs/quickstart-pretrain/model && cp config.json model.safetensors tokenizer.json tokenizer_config.json "{{ justfile_directory() }}/examples/quickstart/model/"
+
+# builds the same program with files and lines in target/symbols: addr2line -e target/symbols/tunesmith ADDRESS… (for a user's backtrace)
+[group('develop')]
+debug-info:
+    cargo build --profile symbols --locked
 
 # removes what was built and cached; runs/ stays
 [group('develop')]
