@@ -216,7 +216,9 @@ pub fn real(path: &Path) -> io::Result<PathBuf> {
     let whole = std::path::absolute(path)?;
     let there = whole.ancestors().find_map(|part| Some((part, part.canonicalize().ok()?)));
     let Some((part, real)) = there else { return Ok(whole) };
-    Ok(real.join(whole.strip_prefix(part).unwrap_or(Path::new(""))))
+    let rest = whole.strip_prefix(part).unwrap_or(Path::new(""));
+    // `join` with nothing would end the path in a slash, which names no file.
+    Ok(if rest.as_os_str().is_empty() { real } else { real.join(rest) })
 }
 
 #[cfg(test)]

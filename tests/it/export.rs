@@ -233,7 +233,7 @@ fn gguf_files_hold_the_model_and_its_tokenizer() {
     fails(&["export", "--base", &base, "--gguf", "q2_k", "--output", "x"], 2, "expected f16, q8_0, q4_0 or f32");
     fails(&["export", "--base", &base, "--output", "x"], 2, "no form is named");
     let gemma3 = golden("a/gemma3/model").display().to_string();
-    fails(&["export", "--base", &gemma3, "--gguf", "f16", "--output", "x", "--pre-tokenizer", "gpt-2"], 3, "tokenizer");
+    fails(&["export", "--base", &gemma3, "--gguf", "f16", "--output", "x", "--pre-tokenizer", "gpt-2"], 4, "tokenizer");
 }
 
 #[test]

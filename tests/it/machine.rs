@@ -33,13 +33,13 @@ impl World {
         let at = |name: &str| self.text(name);
         let to = |name: &str| self.text(&format!("{to}/{name}"));
         let config = at("run.yaml");
-        let out = format!("train.output_dir={}", to("run"));
+        let [out, launched] = ["run", "launched"].map(|name| format!("train.output_dir={}", to(name)));
         let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         vec![
             (words(&["config", &config]), true),
             (words(&["--help"]), true),
             (words(&["train", &config, &out, "train.max_steps=1"]), true),
-            (words(&["launch", "--nproc", "1", "--", "train", &config, &out, "train.max_steps=1"]), true),
+            (words(&["launch", "--nproc", "1", "--", "train", &config, &launched, "train.max_steps=1"]), true),
             (words(&["data", &config, "--dump", &to("dump.jsonl")]), true),
             (words(&["process", &config, "--out", &to("rows.jsonl")]), true),
             (words(&["ingest", &at("page.md"), "--out", &to("pages.jsonl")]), true),
@@ -222,13 +222,16 @@ fn outputs_never_replace_inputs_nor_what_is_not_theirs() {
         &["process", &config, "--out", &mine],
         &["ingest", &world.text("page.md"), "--out", &mine],
         &["infer", &config, "--in", &world.text("prompts.jsonl"), "--out", &mine],
-        &["export", &config, "--gguf", "f16", "--adapter-only", "--output", &mine],
         &["setup-accelerate", "--yes", "--out", &mine],
     ] {
         let output = tunesmith(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}: {}", said(&output));
         assert_eq!(fs::read_to_string(&mine).unwrap(), "mine\n", "{args:?}");
     }
+    fs::write(at("mine.gguf"), "mine\n").unwrap();
+    let gguf = ["export", &config, "--gguf", "f16", "--adapter-only", "--output", &world.text("mine.gguf")];
+    assert_eq!(tunesmith(&gguf).output().unwrap().status.code(), Some(2));
+    assert_eq!(fs::read_to_string(at("mine.gguf")).unwrap(), "mine\n");
     let output = tunesmith(&["data", &config, "--overwrite", "--dump", &mine]).output().unwrap();
     assert!(output.status.success() && fs::read_to_string(&mine).unwrap().contains("input_ids"), "{}", said(&output));
     // What `process` wrote it may write again, until somebody else has changed it.
@@ -268,6 +271,10 @@ fn special_files_are_refused_before_any_work_wherever_a_path_is_taken() {
     symlink("/dev/zero", at("device.jsonl")).unwrap();
     let names = ["fifo.jsonl", "folder.jsonl", "dangling.jsonl", "circle.jsonl", "socket.jsonl", "device.jsonl"];
     let model = world.text("model");
+    symlink("/dev/zero", at("device.gguf")).unwrap();
+    let device = world.text("device.gguf");
+    let gguf = ["export", &config, "--gguf", "f16", "--adapter-only", "--overwrite", "--output", &device];
+    assert_eq!(tunesmith(&gguf).output().unwrap().status.code(), Some(6));
     in_pairs(&names, |name| {
         let special = world.text(name);
         let set = |key: &str| format!("{key}={special}");
@@ -285,7 +292,6 @@ fn special_files_are_refused_before_any_work_wherever_a_path_is_taken() {
             (words(&["import", &world.text("axolotl.yaml"), "--force", "--out", &special]), 6),
             (words(&["import", &special]), 2),
             (words(&["setup-accelerate", "--yes", "--overwrite", "--out", &special]), 6),
-            (words(&["export", &config, "--gguf", "f16", "--adapter-only", "--overwrite", "--output", &special]), 6),
         ] {
             let output = shell("", &args, "");
             assert_eq!(output.status.code(), Some(code), "{args:?}: {}", said(&output));

@@ -288,7 +288,7 @@ mod tests {
         let last = falling()[499].1;
         assert!((at_60 - last) / (end - last) > 0.3, "{at_60} {last} {end}");
         let svg = lines("Loss", &[series(falling())], Shape::Wide);
-        assert!(svg.contains("points above the axis, up to 10.9"), "{svg}");
+        assert!(svg.contains("points above the axis, up to 11"), "{svg}");
         // What falls evenly is shown whole, and so are few points.
         let even: Vec<_> = (0..500).map(|step| (f64::from(step), 5.0 - f64::from(step) / 100.0)).collect();
         assert_eq!(top(&[series(even)]), None);

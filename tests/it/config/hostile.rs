@@ -72,7 +72,7 @@ fn a_missing_file_a_folder_and_a_device_are_refused() {
     std::fs::create_dir(folder.path("a.yaml")).unwrap();
     assert!(folder.refusal(&[], &[]).contains("cannot read a.yaml: Is a directory"));
     let error = config::load_partial(Path::new("/dev/zero"), &[], &[], &[]).unwrap_err();
-    assert!(error.message().contains("larger than"), "{error}");
+    assert!(error.message().contains("a device, not a regular file"), "{error}");
 }
 
 /// Pieces that a configuration is made of, so that random texts get past the first character.

@@ -271,7 +271,7 @@ fn a_run_in_which_no_step_counts_fails_however_short() {
     let weights = fixture.path("model/model.safetensors");
     let mut bytes = std::fs::read(&weights).unwrap();
     let end = bytes.len();
-    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    bytes[end - 4..].copy_from_slice(&f32::MAX.to_le_bytes());
     std::fs::write(&weights, bytes).unwrap();
     let output = train(&fixture.config("run", &["train.max_steps: 2"]), &[]);
     assert_eq!(output.status.code(), Some(8), "{}", said(&output));
