@@ -74,7 +74,7 @@ fn data_without_any_label() {
 fn a_model_folder_without_its_tokenizer() {
     let fixture = Fixture::new();
     fs::remove_file(fixture.path("model/tokenizer.json")).unwrap();
-    refused(&fixture, &fixture.config("run", &[]), &[], 3, &["tokenizer.json"]);
+    refused(&fixture, &fixture.config("run", &[]), &[], 4, &["tokenizer.json"]);
 }
 
 #[test]

@@ -110,8 +110,8 @@ fn adapters_merge_into_the_whole_checkpoint() {
             (
                 "lora",
                 &[
-                    "tuning.lora.target_modules: [q_proj, v_proj]",
-                    "tuning.lora.modules_to_save: [norm]",
+                    "tuning.lora.target_modules: [\"q_proj\", \"v_proj\"]",
+                    "tuning.lora.modules_to_save: [\"norm\"]",
                     "train.save_strategy: steps",
                     "train.save_steps: 1",
                 ],
