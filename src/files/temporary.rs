@@ -22,7 +22,7 @@ fn ours() -> MutexGuard<'static, Vec<PathBuf>> {
 pub struct Temporary {
     path: PathBuf,
     /// Held while it is written, so that no other process takes it for left over.
-    _lock: Option<File>,
+    _lock: File,
 }
 
 impl Temporary {
@@ -33,20 +33,18 @@ impl Temporary {
     pub fn file(target: &Path) -> io::Result<(Self, File)> {
         loop {
             let path = fresh(target);
+            // From before the file is there until it is known: a signal comes before or after.
+            let mut ours = ours();
             let file = match File::options().read(true).write(true).create_new(true).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
                 file => file?,
             };
-            let lock = file.try_clone()?;
+            let lock = file.try_clone().inspect_err(|_| remove(&path))?;
             if held(&lock, &path) {
-                return Ok((Self::note(path, Some(lock)), file));
+                ours.push(path.clone());
+                return Ok((Self { path, _lock: lock }, file));
             }
         }
-    }
-
-    fn note(path: PathBuf, lock: Option<File>) -> Self {
-        ours().push(path.clone());
-        Self { path, _lock: lock }
     }
 
     /// Where it is.
