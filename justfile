@@ -347,7 +347,13 @@ classify-check *ARGS: _build
 # kills runs (lora, qlora, two ranks) at every operation on files and 200 times at random, fills and breaks their disks (about an hour)
 [group('develop')]
 crash-test *ARGS:
-    cargo test --locked --test it run::crash:: -- --ignored --nocapture --test-threads 1 "$@"
+    cargo test --locked --test it -- run::crash:: run::power:: --ignored --nocapture --test-threads 1 "$@"
+
+# fuzzes the readers of outside input with libFuzzer, 1,000,000 executions each: just fuzz [TARGET…] (needs a C++ compiler; hours)
+[group('develop')]
+[no-exit-message]
+@fuzz *ARGS:
+    scripts/fuzz "$@"
 
 # holds GGUF exports of all families against llama.cpp (needs PYTHON with xllamacpp, cffi, torch, transformers, peft; a few minutes)
 [group('develop')]

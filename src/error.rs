@@ -117,6 +117,9 @@ impl Error {
             }
             _ if code == Some(libc::EFBIG) => error.hint("the limit of a file's size is too low: raise it (ulimit -f)"),
             std::io::ErrorKind::StorageFull => error.hint("free some space, or set another output_dir"),
+            std::io::ErrorKind::QuotaExceeded => {
+                error.hint("your quota is used up (quota -s): free some space, or set another output_dir")
+            }
             std::io::ErrorKind::PermissionDenied => error.hint("check the owner and mode of the path"),
             _ if source.raw_os_error() == Some(libc::EIO) => {
                 error.hint("the device fails: look at the system's log (dmesg), and write to another one")

@@ -10,6 +10,7 @@ mod documents;
 mod eval;
 mod examples;
 mod export;
+mod fuzz;
 mod generate;
 #[cfg(feature = "hub")]
 mod hub;

@@ -26,10 +26,10 @@ pub fn shim() -> &'static Path {
 }
 
 /// Numbers that look random, the same in each run of the tests.
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
+    pub fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -38,7 +38,7 @@ impl Random {
 }
 
 /// A run of a few steps with checkpoints after steps 2, 4 and 6, and the same with all of them kept, uninterrupted.
-struct Case {
+pub struct Case {
     fixture: Fixture,
     config: PathBuf,
     last: u64,
@@ -64,9 +64,14 @@ impl Case {
         self.fixture.path("out")
     }
 
-    fn command(&self, out: &Path) -> Command {
+    pub fn command(&self, out: &Path) -> Command {
         let out = format!("TRAIN_OUTPUT_DIR={}", out.display());
         tunesmith(&["train", self.config.to_str().unwrap(), &out, "--resume"])
+    }
+
+    /// A place for this case's files.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.fixture.path(name)
     }
 
     /// The run in the folder `out`, under the shim.
@@ -116,7 +121,7 @@ impl Case {
     }
 
     /// Goes on to the end in this process: it is the end of the uninterrupted run, and nothing is left lying about.
-    fn finish(&self, out: &Path) {
+    pub fn finish(&self, out: &Path) {
         let words = [&*format!("train.output_dir={}", out.display()), "train.resume_from_checkpoint=latest"];
         assert!(go(&self.config, &words, u64::MAX));
         assert_same_ending(&self.straight(), out, self.last, false);
@@ -182,13 +187,13 @@ struct Life {
     then: Duration,
 }
 
-fn short(extra: &[&str]) -> Case {
+pub fn short(extra: &[&str]) -> Case {
     Case::new(6, 2, &[&["logging.tensorboard: false"], extra].concat())
 }
 
-const QLORA: &[&str] = &["tuning.mode: qlora"];
+pub const QLORA: &[&str] = &["tuning.mode: qlora"];
 /// Checkpoints are put together from two ranks' shares while they are written.
-const SHARED: &[&str] =
+pub const SHARED: &[&str] =
     &["tuning.mode: full", "train.learning_rate: 0.001", "train.strategy: zero1", "train.dp_ranks: 2"];
 
 #[test]
@@ -200,6 +205,7 @@ fn death_or_failure_at_a_few_operations_loses_nothing() {
     case.at("torn", [all / 2].into_iter());
     case.at("ENOSPC", [growing / 3, growing - 9].into_iter());
     case.at("EIO", [growing / 2].into_iter());
+    case.at("EDQUOT", [growing / 2].into_iter());
     let shared = short(SHARED);
     shared.at("kill", [shared.operations("kill").len() / 2].into_iter());
     shared.at("EIO", [shared.operations("EIO").len() / 2].into_iter());
@@ -244,6 +250,7 @@ fn a_full_and_a_failing_disk_at_every_write(name: &str, extra: &[&str]) {
     let (began, count) = (Instant::now(), case.operations("EIO").len());
     let full = case.at("ENOSPC", 1..=count);
     let failing = case.at("EIO", 1..=count);
+    case.at("EDQUOT", (1..=count).step_by(7));
     println!("{name}: ENOSPC from each of {full} writes on, EIO at each of {failing}: {} s", began.elapsed().as_secs());
 }
 

@@ -11,6 +11,7 @@ mod launchers;
 mod machines;
 mod optim;
 mod peers;
+mod power;
 mod printed;
 mod quantized;
 mod ranks;

@@ -4,9 +4,14 @@
  *   kill    the process dies by SIGKILL before it
  *   torn    as kill, but half of a write is done first
  *   ENOSPC  it fails for want of room, and so does everything after it that grows a file or a folder
+ *   EDQUOT  as ENOSPC, for the user's quota is used up
  *   EIO     it fails once
  *
- * Operations are creat, write, fsync, mkdir, and for deaths also rename, unlink, rmdir. Each is logged to $CRASH_LOG. */
+ * Operations are creat, write, fsync, mkdir, and for deaths also rename, unlink, rmdir. Each is logged to $CRASH_LOG.
+ *
+ * With $CRASH_HOW = journal nothing happens to the process: what it did is written to $CRASH_LOG, for a test to work out what
+ * a power loss could have left on the disk. A record is a line "WHAT\tOFFSET\tBYTES\tPATH\tTARGET\n", then so many bytes
+ * of data. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -41,7 +46,7 @@ static void path_of(int fd, const char *name, char *out, size_t size) {
 /* Counts an operation. Returns the error to fail with, -1 to die in the middle of it, or 0. */
 static int meets(const char *what, const char *path, int grows) {
     const char *how = getenv("CRASH_HOW"), *at = getenv("CRASH_AT"), *log = getenv("CRASH_LOG");
-    if (!how || !is_inside(path)) return 0;
+    if (!how || !strcmp(how, "journal") || !is_inside(path)) return 0;
     int dies = !strcmp(how, "kill") || !strcmp(how, "torn");
     if (!dies && !grows) return 0;
     long number = __sync_add_and_fetch(&counter, 1), fatal = at ? atol(at) : 0;
@@ -53,11 +58,37 @@ static int meets(const char *what, const char *path, int grows) {
         syscall(SYS_close, file);
     }
     if (!strcmp(how, "ENOSPC")) return fatal && number >= fatal ? ENOSPC : 0;
+    if (!strcmp(how, "EDQUOT")) return fatal && number >= fatal ? EDQUOT : 0;
     if (number != fatal) return 0;
     if (!strcmp(how, "EIO")) return EIO;
     if (!strcmp(how, "torn") && !strcmp(what, "write")) return -1;
     kill(getpid(), SIGKILL);
     for (;;) pause();
+}
+
+static int keeps_journal(const char *path) {
+    const char *how = getenv("CRASH_HOW");
+    return how && !strcmp(how, "journal") && is_inside(path);
+}
+
+/* Appends a record in one write, so that those of several threads do not mix. */
+static void journal(const char *what, const char *path, const char *target, long offset, const void *bytes, size_t count) {
+    if (!keeps_journal(path)) return;
+    int error = errno;
+    char *record = malloc(count + 9000);
+    int length = snprintf(record, 9000, "%s\t%ld\t%zu\t%s\t%s\n", what, offset, count, path, target);
+    if (count) memcpy(record + length, bytes, count);
+    int file = syscall(SYS_openat, AT_FDCWD, getenv("CRASH_LOG"), O_WRONLY | O_APPEND | O_CREAT, 0644);
+    syscall(SYS_write, file, record, length + count);
+    syscall(SYS_close, file);
+    free(record);
+    errno = error;
+}
+
+/* Passes a call's result on and journals it if it succeeded. */
+static int done(int result, const char *what, const char *path, const char *target) {
+    if (result >= 0) journal(what, path, target, 0, NULL, 0);
+    return result;
 }
 
 #define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
@@ -74,7 +105,11 @@ int open(const char *path, int flags, ...) {
     va_end(rest);
     int error = opened(path, flags);
     if (error) FAIL(error);
-    return NEXT(open)(path, flags, mode);
+    int there = keeps_journal(path) && !access(path, F_OK);
+    int file = NEXT(open)(path, flags, mode);
+    if (flags & O_CREAT && !there) done(file, "creat", path, "");
+    if (flags & O_TRUNC && there) done(file, "cut", path, "");
+    return file;
 }
 
 int open64(const char *path, int flags, ...) {
@@ -84,7 +119,11 @@ int open64(const char *path, int flags, ...) {
     va_end(rest);
     int error = opened(path, flags);
     if (error) FAIL(error);
-    return NEXT(open64)(path, flags, mode);
+    int there = keeps_journal(path) && !access(path, F_OK);
+    int file = NEXT(open64)(path, flags, mode);
+    if (flags & O_CREAT && !there) done(file, "creat", path, "");
+    if (flags & O_TRUNC && there) done(file, "cut", path, "");
+    return file;
 }
 
 ssize_t write(int fd, const void *bytes, size_t count) {
@@ -97,7 +136,9 @@ ssize_t write(int fd, const void *bytes, size_t count) {
         kill(getpid(), SIGKILL);
         for (;;) pause();
     }
-    return syscall(SYS_write, fd, bytes, count);
+    ssize_t written = syscall(SYS_write, fd, bytes, count);
+    if (written > 0) journal("write", path, "", lseek(fd, 0, SEEK_CUR) - written, bytes, written);
+    return written;
 }
 
 #define ON_FD(name, label) \
@@ -106,7 +147,7 @@ ssize_t write(int fd, const void *bytes, size_t count) {
         path_of(fd, NULL, path, sizeof path); \
         int error = meets(label, path, 1); \
         if (error) FAIL(error); \
-        return NEXT(name)(fd); \
+        return done(NEXT(name)(fd), label, path, ""); \
     }
 ON_FD(fsync, "fsync")
 ON_FD(fdatasync, "fsync")
@@ -114,27 +155,35 @@ ON_FD(fdatasync, "fsync")
 int mkdir(const char *path, mode_t mode) {
     int error = meets("mkdir", path, 1);
     if (error) FAIL(error);
-    return NEXT(mkdir)(path, mode);
+    return done(NEXT(mkdir)(path, mode), "mkdir", path, "");
 }
 
 int rename(const char *from, const char *to) {
     meets("rename", to, 0);
-    return NEXT(rename)(from, to);
+    return done(NEXT(rename)(from, to), "rename", from, to);
 }
 
 int unlink(const char *path) {
     meets("unlink", path, 0);
-    return NEXT(unlink)(path);
+    return done(NEXT(unlink)(path), "unlink", path, "");
 }
 
 int rmdir(const char *path) {
     meets("rmdir", path, 0);
-    return NEXT(rmdir)(path);
+    return done(NEXT(rmdir)(path), "unlink", path, "");
 }
 
 int unlinkat(int dir, const char *name, int flags) {
     char path[4096];
     path_of(dir, name, path, sizeof path);
     meets("unlink", path, 0);
-    return NEXT(unlinkat)(dir, name, flags);
+    return done(NEXT(unlinkat)(dir, name, flags), "unlink", path, "");
+}
+
+int ftruncate64(int fd, off64_t length) {
+    char path[4096];
+    path_of(fd, NULL, path, sizeof path);
+    int result = NEXT(ftruncate64)(fd, length);
+    if (!result) journal("cut", path, "", length, NULL, 0);
+    return result;
 }
