@@ -110,7 +110,7 @@ impl Staged {
         let Self { temporary, place, mut made, .. } = self;
         temporary.place(|path| fs::rename(path, &place))?;
         made.0.clear();
-        File::open(parent(&place))?.sync_all()
+        sync_parent(&place)
     }
 }
 
@@ -132,6 +132,14 @@ pub fn replace(target: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut staged = Staged::own(target)?;
     staged.write_all(bytes)?;
     staged.place()
+}
+
+/// Makes the entry of `path` in its folder survive a loss of power.
+///
+/// # Errors
+/// The system's.
+pub fn sync_parent(path: &Path) -> io::Result<()> {
+    File::open(parent(path))?.sync_all()
 }
 
 fn parent(path: &Path) -> &Path {

@@ -43,7 +43,8 @@ impl DirLock {
                 Err(std::fs::TryLockError::Error(source)) => return Err(Error::io("lock", &path, &source)),
             }
         };
-        created.iter().try_for_each(|made| sync_entry(made)).map_err(refuse)?;
+        // A loss of power must not take the directory away with the checkpoints in it.
+        created.iter().try_for_each(|made| files::sync_parent(made)).map_err(refuse)?;
         let lock = Self { file, directory: directory.to_owned(), created, keep: false };
         lock.write_holder().map_err(|source| Error::io("write", &path, &source))?;
         Ok(lock)
@@ -113,14 +114,6 @@ fn in_use(directory: &Path, file: &mut File) -> Error {
 fn missing_ancestors(directory: &Path) -> Vec<PathBuf> {
     let named = directory.ancestors().filter(|path| !path.as_os_str().is_empty());
     named.take_while(|path| !path.exists()).map(Path::to_owned).collect()
-}
-
-/// Makes the entry of a new directory durable: a loss of power must not take it away with the checkpoints in it.
-fn sync_entry(directory: &Path) -> std::io::Result<()> {
-    match directory.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => File::open(parent)?.sync_all(),
-        _ => File::open(".")?.sync_all(),
-    }
 }
 
 fn remove_empty(directories: &[PathBuf]) {

@@ -55,6 +55,8 @@ pub const TARGETS: &[Target] = &[
     target("manifest", &[], manifest),
     target("state", &[], state),
     target("launcher", &[], launcher),
+    target("c10d_frames", &[], c10d_frames),
+    target("store_frames", &[], store_frames),
 ];
 
 const fn target(name: &'static str, seeds: &'static [&'static str], run: fn(&[u8])) -> Target {
@@ -290,4 +292,14 @@ fn launcher(bytes: &[u8]) {
     check(comm::env::read(value), &[Kind::Config]);
     let _ = comm::slurm::first_host(text);
     let _ = comm::slurm::tasks_of(text, 3);
+}
+
+/// What a store of torchrun may answer.
+fn c10d_frames(bytes: &[u8]) {
+    comm::c10d::read_anything(bytes);
+}
+
+/// What another process may send to the ranks of a run, and they to it.
+fn store_frames(bytes: &[u8]) {
+    comm::store::read_anything(bytes);
 }
