@@ -128,6 +128,13 @@ impl Error {
         }
     }
 
+    /// The system gives no thread: a limit of the machine ([`Kind::Memory`]), whatever the thread was for.
+    pub fn no_thread(source: &std::io::Error) -> Self {
+        let error = Self::memory(format!("cannot start a thread: {source}"));
+        Self { of_machine: true, ..error }
+            .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max)")
+    }
+
     /// Adds what the user can do about it (printed as `hint: …`). A later hint replaces an earlier one.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {

@@ -172,7 +172,7 @@ impl Background {
             (job.buffers, written)
         };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
-        self.thread = Some(thread.map_err(|error| Error::io("start a thread to write to", root, &error))?);
+        self.thread = Some(thread.map_err(|error| Error::no_thread(&error))?);
         Ok(before)
     }
 

@@ -47,12 +47,7 @@ fn run(work: impl FnOnce() -> ExitCode + Send + 'static) -> Result<ExitCode> {
             Err(error) => failed = Some(error),
         }
     }
-    let why = failed.map_or_else(String::new, |error| format!(": {error}"));
-    Err(no_thread(&format!("cannot start a thread{why}")))
-}
-
-fn no_thread(what: &str) -> Error {
-    Error::memory(what.to_owned()).hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max)")
+    Err(Error::no_thread(&failed.unwrap_or_else(|| std::io::Error::from_raw_os_error(libc::EAGAIN))))
 }
 
 /// Libraries panic where the system gives them no thread; that is a limit of the machine, and said as one.
@@ -63,7 +58,7 @@ fn tell_limits() {
         let text = payload.downcast_ref::<String>().map(String::as_str).or_else(|| payload.downcast_ref().copied());
         if text.is_some_and(is_limit) {
             temporary::abandon();
-            let error = no_thread("the system gives no more threads");
+            let error = Error::no_thread(&std::io::Error::from_raw_os_error(libc::EAGAIN));
             terminal::print_error(&error);
             std::process::exit(i32::from(error.kind().exit_code()));
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -225,16 +226,19 @@ impl Job {
         };
         let meeting = self.meeting_place(&token)?;
         let reports = Reports::new()?;
+        let (unwritten, failures) = mpsc::channel();
         let mut ranks = Vec::new();
         for local_rank in 0..self.nproc {
-            ranks.push(self.start(local_rank, &meeting, &token, &reports, restarts)?);
+            ranks.push(self.start(local_rank, &meeting, &token, &reports, restarts, &unwritten)?);
         }
-        let mut heard = 0;
+        let (mut heard, mut output_failed) = (0, None);
         let mut first_failure: Option<Instant> = None;
         while ranks.iter().any(|rank| rank.ended.is_none()) {
             std::thread::sleep(TICK);
             let now = asked.load(Ordering::Relaxed);
-            if now > heard {
+            let fails = output_failed.is_none();
+            output_failed = output_failed.or_else(|| failures.try_recv().ok());
+            if now > heard || (fails && output_failed.is_some()) {
                 heard = now;
                 ranks
                     .iter_mut()
@@ -257,7 +261,10 @@ impl Job {
         for rank in &mut ranks {
             rank.output.drain(..).for_each(|reader| drop(reader.join()));
         }
-        Ok(outcome(&ranks, &reports))
+        match output_failed.or_else(|| failures.try_recv().ok()) {
+            Some(error) => Err(error),
+            None => Ok(outcome(&ranks, &reports)),
+        }
     }
 
     /// Where the ranks meet: held here, or on the first machine.
@@ -278,6 +285,7 @@ impl Job {
         token: &Token,
         reports: &Reports,
         restarts: usize,
+        unwritten: &Sender<Error>,
     ) -> Result<Rank> {
         let number = self.node_rank * self.nproc + local_rank;
         let mut command = Command::new(&self.program);
@@ -307,7 +315,11 @@ impl Job {
         let prefix = format!("[rank {number}] ");
         let mut output = Vec::new();
         if let Some(stdout) = child.stdout.take() {
-            output.push(pass_on(stdout, prefix.clone(), |text| drop(terminal::print_exact(text))));
+            let unwritten = unwritten.clone();
+            output.push(pass_on(stdout, prefix.clone(), move |text| {
+                // The launcher hears of the first one, stops the ranks, and then no longer listens.
+                terminal::print_exact(text).unwrap_or_else(|error| drop(unwritten.send(error)));
+            }));
         }
         if let Some(stderr) = child.stderr.take() {
             output.push(pass_on(stderr, prefix, terminal::print_text));
@@ -327,7 +339,7 @@ fn resuming(command: &[String]) -> Vec<String> {
 }
 
 /// Shows each line of `from` behind `prefix`.
-fn pass_on(from: impl Read + Send + 'static, prefix: String, show: fn(&str)) -> JoinHandle<()> {
+fn pass_on(from: impl Read + Send + 'static, prefix: String, show: impl Fn(&str) + Send + 'static) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut lines = BufReader::new(from);
         let mut line = Vec::new();

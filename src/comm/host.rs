@@ -99,7 +99,10 @@ impl Host {
                 drop(std::thread::Builder::new().name("visitor".into()).spawn(receive));
             }
         };
-        std::thread::Builder::new().name("rendezvous".into()).spawn(accept).map_err(fail)?;
+        std::thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(accept)
+            .map_err(|error| Error::no_thread(&error))?;
         Ok(Self { address, shelf })
     }
 

@@ -70,7 +70,7 @@ impl Line {
         // It ends with its owner, which does not wait: after a failure here, what is under way may wait for ranks that
         // wait for this one.
         let thread = std::thread::Builder::new().name("ranks".into()).spawn(work);
-        thread.map_err(|error| Error::io("start", "the thread between ranks", &error))?;
+        thread.map_err(|error| Error::no_thread(&error))?;
         Ok(Self { engine, waiting: Arc::default(), jobs })
     }
 

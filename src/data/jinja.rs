@@ -211,7 +211,7 @@ impl Program {
         };
         let (instructions, blocks) = std::thread::scope(|scope| {
             let thread = std::thread::Builder::new().stack_size(COMPILER_STACK).spawn_scoped(scope, compile);
-            let thread = thread.map_err(|error| failed(format!("cannot start a thread: {error}")))?;
+            let thread = thread.map_err(|error| failed("cannot start a thread").with_source(error))?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
         Ok(Self { environment: environment(), instructions, blocks, marks_generation })

@@ -245,6 +245,9 @@ impl ChatTemplate {
     pub fn compile(source: &str, origin: impl Into<String>, tokenizer: &Tokenizer) -> Result<Self> {
         let origin = origin.into();
         let program = isolated("compiling the chat template", || Program::compile(source))?.map_err(|error| {
+            if let Some(system) = std::error::Error::source(&error).and_then(|source| source.downcast_ref()) {
+                return Error::no_thread(system);
+            }
             Error::model(format!("{origin}:{}: {}", error.line().unwrap_or(1), describe(&error)))
                 .hint("the file is not a Jinja template that Transformers would accept")
         })?;

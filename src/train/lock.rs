@@ -44,7 +44,7 @@ impl DirLock {
             }
         };
         // A loss of power must not take the directory away with the checkpoints in it.
-        created.iter().try_for_each(|made| files::sync_parent(made)).map_err(refuse)?;
+        created.iter().try_for_each(|made| files::staged::sync_parent(made)).map_err(refuse)?;
         let lock = Self { file, directory: directory.to_owned(), created, keep: false };
         lock.write_holder().map_err(|source| Error::io("write", &path, &source))?;
         Ok(lock)

@@ -224,7 +224,7 @@ impl Sharing {
             let thread = std::thread::Builder::new().name("sums".into());
             let thread = match thread.spawn_scoped(scope, move || reducer.run(&receiver, &back)) {
                 Ok(thread) => thread,
-                Err(error) => return Err(Error::io("start", "a thread for sums", &error)),
+                Err(error) => return Err(Error::no_thread(&error)),
             };
             let partition = &self.partition;
             let clock = timeline.as_ref().map(|timeline| Clock { timeline, partition, pass, began: timeline.now() });

@@ -266,15 +266,10 @@ fn steps_that_are_not_finite_are_skipped_and_end_the_run_with_code_8() {
 }
 
 #[test]
-#[ignore = "wants finite weights that overflow in the first step: NaN in the base is refused when it is read"]
 fn a_run_in_which_no_step_counts_fails_however_short() {
     let fixture = Fixture::new();
-    let weights = fixture.path("model/model.safetensors");
-    let mut bytes = std::fs::read(&weights).unwrap();
-    let end = bytes.len();
-    bytes[end - 4..].copy_from_slice(&f32::MAX.to_le_bytes());
-    std::fs::write(&weights, bytes).unwrap();
-    let output = train(&fixture.config("run", &["train.max_steps: 2"]), &[]);
+    let lines = ["train.max_steps: 2", "train.fp16: true", "train.initial_scale_power: 40"];
+    let output = train(&fixture.config("run", &lines), &[]);
     assert_eq!(output.status.code(), Some(8), "{}", said(&output));
     assert!(said(&output).contains("2 steps in a row"), "{}", said(&output));
     assert!(!fixture.path("out/adapter").exists(), "nothing worthless is saved");

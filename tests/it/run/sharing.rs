@@ -235,7 +235,6 @@ fn the_first_rank_s_folder_is_enough_for_the_best_weights_and_a_resume_without_o
 }
 
 #[test]
-#[ignore = "one optimizer diverges from its first step here since diverging runs end with an error: to be looked into"]
 fn shares_of_every_optimizer_and_of_averages_have_the_bits_of_copies() {
     copies_and_shares(&["train.optim: adamw_8bit", "tuning.mode: full", "train.ema_decay: 0.8"], 3, 1);
     copies_and_shares(&["train.optim: schedule_free_adamw", "train.lr_scheduler_type: constant_with_warmup"], 3, 2);
@@ -244,7 +243,7 @@ fn shares_of_every_optimizer_and_of_averages_have_the_bits_of_copies() {
     copies_and_shares(&["train.optim: lion", "train.learning_rate: 0.001"], 4, 1);
     copies_and_shares(&["train.optim: sgd", "train.optim_args: momentum=0.9"], 2, 1);
     // Overflows at the first steps: skipped alike on all ranks.
-    copies_and_shares(&["train.fp16: true", "train.initial_scale_power: 40"], 2, 1);
+    copies_and_shares(&["train.fp16: true", "train.initial_scale_power: 28"], 2, 1);
     copies_and_shares(&["tuning.mode: freeze", "tuning.freeze.trainable_layers: 1"], 2, 1);
 }
 
