@@ -155,21 +155,56 @@ impl Finder<'_> {
             let late = if prompt.text.contains(said) { None } else { self.content_end(index - 1, index + 1, text) };
             return Some(prompt.text.len().max(late.unwrap_or(0)));
         }
-        // A prompt that differs: it opens a thought that the turn does not have, or its system message is written
-        // only in prompts. What it shares with the text is the turn's header, and so is what precedes the content of
-        // a plain answer. An answer may bring an empty thought along: the first of both places is the header's end.
+        // The prompt differs: it opens a thought that the turn does not have, its system message is written only in
+        // prompts, or an earlier message is written differently when it is the last one. The turn still begins behind
+        // the same header.
         let others_end = self.others_end(index, text);
+        let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
+        let plain = self.template.render_marked(&answer, index + 1, false).ok();
+        // What precedes the content of a plain answer: the header, and maybe an empty thought that the turn has too.
+        let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).map(|(header, _)| header);
+        let header = header.map(|header| (common_bytes(header, text), header.len()));
+        if let Some(prompt) = &prompt
+            && let Some((shared, length)) = header
+            && (others_end.is_some() || shared == length)
+            && let Some(start) = self.behind_header(index, &prompt.text, &text[..text.floor_char_boundary(shared)])
+            && start >= others_end.unwrap_or(0)
+        {
+            return Some(start);
+        }
         let opened = prompt.zip(others_end).and_then(|(prompt, from)| {
             let shared = common_bytes(&prompt.text, text);
             self.last_boundary(text, from, shared)
         });
-        let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
-        let plain = self.template.render_marked(&answer, index + 1, false).ok();
-        let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).and_then(|(header, _)| {
-            let shared = common_bytes(header, text);
-            if shared == header.len() { Some(shared) } else { self.last_boundary(text, others_end?, shared) }
+        let header = header.and_then(|(shared, length)| {
+            if shared == length { Some(shared) } else { self.last_boundary(text, others_end?, shared) }
         });
-        opened.into_iter().chain(header).min()
+        header.or(opened)
+    }
+
+    /// Where the header of message `index` ends in `text`, which ends behind that header: the last place in it that reads as
+    /// the end of `prompt` does. A thought that the prompt opens is left out where `text` does not have it.
+    fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
+        let before = self.template.render_first(self.turns, index, false).ok()?.text;
+        let asked = common_bytes(&before, prompt);
+        let ends = self.boundaries(prompt);
+        let candidates = ends.iter().rev().copied().filter(|&end| end > asked && end < prompt.len());
+        std::iter::once(prompt.len()).chain(candidates).find_map(|end| {
+            let begins = ends.iter().rev().copied().find(|&at| !prompt[at.min(end)..end].trim().is_empty());
+            let piece = &prompt[begins.unwrap_or(0)..end];
+            text.rfind(piece).filter(|_| !piece.trim().is_empty()).map(|at| at + piece.len())
+        })
+    }
+
+    /// The places of `text` that end a line or a special token, in order.
+    fn boundaries(&self, text: &str) -> Vec<usize> {
+        let lines = text.match_indices('\n').map(|(at, _)| at + 1);
+        let specials = self.special_texts.iter().filter(|special| !special.is_empty());
+        let tokens = specials.flat_map(|special| text.match_indices(special.as_str()).map(|(at, it)| at + it.len()));
+        let mut places: Vec<usize> = lines.chain(tokens).collect();
+        places.sort_unstable();
+        places.dedup();
+        places
     }
 
     /// A place in `text`, which ends with message `index`, behind all that other messages say.

@@ -203,6 +203,11 @@ fn check(name: &str, template: &ChatTemplate, ends: &[&str], row: &Value) -> Res
         if through.starts_with(&prompt) {
             prop_assert_eq!(span.start, prompt.len(), "{}", label);
         }
+        // The header that the prompt ends with is not.
+        let before = render(&first(&conversation, index)).unwrap();
+        if let Some(header) = prompt.strip_prefix(&before).map(str::trim).filter(|header| !header.is_empty()) {
+            prop_assert!(!learned.contains(header), "{} holds {:?}", label, header);
+        }
         // The end is learned.
         let ended = ends.is_empty() || ends.iter().any(|end| learned.ends_with(end));
         prop_assert!(ended, "{} does not end with {:?}", label, ends);
@@ -243,6 +248,56 @@ fn every_turn_is_learned_as_it_was_written_and_nothing_else() {
         let outcome = runner.run(&any_conversation(tools), |row| check(name, &template, ends, &row));
         outcome.unwrap_or_else(|error| panic!("{name}: {error}"));
     }
+}
+
+#[test]
+fn a_turn_begins_behind_its_header_however_the_text_before_it_is_rewritten() {
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let call = json!([{"type": "function", "function": {"name": "look", "arguments": {}}}]);
+    let called = json!({"role": "assistant", "content": "", "thinking": "hm", "tool_calls": call});
+    let result = json!({"role": "tool", "name": "look", "content": "found"});
+    let answer = json!({"role": "assistant", "content": "done", "thinking": "so"});
+    let tools = json!({"messages": [user("q"), called, result, answer]});
+    let twice = json!({"messages": [user("q"), {"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]});
+    let analysis = "<|channel|>analysis<|message|>";
+    let call = "<|start|>assistant to=functions.look<|channel|>commentary json<|message|>{}<|call|>";
+    for (folder, name, row, expected) in [
+        // The end of a tool's result is written differently when it is the last message.
+        (
+            "c3",
+            "hermes",
+            &tools,
+            vec!["\n<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call><|im_end|>", "done<|im_end|>"],
+        ),
+        // The thought before the call goes when the answer comes.
+        (
+            "c3",
+            "gpt_oss",
+            &tools,
+            vec![
+                &*format!("{analysis}hm<|end|>{call}"),
+                &*format!("{analysis}so<|end|><|start|>assistant<|channel|>final<|message|>done<|return|>"),
+            ],
+        ),
+        // An empty thought belongs to the last turn alone.
+        ("c2", "qwen3", &twice, vec!["<think>\n\n</think>\n\none<|im_end|>", "<think>\n\n</think>\n\ntwo<|im_end|>"]),
+    ] {
+        let renderings =
+            mask::render(&compile(folder, name), &conversation(row), LossOn::Assistant, &special()).unwrap();
+        let learned: Vec<&str> = renderings
+            .iter()
+            .flat_map(|one| one.spans.iter().map(|span| one.text[span.clone()].trim_end_matches('\n')))
+            .collect();
+        assert_eq!(learned, expected, "{name}: {renderings:?}");
+    }
+    // A footer that the last message alone has.
+    let source = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + ('\nA' if loop.last else '\nB') + '<|im_end|>\n' }}\
+        {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let template = ChatTemplate::compile(source, "footer", &tokenizer("bpe_llama3")).unwrap();
+    let row = json!({"messages": [user("q"), {"role": "assistant", "content": "one"}, user("r"), {"role": "assistant", "content": "two"}]});
+    let renderings = mask::render(&template, &conversation(&row), LossOn::Assistant, &special()).unwrap();
+    let learned = renderings.iter().flat_map(|one| one.spans.iter().map(|span| &one.text[span.clone()]));
+    assert_eq!(learned.collect::<Vec<_>>(), ["one\nA<|im_end|>", "two\nA<|im_end|>"]);
 }
 
 /// Three turns, and one, under a template that keeps only the last turn's reasoning.
