@@ -1,5 +1,6 @@
 //! The settings that are one of a few words, and those that are a word or something else.
 use super::choices::choices;
+use super::pattern::Pattern;
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
@@ -329,10 +330,12 @@ impl ConfigValue for TargetModules {
         match node {
             Node::Str(word) if word == "auto" => Ok(Self::Auto),
             Node::Str(word) if word.eq_ignore_ascii_case("all-linear") => Ok(Self::AllLinear),
-            Node::Str(pattern) if !pattern.is_empty() => match regex::Regex::new(pattern) {
+            Node::Str(pattern) if !pattern.is_empty() => match Pattern::new("target_modules", pattern, pattern) {
                 Ok(_) => Ok(Self::Regex(pattern.clone())),
-                Err(_) => {
-                    Err(Refusal::new(node, "a valid regular expression").hint("a list of names needs [brackets]"))
+                Err(error) => {
+                    let reason = error.message().rsplit(": ").next().unwrap_or_default().to_owned();
+                    let expected = format!("a valid regular expression ({reason})");
+                    Err(Refusal::new(node, expected).hint("a list of names needs [brackets]"))
                 }
             },
             Node::List(items) if !items.is_empty() => Vec::from_node(node).map(Self::List),

@@ -12,6 +12,7 @@ mod hf_json;
 mod labels;
 mod later;
 pub(crate) mod option;
+mod pattern;
 pub mod resolve;
 mod rope;
 mod rope_json;
@@ -39,6 +40,7 @@ pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy
 pub use datasets::DatasetSpec;
 pub use labels::{ClassWeights, Labels};
 pub use option::{OptionDef, Range, Scalar, Section, env_name, nearest, variable};
+pub use pattern::Pattern;
 pub use resolve::{Flag, Resolved, Setting, Source};
 pub use resolve::{load, load_optional, load_partial, load_text, try_setting, unquoted};
 pub use schema::{

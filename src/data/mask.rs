@@ -167,7 +167,7 @@ impl Finder<'_> {
         if let Some(prompt) = &prompt
             && let Some((shared, length)) = header
             && (others_end.is_some() || shared == length)
-            && let Some(start) = self.behind_header(index, &prompt.text, &text[..text.floor_char_boundary(shared)])
+            && let Some(start) = self.behind_header(index, &prompt.text, &text[..whole_characters(text, shared)])
             && start >= others_end.unwrap_or(0)
         {
             return Some(start);
@@ -342,6 +342,11 @@ impl Finder<'_> {
         ))
         .hint("mark the assistant's text by {% generation %} in a copy and set data.template_path, or set data.chat_template")
     }
+}
+
+/// The last place in `text`, not behind `end`, that ends a character.
+fn whole_characters(text: &str, end: usize) -> usize {
+    (0..=end).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
 /// How many bytes two texts have in common at their beginning.

@@ -1,8 +1,6 @@
 //! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
-use regex::Regex;
-
 use crate::config::arch::{Arch, SCORE};
-use crate::config::{FreezeConfig, nearest};
+use crate::config::{FreezeConfig, Pattern, nearest};
 use crate::error::{Error, Result};
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -58,13 +56,7 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
         }
     }
     for pattern in &freeze.trainable_patterns {
-        let regex = Regex::new(&format!("^(?:{pattern})")).map_err(|error| {
-            let reason = error.to_string();
-            let reason = reason.lines().last().unwrap_or_default().to_owned();
-            Error::config(format!(
-                "tuning.freeze.trainable_patterns: {pattern:?} is no valid regular expression: {reason}"
-            ))
-        })?;
+        let regex = Pattern::new("tuning.freeze.trainable_patterns", pattern, &format!("^(?:{pattern})"))?;
         let mut found = false;
         for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
             let known = arch.names(name).into_iter().chain(second.clone());

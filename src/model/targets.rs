@@ -200,6 +200,7 @@ impl Targets {
                 return Err(unsupported_target(self.section, other));
             }
         }
+        self.refuse_former(arch, &blocks, &rules)?;
         let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && !self.is_former(arch, &linear.name);
         let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
         let mut placed: Vec<Placement> = placed.collect();

@@ -1,7 +1,6 @@
 //! Learning rates of tensors that have their own: `train.learning_rates` by pattern, and LoRA+ (Hayou et al., 2024).
-use crate::config::{TrainConfig, nearest, schema};
+use crate::config::{Pattern, TrainConfig, nearest, schema};
 use crate::error::{Error, Result};
-use regex::Regex;
 use std::collections::BTreeSet;
 
 /// Each tensor's learning rate by that of the run. `tensors` are names and shapes.
@@ -20,11 +19,7 @@ pub fn scales(train: &TrainConfig, ratio: Option<f64>, tensors: &[(String, Vec<u
     }
     let mut compiled = Vec::with_capacity(patterns.len());
     for (pattern, rate) in patterns {
-        let whole = Regex::new(&format!(r"^(?:.*\.)?(?:{pattern})$")).map_err(|error| {
-            let reason = error.to_string();
-            let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            Error::config(format!("train.learning_rates: {pattern:?} is no valid regular expression: {reason}"))
-        })?;
+        let whole = Pattern::new("train.learning_rates", pattern, &format!(r"^(?:.*\.)?(?:{pattern})$"))?;
         if !tensors.iter().any(|(name, _)| names(name).any(|name| whole.is_match(name))) {
             return Err(unmatched(pattern, tensors));
         }

@@ -245,3 +245,43 @@ fn adapters_on_experts_go_where_their_parameters_are_named() {
     let whole = LoraConfig { modules_to_save: vec!["mlp".into()], ..router };
     assert!(whole.targets().saved_tensors(&arch).unwrap_err().to_string().contains("not yet: experts"));
 }
+
+/// PEFT 0.21 takes `down_proj` and its like on Qwen3-MoE for the experts', however the module is named.
+#[test]
+fn dense_mlps_among_experts_have_adapters_only_as_parameters() {
+    let config = json!({"model_type": "qwen3_moe", "vocab_size": 32, "hidden_size": 16, "intermediate_size": 24,
+        "moe_intermediate_size": 8, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0],
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8});
+    let arch = Arch::from_json(&config.to_string(), Path::new("config.json")).unwrap();
+    let dense = "model.layers.0.mlp.down_proj";
+    let placed = |lora: &LoraConfig| {
+        place(&arch, lora).map(|all| all.into_iter().map(|one| one.module).filter(|module| module.contains("mlp")))
+    };
+    let modules = |target_modules| LoraConfig { r: 4, target_modules, ..LoraConfig::default() };
+    assert_eq!(placed(&modules(TargetModules::Auto)).unwrap().count(), 0);
+    for named in [
+        TargetModules::List(vec![dense.into(), "q_proj".into()]),
+        TargetModules::Regex(r".*layers\.0\.mlp\.down_proj".into()),
+    ] {
+        let error = placed(&modules(named)).err().unwrap();
+        assert!(error.kind() == Kind::Config && error.message().contains(dense), "{error}");
+        assert!(error.hint_text().unwrap().contains("target_parameters: [model.layers.0.mlp.down_proj.weight]"));
+    }
+    let parameter = LoraConfig {
+        target_parameters: vec![format!("{dense}.weight")],
+        ..modules(TargetModules::List(vec!["q_proj".into()]))
+    };
+    assert_eq!(placed(&parameter).unwrap().collect::<Vec<_>>(), [dense]);
+    // An adapter that lists it, of another version, is still read.
+    let listed = modules(TargetModules::List(vec![dense.into()]));
+    let targets = Targets { strict: false, ..listed.targets() };
+    assert_eq!(targets.place(&arch, &listed).unwrap().len(), 1);
+}
+
+#[test]
+fn expressions_may_look_around_as_pythons_do() {
+    let lora = settings(&json!({"target_modules": r"^(?!.*mlp).*(?<!k)_proj$"}));
+    let placed = place(&arch(true), &lora).unwrap();
+    let names = |name: &str| placed.iter().filter(|one| one.module.ends_with(name)).count();
+    assert_eq!((placed.len(), names("q_proj"), names("v_proj"), names("o_proj")), (36, 12, 12, 12));
+}

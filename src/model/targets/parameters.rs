@@ -70,16 +70,37 @@ impl Targets {
         feeds.iter().flat_map(form).collect()
     }
 
-    /// Whether `target_modules` reaches that module by a name that stands for the experts instead: a dense MLP among sparse
-    /// ones. A full name means what it says.
+    /// Whether PEFT takes the module's name for that of the experts: a dense MLP among sparse ones. It would load an adapter
+    /// on it onto all experts, whichever way the module is named, so none is placed there.
     pub(super) fn is_former(&self, arch: &Arch, module: &str) -> bool {
-        let Some(former) = self.former(arch) else { return false };
         let last = module.rsplit('.').next().unwrap_or(module);
-        match &self.target_modules {
-            TargetModules::AllLinear => former.contains(&last),
-            TargetModules::List(entries) => former.contains(&last) && entries.iter().all(|entry| entry != module),
-            TargetModules::Auto | TargetModules::Regex(_) => false,
-        }
+        self.former(arch).is_some_and(|former| former.contains(&last)) && (self.strict || !self.lists(module))
+    }
+
+    /// Whether a list has the module's full name, as adapters have that were written before.
+    fn lists(&self, module: &str) -> bool {
+        matches!(&self.target_modules, TargetModules::List(entries) if entries.iter().any(|entry| entry == module))
+    }
+
+    /// Refuses a dense MLP that is asked for by itself where its name stands for the experts.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`].
+    pub(super) fn refuse_former(&self, arch: &Arch, modules: &[&LinearSpec], rules: &Rules<'_>) -> Result<()> {
+        let asked = |module: &str| match &self.target_modules {
+            TargetModules::Regex(_) => rules.targets(module),
+            _ => self.lists(module),
+        };
+        let names = modules.iter().map(|linear| linear.name.as_str());
+        let Some(dense) = names.filter(|name| self.strict && self.is_former(arch, name)).find(|name| asked(name))
+        else {
+            return Ok(());
+        };
+        Err(Error::config(format!(
+            "{}.target_modules: {dense} is a dense MLP, and PEFT reads its name as that of the experts",
+            self.section
+        ))
+        .hint(format!("set target_parameters: [{dense}.weight], without dropout")))
     }
 
     /// The parameters that get adapters, in model order.

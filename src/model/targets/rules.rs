@@ -1,9 +1,7 @@
 //! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
-use regex::Regex;
-
 use super::{Placement, Targets, show};
-use crate::config::TargetModules;
 use crate::config::arch::{Arch, LinearSpec};
+use crate::config::{Pattern, TargetModules};
 use crate::error::{Error, Result};
 use crate::model::adapters::{Method, Rank, Site};
 
@@ -11,19 +9,19 @@ use crate::model::adapters::{Method, Rank, Site};
 pub(super) struct Rules<'a> {
     targets: &'a Targets,
     arch: &'a Arch,
-    target: Option<Regex>,
-    exclude: Option<Regex>,
-    feedforward: Option<Regex>,
-    saved: Vec<Regex>,
-    layers: Vec<Regex>,
-    pub(super) ranks: Vec<(Regex, usize)>,
-    pub(super) alphas: Vec<(Regex, f64)>,
+    target: Option<Pattern>,
+    exclude: Option<Pattern>,
+    feedforward: Option<Pattern>,
+    saved: Vec<Pattern>,
+    layers: Vec<Pattern>,
+    pub(super) ranks: Vec<(Pattern, usize)>,
+    pub(super) alphas: Vec<(Pattern, f64)>,
 }
 
 impl<'a> Rules<'a> {
     pub(super) fn compile(targets: &'a Targets, arch: &'a Arch) -> Result<Self> {
         let section = targets.section;
-        let compile = |option: &str, pattern: &str| compile(section, option, pattern);
+        let compile = |option: &str, pattern: &str| Pattern::new(&format!("{section}.{option}"), pattern, pattern);
         let whole = |option: &str, modules: Option<&TargetModules>| match modules {
             Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
             _ => Ok(None),
@@ -71,7 +69,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Whether an expression matches one of a module's names.
-    pub(super) fn matches(&self, pattern: &Regex, module: &str) -> bool {
+    pub(super) fn matches(&self, pattern: &Pattern, module: &str) -> bool {
         self.arch.names(module).iter().any(|name| pattern.is_match(name))
     }
 
@@ -105,8 +103,8 @@ impl<'a> Rules<'a> {
         match self.targets.layers_to_transform.as_deref() {
             None | Some([]) => true,
             Some(layers) => self.arch.names(module).iter().any(|name| {
-                let found = self.layers.iter().find_map(|pattern| pattern.captures(name));
-                let number = found.and_then(|captures| captures["idx"].parse::<usize>().ok());
+                let found = self.layers.iter().find_map(|pattern| pattern.capture(name, "idx"));
+                let number = found.and_then(|digits| digits.parse::<usize>().ok());
                 number.is_some_and(|number| layers.contains(&number))
             }),
         }
@@ -163,14 +161,6 @@ impl<'a> Rules<'a> {
             adapter: method.adapter(&site),
         }
     }
-}
-
-fn compile(section: &str, option: &str, pattern: &str) -> Result<Regex> {
-    Regex::new(pattern).map_err(|error| {
-        let reason = error.to_string();
-        let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        Error::config(format!("{section}.{option}: {pattern:?} is no valid regular expression: {reason}"))
-    })
 }
 
 /// PEFT's list rule: the name itself, or its end behind a dot.
