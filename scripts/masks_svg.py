@@ -29,7 +29,7 @@ def main():
             fill = LEARNED if learned(index, role) else READ
             print(f'<rect x="{LEFT + column * WIDTH + 8}" y="{y + 4}" width="{WIDTH - 24}" height="{ROW - 10}" rx="4" fill="{fill}"/>')
     y = TOP + ROW * len(TURNS) + 10
-    for x, fill, word in [(14, LEARNED, "learned, with its end token"), (230, READ, "read only")]:
+    for x, fill, word in [(14, LEARNED, "trained on, with its end token"), (230, READ, "read only")]:
         print(f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}"/><text x="{x + 22}" y="{y + 12}" fill="{DIM}">{word}</text>')
     print(f'<text x="{LEFT + 3 * WIDTH - 60}" y="{y + 12}" fill="{DIM}">last column: the field is in the first answer</text>')
     print("</svg>")
