@@ -149,7 +149,7 @@ def modes(_):
 def instruction(_):
     head = ["alpaca", "instruction", "chat_triple", "prompt_completion", "loss_on: all"]
     lines = [("template: begin of turn", "....#"), ("system", "....#"), ("question", "....#"), ("answer", "#####"), ("end of the answer", "#####")]
-    return table(head, lines, [(14, GREEN, "trained on"), (110, GREY, "read only; without a template, or no system message, it is not there")], 170, 122)
+    return table(head, lines, [(14, GREEN, "trained on"), (110, GREY, "context only (absent without a template or a system message)")], 170, 122)
 
 
 def big_data(_):
