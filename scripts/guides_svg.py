@@ -103,9 +103,9 @@ def resume(program):
     if parts != whole:
         sys.exit(f"{path}: the resumed run is another one")
     top = max(loss for _, loss in whole) * 1.02
-    drawn = chart(16, 36, 370, 150, "never stopped", [(whole, BLUE)], top)
+    drawn = chart(16, 36, 370, 150, "uninterrupted", [(whole, BLUE)], top)
     drawn += chart(416, 36, 370, 150, f"Ctrl-C after step {before}, then --resume", [(parts[:before], ORANGE), (parts[before - 1:], GREEN)], top)
-    drawn.append(text(16, 206, "training loss by step; the two runs have the same numbers, to the last bit"))
+    drawn.append(text(16, 206, "training loss by step; both runs have the same losses, to the last bit"))
     return picture(802, 220, drawn)
 
 
@@ -114,7 +114,7 @@ def dapt(program):
     path = program.train("dapt", "dapt", "train.eval_strategy=steps", "train.eval_steps=7")
     points = [(row["step"], row["eval_loss"]) for row in rows(path) if "eval_loss" in row]
     top = max(value for _, value in points) * 1.05
-    parts = chart(60, 36, 700, 150, "perplexity of the documents that were held out (examples/dapt), on a logarithmic axis", [(points, BLUE)], top)
+    parts = chart(60, 36, 700, 150, "perplexity of the held-out documents (examples/dapt), on a logarithmic axis", [(points, BLUE)], top)
     parts += [text(52, 40 + 150 * (top - value) / top, f"{math.exp(value):.1f}", anchor="end") for _, value in (points[0], points[-1])]
     parts.append(text(60, 206, f"steps {points[0][0]} to {points[-1][0]}"))
     return picture(802, 220, parts)
@@ -143,13 +143,13 @@ def modes(_):
         ("embedding", "......#"), ("blocks 0 … n-2: norms", ".....##"), ("… q_proj, o_proj, up, gate", "+++...#"), ("… k_proj, v_proj, down_proj", "++++..#"),
         ("last block: norms", "....###"), ("… its linear layers", "++++#.#"), ("last norm", ".....##"), ("head", "......#"),
     ]
-    return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "stays as it is (with qlora in 4 bits)"), (360, GREEN, "a narrow one: beside the weight")], 190, 104)
+    return table(head, lines, [(14, GREEN, "trained"), (110, GREY, "frozen (with qlora in 4 bits)"), (360, GREEN, "a narrow one: beside the weight")], 190, 104)
 
 
 def instruction(_):
     head = ["alpaca", "instruction", "chat_triple", "prompt_completion", "loss_on: all"]
     lines = [("template: begin of turn", "....#"), ("system", "....#"), ("question", "....#"), ("answer", "#####"), ("end of the answer", "#####")]
-    return table(head, lines, [(14, GREEN, "learned"), (110, GREY, "read only; without a template, or no system message, it is not there")], 170, 122)
+    return table(head, lines, [(14, GREEN, "trained on"), (110, GREY, "context only (absent without a template or a system message)")], 170, 122)
 
 
 def big_data(_):
@@ -163,7 +163,7 @@ def big_data(_):
         parts += [box(x, 20, 134, 70, "#f6f8fa", GREY), text(x + 67, 42, name, TEXT, 600, "middle"), text(x + 67, 60, first, anchor="middle"), text(x + 67, 77, second, anchor="middle")]
         if index:
             parts.append(f'<path d="M{x - 20} 55h12m-5 -5l5 5l-5 5" fill="none" stroke="{DIM}" stroke-width="1.5"/>')
-    parts.append(text(14, 112, "once: the second run starts at the cache"))
+    parts.append(text(14, 112, "done once: the second run starts from the cache"))
     return picture(802, 124, parts)
 
 

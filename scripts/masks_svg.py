@@ -10,7 +10,7 @@ COLUMNS = [
     ("assistant (default)", lambda index, role: role == "assistant"),
     ("completion", lambda index, role: index == len(TURNS) - 1),
     ("all", lambda index, role: True),
-    ('assistant, "train": false', lambda index, role: index == len(TURNS) - 1),
+    ('with "train": false', lambda index, role: index == len(TURNS) - 1),
 ]
 LEARNED, READ, TEXT, DIM = "#2da44e", "#d0d7de", "#1f2328", "#59636e"
 LEFT, TOP, ROW, WIDTH = 250, 44, 30, 170
@@ -29,9 +29,9 @@ def main():
             fill = LEARNED if learned(index, role) else READ
             print(f'<rect x="{LEFT + column * WIDTH + 8}" y="{y + 4}" width="{WIDTH - 24}" height="{ROW - 10}" rx="4" fill="{fill}"/>')
     y = TOP + ROW * len(TURNS) + 10
-    for x, fill, word in [(14, LEARNED, "learned, with its end token"), (230, READ, "read only")]:
+    for x, fill, word in [(14, LEARNED, "trained on, with its end token"), (260, READ, "context only")]:
         print(f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}"/><text x="{x + 22}" y="{y + 12}" fill="{DIM}">{word}</text>')
-    print(f'<text x="{LEFT + 3 * WIDTH - 60}" y="{y + 12}" fill="{DIM}">last column: the field is in the first answer</text>')
+    print(f'<text x="{LEFT + 2 * WIDTH + 8}" y="{y + 12}" fill="{DIM}">last column: the field is in the first answer</text>')
     print("</svg>")
 
 

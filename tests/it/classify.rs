@@ -123,6 +123,22 @@ fn a_weighted_classification_on_gemma_2_is_pytorch_s() {
 }
 
 #[test]
+fn a_classifier_of_experts_has_no_router_loss_as_in_transformers() {
+    let dir = models("mixtral").join("model");
+    let loss = |balance: Option<f64>| {
+        let mut arch = Arch::from_dir(&dir).unwrap();
+        let weights = WeightFiles::open(&dir, &arch.tensors()).unwrap();
+        arch.experts.as_mut().unwrap().balance = balance;
+        arch.score = Some(ScoreHead { labels: vec!["a".into(), "b".into()] });
+        let mut model = Model::load(&arch, Some(&weights), &Config::default()).unwrap();
+        let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
+        batch.push(&[5, 6, 7], &[IGNORE, IGNORE, IGNORE, 1]);
+        model.forward_backward(&batch, 1.0, 1.0, 0).unwrap()
+    };
+    assert_eq!(loss(None).to_bits(), loss(Some(0.5)).to_bits());
+}
+
+#[test]
 fn a_regression_is_pytorch_s() {
     check("llama", "regression");
 }
