@@ -2,7 +2,8 @@
 //!
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.
-pub mod args;
+mod answered;
+mod args;
 mod asking;
 mod bar;
 pub mod bench;
