@@ -1,7 +1,7 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Result};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
@@ -161,6 +161,28 @@ impl ConfigArgs {
 /// Prints what a user should know of a configuration.
 pub fn print_notes(resolved: &Resolved) {
     resolved.notes.iter().for_each(|note| super::terminal::print_note(note));
+}
+
+/// The variables of the environment that say something of a run: its settings, its file, its number of ranks.
+pub fn variables() -> Vec<(String, String)> {
+    let ours = |name: &str| {
+        matches!(name, "CONFIG" | "NUM_GPUS")
+            || config::schema::VARIABLES.iter().any(|(variable, _)| *variable == name)
+            || config::schema::options().any(|def| def.env() == name)
+    };
+    let mut found: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, value)| !value.is_empty() && ours(name))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Whether the word behind `--resume` is its checkpoint, and not the configuration or a setting.
+pub fn is_checkpoint(word: &str) -> bool {
+    // A run's own `latest` and `best` are files that name a checkpoint.
+    let is_file = || Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
+    !word.contains('=') && !is_file()
 }
 
 /// The environment as text. Variables that are not UTF-8 cannot be ours unless their name is.

@@ -16,6 +16,7 @@ use signal_hook::consts::SIGTERM;
 
 use super::devices::{self, Asked, Started};
 use super::failure::Report;
+use super::paste::{AGAIN, own_again};
 use super::terminal;
 use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
 use crate::comm::host::Host;
@@ -194,6 +195,7 @@ impl Job {
                     // What `train` alone would refuse: here it has been heard.
                     let words = args.command.iter().filter(|word| !word.starts_with("NUM_GPUS="));
                     command.args(words).arg(format!("train.dp_ranks={nproc}")).env_remove("NUM_GPUS");
+                    command.env(AGAIN, own_again());
                     if matches!(strategy, Some(Strategy::Auto | Strategy::Ddp)) {
                         command.arg("train.strategy=dp");
                     }
@@ -302,7 +304,7 @@ impl Job {
         ] {
             command.env(name, value);
         }
-        command.env(ERROR_FILE, reports.of(number)).env_remove("NUM_GPUS");
+        command.env(ERROR_FILE, reports.of(number)).env(AGAIN, own_again()).env_remove("NUM_GPUS");
         if let Some(seconds) = self.timeout {
             command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
         }

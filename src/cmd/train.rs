@@ -1,13 +1,12 @@
 //! `tunesmith train`: fine-tunes a model as a configuration says; shows a progress bar on a terminal and plain lines
 //! elsewhere.
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{JobArgs, print_notes};
+use super::args::{JobArgs, is_checkpoint, print_notes};
 use super::terminal::{Style, columns, print, print_exact, print_note, print_text, stdout_colour};
 use super::{bar, paste};
 use crate::comm::env;
@@ -81,7 +80,8 @@ pub fn run(args: &Args) -> Result<()> {
         },
     )?;
     let console = Console::new(resolved.config.train.logging_steps);
-    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch };
+    let again = paste::to_resume(launch.is_some());
+    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch, again };
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
     if !first {
@@ -162,14 +162,12 @@ pub fn resolved(words: &[String]) -> Result<Option<(Resolved, Option<String>)>> 
 /// a word that is plainly not a checkpoint folder is given back.
 fn claim_word(job: &JobArgs, resume: Option<&str>) -> (JobArgs, Option<String>) {
     let mut job = job.clone();
-    // Not a run's own `latest` or `best`, which name a checkpoint.
-    let is_file = |word: &str| Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
     let resume = resume.map(|word| {
-        if word.contains('=') || is_file(word) {
+        if is_checkpoint(word) {
+            word.to_owned()
+        } else {
             job.config.words.push(word.to_owned());
             "latest".to_owned()
-        } else {
-            word.to_owned()
         }
     });
     (job, resume)

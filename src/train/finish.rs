@@ -19,11 +19,11 @@ use crate::data::question;
 use crate::error::{Error, Result};
 use crate::plan::{grouped, human_bytes, human_seconds};
 
-/// Writes what a run leaves behind.
+/// Writes what a run leaves behind. `again` is the command that goes on with it.
 ///
 /// # Errors
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
-pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again: &str) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
     session.publish()?;
     if session.writes() || session.sharing.shares_values() {
@@ -80,10 +80,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");
         return Err(Error::preempted(format!("{why}: the training is done and saved, its sample answers are not"))
-            .hint(format!(
-                "run it again with --resume: `scripts/just train CONFIG={} --resume` makes them",
-                resolved.path.display()
-            )));
+            .hint(format!("make them with {again}")));
     }
     Ok(summary)
 }
