@@ -10,7 +10,17 @@ pub(super) fn just(env: &[(&str, &str)], words: &[&str]) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(root.join("scripts/just"));
     command.args(["--no-deps", "--set", "tunesmith", env!("CARGO_BIN_EXE_tunesmith")]).args(words);
-    for name in ["CONFIG", "OUT", "STYLE", "NPROC", "NUM_GPUS", "DEEPSPEED_CONFIG", "ACCELERATE_CONFIG_FILE"] {
+    for name in [
+        "CONFIG",
+        "OUT",
+        "STYLE",
+        "MERGED",
+        "PROMPT",
+        "NPROC",
+        "NUM_GPUS",
+        "DEEPSPEED_CONFIG",
+        "ACCELERATE_CONFIG_FILE",
+    ] {
         command.env_remove(name);
     }
     command.envs(env.iter().copied()).output().unwrap()
