@@ -374,7 +374,7 @@ pub fn is_hub_name(name: &str) -> bool {
 
 impl Resolved {
     /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
-    /// what a file says where the shell names another model (`other_model`), with a note.
+    /// what a file says where the shell (`other_model`) or another file names the model, with a note.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: the model sees fewer tokens.
@@ -383,7 +383,9 @@ impl Resolved {
         match self.source("model.max_seq_len") {
             Source::Default => Ok((asked.min(context), None)),
             _ if asked <= reach => Ok((asked, None)),
-            source @ Source::File { .. } if other_model || of_shell(self.source("model.name")) => {
+            source @ Source::File { path, .. }
+                if other_model || of_shell(self.source("model.name")) || self.names_model_elsewhere(path) =>
+            {
                 let note = format!(
                     "model.max_seq_len: {reach}, which is what this model sees by its config.json, and not {asked} ({source})"
                 );
@@ -394,6 +396,15 @@ impl Resolved {
             ))
             .hint(format!("set model.max_seq_len to at most {reach}"))),
         }
+    }
+
+    /// Whether the model is named in another file than `path`, which includes that one or is included by it.
+    fn names_model_elsewhere(&self, path: &Path) -> bool {
+        ["model.local_dir", "model.name"]
+            .iter()
+            .map(|key| self.source(key))
+            .find(|source| **source != Source::Default)
+            .is_some_and(|source| matches!(source, Source::File { path: other, .. } if other != path))
     }
 }
 
