@@ -1,6 +1,7 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Result};
+use crate::registry::{COMPRESSED, EXTENSIONS};
 use std::path::{Path, PathBuf};
 
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
@@ -148,6 +149,10 @@ impl ConfigArgs {
             files.push(&environment);
         }
         match files[..] {
+            [file] if is_rows(Path::new(file)) => {
+                Err(Error::config(format!("{file}: these are rows, and a configuration is expected"))
+                    .hint(format!("train on them without one: `tunesmith train --model DIR --data {file}`")))
+            }
             [file] => Ok((Some(PathBuf::from(file)), words)),
             [] => Ok((None, words)),
             [first, second, ..] => {
@@ -156,6 +161,14 @@ impl ConfigArgs {
             }
         }
     }
+}
+
+/// Whether a file has the name of one with rows; `.json` may be either.
+fn is_rows(file: &Path) -> bool {
+    let end = |file: &Path| file.extension().map(|end| end.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let outer = end(file);
+    let inner = if COMPRESSED.contains(&outer.as_str()) { end(&file.with_extension("")) } else { outer };
+    inner != "json" && EXTENSIONS.iter().any(|ends| ends.contains(&inner.as_str()))
 }
 
 /// Prints what a user should know of a configuration.
@@ -199,4 +212,30 @@ fn environment() -> Result<Vec<(String, String)>> {
         }
     }
     Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_in_the_place_of_a_configuration_are_told() {
+        for (file, rows) in [
+            ("a.jsonl", true),
+            ("a.CSV", true),
+            ("a.jsonl.gz", true),
+            ("a.yaml", false),
+            ("a.json", false),
+            ("a", false),
+        ] {
+            let found = ConfigArgs { words: vec![file.to_owned()] }.files();
+            assert_eq!(found.is_err(), rows, "{file}");
+            if let Err(error) = found {
+                assert!(
+                    error.message().contains("these are rows") && error.hint_text().unwrap().contains("--data"),
+                    "{error}"
+                );
+            }
+        }
+    }
 }

@@ -58,7 +58,13 @@ impl Toolkit {
 
     /// The toolkit that has the most of these keys; nothing if two have as many.
     fn recognise(entries: &[(String, Node)]) -> Option<Self> {
+        // Other names of LLaMA-Factory's are those of Transformers' own arguments.
+        let own = ["stage", "do_train", "dataset", "dataset_dir", "finetuning_type", "template", "cutoff_len"];
+        let is_own = |(key, _): &(String, Node)| own.contains(&key.as_str()) || key == "train_dataset";
         let known = |toolkit: Self| {
+            if toolkit == Self::LlamaFactory && !entries.iter().any(is_own) {
+                return 0;
+            }
             let rules = toolkit.rules();
             entries.iter().filter(|(key, _)| rules.iter().any(|rule| rule.key == key)).count()
         };
@@ -126,8 +132,14 @@ pub struct Imported {
 pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let entries = entries(path)?;
     let Some(toolkit) = toolkit.or_else(|| Toolkit::recognise(&entries)) else {
-        return Err(Error::config(format!("{}: its keys tell no toolkit", path.display()))
-            .hint("name it: --from axolotl, llama-factory or sft-play"));
+        return Err(Error::config(format!(
+            "{}: its keys are not those of Axolotl, LLaMA-Factory or SFT-Play",
+            path.display()
+        ))
+        .hint(
+            "if it is one of them, say which: --from axolotl, llama-factory or sft-play; arguments of Transformers and TRL \
+             have the same names here, in the section train (`tunesmith config --docs`)",
+        ));
     };
     let mut work = Work::new(path, toolkit, entries);
     let begin: fn(&mut Work) -> Result<()> = match toolkit {

@@ -554,6 +554,21 @@ fn a_configuration_without_rows_is_imported() {
 }
 
 #[test]
+fn arguments_of_transformers_are_none_of_the_three() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("trl.yaml");
+    for text in [
+        "model_name_or_path: m\ndataset_name: owner/rows\nlearning_rate: 2.0e-5\nnum_train_epochs: 1\npacking: true\nuse_peft: true\nlora_r: 32\n",
+        "model_name_or_path: gpt2\nper_device_train_batch_size: 4\nlearning_rate: 1e-4\n",
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = import::read(&path, None).unwrap_err();
+        assert!(error.message().contains("not those of Axolotl, LLaMA-Factory or SFT-Play"), "{error}");
+        assert!(error.hint_text().unwrap().contains("Transformers and TRL"), "{error}");
+    }
+}
+
+#[test]
 fn a_malformed_dataset_info_is_named_with_line_and_column() {
     let root = tempfile::tempdir().unwrap();
     std::fs::write(root.path().join("dataset_info.json"), "{\"a\": {\"file_name\": \"a.json\"},\n  ]").unwrap();
