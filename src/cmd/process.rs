@@ -49,8 +49,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.out.extension().is_none_or(|extension| extension != "jsonl") {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
     }
-    let mut config = args.job.load(&[])?.config;
-    let (inputs, existing) = (data::named_inputs(&config), staged::existing(args.overwrite));
+    let resolved = args.job.load(&[])?;
+    let (inputs, existing) = (data::named_inputs(&resolved.config), staged::existing(args.overwrite));
     let [json_report, text_report] = ["report.json", "report.md"].map(|end| args.out.with_extension(end));
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
         claim_file(target, existing, &inputs)?;
@@ -58,9 +58,14 @@ pub fn run(args: &Args) -> Result<()> {
     // Also that it can be written.
     drop(Staged::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
-    let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
+    let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
+    let arch = Arch::from_dir(&model_dir)?;
+    let (mut config, note) = resolved.for_model(&arch)?;
+    if let Some(note) = note {
+        terminal::print_note(&note);
+    }
     hub::fetch_paths(&mut config.data, &downloads)?;
-    let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
+    let vocabulary = arch.vocab_size;
     let bar = Bar::default();
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();

@@ -1,10 +1,11 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
+use super::arch::Arch;
 use super::resolve::{Resolved, Source, set_by};
 use super::unread;
 use super::value::ConfigValue as _;
 use super::{
-    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy, Sharding,
-    Strategy, Task, TrainConfig, task,
+    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy,
+    Sharding, Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -396,6 +397,17 @@ impl Resolved {
             ))
             .hint(format!("set model.max_seq_len to at most {reach}"))),
         }
+    }
+
+    /// The configuration with the length that a run would use ([`Self::max_seq_len`]), and what is to be known of it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the model sees fewer tokens.
+    pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
+        let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+        let mut config = self.config.clone();
+        config.model.max_seq_len = length;
+        Ok((config, note))
     }
 
     /// Whether the model is named in another file than `path`, which includes that one or is included by it.

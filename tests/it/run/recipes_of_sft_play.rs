@@ -77,6 +77,13 @@ fn check_says_whether_configuration_and_rows_are_sound() {
 }
 
 #[test]
+fn the_first_token_of_raw_text_is_not_shown_as_learned() {
+    let text = done(&just(&[], &["data", "CONFIG=examples/dapt/dapt.yaml", "--rows", "1"]));
+    let row = text.lines().skip_while(|line| !line.starts_with("row 1 of train")).nth(1).unwrap();
+    assert!(row.contains('⟦') && !row.starts_with('⟦'), "{row}");
+}
+
+#[test]
 fn train_bnb_and_train_unsloth_train_adapters_on_a_base_in_four_bits() {
     let fixture = Fixture::new();
     for name in ["bnb", "unsloth"] {
