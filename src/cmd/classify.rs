@@ -9,7 +9,7 @@ use super::answered::Lines;
 use super::asking::Asker;
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, OURS, Which, choose, difference_json, names, place, score_json, table};
+use super::eval::{Args, OURS, Which, choose, difference_json, foot, intervals, names, place, score_json, table};
 use super::infer::interrupt;
 use super::staged::{self, Staged};
 use super::stamps;
@@ -282,7 +282,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         .zip(&results)
         .filter(|_| !head.is_number())
         .map(|(model, result)| {
-            let title = format!("{}: {rows} rows ({split_name})", model.name);
+            let title = format!("{}: {} ({split_name})", model.name, count(rows, "row"));
             let confusion = Confusion { title, labels: head.labels.clone(), cells: result.confusion() };
             format!("<h2>Labels</h2>\n{}", confusion.render())
         })
@@ -311,10 +311,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{rows} of {} ({split_name})", split.len())));
-    facts.push((
-        "intervals".into(),
-        format!("{} % by a bootstrap of {} replicates", bootstrap.confidence * 100.0, bootstrap.replicates),
-    ));
+    facts.push(("intervals".into(), intervals(bootstrap.confidence, bootstrap.replicates)));
     facts.push(("time".into(), human_seconds(began.elapsed().as_secs_f64())));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
@@ -328,7 +325,11 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         facts: &facts,
     };
     staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
-    print(&(table(&asked, &differences) + &format!("report          {}\n", target.join("report.html").display())))
+    print(
+        &(table(&asked, &differences)
+            + &foot(&facts)
+            + &format!("report          {}\n", target.join("report.html").display())),
+    )
 }
 
 /// Writes a line a row, and returns what the page shows: those first that the last model has wrong.

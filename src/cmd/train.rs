@@ -16,17 +16,18 @@ use crate::error::{Error, Result};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::train::metrics::{EvalLine, StepLine};
 use crate::train::progress::{Event, Observer, Pace, WINDOW};
-use crate::train::report::{Sample, exact_matches};
+use crate::train::report::{Sample, exact_matches, whole_percent};
 use crate::train::run::{self, Options, Summary};
 use crate::train::signals::Stop;
+use crate::words::count;
 
 /// The arguments of `tunesmith train`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// Go on from a checkpoint: the newest good one of the output directory, or the folder DIR, or that which a run's file
-    /// `best` or `latest` names
+    /// Go on from a checkpoint: without a value from the newest good one of the output directory; DIR is a checkpoint's
+    /// folder, or a run's file `best` or `latest`
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
     /// Resume although this part of the checkpoint's stamp differs, such as `train.learning_rate` (may be given more
@@ -267,8 +268,9 @@ impl Console {
         let scores: Vec<String> = scores.map(|(name, score)| format!(", {name} {score:.4}")).collect();
         let scores = scores.concat();
         self.say(&format!(
-            "evaluation after step {}: loss {loss}{scores} over {} rows in {seconds}{best}\n",
-            line.step, line.eval_rows
+            "evaluation after step {}: loss {loss}{scores} over {} in {seconds}{best}\n",
+            line.step,
+            count(line.eval_rows, "row")
         ));
     }
 
@@ -285,12 +287,12 @@ impl Console {
             lines.push(format!("  {prompt}\n    expected  {reference}\n    before    {before}\n    after     {after}"));
         }
         if samples.len() > SHOWN {
-            lines.push(format!("  … and {} more rows", samples.len() - SHOWN));
+            lines.push(format!("  … and {}", count(samples.len() - SHOWN, "more row")));
         }
         let (before, after) = exact_matches(samples);
-        let share = |count: usize| 100.0 * count as f64 / samples.len() as f64;
+        let share = |count: usize| whole_percent(count, samples.len());
         lines.push(format!(
-            "  exact match: {before}/{of} ({:.0} %) before, {after}/{of} ({:.0} %) after\n",
+            "  exact match: {before}/{of} ({} %) before, {after}/{of} ({} %) after\n",
             share(before),
             share(after),
             of = samples.len(),
@@ -342,7 +344,7 @@ impl Observer for Console {
             }
             Event::Step { line, pace, skipped } => self.step(line, pace, *skipped),
             Event::Evaluating { rows } => {
-                self.on_bar(&format!("evaluating {rows} rows"));
+                self.on_bar(&format!("evaluating {}", count(rows, "row")));
             }
             Event::Eval { line, best } => self.eval(line, *best),
             Event::Saved(path) => self.say(&format!("saved {}\n", path.display())),
@@ -410,9 +412,9 @@ fn show_summary(summary: &Summary) -> String {
     let work = match summary.steps {
         0 => "no step was left to do".to_owned(),
         steps => format!(
-            "{} steps, {} tokens at {} tokens/s",
-            grouped(steps),
-            grouped(summary.tokens),
+            "{}, {} at {} tokens/s",
+            count(grouped(steps), "step"),
+            count(grouped(summary.tokens), "token"),
             grouped(summary.tokens_per_second.round() as u64)
         ),
     };

@@ -2,6 +2,7 @@
 //! effective batch or step count is the mistake that costs the most and shows the latest.
 use super::{grouped, table};
 use crate::error::{Error, Result};
+use crate::words::count;
 
 /// What the arithmetic starts from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -112,8 +113,9 @@ impl Batches {
             (
                 "effective batch",
                 format!(
-                    "{batch_size} rows x {grad_accum} accumulated x {world} rank{} = {}",
-                    if world == 1 { "" } else { "s" },
+                    "{} x {grad_accum} accumulated x {} = {}",
+                    count(batch_size, "row"),
+                    count(world, "rank"),
                     grouped(self.effective_batch)
                 ),
             ),

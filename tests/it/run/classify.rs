@@ -115,6 +115,11 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     // What `eval` measures is what the run measured of the weights that it ended with.
     let output = ask(&["eval", config_text]);
     assert!(output.status.success(), "{}", said(&output));
+    let asked = said(&output);
+    assert!(asked.contains("rows            24 of 24 (validation)"), "{asked}");
+    assert!(asked.contains("intervals       95 %, by a bootstrap of "), "{asked}");
+    let output = ask(&["eval", config_text, "--split", "test"]);
+    assert!(said(&output).contains("there are no test rows: data.test_path is not set"), "{}", said(&output));
     let measured = read(&out.join("eval/metrics.json"));
     let score = &measured["models"]["tuned"]["scores"]["f1_macro"];
     assert!((score["value"].as_f64().unwrap() - best).abs() < 1e-9, "{measured}");
