@@ -56,13 +56,38 @@ impl Toolkit {
         }
     }
 
+    /// Keys of which a configuration has at least one: many others are those of Transformers' own arguments, too.
+    const fn own_keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Axolotl => &[
+                "base_model",
+                "datasets",
+                "pretraining_dataset",
+                "sequence_len",
+                "micro_batch_size",
+                "num_epochs",
+                "val_set_size",
+                "adapter",
+            ],
+            Self::LlamaFactory => &[
+                "stage",
+                "do_train",
+                "dataset",
+                "dataset_dir",
+                "finetuning_type",
+                "template",
+                "cutoff_len",
+                "train_dataset",
+            ],
+            Self::SftPlay => &["include", "model", "tuning", "train", "data", "logging", "gen", "eval"],
+        }
+    }
+
     /// The toolkit that has the most of these keys; nothing if two have as many.
     fn recognise(entries: &[(String, Node)]) -> Option<Self> {
-        // Other names of LLaMA-Factory's are those of Transformers' own arguments.
-        let own = ["stage", "do_train", "dataset", "dataset_dir", "finetuning_type", "template", "cutoff_len"];
-        let is_own = |(key, _): &(String, Node)| own.contains(&key.as_str()) || key == "train_dataset";
         let known = |toolkit: Self| {
-            if toolkit == Self::LlamaFactory && !entries.iter().any(is_own) {
+            let own = toolkit.own_keys();
+            if !entries.iter().any(|(key, _)| own.contains(&key.as_str())) {
                 return 0;
             }
             let rules = toolkit.rules();

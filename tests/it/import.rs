@@ -559,7 +559,7 @@ fn arguments_of_transformers_are_none_of_the_three() {
     let path = root.path().join("trl.yaml");
     for text in [
         "model_name_or_path: m\ndataset_name: owner/rows\nlearning_rate: 2.0e-5\nnum_train_epochs: 1\npacking: true\nuse_peft: true\nlora_r: 32\n",
-        "model_name_or_path: gpt2\nper_device_train_batch_size: 4\nlearning_rate: 1e-4\n",
+        "model_name_or_path: gpt2\nper_device_train_batch_size: 4\nlearning_rate: 1e-4\nseed: 1\n",
     ] {
         std::fs::write(&path, text).unwrap();
         let error = import::read(&path, None).unwrap_err();
