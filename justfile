@@ -22,6 +22,13 @@ export OUT := env("OUT", "")
 # the text that `style` adds to the start of every system message
 export STYLE := env("STYLE", "")
 
+# the merged model that `merge-test` loads, and its prompt
+export MERGED := env("MERGED", "")
+export PROMPT := env("PROMPT", "")
+
+# the number of ranks that `train-distributed` starts
+export NPROC := env("NPROC", "")
+
 # the repository that `download-model` downloads
 export MODEL := env("MODEL", "")
 
@@ -54,9 +61,13 @@ install *ARGS:
 [group('start here')]
 [no-exit-message]
 @example NAME *ARGS: _build
-    shift; adapter=runs/examples/chat/adapter; \
-    if [ "{{ NAME }}" = continue ] && [ ! -d "$adapter" ]; then "{{ tunesmith }}" train examples/chat/chat.yaml; fi; \
-    "{{ tunesmith }}" train "examples/{{ NAME }}/{{ NAME }}.yaml" --overwrite "$@"
+    name=$1; shift; adapter=runs/examples/chat/adapter; \
+    if [ ! -f "examples/$name/$name.yaml" ]; then \
+        names=$(for one in examples/*/; do one=$(basename "$one"); if [ -f "examples/$one/$one.yaml" ]; then printf ' %s' "$one"; fi; done); \
+        echo "example: there is no example $name; there are:$names" >&2; exit 2; \
+    fi; \
+    if [ "$name" = continue ] && [ ! -d "$adapter" ]; then "{{ tunesmith }}" train examples/chat/chat.yaml; fi; \
+    "{{ tunesmith }}" train "examples/$name/$name.yaml" --overwrite "$@"
 
 # fine-tune a model: just train CONFIG=configs/run_lora.yaml
 [group('train')]

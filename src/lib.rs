@@ -10,6 +10,7 @@
 //! 0      error         error kinds, hints, exit codes
 //! 0      files         opening of regular files, outputs that are whole and replace no input, temporary names
 //! 0      registry      what is registered by a line: optimizers, schedules, adapters, families, formats, forms of rows
+//! 0      words         numbers with their nouns, as messages say them
 //! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json (each kind of adapter has its settings in
 //!                      its own file, `model::adapters`: the one thing that config takes from a layer below it)
 //! 1      memory        the counting allocator, the memory budget, what the machine has
@@ -56,5 +57,6 @@ pub mod plan;
 pub mod registry;
 pub mod signals;
 pub mod train;
+pub mod words;
 
 pub use error::{Error, Kind, Result};

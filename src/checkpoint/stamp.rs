@@ -107,7 +107,7 @@ pub const COVERED: &[&str] = &[
 ];
 
 /// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
-/// With a decaying schedule another length gives another learning rate from here on, as it should.
+/// With a decaying schedule another length gives another learning rate from here on, as it should; the run says so.
 pub const FREE: &[&str] = &[
     "eval.metrics",
     "eval.normalization",

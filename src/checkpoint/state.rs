@@ -47,6 +47,9 @@ pub struct TrainState {
     /// What blocks keep for backward, where the configuration leaves it to measurement.
     #[serde(default)]
     pub gradient_checkpointing: Option<serde_json::Value>,
+    /// How many steps the run is to have, from which the learning rate follows.
+    #[serde(default)]
+    pub total_steps: Option<u64>,
 }
 
 /// An f64 as text: JSON readers may round numbers in the last place, and resume is bit-exact.

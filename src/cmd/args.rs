@@ -1,7 +1,8 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
 use crate::config::{self, Flag, Resolved};
 use crate::error::{Error, Result};
-use std::path::PathBuf;
+use crate::registry::{COMPRESSED, EXTENSIONS};
+use std::path::{Path, PathBuf};
 
 /// A configuration file and words that override it. Flatten it into a subcommand's arguments.
 #[derive(Debug, Clone, clap::Args)]
@@ -148,6 +149,10 @@ impl ConfigArgs {
             files.push(&environment);
         }
         match files[..] {
+            [file] if is_rows(Path::new(file)) => {
+                Err(Error::config(format!("{file}: these are rows, and a configuration is expected"))
+                    .hint(format!("train on them without one: `tunesmith train --model DIR --data {file}`")))
+            }
             [file] => Ok((Some(PathBuf::from(file)), words)),
             [] => Ok((None, words)),
             [first, second, ..] => {
@@ -158,9 +163,39 @@ impl ConfigArgs {
     }
 }
 
+/// Whether a file has the name of one with rows; `.json` may be either.
+fn is_rows(file: &Path) -> bool {
+    let end = |file: &Path| file.extension().map(|end| end.to_string_lossy().to_lowercase()).unwrap_or_default();
+    let outer = end(file);
+    let inner = if COMPRESSED.contains(&outer.as_str()) { end(&file.with_extension("")) } else { outer };
+    inner != "json" && EXTENSIONS.iter().any(|ends| ends.contains(&inner.as_str()))
+}
+
 /// Prints what a user should know of a configuration.
 pub fn print_notes(resolved: &Resolved) {
     resolved.notes.iter().for_each(|note| super::terminal::print_note(note));
+}
+
+/// The variables of the environment that say something of a run: its settings, its file, its number of ranks.
+pub fn variables() -> Vec<(String, String)> {
+    let ours = |name: &str| {
+        matches!(name, "CONFIG" | "NUM_GPUS")
+            || config::schema::VARIABLES.iter().any(|(variable, _)| *variable == name)
+            || config::schema::options().any(|def| def.env() == name)
+    };
+    let mut found: Vec<(String, String)> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .filter(|(name, value)| !value.is_empty() && ours(name))
+        .collect();
+    found.sort();
+    found
+}
+
+/// Whether the word behind `--resume` is its checkpoint, and not the configuration or a setting.
+pub fn is_checkpoint(word: &str) -> bool {
+    // A run's own `latest` and `best` are files that name a checkpoint.
+    let is_file = || Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
+    !word.contains('=') && !is_file()
 }
 
 /// The environment as text. Variables that are not UTF-8 cannot be ours unless their name is.
@@ -177,4 +212,30 @@ fn environment() -> Result<Vec<(String, String)>> {
         }
     }
     Ok(texts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_in_the_place_of_a_configuration_are_told() {
+        for (file, rows) in [
+            ("a.jsonl", true),
+            ("a.CSV", true),
+            ("a.jsonl.gz", true),
+            ("a.yaml", false),
+            ("a.json", false),
+            ("a", false),
+        ] {
+            let found = ConfigArgs { words: vec![file.to_owned()] }.files();
+            assert_eq!(found.is_err(), rows, "{file}");
+            if let Err(error) = found {
+                assert!(
+                    error.message().contains("these are rows") && error.hint_text().unwrap().contains("--data"),
+                    "{error}"
+                );
+            }
+        }
+    }
 }

@@ -46,7 +46,7 @@ pub struct AskArgs {
     /// The longest answer in tokens (`gen.max_new_tokens`)
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<String>,
-    /// Draw tokens, with this temperature; 0 takes the most probable one. --top-k, --top-p, --min-p and --seed draw too
+    /// Draw tokens, with this temperature; 0 takes the most probable one. --top-k, --top-p, --min-p and --seed also switch on sampling
     #[arg(long, value_name = "T")]
     temperature: Option<String>,
     /// Draw from the so many most probable tokens only (`gen.top_k`)

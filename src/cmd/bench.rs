@@ -14,6 +14,7 @@ use crate::train::probe;
 use crate::train::ranks_bench::{self, Engine, Line};
 use crate::train::rate::Rate;
 use crate::train::sweep::{self, Sweep};
+use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -259,13 +260,13 @@ fn show(request: &Request, outcome: &Outcome) -> String {
     let phases = &outcome.phases;
     let share = |seconds: f64| 100.0 * seconds / phases.step;
     let mut text = format!(
-        "{} {}, {} tokens in {} steps ({} labelled), {} threads, {}\n",
+        "{} {}, {} in {} ({} labelled), {}, {}\n",
         request.model.as_ref().map_or_else(|| request.shape.clone(), |dir| dir.display().to_string()),
         outcome.mode,
-        outcome.tokens,
-        request.steps,
+        count(outcome.tokens, "token"),
+        count(request.steps, "step"),
         outcome.label_tokens,
-        outcome.threads,
+        count(outcome.threads, "thread"),
         outcome.simd
     );
     let _ = writeln!(text, "  {:>10.1} tokens/s", outcome.tokens_per_second);

@@ -16,6 +16,7 @@ use crate::eval::chat::Memory;
 use crate::files;
 use crate::files::output::{Existing, claim_file};
 use crate::signals::{self, Requests};
+use crate::words::count;
 
 /// What `chat` takes.
 #[derive(Debug, clap::Args)]
@@ -59,7 +60,7 @@ enum Next {
 pub fn run(args: &Args) -> Result<()> {
     let asker = args.ask.open()?;
     if asker.model.arch.score.is_some() {
-        return Err(Error::config(format!("{}: a head of scores says nothing", asker.what))
+        return Err(Error::config(format!("{}: this model is a classifier and cannot chat", asker.what))
             .hint("`tunesmith infer` shows the label, or the number, of a text"));
     }
     let stop = Arc::new(AtomicBool::new(false));
@@ -201,8 +202,8 @@ impl Chat {
         let speed = answer.tokens.len() as f64 / began.elapsed().as_secs_f64().max(1e-9);
         let cut = if self.stop.load(Ordering::Relaxed) { ", cut off" } else { "" };
         let remark = format!(
-            "[{} tokens read, {} known, {} written, {speed:.1} tokens/s{cut}]",
-            prompt.len() - known,
+            "[prompt {}, {} reused, {} written, {speed:.1} tokens/s{cut}]",
+            count(prompt.len(), "token"),
             known,
             answer.tokens.len()
         );

@@ -5,10 +5,11 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 
+use super::answered::Lines;
 use super::asking::Asker;
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, OURS, Which, choose, difference_json, names, place, score_json, table};
+use super::eval::{Args, OURS, Which, choose, difference_json, foot, intervals, names, place, score_json, table};
 use super::infer::interrupt;
 use super::staged::{self, Staged};
 use super::stamps;
@@ -24,12 +25,13 @@ use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
 use crate::eval::metrics::scored::{Bootstrap, Scored, best, softmax};
 use crate::export::merge::{Parts, plain_model};
-use crate::files::output::{Existing, claim_file};
+use crate::files::output::claim_file;
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::human_seconds;
 use crate::train::report::Confusion;
 use crate::train::report::answers::{self, Answered, Asked, Page};
+use crate::words::{are, count};
 
 /// What a head of scores says of a text.
 struct Said {
@@ -121,15 +123,15 @@ pub(super) fn infer(asker: &Asker, head: &ScoreHead, system: Option<&str>, promp
     print(&lines.concat())
 }
 
-/// `infer` of a file: its rows with `prediction` and `probabilities`.
+/// `infer` of the rows of a file that are not `done`: each with `prediction` and `probabilities`, written to `open`'s lines.
 ///
 /// # Errors
 /// A row that has no text; the engine, the disk; [`crate::Kind::Preempted`] after Ctrl-C.
-pub(super) fn infer_file(
+pub(super) fn infer_file<'a>(
     asker: &Asker,
     head: &ScoreHead,
-    rows: &[Value],
-    (out, existing): (&Path, Existing),
+    (rows, done): (&[Value], usize),
+    open: impl FnOnce() -> Result<Lines<'a>>,
     input: &Path,
 ) -> Result<()> {
     let whole = |(index, row): (usize, &Value)| {
@@ -141,34 +143,25 @@ pub(super) fn infer_file(
         whole.map_err(|error| error.context(format!("{}: row {}", input.display(), index + 1)))
     };
     // All texts first: a row that has none is refused before the first answer.
-    let wholes = rows.iter().enumerate().map(whole).collect::<Result<Vec<_>>>()?;
-    let mut file = Staged::create(out, existing, &data::named_inputs(&asker.config))?;
+    let wholes = rows.iter().enumerate().skip(done).map(whole).collect::<Result<Vec<_>>>()?;
+    let mut lines = open()?;
     let (stop, _listening) = interrupt()?;
     let (began, mut truncated) = (Instant::now(), 0);
-    for (wholes, rows) in wholes.chunks(8).zip(rows.chunks(8)) {
+    for wholes in wholes.chunks(8) {
         if stop.load(std::sync::atomic::Ordering::Relaxed) {
-            return Err(Error::preempted(format!(
-                "{}: not all rows are answered, and nothing is written",
-                out.display()
-            ))
-            .hint("run the same command again"));
+            return lines.close(false);
         }
-        for (said, row) in say(asker, wholes)?.iter().zip(rows) {
+        for said in say(asker, wholes)? {
             truncated += usize::from(said.truncated);
-            let mut fields = match row {
-                Value::Object(fields) => fields.clone(),
-                other => Map::from_iter([("text".to_owned(), other.clone())]),
-            };
-            fields.extend(said.fields(head));
-            file.push(&Value::Object(fields).to_string())?;
+            lines.push(said.fields(head).map(|(_, value)| value))?;
         }
     }
-    file.publish()?;
+    lines.close(true)?;
     if truncated > 0 {
-        print_note(&format!("{truncated} rows are longer than model.max_seq_len and were cut"));
+        print_note(&format!("{} longer than model.max_seq_len and cut", are(truncated, "row")));
     }
     let seconds = human_seconds(began.elapsed().as_secs_f64());
-    print_note(&format!("{}: {} rows answered in {seconds}", out.display(), rows.len()));
+    print_note(&format!("{} answered in {seconds}", count(rows.len() - done, "row")));
     Ok(())
 }
 
@@ -289,7 +282,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         .zip(&results)
         .filter(|_| !head.is_number())
         .map(|(model, result)| {
-            let title = format!("{}: {rows} rows ({split_name})", model.name);
+            let title = format!("{}: {} ({split_name})", model.name, count(rows, "row"));
             let confusion = Confusion { title, labels: head.labels.clone(), cells: result.confusion() };
             format!("<h2>Labels</h2>\n{}", confusion.render())
         })
@@ -318,10 +311,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{rows} of {} ({split_name})", split.len())));
-    facts.push((
-        "intervals".into(),
-        format!("{} % by a bootstrap of {} replicates", bootstrap.confidence * 100.0, bootstrap.replicates),
-    ));
+    facts.push(("intervals".into(), intervals(bootstrap.confidence, bootstrap.replicates)));
     facts.push(("time".into(), human_seconds(began.elapsed().as_secs_f64())));
     let title =
         config.train.output_dir.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned());
@@ -335,7 +325,11 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         facts: &facts,
     };
     staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
-    print(&(table(&asked, &differences) + &format!("report          {}\n", target.join("report.html").display())))
+    print(
+        &(table(&asked, &differences)
+            + &foot(&facts)
+            + &format!("report          {}\n", target.join("report.html").display())),
+    )
 }
 
 /// Writes a line a row, and returns what the page shows: those first that the last model has wrong.

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::files::output::Existing;
 use crate::hub::{self, Part};
 use crate::train::scores;
+use crate::words::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -47,15 +48,19 @@ pub struct Args {
 /// # Errors
 /// Those of [`JobArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
 pub fn run(args: &Args) -> Result<()> {
-    let mut config = args.job.load(&[])?.config;
-    let inputs = data::named_inputs(&config);
+    let resolved = args.job.load(&[])?;
+    let inputs = data::named_inputs(&resolved.config);
     let dump =
         args.dump.as_deref().map(|path| Staged::create(path, Existing::unless("--overwrite", args.overwrite), &inputs));
     let dump = dump.transpose()?;
     let downloads = Downloads::default();
-    let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
-    hub::fetch_paths(&mut config.data, &downloads)?;
+    let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
     let mut arch = Arch::from_dir(&model_dir)?;
+    let (mut config, note) = resolved.for_model(&arch)?;
+    if let Some(note) = note {
+        terminal::print_note(&note);
+    }
+    hub::fetch_paths(&mut config.data, &downloads)?;
     if !config.tuning.new_tokens.is_empty() {
         arch.grow(data::new_token_ids(&model_dir, &config.tuning.new_tokens)?);
     }
@@ -83,6 +88,8 @@ pub fn run(args: &Args) -> Result<()> {
             };
             let title = format!("row {} of train{of}: {tokens} tokens, {what}", index + 1);
             example.labels.truncate(tokens);
+            // Nothing stands before the first token that could predict it.
+            example.labels.iter_mut().take(1).for_each(|first| *first = IGNORE);
             let _ = writeln!(text, "\n{}\n{}", Style::Bold.paint(&title, colour), marked(&data, &example, colour)?);
         }
     }
@@ -188,11 +195,11 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
     }
     let (cut, pieces) = data.report.cut;
     if cut > 0 {
-        let _ = writeln!(text, "long texts: {cut} cut into {pieces} rows");
+        let _ = writeln!(text, "long texts: {cut} cut into {}", count(pieces, "row"));
     }
     for share in &data.report.mix {
         let weight = share.weight.map_or(String::new(), |weight| format!(", weight {weight}"));
-        let _ = writeln!(text, "source {}: {} of {} rows{weight}", share.source, share.used, share.available);
+        let _ = writeln!(text, "source {}: {} of {}{weight}", share.source, share.used, count(share.available, "row"));
     }
     if data.report.from_cache {
         text.push_str("tokens from the cache\n");

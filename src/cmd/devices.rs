@@ -1,5 +1,6 @@
 //! How many ranks a machine gets, from what is asked and what is there.
 use crate::error::{Error, Result};
+use crate::words::count;
 
 /// What the user asks for.
 #[derive(Debug, Clone, Default)]
@@ -63,10 +64,9 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
     let visible = listed.len();
     let here = match (found, visible) {
         (0, _) => "there is no GPU here".to_owned(),
-        (_, visible) if visible == found => format!("{found} GPUs here are not used by this version"),
+        (_, visible) if visible == found => format!("{} here, not used by this version", count(found, "GPU")),
         _ => format!("{visible} of {found} GPUs here are visible, and not used by this version"),
     };
-    let plural = |count: usize| if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") };
     let chosen = if asked.gpu_ids.is_empty() { asked.file_gpu_ids } else { asked.gpu_ids };
     let ids = chosen.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
     if let Some(id) = chosen.iter().find(|&&id| found > 0 && id >= visible) {
@@ -113,7 +113,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
         let note = if source.starts_with("--nproc") {
             here
         } else {
-            format!("{source}: {} on the CPU; {here}", plural(*number))
+            format!("{source}: {} on the CPU; {here}", count(*number, "rank"))
         };
         return started(*number, note);
     }
@@ -123,10 +123,10 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
             return Err(Error::config(message).hint("num_processes counts those of all machines"));
         }
         let number = processes / machines;
-        return started(number, format!("{source}: {} on the CPU; {here}", plural(number)));
+        return started(number, format!("{source}: {} on the CPU; {here}", count(number, "rank")));
     }
     if !chosen.is_empty() {
-        return started(chosen.len(), format!("gpu_ids: {ids}: {} on the CPU; {here}", plural(chosen.len())));
+        return started(chosen.len(), format!("gpu_ids: {ids}: {} on the CPU; {here}", count(chosen.len(), "rank")));
     }
     let number = several(asked.cores);
     let why = if number == 1 {
@@ -134,7 +134,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
     } else {
         "more ranks on one processor are no faster and each holds the model; --nproc N overrides this"
     };
-    started(number, format!("{here}: {}; {why}", plural(number)))
+    started(number, format!("{here}: {}; {why}", count(number, "rank")))
 }
 
 #[cfg(test)]

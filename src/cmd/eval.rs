@@ -28,6 +28,7 @@ use crate::model::Model;
 use crate::plan::{human_bytes, human_seconds};
 use crate::train::report::answers::{self, Answered, Asked, Page};
 use crate::train::{budget, machine, output};
+use crate::words::{are, count};
 use serde_json::{Map, Value, json};
 
 /// Measure what a model answers on held-out rows.
@@ -178,8 +179,8 @@ pub fn run(args: &Args) -> Result<()> {
     let unanswered = results.first().map_or(0, |told| exam.rows - told.answered);
     if unanswered > 0 {
         print_note(&format!(
-            "{unanswered} of {} rows are raw text, without a question: loss and perplexity alone are measured of them",
-            exam.rows
+            "{unanswered} of {} raw text, without a question: loss and perplexity alone are measured of them",
+            are(exam.rows, "row")
         ));
     }
     let differences = match results.as_slice() {
@@ -200,10 +201,8 @@ pub fn run(args: &Args) -> Result<()> {
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{} of {} ({})", exam.rows, split.len(), part.name())));
     facts.push(("answers".into(), format!("as gen says, at most {} tokens", config.generation.max_new_tokens)));
-    facts.push((
-        "intervals".into(),
-        format!("{} % by a bootstrap of {} replicates", config.eval.confidence * 100.0, config.eval.bootstrap_samples),
-    ));
+    facts.push(("intervals".into(), intervals(config.eval.confidence, config.eval.bootstrap_samples)));
+    let asked_of = foot(&facts);
     facts.push(("time".into(), human_seconds(seconds)));
     let peak = human_bytes(machine::peak_bytes());
     facts.push(("peak memory".into(), peak.clone()));
@@ -225,8 +224,23 @@ pub fn run(args: &Args) -> Result<()> {
     let report = target.join("report.html");
     print(
         &(table(&asked, &differences)
+            + &asked_of
             + &format!("peak memory     {peak}\n{used}report          {}\n", report.display())),
     )
+}
+
+/// What the ranges of scores are.
+pub(super) fn intervals(confidence: f64, replicates: usize) -> String {
+    match replicates {
+        0 => "none (eval.bootstrap_samples: 0)".to_owned(),
+        replicates => format!("{} %, by a bootstrap of {}", confidence * 100.0, count(replicates, "replicate")),
+    }
+}
+
+/// How many rows were asked, and what the ranges are, below the table.
+pub(super) fn foot(facts: &[(String, String)]) -> String {
+    let told = facts.iter().filter(|(label, _)| ["rows", "intervals"].contains(&label.as_str()));
+    told.fold(String::new(), |all, (label, text)| all + &format!("{label:16}{text}\n"))
 }
 
 /// What an earlier evaluation has left is replaced, nothing else.
@@ -263,7 +277,19 @@ pub(super) fn choose<'a>(name: Option<&str>, dataset: &'a Dataset) -> Result<(Ro
         .find_map(|(part, split)| Some((part, split?)))
         .filter(|(_, split)| !split.is_empty())
         .ok_or_else(|| {
-            Error::config("there are no such held-out rows").hint("set data.val_path, data.test_path or data.split")
+            let (rows, key) = match name {
+                Some("test") => ("test rows", "data.test_path is not set"),
+                Some(_) => ("validation rows", "neither data.val_path nor data.split is set"),
+                None => ("held-out rows", "none of data.val_path, data.test_path and data.split is set"),
+            };
+            let there = dataset.validation.iter().chain(&dataset.test).next().is_some();
+            let other = match name {
+                Some("test") if there => "; --split val asks the validation rows",
+                Some(_) if there => "; --split test asks the test rows",
+                _ => "",
+            };
+            Error::config(format!("there are no {rows}: {key}"))
+                .hint(format!("set data.val_path, data.test_path or data.split{other}"))
         })
 }
 
@@ -444,7 +470,7 @@ pub(super) fn table(asked: &[Asked], differences: &[Difference]) -> String {
     for model in asked {
         let _ = write!(text, "{:>width$}", model.name); // a String never fails
     }
-    text += if differences.is_empty() { "\n" } else { "    difference (range)\n" };
+    text += if differences.is_empty() { "\n" } else { "    difference (interval)\n" };
     let Some(first) = asked.first() else { return text };
     for (index, score) in first.scores.iter().enumerate() {
         let _ = write!(text, "{:left$}", score.name);

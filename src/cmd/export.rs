@@ -52,7 +52,7 @@ pub struct Args {
     /// With --gguf: llama.cpp's name for the way in which the tokenizer splits text, where it is not recognised
     #[arg(long, value_name = "NAME", requires = "gguf", conflicts_with_all = ["adapter_only", "hf", "peft"])]
     pre_tokenizer: Option<String>,
-    /// The largest difference of a logit, in float32 and by the largest logit, with which a merged model is accepted
+    /// The largest logit difference, relative to the largest logit, with which a merged model is accepted
     #[arg(long, value_name = "X", default_value_t = MAX_DIFFERENCE, conflicts_with_all = ["peft", "adapter_only"])]
     max_difference: f32,
     /// Replace the output if it is there

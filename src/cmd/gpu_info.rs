@@ -28,16 +28,16 @@ pub fn run(args: &Args) -> Result<()> {
     terminal::print(&format!("{}{}{}", gpus(), processor(!args.no_measure), used()))
 }
 
-/// What a run here uses where nobody says otherwise.
+/// What a run on this machine uses by default.
 fn used() -> String {
     let host = machine::host();
     let ranks = platform::ranks(&host, Engine::Cpu);
     let layout = Layout { ranks, local: ranks, in_process: false };
     let choices = platform::choose(&host, layout, Engine::Cpu);
     let row = |choice: platform::Choice| {
-        (choice.what.to_owned(), format!("{} ({}; {} says otherwise)", choice.value, choice.why, choice.key))
+        (choice.what.to_owned(), format!("{} ({}; change it with {})", choice.value, choice.why, choice.key))
     };
-    format!("a run here, where nothing else is said\n{}", table(&choices.into_iter().map(row).collect::<Vec<_>>()))
+    format!("defaults of a run on this machine\n{}", table(&choices.into_iter().map(row).collect::<Vec<_>>()))
 }
 
 /// What `nvidia-smi` tells, or one line that says why there is nothing.

@@ -16,6 +16,7 @@ use signal_hook::consts::SIGTERM;
 
 use super::devices::{self, Asked, Started};
 use super::failure::Report;
+use super::paste::{AGAIN, own_again};
 use super::terminal;
 use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
 use crate::comm::host::Host;
@@ -26,12 +27,13 @@ use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::files::temporary::{self, Watched};
 use crate::signals::{self, Requests};
+use crate::words::count;
 
 /// The arguments of `tunesmith launch`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// Ranks on this machine: a number, or `auto`: as `--gpu-ids`, `NUM_GPUS` or `num_processes` of Accelerate's file
-    /// say, else two
+    /// say; 2 if none of these is set
     #[arg(long, default_value = "auto")]
     nproc: String,
     /// Machines that take part; each runs this command (`num_machines` of Accelerate's file, else 1)
@@ -183,7 +185,8 @@ impl Job {
                 Err(error) if nnodes > 1 || gloo_library::named().is_some() => return Err(error),
                 Err(error) => {
                     terminal::print_text(&format!(
-                        "launch: {nproc} ranks on this machine as threads of one process, {cores_each}: {}; {note}\n",
+                        "launch: {} on this machine as threads of one process, {cores_each}: {}; {note}\n",
+                        count(nproc, "rank"),
                         error.message()
                     ));
                     error.hint_text().into_iter().for_each(terminal::print_note);
@@ -194,6 +197,7 @@ impl Job {
                     // What `train` alone would refuse: here it has been heard.
                     let words = args.command.iter().filter(|word| !word.starts_with("NUM_GPUS="));
                     command.args(words).arg(format!("train.dp_ranks={nproc}")).env_remove("NUM_GPUS");
+                    command.env(AGAIN, own_again());
                     if matches!(strategy, Some(Strategy::Auto | Strategy::Ddp)) {
                         command.arg("train.strategy=dp");
                     }
@@ -208,8 +212,8 @@ impl Job {
         let timeout = args.timeout;
         let job = Self { program, command: args.command.clone(), nproc, nnodes, node_rank, master, timeout, visible };
         terminal::print_text(&format!(
-            "launch: {nproc} of {} ranks on this machine, {cores_each}; {note}\n",
-            job.size(),
+            "launch: {nproc} of {} on this machine, {cores_each}; {note}\n",
+            count(job.size(), "rank"),
         ));
         Ok(Way::Processes(job))
     }
@@ -302,7 +306,7 @@ impl Job {
         ] {
             command.env(name, value);
         }
-        command.env(ERROR_FILE, reports.of(number)).env_remove("NUM_GPUS");
+        command.env(ERROR_FILE, reports.of(number)).env(AGAIN, own_again()).env_remove("NUM_GPUS");
         if let Some(seconds) = self.timeout {
             command.env("TRAIN_DDP_TIMEOUT", seconds.to_string());
         }

@@ -191,9 +191,12 @@ fn measured(largest: &Largest) -> String {
     }
     let mut rows = Vec::new();
     if let Some(line) = line {
-        rows.push(("a token more".to_owned(), human_bytes(line.per_token as u64)));
+        rows.push(("each further token costs".to_owned(), human_bytes(line.per_token as u64)));
     }
-    rows.push(("the program itself".to_owned(), format!("about {}, which no allocator counts", human_bytes(PROGRAM))));
+    rows.push((
+        "the program itself".to_owned(),
+        format!("about {}, not counted by the allocator", human_bytes(PROGRAM)),
+    ));
     rows.push(("memory budget".to_owned(), budget.map_or("no limit".to_owned(), human_bytes)));
     text += &table(&rows);
     if measured.is_none() {

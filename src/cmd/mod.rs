@@ -2,7 +2,8 @@
 //!
 //! A subcommand is a module with `struct Args` ([`clap::Args`]) and `fn run(args: &Args) -> Result<()>`, a variant of
 //! `Command` and a line in `Command::run`.
-pub mod args;
+mod answered;
+mod args;
 mod asking;
 mod bar;
 pub mod bench;
@@ -131,7 +132,11 @@ impl Command {
 /// Runs the program on its arguments (the first is the program's name).
 pub fn run(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     terminal::clean_panics();
-    let args: Vec<OsString> = args.into_iter().collect();
+    let mut args: Vec<OsString> = args.into_iter().collect();
+    // `help` takes names of subcommands only, and `help --help` is a question for the same.
+    if args.get(1).is_some_and(|word| word == "help") {
+        args.retain(|word| word != "--help" && word != "-h");
+    }
     guard::guarded(move || finish(command(args)))
 }
 

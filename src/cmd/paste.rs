@@ -2,6 +2,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use super::args;
 use super::terminal::{Style, stdout_colour};
 use crate::data::question::Asked;
 use crate::train::output;
@@ -24,7 +25,54 @@ fn quoted(word: &str) -> String {
 fn program() -> String {
     let called = std::env::args_os().next().map_or_else(|| PathBuf::from("tunesmith"), PathBuf::from);
     let here = std::env::current_dir().unwrap_or_default();
-    quoted(&called.strip_prefix(&here).unwrap_or(&called).to_string_lossy())
+    quoted(&below(&called, &here).to_string_lossy())
+}
+
+/// A path from the folder `here`, where it lies below it; one word alone would be looked for in PATH.
+fn below(path: &Path, here: &Path) -> PathBuf {
+    match path.strip_prefix(here) {
+        Ok(inside) if inside.components().count() == 1 => Path::new(".").join(inside),
+        Ok(inside) => inside.to_owned(),
+        Err(_) => path.to_owned(),
+    }
+}
+
+/// The variable in which `launch` hands its ranks the command that goes on with the run.
+pub(super) const AGAIN: &str = "TUNESMITH_AGAIN";
+
+/// The command that goes on with a run: this one, or that of the launcher, with the settings of the environment. `launched`
+/// says that another launcher than `launch` has started the ranks, whose command nobody here knows.
+pub(super) fn to_resume(launched: bool) -> String {
+    match std::env::var(AGAIN) {
+        Ok(command) if !command.is_empty() => command,
+        _ if launched => "the launcher's command, with --resume behind the words of `train`".to_owned(),
+        _ => own_again(),
+    }
+}
+
+/// This process's command, as it goes on with its run.
+pub(super) fn own_again() -> String {
+    let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    format!("`{}`", resumed(&program(), &words, &args::variables()))
+}
+
+/// The words with --resume in the place of --overwrite and of an earlier --resume, whose checkpoint is no longer the newest.
+fn resumed(program: &str, words: &[String], variables: &[(String, String)]) -> String {
+    let mut command: Vec<String> = variables.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect();
+    command.push(program.to_owned());
+    let mut words = words.iter().peekable();
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "--overwrite" => {}
+            "--resume" => {
+                words.next_if(|next| !next.starts_with('-') && args::is_checkpoint(next));
+            }
+            word if word.starts_with("--resume=") => {}
+            word => command.push(quoted(word)),
+        }
+    }
+    command.push("--resume".to_owned());
+    command.join(" ")
 }
 
 /// A flag with its text; one that begins with a hyphen would pass for a flag.
@@ -69,6 +117,42 @@ mod tests {
         assert_eq!(
             (flag("--prompt", "-1 + 2"), flag("--prompt", "1")),
             (" --prompt='-1 + 2'".into(), " --prompt 1".into())
+        );
+    }
+
+    #[test]
+    fn a_run_goes_on_with_the_words_that_it_had() {
+        let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let resumed = |text: &str, variables: &[(&str, &str)]| {
+            let variables: Vec<(String, String)> =
+                variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+            resumed("bin/tunesmith", &words(text), &variables)
+        };
+        let job = "train --model models/a --data rows.jsonl";
+        assert_eq!(resumed(job, &[]), format!("bin/tunesmith {job} --resume"), "no YAML is made up");
+        assert_eq!(resumed("train a.yaml --overwrite", &[]), "bin/tunesmith train a.yaml --resume");
+        assert_eq!(
+            resumed("train --resume a.yaml", &[("CONFIG", "b c.yaml"), ("TRAIN_SEED", "1")]),
+            "CONFIG='b c.yaml' TRAIN_SEED=1 bin/tunesmith train a.yaml --resume"
+        );
+        let checkpoint = "train a.yaml --resume runs/a/checkpoint-000010 train.seed=2";
+        assert_eq!(resumed(checkpoint, &[]), "bin/tunesmith train a.yaml train.seed=2 --resume");
+        assert_eq!(resumed("train --resume=latest a.yaml", &[]), "bin/tunesmith train a.yaml --resume");
+        assert_eq!(
+            resumed("launch --nproc 2 -- train a.yaml", &[]),
+            "bin/tunesmith launch --nproc 2 -- train a.yaml --resume"
+        );
+    }
+
+    #[test]
+    fn a_program_in_this_folder_is_not_looked_for_in_path() {
+        let here = Path::new("/home/me");
+        let below = |path: &str| below(Path::new(path), here).display().to_string();
+        assert_eq!(below("/home/me/tunesmith"), "./tunesmith");
+        assert_eq!(below("/home/me/target/release/tunesmith"), "target/release/tunesmith");
+        assert_eq!(
+            (below("tunesmith"), below("/usr/bin/tunesmith")),
+            ("tunesmith".into(), "/usr/bin/tunesmith".into())
         );
     }
 

@@ -238,7 +238,7 @@ fn facts(
     let rank = config.tuning.method().and_then(|method| method.targets().ranks);
     let how = rank.map_or_else(|| config.tuning.mode.to_string(), |rank| format!("adapters of rank {}", rank.r));
     let keeps = match (job.full, arch.num_hidden_layers) {
-        (0, _) => "what products gave is kept",
+        (0, _) => "outputs of matrix products are kept for the backward pass",
         (full, blocks) if full >= blocks => "every block is run again",
         _ => "some blocks are run again",
     };
@@ -293,7 +293,7 @@ fn policies(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, row: Ro
     };
     [
         ("all is kept", 0, blocks),
-        ("what products gave", 0, 0),
+        ("outputs of matrix products", 0, 0),
         ("half of the blocks run again", blocks / 2, 0),
         ("every block run again", blocks, 0),
     ]
@@ -396,7 +396,7 @@ fn show(report: &Report) -> String {
         (0..parts.len()).filter(|&at| plan.rows.iter().any(|row| row.rank.parts()[at].1 > 0)).collect();
     let hosted = plan.rows.iter().any(|row| row.rank.host > 0);
     let mut heads = vec!["strategy".to_owned()];
-    heads.extend(["total", "", "longest row", "rows"].map(str::to_owned));
+    heads.extend(["total", "", "longest row that fits", "rows that fit at once"].map(str::to_owned));
     heads.extend(hosted.then(|| "on the host".to_owned()));
     heads.extend(used.iter().map(|&at| parts[at].to_owned()));
     let mut lines = vec![heads];

@@ -11,6 +11,7 @@ use crate::data::{self, Counts, Dataset};
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
+use crate::words::count;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -48,8 +49,8 @@ pub fn run(args: &Args) -> Result<()> {
     if args.out.extension().is_none_or(|extension| extension != "jsonl") {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));
     }
-    let mut config = args.job.load(&[])?.config;
-    let (inputs, existing) = (data::named_inputs(&config), staged::existing(args.overwrite));
+    let resolved = args.job.load(&[])?;
+    let (inputs, existing) = (data::named_inputs(&resolved.config), staged::existing(args.overwrite));
     let [json_report, text_report] = ["report.json", "report.md"].map(|end| args.out.with_extension(end));
     for target in RowPart::ALL.map(|part| target(&args.out, part)).iter().chain([&json_report, &text_report]) {
         claim_file(target, existing, &inputs)?;
@@ -57,9 +58,14 @@ pub fn run(args: &Args) -> Result<()> {
     // Also that it can be written.
     drop(Staged::create(&args.out, existing, &inputs)?);
     let downloads = Downloads::default();
-    let model_dir = hub::model_dir(&config.model, Part::Description, &downloads)?.dir;
+    let model_dir = hub::model_dir(&resolved.config.model, Part::Description, &downloads)?.dir;
+    let arch = Arch::from_dir(&model_dir)?;
+    let (mut config, note) = resolved.for_model(&arch)?;
+    if let Some(note) = note {
+        terminal::print_note(&note);
+    }
     hub::fetch_paths(&mut config.data, &downloads)?;
-    let vocabulary = Arch::from_dir(&model_dir)?.vocab_size;
+    let vocabulary = arch.vocab_size;
     let bar = Bar::default();
     let data = data::load(&config, &model_dir, vocabulary, &bar)?;
     let mut written = Vec::new();
@@ -76,8 +82,11 @@ pub fn run(args: &Args) -> Result<()> {
     let mut report = numbers(&data);
     report["written"] = files.clone().into();
     report["blake3"] = digests.into();
+    if let Some(style) = &args.style {
+        report["style"] = style.as_str().into();
+    }
     staged::write(&json_report, existing, &format!("{report:#}\n"))?;
-    let readable = readable(&data, &files);
+    let readable = readable(&data, &files, args.style.as_deref());
     staged::write(&text_report, existing, &readable)?;
     if args.json { terminal::print_exact(&format!("{report:#}\n")) } else { terminal::print(&readable) }
 }
@@ -146,15 +155,22 @@ fn styled(row: &str, style: &str) -> Result<String> {
 type Count = fn(&Counts) -> u64;
 
 /// The report for people, in Markdown.
-fn readable(data: &Dataset, files: &serde_json::Map<String, serde_json::Value>) -> String {
+fn readable(data: &Dataset, files: &serde_json::Map<String, serde_json::Value>, style: Option<&str>) -> String {
     let mut text = String::from("# Data report\n\n");
     for (file, rows) in files {
-        let _ = writeln!(text, "- `{file}`: {rows} rows");
+        let _ = writeln!(text, "- `{file}`: {}", count(rows, "row"));
+    }
+    if let Some(style) = style {
+        let _ = writeln!(text, "- every system message begins with: {}", json!(style));
     }
     let _ = writeln!(text, "\n```\n{}```\n", overview(data, false));
     let report = &data.report;
+    let is_split = [(&data.validation, &report.validation), (&data.test, &report.test)]
+        .iter()
+        .any(|(rows, counts)| rows.is_some() && counts.is_none());
+    let train = if is_split { "train, before the split" } else { "train" };
     let sets =
-        [("train", Some(&report.train)), ("validation", report.validation.as_ref()), ("test", report.test.as_ref())];
+        [(train, Some(&report.train)), ("validation", report.validation.as_ref()), ("test", report.test.as_ref())];
     text.push_str("| rows | ");
     let sets: Vec<(&str, &Counts)> = sets.into_iter().filter_map(|(name, counts)| Some((name, counts?))).collect();
     let _ = writeln!(text, "{} |", sets.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(" | "));
@@ -171,8 +187,8 @@ fn readable(data: &Dataset, files: &serde_json::Map<String, serde_json::Value>) 
         ("left out: nearly repeats an earlier row", |counts| counts.near_duplicates.rows),
         ("also in the evaluation rows", |counts| counts.contaminated.rows),
     ];
-    for (what, count) in lines {
-        let cells: Vec<String> = sets.iter().map(|(_, counts)| json!(count(counts)).to_string()).collect();
+    for (what, of) in lines {
+        let cells: Vec<String> = sets.iter().map(|(_, counts)| of(counts).to_string()).collect();
         let _ = writeln!(text, "| {what} | {} |", cells.join(" | "));
     }
     text

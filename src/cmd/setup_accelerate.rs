@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::output::{Existing, claim_file};
 use crate::plan::platform::{self, Engine, Host, Layout};
 use crate::train::machine;
+use crate::words::count;
 
 /// Write a configuration of Accelerate for this machine
 #[derive(Debug, clap::Args)]
@@ -56,11 +57,11 @@ pub fn run(args: &Args) -> Result<()> {
         if asks { ask(text, &fallback, fits) } else { Ok(fallback) }
     };
     let found = devices::several(host.cores) as u64;
-    let count = |text: &str| text.parse().is_ok_and(|count: u64| (1..=4096).contains(&count));
+    let possible = |text: &str| text.parse().is_ok_and(|count: u64| (1..=4096).contains(&count));
     let processes = if let Some(processes) = args.num_processes {
         processes
     } else {
-        let text = question("How many ranks on this machine?", found.to_string(), &count)?;
+        let text = question("How many ranks on this machine?", found.to_string(), &possible)?;
         text.parse().unwrap_or(found)
     };
     let strategy = match &args.strategy {
@@ -84,9 +85,9 @@ pub fn run(args: &Args) -> Result<()> {
     let layout = Layout { ranks, local: ranks, in_process: false };
     let choices = platform::choose(&host, layout, Engine::Cpu);
     terminal::print(&format!(
-        "wrote {}: {processes} rank{} on this machine, {}\n{}\nuse it with ACCELERATE_CONFIG_FILE={}\n",
+        "wrote {}: {} on this machine, {}\n{}\nuse it with ACCELERATE_CONFIG_FILE={}\n",
         args.out.display(),
-        if processes == 1 { "" } else { "s" },
+        count(processes, "rank"),
         answers.strategy,
         platform::summary(&host, &choices, platform::threads(host.cores, ranks)),
         args.out.display()

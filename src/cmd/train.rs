@@ -1,13 +1,12 @@
 //! `tunesmith train`: fine-tunes a model as a configuration says; shows a progress bar on a terminal and plain lines
 //! elsewhere.
 use std::io::IsTerminal as _;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::args::{JobArgs, print_notes};
+use super::args::{JobArgs, is_checkpoint, print_notes};
 use super::terminal::{Style, columns, print, print_exact, print_note, print_text, stdout_colour};
 use super::{bar, paste};
 use crate::comm::env;
@@ -17,17 +16,18 @@ use crate::error::{Error, Result};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::train::metrics::{EvalLine, StepLine};
 use crate::train::progress::{Event, Observer, Pace, WINDOW};
-use crate::train::report::{Sample, exact_matches};
+use crate::train::report::{Sample, exact_matches, whole_percent};
 use crate::train::run::{self, Options, Summary};
 use crate::train::signals::Stop;
+use crate::words::count;
 
 /// The arguments of `tunesmith train`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
     job: JobArgs,
-    /// Go on from a checkpoint: the newest good one of the output directory, or the folder DIR, or that which a run's file
-    /// `best` or `latest` names
+    /// Go on from a checkpoint: without a value from the newest good one of the output directory; DIR is a checkpoint's
+    /// folder, or a run's file `best` or `latest`
     #[arg(long, value_name = "latest|DIR", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<String>,
     /// Resume although this part of the checkpoint's stamp differs, such as `train.learning_rate` (may be given more
@@ -81,7 +81,8 @@ pub fn run(args: &Args) -> Result<()> {
         },
     )?;
     let console = Console::new(resolved.config.train.logging_steps);
-    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch };
+    let again = paste::to_resume(launch.is_some());
+    let options = Options { allow: args.allow.clone(), overwrite: args.overwrite, launch, again };
     let summary = run::run(&resolved, &options, &stop, &console)?;
     console.finish();
     if !first {
@@ -162,14 +163,12 @@ pub fn resolved(words: &[String]) -> Result<Option<(Resolved, Option<String>)>> 
 /// a word that is plainly not a checkpoint folder is given back.
 fn claim_word(job: &JobArgs, resume: Option<&str>) -> (JobArgs, Option<String>) {
     let mut job = job.clone();
-    // Not a run's own `latest` or `best`, which name a checkpoint.
-    let is_file = |word: &str| Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
     let resume = resume.map(|word| {
-        if word.contains('=') || is_file(word) {
+        if is_checkpoint(word) {
+            word.to_owned()
+        } else {
             job.config.words.push(word.to_owned());
             "latest".to_owned()
-        } else {
-            word.to_owned()
         }
     });
     (job, resume)
@@ -269,8 +268,9 @@ impl Console {
         let scores: Vec<String> = scores.map(|(name, score)| format!(", {name} {score:.4}")).collect();
         let scores = scores.concat();
         self.say(&format!(
-            "evaluation after step {}: loss {loss}{scores} over {} rows in {seconds}{best}\n",
-            line.step, line.eval_rows
+            "evaluation after step {}: loss {loss}{scores} over {} in {seconds}{best}\n",
+            line.step,
+            count(line.eval_rows, "row")
         ));
     }
 
@@ -287,12 +287,12 @@ impl Console {
             lines.push(format!("  {prompt}\n    expected  {reference}\n    before    {before}\n    after     {after}"));
         }
         if samples.len() > SHOWN {
-            lines.push(format!("  … and {} more rows", samples.len() - SHOWN));
+            lines.push(format!("  … and {}", count(samples.len() - SHOWN, "more row")));
         }
         let (before, after) = exact_matches(samples);
-        let share = |count: usize| 100.0 * count as f64 / samples.len() as f64;
+        let share = |count: usize| whole_percent(count, samples.len());
         lines.push(format!(
-            "  exact match: {before}/{of} ({:.0} %) before, {after}/{of} ({:.0} %) after\n",
+            "  exact match: {before}/{of} ({} %) before, {after}/{of} ({} %) after\n",
             share(before),
             share(after),
             of = samples.len(),
@@ -344,7 +344,7 @@ impl Observer for Console {
             }
             Event::Step { line, pace, skipped } => self.step(line, pace, *skipped),
             Event::Evaluating { rows } => {
-                self.on_bar(&format!("evaluating {rows} rows"));
+                self.on_bar(&format!("evaluating {}", count(rows, "row")));
             }
             Event::Eval { line, best } => self.eval(line, *best),
             Event::Saved(path) => self.say(&format!("saved {}\n", path.display())),
@@ -412,9 +412,9 @@ fn show_summary(summary: &Summary) -> String {
     let work = match summary.steps {
         0 => "no step was left to do".to_owned(),
         steps => format!(
-            "{} steps, {} tokens at {} tokens/s",
-            grouped(steps),
-            grouped(summary.tokens),
+            "{}, {} at {} tokens/s",
+            count(grouped(steps), "step"),
+            count(grouped(summary.tokens), "token"),
             grouped(summary.tokens_per_second.round() as u64)
         ),
     };

@@ -1,10 +1,11 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
+use super::arch::Arch;
 use super::resolve::{Resolved, Source, set_by};
 use super::unread;
 use super::value::ConfigValue as _;
 use super::{
-    Auto, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy, Sharding,
-    Strategy, Task, TrainConfig, task,
+    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy,
+    Sharding, Strategy, Task, TrainConfig, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -374,7 +375,7 @@ pub fn is_hub_name(name: &str) -> bool {
 
 impl Resolved {
     /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
-    /// what a file says where the shell names another model (`other_model`), with a note.
+    /// what a file says where the shell (`other_model`) or another file names the model, with a note.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: the model sees fewer tokens.
@@ -383,7 +384,9 @@ impl Resolved {
         match self.source("model.max_seq_len") {
             Source::Default => Ok((asked.min(context), None)),
             _ if asked <= reach => Ok((asked, None)),
-            source @ Source::File { .. } if other_model || of_shell(self.source("model.name")) => {
+            source @ Source::File { path, .. }
+                if other_model || of_shell(self.source("model.name")) || self.names_model_elsewhere(path) =>
+            {
                 let note = format!(
                     "model.max_seq_len: {reach}, which is what this model sees by its config.json, and not {asked} ({source})"
                 );
@@ -394,6 +397,26 @@ impl Resolved {
             ))
             .hint(format!("set model.max_seq_len to at most {reach}"))),
         }
+    }
+
+    /// The configuration with the length that a run would use ([`Self::max_seq_len`]), and what is to be known of it.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: the model sees fewer tokens.
+    pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
+        let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+        let mut config = self.config.clone();
+        config.model.max_seq_len = length;
+        Ok((config, note))
+    }
+
+    /// Whether the model is named in another file than `path`, which includes that one or is included by it.
+    fn names_model_elsewhere(&self, path: &Path) -> bool {
+        ["model.local_dir", "model.name"]
+            .iter()
+            .map(|key| self.source(key))
+            .find(|source| **source != Source::Default)
+            .is_some_and(|source| matches!(source, Source::File { path: other, .. } if other != path))
     }
 }
 

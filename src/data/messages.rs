@@ -119,7 +119,11 @@ fn normalise(message: &mut Value) -> Result<()> {
     match fields.get("content").unwrap_or(&Value::Null) {
         Value::String(_) | Value::Array(_) => {}
         Value::Null if calls => {}
-        Value::Null => return Err(Error::data("\"content\" is missing, expected a string or a list")),
+        Value::Null => {
+            let found = if fields.contains_key("content") { "null" } else { "missing" };
+            return Err(Error::data(format!("\"content\" is {found}, expected a string or a list"))
+                .hint("write the message's text; an empty one is \"\""));
+        }
         content => {
             return Err(Error::data(format!("\"content\" is {}, expected a string or a list", kind(content))));
         }

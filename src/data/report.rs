@@ -2,6 +2,7 @@
 use std::collections::BTreeMap;
 
 use super::encode::Notes;
+use crate::words::count;
 use serde::{Deserialize, Serialize};
 
 /// How many rows of a kind are named.
@@ -34,7 +35,8 @@ impl Found {
     }
 
     fn warning(&self, set: &str, what: &str) -> Option<String> {
-        (self.rows > 0).then(|| format!("{set}: {} rows {what} (first: {})", self.rows, self.places.join(", ")))
+        (self.rows > 0)
+            .then(|| format!("{set}: {} {what} (first: {})", count(self.rows, "row"), self.places.join(", ")))
     }
 }
 
@@ -80,8 +82,11 @@ impl Turns {
         let growth = self.tokens as f64 / self.tokens_once.max(1) as f64;
         (self.rows > 0).then(|| {
             format!(
-                "{} rows in {} renderings: {} tokens instead of {} ({growth:.2} times)",
-                self.rows, self.renderings, self.tokens, self.tokens_once
+                "{} in {}: {} instead of {} ({growth:.2} times)",
+                count(self.rows, "row"),
+                count(self.renderings, "rendering"),
+                count(self.tokens, "token"),
+                self.tokens_once
             )
         })
     }
@@ -190,16 +195,16 @@ impl Counts {
     pub fn warnings(&self, set: &str, max_seq_len: usize, dropped: bool) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.truncated > 0 {
-            warnings.push(format!("{set}: {} rows cut to {max_seq_len} tokens", self.truncated));
+            warnings.push(format!("{set}: {} cut to {max_seq_len} tokens", count(self.truncated, "row")));
         }
         if self.too_long > 0 {
-            warnings.push(format!("{set}: {} rows longer than {max_seq_len} tokens left out", self.too_long));
+            warnings.push(format!("{set}: {} longer than {max_seq_len} tokens left out", count(self.too_long, "row")));
         }
         for (rows, key) in
             [(self.below_min_length, "below data.min_length"), (self.above_max_length, "above data.max_length")]
         {
             if rows > 0 {
-                warnings.push(format!("{set}: {rows} rows {key} left out"));
+                warnings.push(format!("{set}: {} {key} left out", count(rows, "row")));
             }
         }
         if self.unlabeled > 0 {
@@ -208,15 +213,15 @@ impl Counts {
                 cut => format!(", {cut} of them because truncation cut the labels off"),
             };
             warnings.push(format!(
-                "{set}: {} rows without labels left out{cut} (first: {})",
-                self.unlabeled,
+                "{set}: {} without labels left out{cut} (first: {})",
+                count(self.unlabeled, "row"),
                 self.unlabeled_places.join(", ")
             ));
         }
-        warnings.extend(self.duplicates.warning(set, "that repeat an earlier one left out"));
-        warnings.extend(self.near_duplicates.warning(set, "that nearly repeat an earlier one left out"));
+        warnings.extend(self.duplicates.warning(set, "left out, repeating an earlier one"));
+        warnings.extend(self.near_duplicates.warning(set, "left out, nearly repeating an earlier one"));
         let contaminated =
-            if dropped { "that are also in the evaluation rows left out" } else { "are also in the evaluation rows" };
+            if dropped { "left out, also in the evaluation rows" } else { "also in the evaluation rows" };
         warnings.extend(self.contaminated.warning(set, contaminated));
         warnings.extend(self.turns.limited.warning(set, "of which first turns are not learned (data.max_turn_growth)"));
         for (name, found) in &self.unread {

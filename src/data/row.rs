@@ -158,6 +158,9 @@ impl Row {
     fn of(row: &mut Map<String, Value>, forms: &[Form]) -> Result<Self> {
         let form = if forms.len() == 1 { forms[0] } else { Form::detect(row).unwrap_or(forms[0]) };
         if !forms.contains(&form) || !form.fits(row) {
+            if has(row, "chosen") && has(row, "rejected") {
+                return Err(preference(row));
+            }
             let found: Vec<&str> =
                 row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
             let expected: Vec<String> = forms.iter().map(Form::to_string).collect();
@@ -258,6 +261,17 @@ pub(super) fn said(content: &Value) -> String {
         Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
         _ => String::new(),
     }
+}
+
+/// Rows with an answer to prefer and one to avoid.
+fn preference(row: &Map<String, Value>) -> Error {
+    let name = match (&row["chosen"], has(row, "prompt")) {
+        (_, true) => "completion",
+        (Value::Array(_), false) => "messages",
+        (_, false) => "text",
+    };
+    Error::data("these are preference rows (chosen, rejected), which are not supported yet")
+        .hint(format!("to learn the chosen answers, rename `chosen` to `{name}`"))
 }
 
 /// What a value is, in words.
@@ -375,6 +389,24 @@ mod tests {
         let roles: Vec<String> =
             contents(parse(json!({"conversations": turns})).unwrap()).into_iter().map(|(role, _)| role).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    }
+
+    #[test]
+    fn preference_rows_are_named_with_what_can_be_done() {
+        let turns = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]);
+        for (row, name) in [
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), "completion"),
+            (json!({"chosen": turns, "rejected": turns}), "messages"),
+            (json!({"chosen": "a", "rejected": "b"}), "text"),
+        ] {
+            let error = parse(row.clone()).unwrap_err();
+            assert!(error.message().contains("preference rows (chosen, rejected)"), "{error}");
+            assert!(error.hint_text().unwrap().contains(&format!("rename `chosen` to `{name}`")), "{error}");
+            let mut renamed = row.as_object().unwrap().clone();
+            let chosen = renamed.shift_remove("chosen").unwrap();
+            renamed.insert(name.to_owned(), chosen);
+            parse(renamed.into()).unwrap();
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use minijinja::Value as JinjaValue;
-use minijinja::value::Kwargs;
+use minijinja::value::{Kwargs, ValueKind};
 use serde_json::Value;
 
 use super::clock::strftime;
@@ -331,6 +331,35 @@ impl ChatTemplate {
             }
             _ => rendered,
         }
+        .map_err(|error| match error.kind() {
+            Kind::Data => self.for_its_content(turns, count, add_generation_prompt).unwrap_or(error),
+            _ => error,
+        })
+    }
+
+    /// The error of messages that have no text as their content, where they would be rendered if they had.
+    fn for_its_content(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Option<Error> {
+        let messages = turns.written.as_ref().unwrap_or(&turns.messages);
+        let texts: Vec<Option<String>> = messages[..count].iter().map(text_instead).collect();
+        let first = texts.iter().position(Option::is_some)?;
+        let with = |(message, text): (&JinjaValue, &Option<String>)| match text {
+            Some(text) => with_content(message, JinjaValue::from(text.as_str())),
+            None => message.clone(),
+        };
+        let with: Vec<JinjaValue> = messages.iter().zip(&texts).map(with).collect();
+        self.render_messages(turns, &with, add_generation_prompt).ok()?;
+        let is_list = messages[first].get_attr("content").is_ok_and(|content| content.kind() == ValueKind::Seq);
+        let (what, hint) = if is_list {
+            ("is a list of parts", "write it as one string; or name a template that reads parts (data.template_path)")
+        } else {
+            ("is missing or null", "write \"content\": \"\"; or name a template that allows it (data.template_path)")
+        };
+        let message = format!(
+            "message {}: its \"content\" {what}, and the chat template ({}) expects a string",
+            first + 1,
+            self.origin
+        );
+        Some(Error::data(message).hint(hint))
     }
 
     fn render_messages(&self, turns: &Turns, messages: &[JinjaValue], add_generation_prompt: bool) -> Result<String> {
@@ -357,13 +386,31 @@ impl ChatTemplate {
 /// A message as it is, or with its text as a list of one part.
 fn seen(message: &JinjaValue, parts: bool) -> JinjaValue {
     let content = message.get_attr("content").unwrap_or_default();
-    let (Some(_), true, Ok(keys)) = (content.as_str(), parts, message.try_iter()) else { return message.clone() };
-    let part = JinjaValue::from_pairs([("type", JinjaValue::from("text")), ("text", content)]);
-    let field = |key: JinjaValue| match key.as_str() {
-        Some("content") => (key.clone(), JinjaValue::from(vec![part.clone()])),
-        _ => (key.clone(), message.get_item(&key).unwrap_or_default()),
-    };
-    JinjaValue::from_pairs(keys.map(field))
+    if content.as_str().is_none() || !parts {
+        return message.clone();
+    }
+    with_content(message, vec![JinjaValue::from_pairs([("type", JinjaValue::from("text")), ("text", content)])].into())
+}
+
+/// A message with another content.
+fn with_content(message: &JinjaValue, content: JinjaValue) -> JinjaValue {
+    let Ok(keys) = message.try_iter() else { return message.clone() };
+    // A key that stands twice keeps its place and takes the last value.
+    let fields = keys.map(|key| (key.clone(), message.get_item(&key).unwrap_or_default()));
+    JinjaValue::from_pairs(fields.chain([(JinjaValue::from("content"), content)]))
+}
+
+/// The text that a message's parts are, or an empty one where it has no content; none where it has a text.
+fn text_instead(message: &JinjaValue) -> Option<String> {
+    let content = message.get_attr("content").unwrap_or_default();
+    match content.kind() {
+        ValueKind::Seq => {
+            let parts = content.try_iter().ok()?.filter_map(|part| part.get_attr("text").ok());
+            Some(parts.filter_map(|text| text.as_str().map(str::to_owned)).collect())
+        }
+        ValueKind::None | ValueKind::Undefined => Some(String::new()),
+        _ => None,
+    }
 }
 
 /// Takes the marks out and notes what they enclosed.

@@ -56,9 +56,40 @@ impl Toolkit {
         }
     }
 
+    /// Keys of which a configuration has at least one: many others are those of Transformers' own arguments, too.
+    const fn own_keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Axolotl => &[
+                "base_model",
+                "datasets",
+                "pretraining_dataset",
+                "sequence_len",
+                "micro_batch_size",
+                "num_epochs",
+                "val_set_size",
+                "adapter",
+            ],
+            Self::LlamaFactory => &[
+                "stage",
+                "do_train",
+                "dataset",
+                "dataset_dir",
+                "finetuning_type",
+                "template",
+                "cutoff_len",
+                "train_dataset",
+            ],
+            Self::SftPlay => &["include", "model", "tuning", "train", "data", "logging", "gen", "eval"],
+        }
+    }
+
     /// The toolkit that has the most of these keys; nothing if two have as many.
     fn recognise(entries: &[(String, Node)]) -> Option<Self> {
         let known = |toolkit: Self| {
+            let own = toolkit.own_keys();
+            if !entries.iter().any(|(key, _)| own.contains(&key.as_str())) {
+                return 0;
+            }
             let rules = toolkit.rules();
             entries.iter().filter(|(key, _)| rules.iter().any(|rule| rule.key == key)).count()
         };
@@ -126,8 +157,14 @@ pub struct Imported {
 pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     let entries = entries(path)?;
     let Some(toolkit) = toolkit.or_else(|| Toolkit::recognise(&entries)) else {
-        return Err(Error::config(format!("{}: its keys tell no toolkit", path.display()))
-            .hint("name it: --from axolotl, llama-factory or sft-play"));
+        return Err(Error::config(format!(
+            "{}: its keys are not those of Axolotl, LLaMA-Factory or SFT-Play",
+            path.display()
+        ))
+        .hint(
+            "if it is one of them, say which: --from axolotl, llama-factory or sft-play; arguments of Transformers and TRL \
+             have the same names here, in the section train (`tunesmith config --docs`)",
+        ));
     };
     let mut work = Work::new(path, toolkit, entries);
     let begin: fn(&mut Work) -> Result<()> = match toolkit {

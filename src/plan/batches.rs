@@ -2,6 +2,7 @@
 //! effective batch or step count is the mistake that costs the most and shows the latest.
 use super::{grouped, table};
 use crate::error::{Error, Result};
+use crate::words::count;
 
 /// What the arithmetic starts from.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -45,7 +46,22 @@ pub struct Batches {
     pub warmup_steps: u64,
 }
 
+impl Request {
+    /// The warm-up of a run of so many steps.
+    fn warmup(&self, total_steps: u64) -> u64 {
+        match self.warmup_steps {
+            0 => (self.warmup_ratio * total_steps as f64).ceil() as u64,
+            steps => steps,
+        }
+    }
+}
+
 impl Batches {
+    /// The warm-up that a run of so many steps would have with the same settings.
+    pub fn warmup_of(&self, total_steps: u64) -> u64 {
+        self.request.warmup(total_steps)
+    }
+
     /// Does the arithmetic, as Hugging Face's Trainer does: partial batches at an epoch's end count as steps,
     /// `epochs` and the warm-up ratio are rounded up to whole steps.
     ///
@@ -68,10 +84,7 @@ impl Batches {
             return Err(Error::config(format!("train.num_train_epochs = {} makes a run of no steps", request.epochs))
                 .hint("set num_train_epochs above 0, or max_steps"));
         }
-        let warmup_steps = match request.warmup_steps {
-            0 => (request.warmup_ratio * total_steps as f64).ceil() as u64,
-            steps => steps,
-        };
+        let warmup_steps = request.warmup(total_steps);
         let effective_batch = batch_size * grad_accum * world;
         Ok(Self { request, effective_batch, micro_batches_per_epoch, steps_per_epoch, total_steps, warmup_steps })
     }
@@ -100,8 +113,9 @@ impl Batches {
             (
                 "effective batch",
                 format!(
-                    "{batch_size} rows x {grad_accum} accumulated x {world} rank{} = {}",
-                    if world == 1 { "" } else { "s" },
+                    "{} x {grad_accum} accumulated x {} = {}",
+                    count(batch_size, "row"),
+                    count(world, "rank"),
                     grouped(self.effective_batch)
                 ),
             ),

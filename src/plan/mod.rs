@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 pub use crate::memory::human_bytes;
+pub use crate::words::grouped;
 
 pub mod batches;
 pub mod bytes;
@@ -24,19 +25,6 @@ pub fn table(rows: &[(String, String)]) -> String {
     })
 }
 
-/// `1234567` as `1,234,567`.
-pub fn grouped(number: u64) -> String {
-    let digits = number.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
 /// A duration as people write it: `4.2s`, `3m 07s`, `2h 05m`.
 pub fn human_seconds(seconds: f64) -> String {
     let whole = seconds.round() as u64;
@@ -53,7 +41,6 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        assert_eq!(["0", "999", "1,000", "1,234,567"].map(String::from), [0, 999, 1000, 1_234_567].map(grouped));
         assert_eq!(human_seconds(4.21), "4.2s");
         assert_eq!(human_seconds(59.99), "1m 00s");
         assert_eq!(human_seconds(187.0), "3m 07s");

@@ -1,5 +1,6 @@
 //! What a run would use on a machine where nobody says otherwise: device, engine between ranks, types, micro-batch, threads. A pure
 //! function of what the machine has, so that machines which are not there can be tried in tests.
+use crate::words::count;
 
 /// An operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -123,7 +124,7 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
         (_, true, _) => ("threads", format!("{ranks} ranks are threads of one process")),
         (_, _, false) => ("gloo", "ranks compute on the CPU".to_owned()),
         _ if host.system == System::Windows => ("gloo", "NCCL is not there on Windows".to_owned()),
-        _ if local > host.cards.len() => ("gloo", format!("{local} ranks share {} GPUs", host.cards.len())),
+        _ if local > host.cards.len() => ("gloo", format!("{local} ranks share {}", count(host.cards.len(), "GPU"))),
         _ => ("nccl", "Linux, and a GPU a rank".to_owned()),
     };
     let oldest = host.cards.iter().map(|card| card.capability).min().flatten();
@@ -141,17 +142,12 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
         choice("device", if gpu { "cuda" } else { "cpu" }, "CUDA_VISIBLE_DEVICES", device_why),
         choice("between ranks", backend, "train.ddp_backend", backend_why),
         choice("activations", dtype, "train.bf16, train.fp16", dtype_why),
-        choice(
-            "micro-batch",
-            "auto",
-            "train.batch_size",
-            "`auto` measures before step 1; the default is 8 rows".to_owned(),
-        ),
+        choice("micro-batch", "8 rows", "train.batch_size", "`auto` measures the best".to_owned()),
         choice(
             "threads a rank",
             &threads.to_string(),
             "train.num_threads",
-            format!("{cores} cores for {local} ranks here"),
+            format!("{} for {} here", count(cores, "core"), count(local, "rank")),
         ),
         choice(
             "threads that tokenize",
@@ -167,12 +163,10 @@ pub fn summary(host: &Host, choices: &[Choice], threads: usize) -> String {
     let device = choices.iter().find(|choice| choice.what == "device").map_or("", |choice| &choice.value);
     let cards = match host.cards.len() {
         0 => "no GPU".to_owned(),
-        1 => "1 GPU".to_owned(),
-        count => format!("{count} GPUs"),
+        cards => count(cards, "GPU"),
     };
-    let (system, cores) = (host.system.name(), host.cores);
-    let plural = if threads == 1 { "" } else { "s" };
-    format!("{system}, {cores} cores, {cards}: computed on the {device}, {threads} thread{plural} a rank")
+    let (system, cores, threads) = (host.system.name(), count(host.cores, "core"), count(threads, "thread"));
+    format!("{system}, {cores}, {cards}: computed on the {device}, {threads} a rank")
 }
 
 #[cfg(test)]

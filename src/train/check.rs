@@ -34,7 +34,7 @@ impl Held {
         self.loaded + self.activations + self.optimizer + self.moment
     }
 
-    /// As predicted, without the program itself, which no allocator counts.
+    /// As predicted, without the program itself, which the allocator does not count.
     const fn of(rank: &Breakdown) -> Self {
         Self {
             loaded: rank.weights + rank.trained + rank.gradients + rank.program.saturating_sub(PROGRAM),

@@ -18,12 +18,13 @@ use crate::config::{Mode, Resolved};
 use crate::data::question;
 use crate::error::{Error, Result};
 use crate::plan::{grouped, human_bytes, human_seconds};
+use crate::words::count;
 
-/// Writes what a run leaves behind.
+/// Writes what a run leaves behind. `again` is the command that goes on with it.
 ///
 /// # Errors
 /// The disk, the engine, or [`crate::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
-pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again: &str) -> Result<Summary> {
     let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
     session.publish()?;
     if session.writes() || session.sharing.shares_values() {
@@ -80,10 +81,7 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant) -> Res
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");
         return Err(Error::preempted(format!("{why}: the training is done and saved, its sample answers are not"))
-            .hint(format!(
-                "run it again with --resume: `scripts/just train CONFIG={} --resume` makes them",
-                resolved.path.display()
-            )));
+            .hint(format!("make them with {again}")));
     }
     Ok(summary)
 }
@@ -197,7 +195,7 @@ impl Ending<'_> {
         if let Some(scale) = self.steps().next_back().and_then(|line| line.loss_scale) {
             // The last of the optimizer's numbers counts them.
             let skipped = self.state.optimizer_scalars.last().copied().unwrap_or_default();
-            fact("loss scale", format!("{scale} at the end, {skipped} steps skipped for overflow"));
+            fact("loss scale", format!("{scale} at the end, {} skipped for overflow", count(skipped, "step")));
         }
         if let Some((loss, step)) = best_of(&self.state) {
             fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
@@ -214,7 +212,7 @@ impl Ending<'_> {
                 fact("model", self.weights.display().to_string());
                 let dir = self.weights.display();
                 let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
-                fact("use it", format!("Transformers: AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+                fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
             }
             _ => {
                 fact("adapter", self.weights.display().to_string());
@@ -229,8 +227,8 @@ impl Ending<'_> {
                 } else {
                     base.to_owned()
                 };
-                fact("use it", format!("PEFT: PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
-                fact("train on", format!("tuning.adapter={}", self.weights.display()));
+                fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
+                fact("train further", format!("tuning.adapter={}", self.weights.display()));
             }
         }
         if config.logging.report {

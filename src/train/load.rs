@@ -21,6 +21,8 @@ use crate::error::{Error, Result};
 use crate::model::quantized_cache::Cache;
 use crate::model::weights::WeightFiles;
 use crate::model::{Model, Phases, quantize};
+use crate::optim::Schedule;
+use crate::words::count;
 
 /// A model, and how its frozen weights are shared with other ranks, if they are.
 pub struct Loaded {
@@ -83,6 +85,23 @@ fn cache<'a>(weights: Option<&'a WeightFiles>, config: &Config) -> Result<Option
         (Some(how), Some(files), Some(root)) => Cache::new(&root, files, how).map(Some),
         _ => Ok(None),
     }
+}
+
+/// What is to be known of a run that goes on with another number of steps than it had: most learning rates follow from it.
+fn other_length(prepared: &Prepared, state: &TrainState) -> Option<String> {
+    let now = prepared.batches.total_steps;
+    let before = state.total_steps.filter(|&before| before != now && before > 0)?;
+    let what = format!("the run now has {} and not {before}", count(now, "step"));
+    let old = Schedule::of(&prepared.config.train, prepared.batches.warmup_of(before), before);
+    let Some(old) = old.ok().filter(|_| state.step < now) else { return Some(what) };
+    // Behind its end a schedule has no rate of its own.
+    let (old, rate) = (old.lr(state.step.min(before - 1)), prepared.schedule.lr(state.step));
+    let step = state.step + 1;
+    Some(if old.to_bits() == rate.to_bits() {
+        format!("{what}: the learning rate of step {step} stays {rate:.4e}")
+    } else {
+        format!("{what}: the learning rate of step {step} is {rate:.4e} and not {old:.4e}")
+    })
 }
 
 impl<'a> Session<'a> {
@@ -152,6 +171,10 @@ impl<'a> Session<'a> {
                 ));
             }
         }
+        if let Some(note) = other_length(&prepared, &state) {
+            observer.event(&Event::Notice(&note));
+        }
+        state.total_steps = Some(prepared.batches.total_steps);
         let mut saver = Background::new(&RealDisk);
         if comm.world().is_first() && !sharing.shares_state() && prepared.optimizer.saving > 0 {
             let values = model.params.values();

@@ -425,13 +425,16 @@ impl Prepared {
         let among = if shared { format!(", shared among {} ranks", self.ranks.0) } else { String::new() };
         facts.push(("optimizer".to_owned(), format!("{}{average} · {state} of state{among}", train.optim)));
         if self.optimizer.saving > 0 && !shared {
-            let text = format!("{}, to save beside the steps (train.save_async)", human_bytes(self.optimizer.saving));
+            let text = format!(
+                "{} kept so that saving runs in the background (train.save_async)",
+                human_bytes(self.optimizer.saving)
+            );
             facts.push(("checkpoint copy".to_owned(), text));
         }
         facts.extend(trained::facts(self));
         facts.extend(scores::facts(&self.dataset));
         if let Some(budget) = memory::budget() {
-            let asked = if train.memory_budget.is_some() { "" } else { ", what the machine has free less a tenth" };
+            let asked = if train.memory_budget.is_some() { "" } else { ": 90 % of what is free" };
             facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));
         }
         if let Some(validation) = &self.dataset.validation {

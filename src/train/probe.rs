@@ -18,6 +18,7 @@ use crate::files::{self, staged};
 use crate::memory;
 use crate::model::weights::WeightFiles;
 use crate::plan::{grouped, human_bytes};
+use crate::words::{self, are};
 
 /// A speed counts as better from so much on: less is noise.
 const BETTER: f64 = 1.02;
@@ -104,8 +105,8 @@ impl Asked {
             let world = self.world;
             return Err(Error::config(format!(
                 "train.effective_batch = {rows} is not a multiple of {given} rows (train.batch_size and train.grad_accum, \
-                 where they are given) x {world} rank{}",
-                if world == 1 { "" } else { "s" }
+                 where they are given) x {}",
+                words::count(world, "rank")
             ))
             .hint(format!("set train.effective_batch: {}", rows.div_ceil(self.world * given) * self.world * given)));
         }
@@ -212,7 +213,8 @@ pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, model: (&Config, Option<&Wei
         let speeds: Vec<String> = speeds.iter().map(show).collect();
         reasons.push(format!("rows of a micro-batch, and about how many tokens/s: {}", speeds.join(", ")));
         reasons.push(format!(
-            "{batch_size} rows are the fewest whose passes are as fast as any: about {} tokens/s, {} at best",
+            "{} already as fast as more: about {} tokens/s, {} at best",
+            are(batch_size, "row"),
             grouped(speed.round() as u64),
             grouped(best.round() as u64)
         ));

@@ -22,6 +22,8 @@ pub struct Options {
     pub overwrite: bool,
     /// What the launcher says that started this process as one of several.
     pub launch: Option<Launch>,
+    /// The command that goes on with this run, as a message says it.
+    pub again: String,
 }
 
 /// What a finished run amounts to.
@@ -123,12 +125,12 @@ fn run_here(
     if starts && resolved.config.train.eval_strategy != EvalStrategy::No {
         session.evaluate()?;
     }
-    let outcome = steps(&mut session)?;
-    finish::finish(session, outcome, began)
+    let outcome = steps(&mut session, &options.again)?;
+    finish::finish(session, outcome, began, &options.again)
 }
 
 /// From the step that the session stands at to the end.
-fn steps(session: &mut Session<'_>) -> Result<Outcome> {
+fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
     let total = session.prepared.batches.total_steps;
     loop {
         let gone = session.output_has_gone()?;
@@ -164,7 +166,7 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
             (Some(why), _) => {
                 // Nobody leaves before everything is saved: a launcher may end the others when one has.
                 session.comm.barrier()?;
-                return Err(interrupted(session, why));
+                return Err(interrupted(session, why, again));
             }
             (None, Some(outcome)) => return Ok(outcome),
             (None, None) => session.step()?,
@@ -172,7 +174,7 @@ fn steps(session: &mut Session<'_>) -> Result<Outcome> {
     }
 }
 
-fn interrupted(session: &Session<'_>, why: &str) -> Error {
+fn interrupted(session: &Session<'_>, why: &str, again: &str) -> Error {
     let (step, total) = (session.state.step, session.prepared.batches.total_steps);
     if why == GONE {
         let output_dir = session.prepared.config.train.output_dir.display();
@@ -185,8 +187,6 @@ fn interrupted(session: &Session<'_>, why: &str) -> Error {
     if step == 0 {
         return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));
     }
-    Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved")).hint(format!(
-        "run it again with --resume: `scripts/just train CONFIG={} --resume`, with the same overrides",
-        session.resolved.path.display()
-    ))
+    Error::preempted(format!("{why}: stopped after step {step} of {total}, everything is saved"))
+        .hint(format!("go on with {again}"))
 }

@@ -11,6 +11,7 @@ use crate::data::{self, Dataset};
 use crate::error::{Error, Kind, Result};
 use crate::eval::metrics::scored::{self, Bootstrap, Scored};
 use crate::plan::grouped;
+use crate::words::count;
 
 /// Labels that are told one by one.
 const TOLD: usize = 20;
@@ -141,7 +142,8 @@ pub fn facts(dataset: &Dataset) -> Vec<(String, String)> {
             Some(_) => format!(", {} for validation", grouped(class.validation)),
             None => String::new(),
         };
-        let text = format!("{} rows ({share:.1} %){held_out}, weight {:.4}", grouped(class.train), class.weight);
+        let text =
+            format!("{} ({share:.1} %){held_out}, weight {:.4}", count(grouped(class.train), "row"), class.weight);
         facts.push((format!("label {}", class.label), text));
     }
     if classes.len() > TOLD {

@@ -128,6 +128,35 @@ fn raw_text_muon_and_a_cosine_with_a_floor() {
 }
 
 #[test]
+fn raw_text_is_cut_into_pieces_and_long_chats_are_left_out() {
+    let truncation = |name: &str| line(&read(name), "truncation").split(' ').next().unwrap().to_owned();
+    assert_eq!(truncation("axolotl_full.yaml"), "split", "pretraining_dataset");
+    assert_eq!(truncation("axolotl_lora.yaml"), "drop", "chats");
+    assert_eq!(truncation("axolotl_unfrozen.yaml"), "split", "raw text beside chats");
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("theirs.yaml");
+    let text = |more: &str| {
+        std::fs::write(
+            &path,
+            format!("base_model: m\nsequence_len: 128\nmicro_batch_size: 2\nadapter: lora\ndatasets:\n{more}"),
+        )
+        .unwrap();
+        import::read(&path, Some(Toolkit::Axolotl)).unwrap()
+    };
+    let rows = "  - {path: a.jsonl, type: completion}\n";
+    assert_eq!(value(&text(rows), "data.truncation"), "split");
+    // It is about chats alone: texts are in pieces before it is looked at.
+    for word in ["drop", "truncate", "raise"] {
+        let made = text(&format!("{rows}excess_length_strategy: {word}\n"));
+        assert_eq!(value(&made, "data.truncation"), "split", "{word}");
+        assert_eq!(note(&made, "excess_length_strategy").outcome, Outcome::Changed);
+    }
+    let mixed = text(&format!("{rows}  - {{path: b.jsonl, type: chat_template}}\n"));
+    assert_eq!(value(&mixed, "data.truncation"), "split");
+    assert!(line(&mixed, "truncation").contains("left out there"), "{}", mixed.yaml);
+}
+
+#[test]
 fn a_data_set_of_the_hub_keeps_its_configuration_and_form() {
     let made = read("axolotl_unfrozen.yaml");
     assert!(
@@ -522,6 +551,21 @@ fn a_configuration_without_rows_is_imported() {
     assert_eq!(value(&made, "train.eval_strategy"), "steps");
     assert_eq!(value(&made, "train.predict_with_generate"), true);
     assert_eq!(note(&made, "train.dataloader_num_workers").outcome, Outcome::Needless);
+}
+
+#[test]
+fn arguments_of_transformers_are_none_of_the_three() {
+    let root = tempfile::tempdir().unwrap();
+    let path = root.path().join("trl.yaml");
+    for text in [
+        "model_name_or_path: m\ndataset_name: owner/rows\nlearning_rate: 2.0e-5\nnum_train_epochs: 1\npacking: true\nuse_peft: true\nlora_r: 32\n",
+        "model_name_or_path: gpt2\nper_device_train_batch_size: 4\nlearning_rate: 1e-4\nseed: 1\n",
+    ] {
+        std::fs::write(&path, text).unwrap();
+        let error = import::read(&path, None).unwrap_err();
+        assert!(error.message().contains("not those of Axolotl, LLaMA-Factory or SFT-Play"), "{error}");
+        assert!(error.hint_text().unwrap().contains("Transformers and TRL"), "{error}");
+    }
 }
 
 #[test]

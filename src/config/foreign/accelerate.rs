@@ -137,7 +137,7 @@ fn port(reader: &mut Reader, value: &Value) -> Result<()> {
 fn gpu_ids(reader: &mut Reader, value: &Value) -> Result<()> {
     let text = value.word()?;
     if text == "all" {
-        return reader.same(value, "asks for nothing");
+        return reader.same(value, "already so");
     }
     let ids: Result<Vec<usize>, _> = text.split(',').map(|id| id.trim().parse()).collect();
     let ids = ids.map_err(|_| value.expected("`all`, or numbers such as 0,1"))?;

@@ -341,7 +341,7 @@ fn tensorboard_text(reader: &mut Reader, value: &Value) -> Result<()> {
 /// Where a state lies that DeepSpeed would keep off the GPU.
 fn offload(reader: &mut Reader, value: &Value) -> Result<()> {
     match value.word()?.as_str() {
-        "none" => reader.same(value, "asks for nothing"),
+        "none" => reader.same(value, "already so"),
         "cpu" => reader.same(value, HOST),
         "nvme" => Err(value.refused(DISK)),
         _ => Err(value.expected("none, cpu or nvme")),

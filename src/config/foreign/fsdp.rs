@@ -90,7 +90,7 @@ fn checkpointing(reader: &mut Reader, value: &Value) -> Result<()> {
     if value.flag()? {
         reader.put(value, "train.gradient_checkpointing", Node::Bool(true), "")
     } else {
-        reader.same(value, "asks for nothing")
+        reader.same(value, "already so")
     }
 }
 

@@ -84,7 +84,7 @@ impl Fate {
         match self {
             Self::Taken => "taken",
             Self::Auto => "auto",
-            Self::Same => "so anyway",
+            Self::Same => "no effect:",
             Self::Warned => "not needed:",
             Self::Overridden => "overridden",
         }

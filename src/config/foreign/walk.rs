@@ -330,10 +330,10 @@ impl Reader {
                     || value.is_auto()
                     || (is_off(&value.node) && !scalars.contains(&Scalar::Bool(true))) =>
             {
-                self.same(value, "asks for nothing")
+                self.same(value, "already so")
             }
             Act::Unless(_, why) => Err(value.refused(why)),
-            Act::Warned(_) if is_off(&value.node) => self.same(value, "asks for nothing"),
+            Act::Warned(_) if is_off(&value.node) => self.same(value, "already so"),
             Act::Always(_, why) | Act::Warned(why) => self.warn(value, why),
         }
     }

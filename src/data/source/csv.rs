@@ -30,6 +30,16 @@ pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: 
         Error::data(format!("{}:{line}: malformed CSV: {what}", path.display()))
     };
     let header = reader.headers().map_err(|error| malformed(&error))?.clone();
+    let other = |mark: char| delimiter == b',' && header.len() == 1 && header[0].contains(mark);
+    for (mark, name, hint) in [
+        (';', "semicolons", "put commas between the cells, as Excel does with \"CSV UTF-8 (comma delimited)\""),
+        ('\t', "tabs", "put commas between the cells, or rename the file to .tsv"),
+    ] {
+        if other(mark) {
+            let message = format!("{}:1: between the cells are {name}, expected commas", path.display());
+            return Err(Error::data(message).hint(hint));
+        }
+    }
     let mut seen = HashSet::new();
     if let Some(name) = header.iter().find(|name| !seen.insert(*name)) {
         return Err(Error::data(format!("{}:1: the column {name:?} is there twice", path.display())));

@@ -14,6 +14,8 @@ pub struct Sums {
     seed: u64,
     /// `[replicates, width]`.
     replicates: Vec<f64>,
+    /// Of each replicate, whether any row counts in it.
+    counted: Vec<bool>,
 }
 
 /// Shares of 2^64 below which a draw is 0, 1, 2, … (beyond the last: the next number).
@@ -31,7 +33,12 @@ fn thresholds() -> [u64; 20] {
 impl Sums {
     /// Of `width` numbers a row, with so many replicates (0: no intervals).
     pub fn new(width: usize, replicates: usize, seed: u64) -> Self {
-        Self { all: vec![0.0; width], seed, replicates: vec![0.0; width * replicates] }
+        Self {
+            all: vec![0.0; width],
+            seed,
+            replicates: vec![0.0; width * replicates],
+            counted: vec![false; replicates],
+        }
     }
 
     /// Adds a row's numbers; `row` is its place among the rows asked.
@@ -43,14 +50,17 @@ impl Sums {
             let draw = key(self.seed, row, number as u64);
             let times = bounds.iter().take_while(|&&bound| draw >= bound).count() as f64;
             if times > 0.0 {
+                self.counted[number] = true;
                 sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += times * count);
             }
         }
     }
 
-    /// A score of each replicate's sums.
+    /// A score of each replicate's sums; NaN, which [`interval`] leaves out, of one in which no row counts: of nothing, some
+    /// measures are 0 and not undefined.
     pub fn scores(&self, score: impl Fn(&[f64]) -> f64) -> Vec<f64> {
-        self.replicates.chunks_exact(self.all.len().max(1)).map(score).collect()
+        let replicates = self.replicates.chunks_exact(self.all.len().max(1)).zip(&self.counted);
+        replicates.map(|(sums, counted)| if *counted { score(sums) } else { f64::NAN }).collect()
     }
 }
 
@@ -95,6 +105,17 @@ mod tests {
         for (count, share) in counts.iter().zip([0.367_88, 0.367_88, 0.183_94, 0.080_3]) {
             assert!((f64::from(*count) / 100_000.0 - share).abs() < 0.005, "{counts:?}");
         }
+    }
+
+    #[test]
+    fn a_replicate_in_which_no_row_counts_is_left_out() {
+        let mut sums = Sums::new(1, 400, 3);
+        (0..2).for_each(|row| sums.add(row, &[0.5]));
+        // exp(-2): about one of seven has no row. A measure such as BLEU gives 0 for it.
+        let scores = sums.scores(|sums| if sums[0] > 0.0 { 50.0 } else { 0.0 });
+        let empty = scores.iter().filter(|score| score.is_nan()).count();
+        assert!((30..90).contains(&empty), "{empty}");
+        assert_eq!(interval(scores, 0.95), Some((50.0, 50.0)));
     }
 
     #[test]

@@ -139,7 +139,16 @@ impl Scored {
     }
 
     fn replicates(&self, bootstrap: Bootstrap, found: &Found) -> Vec<Vec<f64>> {
-        let one = |replicate| self.values(Some(&times(bootstrap.seed, self.rows(), replicate)), found);
+        let measures = names(&self.head).len();
+        let one = |replicate| {
+            let times = times(bootstrap.seed, self.rows(), replicate);
+            // Of nothing, the measures of a label are 0 and not undefined.
+            if times.iter().all(|&times| times == 0) {
+                vec![f64::NAN; measures]
+            } else {
+                self.values(Some(&times), found)
+            }
+        };
         (0..bootstrap.replicates as u64).into_par_iter().map(one).collect()
     }
 
@@ -310,4 +319,28 @@ fn log_softmax(outputs: &[f32]) -> Vec<f64> {
 /// The probabilities of the labels.
 pub fn softmax(outputs: &[f32]) -> Vec<f64> {
     log_softmax(outputs).into_iter().map(f64::exp).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_measures_of_a_label_have_no_replicates_without_rows() {
+        let mut scored = Scored::new(ScoreHead { labels: vec!["a".into(), "b".into()] });
+        scored.push(&[1.0, 0.0], 0, 1.0);
+        let bootstrap = Bootstrap { replicates: 200, confidence: 0.95, seed: 1 };
+        let scores = scored.scores(bootstrap);
+        let recall = scores.iter().find(|score| score.name == "recall.a").unwrap();
+        // One row, and it is right: a replicate has it, or nothing.
+        assert_eq!((recall.value, recall.interval), (1.0, Some((1.0, 1.0))));
+        let wrong = {
+            let mut other = Scored::new(ScoreHead { labels: vec!["a".into(), "b".into()] });
+            other.push(&[0.0, 1.0], 0, 1.0);
+            other
+        };
+        let differences = wrong.differences(&scored, bootstrap);
+        let recall = differences.iter().find(|difference| difference.name == "recall.a").unwrap();
+        assert_eq!((recall.interval, recall.p_value), (Some((1.0, 1.0)), Some(0.0)));
+    }
 }

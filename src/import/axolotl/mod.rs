@@ -16,6 +16,7 @@ const TRACKER: &str =
     "Weights & Biases, MLflow and Comet are not yet part of this version; TensorBoard and report.html are written";
 const NO_LOADER: &str = "rows are tokenized before training, there is no data loader";
 const UPLOAD: &str = "a run uploads nothing; `tunesmith export --push` does";
+const TRUNCATION: &str = "data.truncation";
 const CACHE: &str = "tokens are cached by content, in data.cache_dir";
 
 macro_rules! rules {
@@ -322,10 +323,10 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     work.follow();
     mode(work);
     precision(work);
-    rows::sets(work);
+    let kinds = rows::sets(work);
     let splits = names::validation(work, "val_set_size");
     let validates = splits || work.written("data.val_path").is_some();
-    lengths(work);
+    lengths(work, &kinds);
     batches(work);
     schedule(work);
     names::moments(work, "no", "epoch", validates);
@@ -439,16 +440,33 @@ fn precision(work: &mut Work) {
     }
 }
 
-fn lengths(work: &mut Work) {
-    match work.get(&["excess_length_strategy"]) {
-        Some((key, Node::Str(word))) if word == "raise" => {
-            work.put(&key, "data.truncation", Node::Str("drop".into()), "left out and counted, not refused");
+fn lengths(work: &mut Work, kinds: &rows::Kinds) {
+    let excess = work.get(&["excess_length_strategy"]);
+    if kinds.text {
+        let why = match (&excess, kinds.others) {
+            (_, false) => "raw text is cut into pieces of sequence_len",
+            (Some((_, Node::Str(word))), true) if word == "truncate" => {
+                "raw text is cut into pieces of sequence_len, of other rows the end is cut off"
+            }
+            (_, true) => {
+                "raw text is cut into pieces of sequence_len; other rows that are too long are left out there, here their end is cut off"
+            }
+        };
+        match excess {
+            Some((key, _)) => work.put(&key, TRUNCATION, Node::Str("split".into()), why),
+            None => work.implied(TRUNCATION, Node::Str("split".into()), why),
         }
-        Some((key, Node::Str(word))) if word == "truncate" => {
-            work.put(&key, "data.truncation", Node::Str("right".into()), "");
+    } else {
+        match excess {
+            Some((key, Node::Str(word))) if word == "raise" => {
+                work.put(&key, TRUNCATION, Node::Str("drop".into()), "left out and counted, not refused");
+            }
+            Some((key, Node::Str(word))) if word == "truncate" => {
+                work.put(&key, TRUNCATION, Node::Str("right".into()), "");
+            }
+            Some((key, node)) => work.put(&key, TRUNCATION, node, ""),
+            None => work.implied(TRUNCATION, Node::Str("drop".into()), "rows that are too long are left out"),
         }
-        Some((key, node)) => work.put(&key, "data.truncation", node, ""),
-        None => work.implied("data.truncation", Node::Str("drop".into()), "rows that are too long are left out"),
     }
     if work.written("model.max_seq_len").is_none() {
         work.implied("model.max_seq_len", Node::Int(512), "its default");

@@ -6,6 +6,8 @@ use crate::registry::{COMPRESSED, EXTENSIONS};
 use std::path::Path;
 
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
+/// The form of raw text.
+const TEXT: &str = "text";
 
 /// One entry, on its way.
 struct Set {
@@ -15,15 +17,34 @@ struct Set {
     format: &'static str,
 }
 
+/// Of which kinds the training rows are.
+#[derive(Default)]
+pub(super) struct Kinds {
+    /// Raw text, which Axolotl cuts into pieces of `sequence_len`, whatever `excess_length_strategy` says.
+    pub text: bool,
+    /// Chats and all others.
+    pub others: bool,
+}
+
+impl Kinds {
+    fn see(&mut self, sets: &[Set]) {
+        self.text |= sets.iter().any(|set| set.format == TEXT);
+        self.others |= sets.iter().any(|set| set.format != TEXT);
+    }
+}
+
 /// Training and validation rows.
-pub(super) fn sets(work: &mut Work) {
+pub(super) fn sets(work: &mut Work) -> Kinds {
+    let mut kinds = Kinds::default();
     if let Some((key, _)) = work.get(&["pretraining_dataset"]) {
-        let plain = listed(work, &key, Some("text"));
+        let plain = listed(work, &key, Some(TEXT));
+        kinds.see(&plain);
         place(work, &key, "data.train_path", plain, "raw text, every token is learned");
         work.implied("data.loss_on", Node::Str("all".into()), "pretraining_dataset");
     }
     if work.get(&["datasets"]).is_some() {
         let sets = listed(work, "datasets", None);
+        kinds.see(&sets);
         place(work, "datasets", "data.train_path", sets, "");
     }
     if work.get(&["test_datasets"]).is_some() {
@@ -39,6 +60,7 @@ pub(super) fn sets(work: &mut Work) {
             work.lost(key, "parts of a data set: see data.max_rows");
         }
     }
+    kinds
 }
 
 /// The entries of a list of data sets.
@@ -197,7 +219,7 @@ fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>)
             );
             "auto"
         }
-        "completion" | "pretrain" => "text",
+        "completion" | "pretrain" => TEXT,
         "input_output" => {
             work.lost(&from, "segments with labels: write the rows as {input_ids, labels}");
             "auto"

@@ -71,6 +71,11 @@ pub fn exact_matches(samples: &[Sample]) -> (usize, usize) {
     (count(|sample| &sample.before), count(|sample| &sample.after))
 }
 
+/// A share as whole percents, the same in the terminal and in the report.
+pub fn whole_percent(part: usize, whole: usize) -> u64 {
+    (100.0 * part as f64 / whole.max(1) as f64).round() as u64
+}
+
 /// A configuration key as the run used it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SettingRow {
@@ -155,7 +160,7 @@ fn cards(page: &mut String, report: &Report) {
         let _ = write!(
             page,
             "<div class=\"{class}\"><small>exact match</small><b>{} %</b><small>{after} of {of} held-out rows, before {before}</small></div>",
-            (100.0 * after as f64 / of as f64).round(),
+            whole_percent(after, of),
         );
     }
     for (name, value, remark) in &report.cards {
@@ -458,6 +463,7 @@ mod tests {
             assert!(!page.contains(absent), "{absent}");
         }
         assert_eq!(exact_matches(&example().samples), (0, 1));
+        assert_eq!([whole_percent(69, 200), whole_percent(0, 0)], [35, 0]);
     }
 
     #[test]

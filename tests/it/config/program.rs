@@ -127,6 +127,15 @@ fn the_references_are_printed_to_the_byte() {
 }
 
 #[test]
+fn help_of_help_is_help() {
+    let folder = Folder::new(&[]);
+    for words in [&["help"][..], &["help", "--help"], &["help", "-h"]] {
+        assert!(stdout(&folder.tunesmith().args(words).output().unwrap()).contains("doctor"), "{words:?}");
+    }
+    assert!(stdout(&folder.tunesmith().args(["help", "train", "--help"]).output().unwrap()).contains("--resume"));
+}
+
+#[test]
 fn help_is_there_at_once() {
     let folder = Folder::new(&[]);
     let fastest = (0..5).map(|_| {

@@ -111,7 +111,7 @@ fn repeated_rows_go_and_the_first_stays() {
     assert_eq!((data.train.len(), data.report.train.duplicates.rows), (6, 1));
     assert!(data.report.train.duplicates.places[0].ends_with("rows.jsonl:3"), "{:?}", data.report.train.duplicates);
     assert!(
-        data.report.warnings.iter().any(|warning| warning.contains("1 rows that repeat")),
+        data.report.warnings.iter().any(|warning| warning.contains("1 row left out, repeating an earlier one")),
         "{:?}",
         data.report.warnings
     );
@@ -142,7 +142,7 @@ fn training_rows_that_are_evaluated_on_are_found() {
     config.data.contamination = Contamination::Warn;
     let data = load_with(&config).unwrap();
     assert_eq!((data.train.len(), data.report.train.contaminated.rows), (5, 3));
-    assert!(data.report.warnings.iter().any(|warning| warning.contains("are also in the evaluation rows")));
+    assert!(data.report.warnings.iter().any(|warning| warning.contains("also in the evaluation rows")));
     config.data.contamination = Contamination::Drop;
     let data = load_with(&config).unwrap();
     assert_eq!(data.train.len(), 2);

@@ -128,6 +128,10 @@ fn refusals_of_files_name_one_place_and_fit_the_form() {
     let ragged = load_text("rows.csv", "question,answer\nq,a\nq,a,b\n").unwrap_err().to_string();
     assert!(ragged.contains("rows.csv:3: malformed CSV: found 3 fields, expected 2"), "{ragged}");
 
+    let semicolons = load_text("rows.csv", "question;answer\nq;a\n").unwrap_err();
+    assert!(semicolons.message().contains("rows.csv:1: between the cells are semicolons"), "{semicolons}");
+    assert!(semicolons.hint_text().is_some_and(|hint| hint.contains("commas")), "{semicolons}");
+
     let plain = load_text("rows.txt", "once upon a time\n").unwrap_err();
     assert!(plain.hint_text().is_some_and(|hint| hint.contains("{\"text\": …}")), "{plain:?}");
     let unlabeled = load_text("rows.jsonl", r#"{"input_ids": [5, 6], "labels": [-100, -100]}"#).unwrap_err();
@@ -135,7 +139,9 @@ fn refusals_of_files_name_one_place_and_fit_the_form() {
 
     assert_refused(load_with(&config(std::path::Path::new("/nowhere/rows.jsonl"))), &["data.train_path", "/nowhere"]);
     let silent = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant"}]}"#;
-    assert_refused(load_text("rows.jsonl", silent), &["rows.jsonl:1", "message 2", "\"content\""]);
+    assert_refused(load_text("rows.jsonl", silent), &["rows.jsonl:1", "message 2", "\"content\" is missing"]);
+    let null = r#"{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": null}]}"#;
+    assert_refused(load_text("rows.jsonl", null), &["rows.jsonl:1", "message 2", "\"content\" is null"]);
 }
 
 #[test]

@@ -71,6 +71,27 @@ fn arguments_are_text_for_templates_that_join_them_with_text() {
     }
 }
 
+#[test]
+fn a_content_that_the_template_cannot_read_is_named() {
+    let adds = "{% for m in messages %}{{ '<' + m.role + '>' + m.content }}{% endfor %}";
+    let template = ChatTemplate::compile(adds, "a template", &tokenizer("bpe_llama3")).unwrap();
+    let call = serde_json::json!({"type": "function", "function": {"name": "f", "arguments": {}}});
+    for (content, what) in [
+        (serde_json::json!([{"type": "text", "text": "a"}]), "message 2: its \"content\" is a list of parts"),
+        (Value::Null, "message 2: its \"content\" is missing or null"),
+    ] {
+        let row = serde_json::json!({"messages": [
+            {"role": "user", "content": "q"}, {"role": "assistant", "content": content, "tool_calls": [call]}]});
+        let error = template.render(&conversation(&row), false).unwrap_err();
+        assert!(error.message().contains(what) && error.message().contains("(a template) expects a string"), "{error}");
+        assert!(error.hint_text().unwrap().contains("data.template_path"), "{error}");
+    }
+    // What is wrong with something else stays as it is.
+    let never = ChatTemplate::compile("{{ raise_exception('no') }}", "a template", &tokenizer("bpe_llama3")).unwrap();
+    let row = serde_json::json!({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]});
+    assert!(never.render(&conversation(&row), false).unwrap_err().message().ends_with("no"));
+}
+
 /// Templates of a folder that `scripts/golden/chat_templates.py --all` has rendered: `TUNESMITH_CHATS=FOLDER cargo test --test it
 /// templates_of_a_folder -- --ignored`.
 #[test]

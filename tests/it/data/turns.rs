@@ -358,7 +358,7 @@ fn a_row_of_several_renderings_counts_as_one_row() {
     let turns = &data.report.train.turns;
     assert_eq!((turns.rows, turns.renderings, turns.longest), (1, 3, longest as u64));
     assert_eq!((turns.tokens, turns.tokens_once), (data.train.length(0) as u64, longest as u64));
-    assert!(turns.summary().unwrap().starts_with("1 rows in 3 renderings"), "{:?}", turns.summary());
+    assert!(turns.summary().unwrap().starts_with("1 row in 3 renderings"), "{:?}", turns.summary());
 
     // Packing takes it as one row, a split as one row.
     let packed = thoughtful(|config| config.data.packing = true).unwrap();
@@ -396,7 +396,7 @@ fn renderings_are_cut_one_by_one_and_limited_in_all() {
         assert_eq!(learned(&data.train, 0, &data), learned(&whole.train, 0, &whole)[3 - kept..], "the last turns stay");
         assert_eq!(data.report.train.turns.limited.rows, 1);
         let warnings = data.report.warnings.join("\n");
-        assert!(warnings.contains("1 rows of which first turns are not learned (data.max_turn_growth)"), "{warnings}");
+        assert!(warnings.contains("1 row of which first turns are not learned (data.max_turn_growth)"), "{warnings}");
     }
 }
 

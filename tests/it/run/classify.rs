@@ -115,6 +115,11 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
     // What `eval` measures is what the run measured of the weights that it ended with.
     let output = ask(&["eval", config_text]);
     assert!(output.status.success(), "{}", said(&output));
+    let asked = said(&output);
+    assert!(asked.contains("rows            24 of 24 (validation)"), "{asked}");
+    assert!(asked.contains("intervals       95 %, by a bootstrap of "), "{asked}");
+    let output = ask(&["eval", config_text, "--split", "test"]);
+    assert!(said(&output).contains("there are no test rows: data.test_path is not set"), "{}", said(&output));
     let measured = read(&out.join("eval/metrics.json"));
     let score = &measured["models"]["tuned"]["scores"]["f1_macro"];
     assert!((score["value"].as_f64().unwrap() - best).abs() < 1e-9, "{measured}");
@@ -145,6 +150,14 @@ fn a_classifier_is_trained_measured_asked_and_merged() {
         (&lines[0]["prediction"], &lines[0]["id"], &lines[1]["prediction"]),
         (&json!("some"), &json!(1), &json!("plenty"))
     );
+    // A file that was cut off goes on where it stands; one that is whole is left as it is.
+    let whole = std::fs::read_to_string(answers).unwrap();
+    std::fs::write(answers, &whole[..whole.find('\n').unwrap() + 6]).unwrap();
+    for end in ["going on with row 2", "all 2 rows are answered"] {
+        let output = ask(&["infer", config_text, "--in", input, "--out", answers]);
+        assert!(output.status.success() && said(&output).contains(end), "{}", said(&output));
+        assert_eq!(std::fs::read_to_string(answers).unwrap(), whole);
+    }
 
     let output = ask(&["merge", config_text]);
     assert!(output.status.success(), "{}", said(&output));

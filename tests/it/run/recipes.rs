@@ -10,7 +10,17 @@ pub(super) fn just(env: &[(&str, &str)], words: &[&str]) -> Output {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut command = Command::new(root.join("scripts/just"));
     command.args(["--no-deps", "--set", "tunesmith", env!("CARGO_BIN_EXE_tunesmith")]).args(words);
-    for name in ["CONFIG", "OUT", "STYLE", "NPROC", "NUM_GPUS", "DEEPSPEED_CONFIG", "ACCELERATE_CONFIG_FILE"] {
+    for name in [
+        "CONFIG",
+        "OUT",
+        "STYLE",
+        "MERGED",
+        "PROMPT",
+        "NPROC",
+        "NUM_GPUS",
+        "DEEPSPEED_CONFIG",
+        "ACCELERATE_CONFIG_FILE",
+    ] {
         command.env_remove(name);
     }
     command.envs(env.iter().copied()).output().unwrap()
@@ -31,7 +41,7 @@ fn train_distributed_takes_num_gpus_as_ranks_on_the_cpu() {
     let config = format!("CONFIG={}", fixture.config("run", &["train.max_steps: 3"]).display());
     let text = done(&just(&[("TRAIN_BATCH_SIZE", "1")], &["train-distributed", &config, "NUM_GPUS=2"]));
     assert!(text.contains("NUM_GPUS=2: 2 ranks on the CPU; "), "{text}");
-    assert!(text.contains("1 rows x 2 accumulated x 2 ranks = 4"), "the variable reaches the ranks: {text}");
+    assert!(text.contains("1 row x 2 accumulated x 2 ranks = 4"), "the variable reaches the ranks: {text}");
     assert!(text.contains("platform") && text.contains("computed on the cpu"), "{text}");
     let output = just(&[], &["train-distributed", &config, "NUM_GPUS=two", "--overwrite"]);
     assert_eq!(output.status.code(), Some(2), "{}", said(&output));

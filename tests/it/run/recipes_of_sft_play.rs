@@ -22,6 +22,11 @@ fn style_begins_every_system_message_and_render_writes_what_is_learned() {
     done(&just(&[], &["process", CHAT, &out("plain/train.jsonl")]));
     done(&just(&[], &["style", CHAT, &out("styled/train.jsonl"), "STYLE=Be brief. Don't guess."]));
     done(&just(&[("STYLE", "Be brief. Don't guess.")], &["style", CHAT, &out("again/train.jsonl")]));
+    let text = done(&just(&[], &["style", CHAT, &out("default/train.jsonl")]));
+    assert!(text.contains("style: STYLE is not set: every system message begins with"), "{text}");
+    let report = std::fs::read_to_string(fixture.path("default/train.report.md")).unwrap();
+    assert!(report.contains("- every system message begins with: \"Answer in two short lines"), "{report}");
+    assert!(report.contains("| rows | train, before the split |"), "{report}");
     done(&just(&[], &["render", CHAT, &out("rendered/train.jsonl")]));
     let (plain, styled) = (rows(&fixture.path("plain/train.jsonl")), rows(&fixture.path("styled/train.jsonl")));
     assert_eq!(styled, rows(&fixture.path("again/train.jsonl")), "a word or a variable");
@@ -72,6 +77,13 @@ fn check_says_whether_configuration_and_rows_are_sound() {
 }
 
 #[test]
+fn the_first_token_of_raw_text_is_not_shown_as_learned() {
+    let text = done(&just(&[], &["data", "CONFIG=examples/dapt/dapt.yaml", "--rows", "1"]));
+    let row = text.lines().skip_while(|line| !line.starts_with("row 1 of train")).nth(1).unwrap();
+    assert!(row.contains('⟦') && !row.starts_with('⟦'), "{row}");
+}
+
+#[test]
 fn train_bnb_and_train_unsloth_train_adapters_on_a_base_in_four_bits() {
     let fixture = Fixture::new();
     for name in ["bnb", "unsloth"] {
@@ -87,6 +99,10 @@ fn train_bnb_and_train_unsloth_train_adapters_on_a_base_in_four_bits() {
             "gen.num_samples=0",
         ];
         done(&just(&[], &words));
+        // As printed: with the recipe's own file, whose rows are longer than what the small model sees.
+        let text = done(&just(&[], &[&format!("train-{name}"), &to, words[3], words[5], words[6], "--overwrite"]));
+        let note = "model.max_seq_len: 512, which is what this model sees by its config.json, and not 4096";
+        assert_eq!(text.contains(note), name == "unsloth", "{text}");
         let stamp = std::fs::read_to_string(out.join("checkpoint-000001/backend.json")).unwrap();
         assert!(stamp.contains("nf4"), "{stamp}");
     }
@@ -103,6 +119,26 @@ fn merge_test_loads_the_merged_model_and_lets_it_answer() {
     done(&just(&[], &["merge", &config]));
     let text = done(&just(&[], &["merge-test", &config, "PROMPT=ab"]));
     assert!(text.contains("loads and answers"), "{text}");
+    // As variables, and as just's own.
+    let merged = fixture.path("out/merged").display().to_string();
+    let text = done(&just(&[("MERGED", &merged), ("PROMPT", "ab")], &["merge-test"]));
+    assert!(text.contains(&format!("{merged} loads and answers")), "{text}");
+    let echo = fixture.path("echo");
+    std::fs::write(&echo, "#!/bin/sh\necho \"$@\"\n").unwrap();
+    std::fs::set_permissions(&echo, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/merge-test");
+    let text = done(&Command::new(script).arg(&echo).env("MERGED", &merged).env("PROMPT", "a b").output().unwrap());
+    assert!(text.contains(&format!("--model {merged} --prompt a b")), "{text}");
+    let text = done(&just(&[], &[&format!("MERGED={merged}"), "merge-test"]));
+    assert!(text.contains("loads and answers"), "{text}");
+}
+
+#[test]
+fn an_example_that_is_not_there_is_refused_with_the_names_of_those_that_are() {
+    let output = just(&[], &["example", "nope"]);
+    assert_eq!(output.status.code(), Some(2), "{}", said(&output));
+    let said = said(&output);
+    assert!(said.contains("no example nope; there are: chat classification continue dapt"), "{said}");
 }
 
 #[test]
@@ -115,8 +151,12 @@ fn event_files_are_removed_and_nothing_else() {
     }
     let logdir = format!("TB_LOGDIR={}", fixture.path("runs").display());
     let shown = done(&just(&[], &["tb-open", &logdir, "TB_PORT=6399"]));
-    assert!(shown.contains("http://localhost:6399") && shown.contains("runs"), "{shown}");
-    assert!(done(&just(&[], &["tb-clean", &logdir])).contains("removed 1 event files"));
+    assert!(shown.contains("port 6399; start it: just tensorboard") && shown.contains("runs"), "{shown}");
+    assert!(!shown.contains("http:"), "{shown}");
+    for words in [&["tensorboard", "--help"][..], &["tb-open", "--help"]] {
+        assert!(done(&just(&[], words)).contains("usage: just tensorboard"));
+    }
+    assert!(done(&just(&[], &["tb-clean", &logdir])).contains("removed 1 event file below"));
     let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["notes.txt"]);
 }
@@ -136,6 +176,7 @@ fn train_and_watch_leaves_tensorboard_until_it_is_stopped() {
     done(&just(&env, &["train-and-watch", &config]));
     std::thread::sleep(std::time::Duration::from_millis(300));
     assert!(!ended.exists(), "it stays after the run");
+    assert!(done(&just(&env, &["tb-open"])).contains("visit: http://localhost:6313"));
     assert!(done(&just(&env, &["tb-stop"])).contains("stopped"));
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while !ended.exists() && std::time::Instant::now() < deadline {

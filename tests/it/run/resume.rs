@@ -9,7 +9,7 @@ use tunesmith::train::run::{Options, run};
 use tunesmith::train::signals::Stop;
 
 use super::ends::metrics;
-use super::fixture::{Fixture, said, tunesmith};
+use super::fixture::{Fixture, said, train, tunesmith};
 
 /// Stands for a stop when the final weights are saved and the sample answers begin.
 const AT_FINAL_WEIGHTS: u64 = u64::MAX - 1;
@@ -216,6 +216,28 @@ fn a_checkpoint_by_name_forgets_later_steps() {
     assert_eq!(timeless(&fixture.path("out")), before, "no line stands twice");
     assert!(fixture.path("out/checkpoint-000006.later").is_dir(), "what the first run saved is not lost");
     assert!(bytes("adapter") == adapter && bytes("checkpoint-000006") == last);
+}
+
+#[test]
+fn another_number_of_steps_is_said_with_the_rate_that_follows() {
+    let fixture = Fixture::new();
+    let config = |name: &str, schedule: &str| {
+        let out = format!("train.output_dir: {}", fixture.path(name).display());
+        fixture.config(
+            name,
+            &["train.max_steps: 4", "train.warmup_steps: 0", &format!("train.lr_scheduler_type: {schedule}"), &out],
+        )
+    };
+    for (schedule, end) in [("linear", "is 3.3333e-3 and not 2.5000e-3"), ("constant", "stays 1.0000e-2")] {
+        let config = config(schedule, schedule);
+        assert!(train(&config, &[]).status.success());
+        let words = ["--resume", "train.max_steps=6"];
+        let more = said(&train(&config, &words));
+        let wanted = format!("the run now has 6 steps and not 4: the learning rate of step 5 {end}");
+        assert!(more.contains(&wanted), "{wanted}: {more}");
+        let same = said(&train(&config, &words));
+        assert!(!same.contains("the run now has"), "{same}");
+    }
 }
 
 #[test]

@@ -56,6 +56,9 @@ fn a_run_interrupted_three_times_ends_as_one_that_was_not() {
         assert_eq!(output.status.code(), code, "{}", said(&output));
         if code.is_some() {
             assert!(said(&output).contains("everything is saved"), "{}", said(&output));
+            // The command that goes on, whatever folder it is in.
+            let again = format!("train {} {out} --resume`", config.display());
+            assert!(said(&output).contains(&again), "{again}: {}", said(&output));
         }
     }
     let output = train(&config, &[&out, "--resume"]);

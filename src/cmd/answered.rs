@@ -1,0 +1,237 @@
+//! The file that `infer --out` writes: the rows of `--in` with what the model says of each. A file that was cut off goes on where
+//! it stands.
+use std::fs::File;
+use std::io::Write as _;
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::config::Config;
+use crate::config::arch::ScoreHead;
+use crate::data;
+use crate::error::{Error, Result};
+use crate::files::output::{Existing, claim_file};
+use crate::files::{self, real};
+
+/// What a model says of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Form {
+    /// A text.
+    Answer,
+    /// A label.
+    Label,
+    /// A number.
+    Number,
+}
+
+impl Form {
+    const ALL: [Self; 3] = [Self::Answer, Self::Label, Self::Number];
+
+    /// What a model with this head says.
+    pub fn of(head: Option<&ScoreHead>) -> Self {
+        match head {
+            None => Self::Answer,
+            Some(head) if head.is_number() => Self::Number,
+            Some(_) => Self::Label,
+        }
+    }
+
+    /// The fields that a row has beside its own.
+    pub const fn fields(self) -> &'static [&'static str] {
+        match self {
+            Self::Answer => &["answer", "end", "answer_tokens"],
+            Self::Label => &["prediction", "probabilities"],
+            Self::Number => &["prediction", "truncated"],
+        }
+    }
+
+    /// A row's own fields, such that these have room beside them: the answer that it has is often what one compares with.
+    fn own_fields(self, row: &Value) -> Map<String, Value> {
+        let line = if self == Self::Answer { "prompt" } else { "text" };
+        let Value::Object(fields) = row else { return Map::from_iter([(line.to_owned(), row.clone())]) };
+        let mut own = Map::new();
+        for (name, value) in fields {
+            let mut free = name.clone();
+            if self.fields().contains(&name.as_str()) {
+                while fields.contains_key(&free) || own.contains_key(&free) {
+                    free.insert_str(0, "own_");
+                }
+            }
+            own.insert(free, value.clone());
+        }
+        own
+    }
+
+    /// The row with what is said of it, in the order of the fields.
+    pub fn with(self, row: &Value, said: impl IntoIterator<Item = Value>) -> Value {
+        let mut fields = self.own_fields(row);
+        fields.extend(self.fields().iter().map(|name| (*name).to_owned()).zip(said));
+        Value::Object(fields)
+    }
+
+    /// Whether `line` is `row` with something said of it.
+    fn is_of(self, line: &Map<String, Value>, row: &Value) -> bool {
+        let mut own = line.clone();
+        self.fields().iter().all(|name| own.remove(*name).is_some()) && own == self.own_fields(row)
+    }
+}
+
+/// How many rows a file has, and what is said of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Done {
+    pub rows: usize,
+    form: Option<Form>,
+}
+
+impl Done {
+    /// None.
+    pub const NONE: Self = Self { rows: 0, form: None };
+
+    /// How many rows `out` has already; half a line at its end is cut off.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Config`]: a line that is not that row of --in.
+    pub fn read(out: &Path, rows: &[Value]) -> Result<Self> {
+        let bytes = match files::read_own(out, u64::MAX) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::NONE),
+            Err(error) => return Err(Error::io("read", out, &error)),
+        };
+        let whole = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let mut done = Self::NONE;
+        for line in bytes[..whole].split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            let found: Map<String, Value> = serde_json::from_slice(line).unwrap_or_default();
+            let row = rows.get(done.rows);
+            let form = Form::ALL.into_iter().filter(|form| done.form.is_none_or(|known| known == *form));
+            done.form = row.and_then(|row| form.into_iter().find(|form| form.is_of(&found, row)));
+            if done.form.is_none() {
+                return Err(another(out, done.rows));
+            }
+            done.rows += 1;
+        }
+        if whole == 0 && !bytes.is_empty() {
+            return Err(Error::config(format!("{}: no line of answers, though not empty", out.display()))
+                .hint("--overwrite starts the file anew; or name another --out"));
+        }
+        if whole < bytes.len() {
+            let cut = real(out).and_then(|out| files::open_to_write(&out, false)?.set_len(whole as u64));
+            cut.map_err(|error| Error::io("write", out, &error))?;
+        }
+        Ok(done)
+    }
+}
+
+fn another(out: &Path, row: usize) -> Error {
+    Error::config(format!("{}:{}: not the answer to that row of --in", out.display(), row + 1))
+        .hint("--overwrite starts the file anew; or name another --out")
+}
+
+/// The file while it is written, a line a row.
+pub(super) struct Lines<'a> {
+    form: Form,
+    file: File,
+    path: &'a Path,
+    rows: &'a [Value],
+    next: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// Goes on behind the rows that are `done`.
+    ///
+    /// # Errors
+    /// The disk; [`crate::Kind::Config`]: `out` holds what another kind of model says, or is something that the run reads.
+    pub fn open(out: &'a Path, rows: &'a [Value], done: Done, form: Form, config: &Config) -> Result<Self> {
+        if done.form.is_some_and(|known| known != form) {
+            return Err(another(out, 0));
+        }
+        // By now the model's files are known, too.
+        let place = claim_file(out, Existing::Replace, &data::named_inputs(config))?;
+        let open = files::open_to_write(&place, true);
+        let file = open.and_then(|file| if done.rows == 0 { file.set_len(0).map(|()| file) } else { Ok(file) });
+        let file = file.map_err(|error| Error::io("write", out, &error))?;
+        Ok(Self { form, file, path: out, rows, next: done.rows })
+    }
+
+    /// The row that comes next.
+    pub const fn next(&self) -> usize {
+        self.next
+    }
+
+    /// Writes the next row with what is said of it.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn push(&mut self, said: impl IntoIterator<Item = Value>) -> Result<()> {
+        let line = format!("{}\n", self.form.with(&self.rows[self.next], said));
+        self.file.write_all(line.as_bytes()).map_err(|error| Error::io("write", self.path, &error))?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Makes what is written last. `finished`: whether every row is answered.
+    ///
+    /// # Errors
+    /// The disk; [`crate::Kind::Preempted`] when rows are left.
+    pub fn close(self, finished: bool) -> Result<()> {
+        self.file.sync_all().map_err(|error| Error::io("write", self.path, &error))?;
+        if finished {
+            return Ok(());
+        }
+        let (path, of) = (self.path.display(), self.rows.len());
+        Err(Error::preempted(format!("{path}: {} of {of} rows are answered", self.next))
+            .hint("run the same command again: it goes on there"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn said(form: Form) -> Vec<Value> {
+        match form {
+            Form::Answer => vec!["x".into(), "length".into(), 2.into()],
+            Form::Label => vec!["ham".into(), json!({"ham": 1.0})],
+            Form::Number => vec![0.5.into(), false.into()],
+        }
+    }
+
+    #[test]
+    fn every_form_of_file_goes_on_after_its_last_whole_line() {
+        let root = tempfile::tempdir().unwrap();
+        let out = root.path().join("out.jsonl");
+        let done = |rows: &[Value]| Done::read(&out, rows).map(|done| done.rows);
+        let rows = [json!({"question": "a", "id": 1}), json!("b"), json!({"question": "c", "truncated": 1})];
+        assert_eq!(done(&rows).unwrap(), 0);
+        for form in Form::ALL {
+            let lines: Vec<String> = rows.iter().map(|row| form.with(row, said(form)).to_string()).collect();
+            std::fs::write(&out, format!("{}\n{}\n{}", lines[0], lines[1], &lines[2][..9])).unwrap();
+            assert_eq!(done(&rows).unwrap(), 2, "{form:?}");
+            assert_eq!(std::fs::read_to_string(&out).unwrap(), format!("{}\n{}\n", lines[0], lines[1]));
+            std::fs::write(&out, lines.join("\n") + "\n").unwrap();
+            assert_eq!(done(&rows).unwrap(), 3, "{form:?}");
+            let other = [json!({"question": "z"}), json!("b")];
+            assert_eq!(done(&other).unwrap_err().kind(), crate::Kind::Config);
+            assert!(done(&rows[..1]).is_err(), "more answers than rows");
+        }
+        let mixed = [Form::Answer, Form::Label].map(|form| form.with(&rows[0], said(form)).to_string());
+        std::fs::write(&out, mixed.join("\n") + "\n").unwrap();
+        assert!(done(&[rows[0].clone(), rows[0].clone()]).is_err(), "of two kinds of model");
+    }
+
+    #[test]
+    fn a_row_keeps_what_it_says_itself() {
+        let row = json!({"question": "a", "answer": "b", "own_answer": 1, "end": true});
+        let kept = json!({"question": "a", "own_own_answer": "b", "own_answer": 1, "own_end": true, "answer": "x", "end": "length", "answer_tokens": 2});
+        let line = Form::Answer.with(&row, said(Form::Answer));
+        assert_eq!(line, kept);
+        assert!(Form::Answer.is_of(line.as_object().unwrap(), &row));
+        let plain = Form::Answer.with(&json!({"question": "a"}), said(Form::Answer)).to_string();
+        assert_eq!(plain, r#"{"question":"a","answer":"x","end":"length","answer_tokens":2}"#);
+        let label = Form::Label.with(&json!({"text": "a", "prediction": "spam"}), said(Form::Label));
+        assert_eq!(
+            label,
+            json!({"text": "a", "own_prediction": "spam", "prediction": "ham", "probabilities": {"ham": 1.0}})
+        );
+    }
+}

@@ -1,0 +1,54 @@
+//! Layer 0: numbers with their nouns, as messages say them.
+use std::fmt::Display;
+
+/// `1234567` as `1,234,567`.
+pub fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+/// A number and its noun, which is given in the singular: `1 row`, `2 rows`. The number may be grouped already.
+pub fn count(number: impl Display, noun: &str) -> String {
+    let number = number.to_string();
+    let plural = number != "1";
+    format!("{number} {}", if plural { many(noun) } else { noun.to_owned() })
+}
+
+/// As [`count`], as the subject of a sentence: `1 row is`, `2 rows are`.
+pub fn are(number: impl Display, noun: &str) -> String {
+    let number = number.to_string();
+    let verb = if number == "1" { "is" } else { "are" };
+    format!("{} {verb}", count(number, noun))
+}
+
+/// The plural of a noun, or of the last word of several.
+fn many(noun: &str) -> String {
+    if ["s", "x", "ch", "sh"].iter().any(|end| noun.ends_with(end)) { format!("{noun}es") } else { format!("{noun}s") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_s_noun_is_in_the_singular_after_one_only() {
+        assert_eq!(["0 rows", "1 row", "2 rows"].map(String::from), [0, 1, 2].map(|number| count(number, "row")));
+        assert_eq!(
+            (count(1, "event file"), count(2, "micro-batch")),
+            ("1 event file".into(), "2 micro-batches".into())
+        );
+        assert_eq!((are(1, "row"), are(grouped(2000), "row")), ("1 row is".into(), "2,000 rows are".into()));
+    }
+
+    #[test]
+    fn digits_are_grouped_by_three() {
+        assert_eq!(["0", "999", "1,000", "1,234,567"].map(String::from), [0, 999, 1000, 1_234_567].map(grouped));
+    }
+}
