@@ -296,7 +296,8 @@ impl Asker {
         })?;
         let text = template.render(messages, true)?.text;
         let split = self.config.data.split_special_tokens;
-        self.fits(template.tokens(&self.tokenizer, messages, &text, true, (split, None))?.encoded.ids)
+        let most = Some(self.model.arch.max_position_embeddings);
+        self.fits(template.tokens(&self.tokenizer, messages, &text, true, (split, most))?.encoded.ids, text.len())
     }
 
     /// The tokens of plain text.
@@ -304,16 +305,18 @@ impl Asker {
     /// # Errors
     /// [`crate::Kind::Data`]: it leaves no room for an answer.
     pub fn plain(&self, text: &str) -> Result<Vec<u32>> {
-        self.fits(self.tokenizer.encode(text, true)?.ids)
+        let most = Some(self.model.arch.max_position_embeddings);
+        self.fits(self.tokenizer.encode_first(text, true, most)?.ids, text.len())
     }
 
-    fn fits(&self, ids: Vec<u32>) -> Result<Vec<u32>> {
+    /// The ids of a prompt of `bytes`, of which there may be more if there are too many.
+    fn fits(&self, ids: Vec<u32>, bytes: usize) -> Result<Vec<u32>> {
         let limit = self.model.arch.max_position_embeddings;
         match ids.len() {
             0 => Err(Error::data("the prompt is empty")),
             length if length < limit => Ok(ids),
             length => Err(Error::data(format!(
-                "the prompt has {length} tokens, the model's context {limit}: there is no room for an answer"
+                "the prompt of {bytes} bytes has {length} tokens or more, the model's context {limit}: there is no room for an answer"
             ))),
         }
     }

@@ -41,6 +41,43 @@ struct Model {
     max_input_chars_per_word: Option<u64>,
 }
 
+/// The merges of a `tokenizer.json`.
+#[derive(Deserialize)]
+struct Merging {
+    model: Merges,
+}
+
+#[derive(Deserialize)]
+struct Merges {
+    #[serde(default)]
+    merges: Option<Vec<Merge>>,
+}
+
+/// Two parts: as a list, or with a space between them.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Line(String),
+    Pair(String, String),
+}
+
+/// The library cuts the prefix off each merge's second part unseen, in the middle of a character where it is another text.
+fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
+    let merges: Merging = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    for (index, merge) in merges.model.merges.into_iter().flatten().enumerate() {
+        let (first, second) = match &merge {
+            Merge::Line(line) => line.split_once(' ').unwrap_or((line, "")),
+            Merge::Pair(first, second) => (first.as_str(), second.as_str()),
+        };
+        if !second.starts_with(prefix) {
+            return Err(format!(
+                "model.merges[{index}] is {first:?} and {second:?}, expected the second to begin with model.continuing_subword_prefix, {prefix:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// What is known of a tokenizer before it sees a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth {
@@ -82,14 +119,17 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
     }
     if let Some(model) = parts.model {
         let affixes = [
-            ("continuing_subword_prefix", model.continuing_subword_prefix),
-            ("end_of_word_suffix", model.end_of_word_suffix),
+            ("continuing_subword_prefix", &model.continuing_subword_prefix),
+            ("end_of_word_suffix", &model.end_of_word_suffix),
         ];
         for (name, affix) in affixes {
-            let length = affix.map_or(0, |affix| affix.len());
+            let length = affix.as_ref().map_or(0, String::len);
             if length > MAX_AFFIX {
                 return Err(format!("model.{name} has {length} bytes, at most {MAX_AFFIX} are allowed"));
             }
+        }
+        if let Some(prefix) = model.continuing_subword_prefix.filter(|prefix| !prefix.is_empty()) {
+            check_merges(json, &prefix)?;
         }
         if let Some(word) = model.max_input_chars_per_word.filter(|word| *word > MAX_WORD) {
             return Err(format!("model.max_input_chars_per_word is {word}, at most {MAX_WORD} are allowed"));
@@ -240,6 +280,26 @@ mod tests {
         for doubtful in ["(a+)+b", "(?:a|aa)*b", "(a){9}", "a*a*a*a*b", "a*?a*?b|a", "(?<=(a+)+)b"] {
             assert!(is_slow(doubtful), "{doubtful}");
         }
+    }
+
+    #[test]
+    fn merges_without_their_prefix_are_refused() {
+        let merged = |merges: Value| {
+            checked(
+                &json!({"model": {"type": "BPE", "continuing_subword_prefix": "##", "vocab": {}, "merges": merges}}),
+            )
+        };
+        merged(json!(["a ##b", ["c", "##d"]])).unwrap();
+        for (merges, found) in [
+            (json!(["a ##b", "a \u{e9}"]), "model.merges[1] is \"a\" and \"\u{e9}\""),
+            (json!([["a", "#"]]), "model.merges[0] is \"a\" and \"#\""),
+            (json!(["a"]), "model.merges[0] is \"a\" and \"\""),
+        ] {
+            let error = merged(merges).unwrap_err();
+            assert!(error.starts_with(found), "{error}");
+        }
+        // Other models have the prefix and no merges.
+        checked(&json!({"model": {"type": "WordPiece", "continuing_subword_prefix": "##", "vocab": {}}})).unwrap();
     }
 
     #[test]

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant, SystemTime};
 use minijinja::machinery::{self, CodeGenerator, Instruction, Instructions, Token};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value};
 
-use super::clock::thread_time;
+use super::meter::{Meter, Tally};
 use super::{print, python};
 
 /// The largest template that is read.
@@ -40,11 +40,8 @@ struct Budget {
     value: usize,
     /// What all values and the output together may still take.
     total: usize,
-    /// When the clock is looked at, and how long after it again.
-    deadline: Instant,
-    time: Duration,
-    /// What the processor had spent on this thread when it was last looked at; none before the first time.
-    spent: Option<Duration>,
+    /// How long it may still compute.
+    meter: Meter,
     /// The two characters that enclose the text of a `{% generation %}` block in the output.
     marks: (char, char),
     /// What the template takes for the present.
@@ -55,6 +52,8 @@ thread_local! {
     static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
     /// Whether a limit has stopped the last rendering.
     static STOPPED: Cell<bool> = const { Cell::new(false) };
+    /// Whether the last rendering has called `raise_exception`.
+    static RAISED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// What the running template takes for the present.
@@ -73,11 +72,33 @@ pub fn stopped(message: impl Into<String>) -> Error {
     failed(message)
 }
 
-/// Whether the error of the last rendering on this thread is that of a limit.
-pub fn is_limit(error: &Error) -> bool {
-    STOPPED.get()
-        || error.kind() == ErrorKind::OutOfFuel
-        || error.detail().is_some_and(|detail| detail.contains("recursion limit"))
+/// The error of `raise_exception`.
+pub fn raised(message: String) -> Error {
+    RAISED.set(true);
+    failed(message)
+}
+
+/// What an error of a rendering says of the template.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Blame {
+    /// A limit stopped the template, or it names what does not exist.
+    Template,
+    /// The template called `raise_exception`: it refuses the row.
+    Row,
+    /// The error alone does not tell.
+    Unclear,
+}
+
+/// Who is to blame for the error of the last rendering on this thread.
+pub fn blame(error: &Error) -> Blame {
+    use ErrorKind::{OutOfFuel, TemplateNotFound, UnknownBlock, UnknownFilter, UnknownFunction, UnknownTest};
+    let own = [OutOfFuel, TemplateNotFound, UnknownBlock, UnknownFilter, UnknownFunction, UnknownTest];
+    let recursion = error.detail().is_some_and(|detail| detail.contains("recursion limit"));
+    match () {
+        () if STOPPED.get() || recursion || own.contains(&error.kind()) => Blame::Template,
+        () if RAISED.get() => Blame::Row,
+        () => Blame::Unclear,
+    }
 }
 
 /// Fails if a value of `bytes` may not be built; called before the operations that multiply.
@@ -92,14 +113,8 @@ pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
 /// Takes `bytes` from what the rendering may still build, and looks at the clock.
 fn charge(bytes: usize) -> Result<(), Error> {
     let Some(mut budget) = BUDGET.get() else { return Ok(()) };
-    let now = Instant::now();
-    if now > budget.deadline {
-        // A thread that had to wait has not used its time up.
-        let spent = thread_time().unwrap_or_else(|| budget.spent.unwrap_or_default() + budget.time);
-        if budget.spent.is_some_and(|before| spent.saturating_sub(before) >= budget.time / 2) {
-            return Err(stopped(format!("the template ran for more than {} s", budget.time.as_secs())));
-        }
-        (budget.spent, budget.deadline) = (Some(spent), now + budget.time);
+    if budget.meter.is_over() {
+        return Err(stopped(format!("the template ran for more than {} s", budget.meter.seconds())));
     }
     budget.total =
         budget.total.checked_sub(bytes).ok_or_else(|| stopped("the template builds too much text in all"))?;
@@ -166,6 +181,12 @@ fn check(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
+/// Follows or precedes the instructions that may take long and make no new value: looks at the clock.
+fn tick(value: Value) -> Result<Value, Error> {
+    charge(0)?;
+    Ok(value)
+}
+
 /// Precedes `{% set namespace.name = value %}`: namespaces inside namespaces could form a ring.
 fn storable(value: Value) -> Result<Value, Error> {
     if is_namespace(&value) {
@@ -188,6 +209,7 @@ pub struct Program {
     instructions: Instructions<'static>,
     blocks: BTreeMap<&'static str, Instructions<'static>>,
     marks_generation: bool,
+    tally: Tally,
 }
 
 impl Program {
@@ -214,7 +236,7 @@ impl Program {
             let thread = thread.map_err(|error| failed("cannot start a thread").with_source(error))?;
             thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         })?;
-        Ok(Self { environment: environment(), instructions, blocks, marks_generation })
+        Ok(Self { environment: environment(), instructions, blocks, marks_generation, tally: Tally::default() })
     }
 
     /// Whether the source has `{% generation %}` blocks.
@@ -239,6 +261,8 @@ impl Program {
         }
         let _reset = Reset;
         STOPPED.set(false);
+        RAISED.set(false);
+        let (began, before) = (Instant::now(), self.tally.before());
         let time = TIME_LIMIT * (1 + input_bytes as u32 / BYTES_A_LIMIT);
         let mut fuelled = None;
         if input_bytes > SMALL_INPUT {
@@ -249,9 +273,7 @@ impl Program {
         BUDGET.set(Some(Budget {
             value: input_bytes.saturating_mul(8).saturating_add(4 << 20),
             total: input_bytes.saturating_mul(64).saturating_add(64 << 20),
-            deadline: Instant::now() + time,
-            time,
-            spent: None,
+            meter: Meter::start(time, before),
             marks,
             now,
         }));
@@ -259,8 +281,33 @@ impl Program {
         let mut output = machinery::make_string_output(&mut text);
         machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
         drop(output);
+        self.tally.add(began, before, input_bytes).map_err(stopped)?;
         Ok(text)
     }
+}
+
+/// Writes a value to the output; what counts is the text as it is written.
+fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    /// The most bytes that escaping makes of one.
+    const ESCAPED: usize = 6;
+    let escapes = !value.is_safe() && !matches!(state.auto_escape(), AutoEscape::None);
+    if let Some(text) = value.as_str().filter(|_| !escapes) {
+        guard(Some(text.len()))?;
+        charge(text.len())?;
+        return output.write_str(text).map_err(Error::from);
+    }
+    // Other values become about as long as they are large in memory.
+    guard(measure(value)?.checked_mul(if escapes { ESCAPED } else { 1 }))?;
+    let printed = print::text(value).map(Value::from);
+    let mut text = String::new();
+    minijinja::escape_formatter(
+        &mut machinery::make_string_output(&mut text),
+        state,
+        printed.as_ref().unwrap_or(value),
+    )?;
+    guard(Some(text.len()))?;
+    charge(text.len())?;
+    output.write_str(&text).map_err(Error::from)
 }
 
 fn environment() -> Environment<'static> {
@@ -269,14 +316,9 @@ fn environment() -> Environment<'static> {
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
     environment.set_fuel(Some(FUEL));
     environment.set_recursion_limit(200);
-    environment.set_formatter(|output, state, value| {
-        charge(measure(value)?)?;
-        match print::text(value) {
-            Some(text) => output.write_str(&text).map_err(Error::from),
-            None => minijinja::escape_formatter(output, state, value),
-        }
-    });
+    environment.set_formatter(write);
     environment.add_filter(CHECK, check);
+    environment.add_filter(TICK, tick);
     environment.add_filter(STORABLE, storable);
     environment.add_filter(GENERATION, generation);
     python::install(&mut environment);
@@ -284,6 +326,7 @@ fn environment() -> Environment<'static> {
 }
 
 const CHECK: &str = "_check";
+const TICK: &str = "_tick";
 const STORABLE: &str = "_storable";
 const GENERATION: &str = "_generation";
 /// The filter that stands in for the operator `*`.
@@ -386,13 +429,23 @@ fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
         match instruction {
             // Raw text goes through the formatter, which counts it.
             Instruction::EmitRaw(text) => {
-                add(Instruction::LoadConst(Value::from(*text)));
+                // It is written as it stands, within `autoescape` too.
+                add(Instruction::LoadConst(Value::from_safe_string((*text).to_owned())));
                 add(Instruction::Emit);
             }
             Instruction::SetAttr(_) => {
                 add(Instruction::Swap);
                 add(filter(STORABLE, 1));
                 add(Instruction::Swap);
+                add(instruction.clone());
+            }
+            // An item of a text is found from its start; a loop or an assignment of several names may walk a text.
+            Instruction::GetItem => {
+                add(instruction.clone());
+                add(filter(TICK, 1));
+            }
+            Instruction::PushLoop(_) | Instruction::UnpackList(_) => {
+                add(filter(TICK, 1));
                 add(instruction.clone());
             }
             Instruction::Mul => {

@@ -9,16 +9,21 @@ use minijinja_contrib::pycompat;
 
 use super::clock::strftime;
 use super::dumps::to_json;
-use super::jinja::{CONCAT, MULTIPLY, REMAINDER, failed, guard, measure, now, stopped};
-use super::print;
+use super::jinja::{CONCAT, MULTIPLY, REMAINDER, failed, guard, measure, now, raised, stopped};
+use super::{print, space};
 
 /// Adds everything to the environment.
 pub fn install(environment: &mut Environment<'static>) {
-    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(failed(message)) });
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(raised(message)) });
     environment.add_function("strftime_now", |layout: &str| strftime(layout, now()));
     environment
         .add_filter("tojson", |value: &Value, indent: Option<&Value>, kwargs: Kwargs| to_json(value, indent, &kwargs));
     environment.add_filter("replace", replace);
+    environment.add_filter("trim", |text: &Value, letters: Option<&str>| {
+        Value::from(space::strip(&print::string(text), letters, (true, true)))
+    });
+    environment
+        .add_filter("split", |text: &str, separator: Option<&str>, most: Option<i64>| split(text, separator, most));
     environment.add_filter(
         "join",
         |items: &Value, separator: Option<&str>, attribute: Option<&str>, kwargs: Kwargs| {
@@ -162,6 +167,16 @@ fn printed(style: FormatStyle, layout: &str, values: &[Value]) -> Vec<Value> {
     values
 }
 
+fn split(text: &str, separator: Option<&str>, most: Option<i64>) -> Result<Value, Error> {
+    let most = most.and_then(|most| usize::try_from(most).ok());
+    Ok(match (separator, most) {
+        (None, _) => space::split(text, most.unwrap_or(usize::MAX)).into_iter().map(Value::from).collect(),
+        (Some(""), _) => return Err(failed("empty separator")),
+        (Some(separator), None) => text.split(separator).map(Value::from).collect(),
+        (Some(separator), Some(most)) => text.splitn(most.saturating_add(1), separator).map(Value::from).collect(),
+    })
+}
+
 fn replace(text: &Value, old: &str, new: &str, count: Option<i64>) -> Result<Value, Error> {
     let text = print::string(text);
     let found = text.matches(old).count();
@@ -236,6 +251,22 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
             join(items, Some(text), None)
         }
         "format" => checked_format(FormatStyle::StrFormat, text, args),
+        "strip" | "lstrip" | "rstrip" => {
+            let (letters,): (Option<&str>,) = from_args(args)?;
+            Ok(Value::from(space::strip(text, letters, (name != "rstrip", name != "lstrip"))))
+        }
+        "split" => {
+            let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
+            split(text, separator, most)
+        }
+        "splitlines" => {
+            let (keep_ends,): (Option<bool>,) = from_args(args)?;
+            Ok(space::lines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect())
+        }
+        "isspace" => {
+            let () = from_args(args)?;
+            Ok(Value::from(!text.is_empty() && text.chars().all(space::is)))
+        }
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;
             Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text)))

@@ -1,17 +1,18 @@
 //! Chat templates: from the model folder, a file, or one of the built-in ones; and conversations rendered by them.
 use std::ops::Range;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::SystemTime;
 
 use minijinja::Value as JinjaValue;
 use minijinja::value::{Kwargs, ValueKind};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::clock::strftime;
 use super::control::Control;
 use super::dumps::to_json;
 use super::isolate::isolated;
-use super::jinja::{self, MAX_SOURCE, Program};
+use super::jinja::{self, Blame, MAX_SOURCE, Program};
 use super::row::Conversation;
 use super::tokenizer::{Opener, Tokenizer, read_file, read_json};
 use crate::config::BuiltinTemplate;
@@ -20,6 +21,10 @@ use crate::files;
 
 /// The characters that may mark generation blocks: Unicode reserves them for such internal use.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
+
+/// What helps against a template that cannot be used.
+const OTHER_TEMPLATE: &str =
+    "change a copy of the template and set data.template_path, or set data.chat_template: a built-in one";
 
 /// A compiled chat template with the special tokens that it reads.
 pub struct ChatTemplate {
@@ -32,7 +37,12 @@ pub struct ChatTemplate {
     now: Option<SystemTime>,
     /// It reads the content of messages as a list of parts only, as those of some multimodal models do.
     parts: bool,
+    /// How it fails with plain conversations: a row is not to blame for that.
+    own_faults: OnceLock<Vec<Fault>>,
 }
+
+/// An error of a rendering: its line in the template and what it says.
+type Fault = (Option<usize>, String);
 
 impl std::fmt::Debug for ChatTemplate {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -244,19 +254,30 @@ impl ChatTemplate {
     /// [`crate::Kind::Model`] with the line: it is not Jinja, or too large.
     pub fn compile(source: &str, origin: impl Into<String>, tokenizer: &Tokenizer) -> Result<Self> {
         let origin = origin.into();
-        let program = isolated("compiling the chat template", || Program::compile(source))?.map_err(|error| {
+        let compiled = isolated("compiling", || Program::compile(source));
+        let compiled = compiled.map_err(|panic| {
+            panic.context(format!("chat template ({origin})")).with_kind(Kind::Model).hint(OTHER_TEMPLATE)
+        })?;
+        let program = compiled.map_err(|error| {
             if let Some(system) = std::error::Error::source(&error).and_then(|source| source.downcast_ref()) {
                 return Error::no_thread(system);
             }
-            Error::model(format!("{origin}:{}: {}", error.line().unwrap_or(1), describe(&error)))
-                .hint("the file is not a Jinja template that Transformers would accept")
+            Error::model(format!("{origin}:{}: {}", error.line().unwrap_or(1), describe(&error))).hint(OTHER_TEMPLATE)
         })?;
         let special_tokens = tokenizer.special_tokens();
         let special_tokens = special_tokens.iter().map(|(name, token)| (name.clone(), jinja_value(token))).collect();
         let control = Control::new(tokenizer, source);
-        let template =
-            Self { program, source: source.to_owned(), origin, special_tokens, control, now: None, parts: false };
-        Ok(Self { parts: template.reads_parts_only(), ..template })
+        let template = Self {
+            program,
+            source: source.to_owned(),
+            origin,
+            special_tokens,
+            control,
+            now: None,
+            parts: false,
+            own_faults: OnceLock::new(),
+        };
+        Ok(Self { parts: template.reads_parts_only(), own_faults: OnceLock::new(), ..template })
     }
 
     /// Whether a message's text shows only where it is the one part of a list.
@@ -265,7 +286,7 @@ impl ChatTemplate {
         if !self.source.contains("type") || self.source.contains("is string") {
             return false;
         }
-        let message = serde_json::json!({ "role": "user", "content": WORD });
+        let message = json!({ "role": "user", "content": WORD });
         let turns = Turns::new(&Conversation { messages: vec![message], ..Conversation::default() });
         let shows = |parts: bool| {
             let turns = turns.as_ref().ok()?;
@@ -310,7 +331,8 @@ impl ChatTemplate {
     /// Renders a whole conversation.
     ///
     /// # Errors
-    /// [`crate::Kind::Data`]: the template raises an error; [`crate::Kind::Model`]: it takes too much time or memory.
+    /// [`crate::Kind::Data`]: the template raises an error about the row; [`crate::Kind::Model`]: it takes too much time or
+    /// memory, or it fails whatever the row says.
     pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered> {
         let turns = Turns::new(conversation)?;
         self.render_first(&turns, turns.len(), add_generation_prompt)
@@ -363,6 +385,51 @@ impl ChatTemplate {
     }
 
     fn render_messages(&self, turns: &Turns, messages: &[JinjaValue], add_generation_prompt: bool) -> Result<String> {
+        let failed = |text: String, line: Option<usize>, kind: Kind| {
+            let line = line.map_or(String::new(), |line| format!(" line {line}"));
+            Error::new(kind, format!("chat template ({}{line}): {text}", self.origin)).hint(match kind {
+                Kind::Data => "change the row, or a copy of the template and set data.template_path",
+                _ => OTHER_TEMPLATE,
+            })
+        };
+        let rendered = isolated("rendering", || self.rendering(turns, messages, add_generation_prompt));
+        let error = match rendered.map_err(|panic| failed(panic.message().to_owned(), None, Kind::Model))? {
+            Ok(text) => return Ok(text),
+            Err(error) => error,
+        };
+        let kind = match jinja::blame(&error) {
+            Blame::Template => Kind::Model,
+            Blame::Row => Kind::Data,
+            Blame::Unclear if self.own_faults().contains(&fault(&error)) => Kind::Model,
+            Blame::Unclear => Kind::Data,
+        };
+        Err(failed(describe(&error), error.line(), kind))
+    }
+
+    /// How the template fails with a question alone, and with its answer: what a row meets too is no fault of the row.
+    fn own_faults(&self) -> &[Fault] {
+        self.own_faults.get_or_init(|| {
+            let [question, answer] = ["user", "assistant"].map(|role| json!({ "role": role, "content": "Certainly" }));
+            let mut faults = Vec::new();
+            for (messages, prompt) in [(vec![question.clone()], true), (vec![question, answer], false)] {
+                let Ok(turns) = Turns::new(&Conversation { messages, ..Conversation::default() }) else { continue };
+                let rendered = isolated("rendering", || self.rendering(&turns, &turns.messages, prompt));
+                if let Ok(Err(error)) = rendered
+                    && jinja::blame(&error) == Blame::Unclear
+                {
+                    faults.push(fault(&error));
+                }
+            }
+            faults
+        })
+    }
+
+    fn rendering(
+        &self,
+        turns: &Turns,
+        messages: &[JinjaValue],
+        add_generation_prompt: bool,
+    ) -> Result<String, minijinja::Error> {
         let messages: Vec<JinjaValue> = messages.iter().map(|message| seen(message, self.parts)).collect();
         let own = [
             ("messages", JinjaValue::from(messages)),
@@ -373,14 +440,12 @@ impl ChatTemplate {
         let own = own.into_iter().map(|(name, value)| (name.to_owned(), value));
         let variables = JinjaValue::from_pairs(self.special_tokens.iter().cloned().chain(own));
         let now = self.now.unwrap_or_else(SystemTime::now);
-        let rendering = || self.program.render(variables, turns.bytes + self.source.len(), turns.marks, now);
-        isolated("rendering the chat template", rendering)?.map_err(|error| {
-            let line = error.line().map_or(String::new(), |line| format!(" line {line}"));
-            let message = format!("chat template ({}{line}): {}", self.origin, describe(&error));
-            // What a limit stops is wrong with the template, what it raises itself with the row.
-            Error::new(if jinja::is_limit(&error) { Kind::Model } else { Kind::Data }, message)
-        })
+        self.program.render(variables, turns.bytes + self.source.len(), turns.marks, now)
     }
+}
+
+fn fault(error: &minijinja::Error) -> Fault {
+    (error.line(), describe(error))
 }
 
 /// A message as it is, or with its text as a list of one part.

@@ -130,7 +130,7 @@ impl Tokenizer {
     /// # Errors
     /// As [`Tokenizer::encode`].
     pub fn ids_first(&self, text: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<bool>)> {
-        if self.growth.slow || most.is_some() && text.len() > SMALL {
+        if self.growth.slow || most.is_some() && text.len() > MAX_RUN {
             return encode_first((&self.inner, self.growth), text, true, most)
                 .map(|(encoded, added)| (encoded.ids, added));
         }
@@ -263,6 +263,40 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// How far before the end of a beginning tokens may depend on what follows.
 const MARGIN: usize = 64 << 10;
 
+/// The longest run of letters and digits, of white space or of other characters that is tokenized, in bytes: tokenizers
+/// take it for one word, with some 160 bytes of memory for each of its bytes.
+const MAX_RUN: usize = 256 << 10;
+
+/// The first run of `text` that is too long.
+fn long_run(text: &str) -> Option<std::ops::Range<usize>> {
+    let class = |letter: char| match letter {
+        _ if letter.is_alphanumeric() => 0,
+        _ if letter.is_whitespace() => 1,
+        _ => 2,
+    };
+    let (mut start, mut current) = (0, None);
+    let mut letters = text.char_indices().map(|(at, letter)| (at, Some(class(letter)))).chain([(text.len(), None)]);
+    letters.find_map(|(at, class)| {
+        if class == current {
+            return None;
+        }
+        let run = std::mem::replace(&mut start, at)..at;
+        current = class;
+        (run.len() > MAX_RUN).then_some(run)
+    })
+}
+
+/// Refuses a text with a word that would take too much memory and time.
+fn check_runs(text: &str) -> Result<()> {
+    let Some(run) = Some(text).filter(|text| text.len() > MAX_RUN).and_then(long_run) else { return Ok(()) };
+    let (length, most) = (run.len() >> 10, MAX_RUN >> 10);
+    Err(Error::data(format!(
+        "the text has a word of {length} KiB from its byte {} on, which is too long to be tokenized (at most {most} KiB)",
+        run.start + 1
+    ))
+    .hint("divide the word by spaces or take it out; with data.truncation: right only the beginning of a text is looked at"))
+}
+
 /// Refuses a text that would take too much memory.
 fn check_length(text: &str, growth: Growth) -> Result<()> {
     let longest = text.len().saturating_mul(growth.factor);
@@ -275,7 +309,7 @@ fn check_length(text: &str, growth: Growth) -> Result<()> {
         .hint("look at the normalizer in tokenizer.json"));
     }
     if text.len() <= MAX_WHOLE {
-        return Ok(());
+        return check_runs(text);
     }
     let (length, most) = (text.len() >> 20, MAX_WHOLE >> 20);
     Err(Error::data(format!("the text has {length} MiB, which is too long to be tokenized whole (at most {most} MiB)"))
@@ -332,14 +366,18 @@ pub(super) fn encode_first(
         isolated("tokenizing", || inner.encode(text, add_special)).and_then(|done| done.map_err(untokenized))
     };
     // Some 16 bytes a token are more than texts have.
-    let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN).max(SMALL));
-    while let Some(most) = most.filter(|_| length < text.len() / 2) {
+    let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN));
+    // A text with a word that is too long has to be cut before it; of any other a little more costs nothing.
+    let long = most.is_some() && text.len() > MAX_RUN && long_run(text).is_some();
+    let cut_from = if long { text.len() } else { text.len() / 2 };
+    length = if long { length } else { length.max(SMALL) };
+    while let Some(most) = most.filter(|_| length < cut_from) {
         let end = char_boundary(text, length);
         let last = char_boundary(text, end - MARGIN);
-        // At a space no token goes on in most tokenizers; the margin is for the others.
-        let Some(space) = text[last..end].rfind(char::is_whitespace) else { break };
-        let encoding = encode(&text[..last + space])?;
-        let sure = last + space - MARGIN;
+        // At a space no token goes on in most tokenizers; the margin is for the others, and for words without end.
+        let cut = text[last..end].rfind(char::is_whitespace).map_or(end, |space| last + space);
+        let encoding = encode(&text[..cut])?;
+        let sure = cut - MARGIN;
         let offsets = encoding.get_offsets();
         let first = offsets.iter().position(|(start, end)| start < end && *end > sure).unwrap_or(0);
         if first > most {

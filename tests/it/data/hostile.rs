@@ -100,6 +100,83 @@ fn templates_that_run_without_end_are_stopped() {
 }
 
 #[test]
+fn what_counts_is_the_text_as_it_is_written() {
+    assert_eq!(
+        render("{% autoescape true %}<b>{{ '<' }}{{ [1, '<'] }}{% endautoescape %}").unwrap().matches("&lt;").count(),
+        2
+    );
+    assert!(render("{% autoescape true %}<b>{{ '<' }}{% endautoescape %}").unwrap().starts_with("<b>"));
+    assert_stopped("{% autoescape true %}{{ '<' * 1000000 }}{% endautoescape %}");
+    assert_stopped("{% autoescape true %}{% for i in range(99) %}{{ '<' * 500000 }}{% endfor %}{% endautoescape %}");
+}
+
+#[test]
+fn items_of_a_text_take_time() {
+    // Each item is found from the start of the text.
+    let item = "{% set _ = text[-1] %}";
+    let loops = format!("{{% for a in range(9999) %}}{{% for b in range(99) %}}{item}{{% endfor %}}{{% endfor %}}");
+    assert_stopped(&format!("{{% set text = 'x' * 3000000 %}}{loops}"));
+}
+
+#[test]
+fn a_templates_own_faults_are_no_faults_of_the_row() {
+    for source in [
+        "\n{{ 1|nope }}",
+        "\n{{ 1 is nope }}",
+        "\n{{ nope() }}",
+        "\n{% include 'nope' %}",
+        "\n{{ range(10 ** 18) }}",
+        "\n{{ [] + 1 }}",
+        "\n{{ messages[0].content + 1 }}",
+        "\n{{ 'a'.split('') }}",
+    ] {
+        let error = render(source).unwrap_err();
+        assert_eq!(error.kind(), Kind::Model, "{source}: {error}");
+        assert!(error.message().starts_with("chat template (test line 2): "), "{source}: {error}");
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("data.template_path")), "{source}: {error}");
+    }
+    let panics = render("{% for a in [1] %}{{ loop.cycle() }}{% endfor %}").unwrap_err();
+    assert_eq!(panics.kind(), Kind::Model, "{panics}");
+    assert!(panics.message().starts_with("chat template (test"), "{panics}");
+    // What the template raises, and what fails with this row only.
+    let raised = render("{{ raise_exception('no') }}").unwrap_err();
+    assert_eq!((raised.kind(), raised.message()), (Kind::Data, "chat template (test line 1): no"));
+    assert!(raised.hint_text().is_some_and(|hint| hint.contains("row")), "{raised}");
+    let row = render("{% if messages[0].content == 'x' %}{{ 'a' + 1 }}{% endif %}").unwrap_err();
+    assert_eq!(row.kind(), Kind::Data, "{row}");
+}
+
+#[test]
+fn white_space_is_pythons() {
+    let source = "{% set t = '\u{1c} a\u{1f}b \u{1f}' %}[{{ t.strip() }}|{{ t|trim }}|{{ t.split()|join(',') }}]";
+    assert_eq!(render(source).unwrap(), "[a\u{1f}b|a\u{1f}b|a,b]");
+    assert_eq!(render("{{ 'a\u{2028}b'.splitlines()|length }}{{ '\u{1f}'.isspace() }}").unwrap(), "2True");
+    assert_eq!(
+        render("{{ ' a b c '.split(none, 1)|join(',') }}{{ 'a.b.c'.split('.', 1)|last }}").unwrap(),
+        "a,b c b.c"
+    );
+}
+
+#[test]
+fn a_word_without_end_is_not_tokenized() {
+    let tokenizer = tokenizer("bpe_gpt2");
+    let text = format!("a {}", "x".repeat(300 << 10));
+    for run in [text.clone(), "=".repeat(300 << 10), " ".repeat(300 << 10)] {
+        let error = tokenizer.encode(&run, false).unwrap_err();
+        assert_eq!(error.kind(), Kind::Data, "{error}");
+        assert!(error.message().contains("has a word of 300 KiB from its byte "), "{error}");
+        assert_eq!(tokenizer.ids(&run).unwrap_err().message(), error.message());
+    }
+    assert!(tokenizer.encode(&text, false).unwrap_err().message().contains("byte 3 on"));
+    // Where the text is cut, only its beginning is looked at.
+    let first = tokenizer.encode_first(&text, false, Some(10)).unwrap();
+    assert!(first.ids.len() > 10 && first.offsets.last().unwrap().1 < 100 << 10, "{}", first.ids.len());
+    assert_eq!(first.ids[..9], tokenizer.encode(&text[..1000], false).unwrap().ids[..9]);
+    let refused = load_text("rows.jsonl", json!({"prompt": "q", "completion": "y".repeat(3 << 20)}).to_string());
+    assert_eq!(refused.unwrap().report.train.truncated, 1);
+}
+
+#[test]
 fn values_cannot_nest_without_end_or_form_a_ring() {
     let nested = [
         "{% set ns = namespace(v=1) %}{% for i in range(90000) %}{% set ns.v = [ns.v] %}{% endfor %}{{ ns.v }}",
