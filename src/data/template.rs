@@ -399,9 +399,8 @@ impl ChatTemplate {
         };
         let kind = match jinja::blame(&error) {
             Blame::Template => Kind::Model,
-            Blame::Row => Kind::Data,
             Blame::Unclear if self.own_faults().contains(&fault(&error)) => Kind::Model,
-            Blame::Unclear => Kind::Data,
+            Blame::Row | Blame::Unclear => Kind::Data,
         };
         Err(failed(describe(&error), error.line(), kind))
     }
