@@ -1,12 +1,12 @@
 //! Layer 0: the one error type. A message names the file, line or key, what was found and what was expected;
-//! a hint says what to do; the kind decides the exit code. No message holds a secret or what a terminal would obey
-//! ([`shown`]).
+//! a hint says what to do; the kind decides the exit code. No message holds a secret or what a terminal would obey, or
+//! more than a person reads ([`shown`]).
 pub mod shown;
 
 use std::fmt;
 use std::path::Path;
 
-use self::shown::shown;
+use self::shown::brief;
 
 /// What went wrong, by class. The class decides the process's exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ macro_rules! constructors {
 impl Error {
     /// An error of the given class.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
-        Self { kind, message: shown(&message.into()).into_owned(), hint: None, of_machine: false }
+        Self { kind, message: brief(&message.into()), hint: None, of_machine: false }
     }
 
     constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
@@ -120,12 +120,20 @@ impl Error {
             std::io::ErrorKind::QuotaExceeded => {
                 error.hint("your quota is used up (quota -s): free some space, or set another output_dir")
             }
+            std::io::ErrorKind::IsADirectory => error.hint("a folder stands where a file belongs: move it away"),
             std::io::ErrorKind::PermissionDenied => error.hint("check the owner and mode of the path"),
             _ if source.raw_os_error() == Some(libc::EIO) => {
                 error.hint("the device fails: look at the system's log (dmesg), and write to another one")
             }
             _ => error,
         }
+    }
+
+    /// This error about `path`, unless what the system says is the machine's fault, such as too many open files: then that.
+    #[must_use]
+    pub fn unless_of_machine(self, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
+        let fault = Self::io("read", path, source);
+        if fault.of_machine { fault } else { self }
     }
 
     /// The system gives no thread: a limit of the machine ([`Kind::Memory`]), whatever the thread was for.
@@ -138,21 +146,21 @@ impl Error {
     /// Adds what the user can do about it (printed as `hint: …`). A later hint replaces an earlier one.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
-        self.hint = Some(shown(&hint.into()).into_owned());
+        self.hint = Some(brief(&hint.into()));
         self
     }
 
     /// Puts `context` and a colon before the message.
     #[must_use]
     pub fn context(mut self, context: impl fmt::Display) -> Self {
-        self.message = shown(&format!("{context}: {}", self.message)).into_owned();
+        self.message = brief(&format!("{context}: {}", self.message));
         self
     }
 
     /// Puts a semicolon and `more` after the message.
     #[must_use]
     pub fn with_more(mut self, more: &str) -> Self {
-        self.message = shown(&format!("{}; {more}", self.message)).into_owned();
+        self.message = brief(&format!("{}; {more}", self.message));
         self
     }
 
@@ -193,3 +201,17 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_machine_lacks_keeps_its_class() {
+        let of = |code| {
+            let source = std::io::Error::from_raw_os_error(code);
+            Error::checkpoint("x: cannot be read").unless_of_machine("x", &source).kind()
+        };
+        assert_eq!([libc::EMFILE, libc::ENOMEM, libc::ENOENT].map(of), [Kind::Io, Kind::Memory, Kind::Checkpoint]);
+    }
+}

@@ -478,9 +478,12 @@ fn read_small(path: &Path) -> Result<String> {
     let file = files::open_member(path).map_err(|error| {
         fail(format!("cannot be read: {error}"))
             .hint("an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it")
+            .unless_of_machine(path, &error)
     })?;
     let mut bytes = Vec::new();
-    file.take(CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    file.take(CONFIG_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| fail(format!("cannot be read: {error}")).unless_of_machine(path, &error))?;
     if bytes.len() as u64 > CONFIG_BYTES {
         return Err(fail(format!("larger than {CONFIG_BYTES} bytes, expected a small JSON file")));
     }

@@ -16,6 +16,7 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use super::disk::{Disk, DiskFile};
+use super::ours::{discard, foreign_in, kept_name};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::files::temporary::{self, Watched, undisturbed};
@@ -130,17 +131,26 @@ impl Write for Summing {
     }
 }
 
+/// What came of a folder that was put in place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Published {
+    /// The time that hashing took.
+    pub hashing: Duration,
+    /// Where what stood in its place stays, if that holds files that are not the program's.
+    pub kept: Option<PathBuf>,
+}
+
 /// Makes the folder `target` with what `fill` writes and a manifest. A folder that stood there is moved aside and
-/// removed only when the new one is durable. On an error nothing new is left and the old folder stands. Returns the time
-/// that hashing took.
+/// removed only when the new one is durable; one that holds files of others, or a file or link of that name, stays under
+/// another name. On an error nothing new is left and the old folder stands.
 ///
 /// # Errors
 /// Those of `fill`, and [`crate::Kind::Io`].
-pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_>) -> Result<()>) -> Result<Duration> {
+pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_>) -> Result<()>) -> Result<Published> {
     let staged = beside(target, "tmp");
     if staged.exists() {
         // Of an earlier process with this number: a live one would hold the output directory.
-        disk.remove(&staged).map_err(|error| Error::io("remove", &staged, &error))?;
+        discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
     }
     disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
     let _watched = Watched::new(staged.clone());
@@ -148,30 +158,34 @@ pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_
     let done = fill(&mut staging)
         .and_then(|()| staging.seal())
         .and_then(|()| undisturbed(|| put_in_place(disk, &staged, target)));
-    if done.is_err() {
+    if done.is_err() && staged.exists() {
         // The error that matters is the first one; what cannot be removed now is removed at the next start.
-        let _ = disk.remove(&staged);
+        let _ = discard(disk, &staged, target);
     }
-    done.map(|()| staging.hashing)
+    done.map(|kept| Published { hashing: staging.hashing, kept })
 }
 
-fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<()> {
-    let old = target.exists().then(|| beside(target, "old"));
+/// Returns where what stood at `target` stays, if it holds files of others.
+fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
     let rename = |from: &Path, to: &Path| disk.rename(from, to).map_err(|error| Error::io("rename", from, &error));
-    if let Some(old) = &old {
-        rename(target, old)?;
+    let is_there = fs::symlink_metadata(target).is_ok();
+    let foreign = foreign_in(target).map_err(|error| Error::io("look into", target, &error))?.is_some();
+    let kept = foreign.then(|| kept_name(target));
+    let aside = kept.clone().or_else(|| is_there.then(|| beside(target, "old")));
+    if let Some(aside) = &aside {
+        rename(target, aside)?;
     }
     if let Err(error) = rename(staged, target) {
-        if let Some(old) = &old {
-            let _ = disk.rename(old, target); // if this fails too, the next start does it
+        if let Some(aside) = &aside {
+            let _ = disk.rename(aside, target); // if this fails too, the next start does it
         }
         return Err(error);
     }
     let parent = parent_of(target);
     disk.sync_dir(parent).map_err(|error| Error::io("sync", parent, &error))?;
-    match old {
-        Some(old) => disk.remove(&old).map_err(|error| Error::io("remove", &old, &error)),
-        None => Ok(()),
+    match aside {
+        Some(old) if kept.is_none() => discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error)),
+        _ => Ok(kept),
     }
 }
 
@@ -197,7 +211,7 @@ pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
         if !target.exists() && !written_now() {
             disk.rename(&old, target).map_err(|error| Error::io("rename", &old, &error))?;
         } else if target.exists() && temporary::is_abandoned(target) {
-            disk.remove(&old).map_err(|error| Error::io("remove", &old, &error))?;
+            discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error))?;
         }
     }
     Ok(())
@@ -247,11 +261,10 @@ impl Manifest {
     pub fn read(dir: &Path) -> Result<Self> {
         let path = dir.join(MANIFEST);
         let damaged = |reason: String| damaged(&path, reason);
-        let file = files::open_own(&path).map_err(|error| damaged(format!("cannot be read: {error}")))?;
+        let unreadable = |error: io::Error| unreadable(&path, &error);
+        let file = files::open_own(&path).map_err(unreadable)?;
         let mut text = Vec::new();
-        file.take(MANIFEST_BYTES)
-            .read_to_end(&mut text)
-            .map_err(|error| damaged(format!("cannot be read: {error}")))?;
+        file.take(MANIFEST_BYTES).read_to_end(&mut text).map_err(unreadable)?;
         let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(format!("not valid: {error}")))?;
         if manifest.version != VERSION {
             return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
@@ -288,7 +301,7 @@ impl Manifest {
     pub fn check_sizes(&self, dir: &Path) -> Result<()> {
         self.files.iter().try_for_each(|(name, sum)| {
             let path = dir.join(name);
-            let metadata = fs::metadata(&path).map_err(|error| damaged(&path, format!("cannot be read: {error}")))?;
+            let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
             if !metadata.is_file() {
                 return Err(damaged(&path, "not a regular file"));
             }
@@ -306,7 +319,7 @@ impl Manifest {
     pub fn check_hashes(&self, dir: &Path) -> Result<()> {
         self.files.par_iter().try_for_each(|(name, sum)| {
             let path = dir.join(name);
-            let found = hash_file(&path).map_err(|error| damaged(&path, format!("cannot be read: {error}")))?;
+            let found = hash_file(&path).map_err(|error| unreadable(&path, &error))?;
             if found == sum.blake3 {
                 Ok(())
             } else {
@@ -325,6 +338,10 @@ fn hash_file(path: &Path) -> io::Result<String> {
             read => hasher.update(&buffer[..read]),
         };
     }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    damaged(path, format!("cannot be read: {error}")).unless_of_machine(path, error)
 }
 
 fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {

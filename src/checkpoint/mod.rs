@@ -21,6 +21,7 @@ pub mod finished;
 pub mod folder;
 mod former;
 pub mod origin;
+pub mod ours;
 pub mod peft;
 pub mod pissa;
 pub mod stamp;
@@ -35,7 +36,7 @@ use std::time::{Duration, Instant};
 use serde::de::DeserializeOwned;
 
 pub use adapter_config::AdapterConfig;
-pub use atomic::{Complete, verify};
+pub use atomic::{Complete, Published, verify};
 pub use background::Background;
 pub use stamp::Stamp;
 pub use state::TrainState;
@@ -170,6 +171,8 @@ pub struct Written {
     pub took: Duration,
     /// How long of that hashing took.
     pub hashing: Duration,
+    /// Where files stay that are not the program's and stood in its place.
+    pub kept: Option<PathBuf>,
 }
 
 /// Named tensors in flat buffers, for the safetensors writer.
@@ -229,7 +232,7 @@ pub const FILES: u64 = 32;
 pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep) -> Result<Written> {
     let began = Instant::now();
     store::preflight(root, snapshot.bytes(), FILES)?;
-    let (dir, hashing) = save_on(disk, root, snapshot)?;
+    let (dir, Published { hashing, kept }) = save_on(disk, root, snapshot)?;
     let best = keep.best.as_deref().filter(|dir| dir.is_dir());
     if best.is_some() {
         store::point(disk, root, "best", best)?;
@@ -237,21 +240,21 @@ pub fn write(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>, keep: &Keep)
     if let Some(last) = keep.last {
         store::prune(disk, root, last, best, Some(&dir))?;
     }
-    Ok(Written { dir, step: snapshot.state.step, took: began.elapsed(), hashing })
+    Ok(Written { dir, step: snapshot.state.step, took: began.elapsed(), hashing, kept })
 }
 
-/// Saves a checkpoint into `root` and lets `latest` name it. Returns its folder and the time that hashing took.
+/// Saves a checkpoint into `root` and lets `latest` name it. Returns its folder and what came of it.
 ///
 /// # Errors
 /// [`Kind::Io`].
-pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Duration)> {
+pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<(PathBuf, Published)> {
     let dir = store::checkpoint_dir(root, snapshot.state.step);
     let elsewhere = snapshot.shared.and_then(|shared| shared.values);
     let tensors = if elsewhere.is_some() { Vec::new() } else { named(snapshot.specs, snapshot.values) };
     let nothing = |name: &str| Err(Error::model(format!("no tensor {name:?}")));
     let nothing = folder::Rest { tensors: &[], fetch: &nothing };
     let rest = elsewhere.unwrap_or(&nothing);
-    let hashing = atomic::publish(disk, &dir, |staging| {
+    let published = atomic::publish(disk, &dir, |staging| {
         match snapshot.weights {
             Weights::Adapter(config) => peft::stage(staging, config, &tensors)?,
             Weights::Model(source) => folder::stage(staging, source, &tensors, rest)?,
@@ -265,7 +268,7 @@ pub fn save_on(disk: &dyn Disk, root: &Path, snapshot: &Snapshot<'_>) -> Result<
         staging.write_json(STAMP, snapshot.stamp)
     })?;
     store::point(disk, root, "latest", Some(&dir))?;
-    Ok((dir, hashing))
+    Ok((dir, published))
 }
 
 /// Lets `latest` and `best` name these checkpoints, or nothing.
@@ -482,7 +485,8 @@ fn read_ranges(
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
-    let text = files::read_own(path, files::SMALL).map_err(|error| fail(format!("cannot be read: {error}")))?;
+    let text = files::read_own(path, files::SMALL)
+        .map_err(|error| fail(format!("cannot be read: {error}")).unless_of_machine(path, &error))?;
     serde_json::from_slice(&text).map_err(|error| {
         fail(format!("not valid: {error}")).hint("the checkpoint may be of another version of tunesmith")
     })

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::atomic::{Complete, Manifest, beside, replace_file, verify};
 use super::disk::{Disk, Room, room};
+use super::ours::{discard, foreign_in};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -90,7 +91,8 @@ pub fn is_whole(dir: &Path) -> bool {
 }
 
 /// Removes older checkpoints: the newest `keep_last` stay, and `best`. As long as none of those that stay is `written`,
-/// by this process and just now, or passes full verification, nothing is removed. Returns what was removed.
+/// by this process and just now, or passes full verification, nothing is removed. Folders with files that are not the
+/// program's stay. Returns what was removed.
 ///
 /// # Errors
 /// [`crate::Kind::Io`].
@@ -105,7 +107,8 @@ pub fn prune(
     let kept: Vec<_> = checkpoints.iter().filter(|(_, dir)| is_whole(dir)).take(keep_last.max(1)).collect();
     let Some((oldest_kept, _)) = kept.last() else { return Ok(Vec::new()) };
     let best = best.and_then(Path::file_name);
-    let goes = |(step, dir): &&(u64, PathBuf)| step < oldest_kept && dir.file_name() != best;
+    let ours = |dir: &Path| foreign_in(dir).is_ok_and(|foreign| foreign.is_none());
+    let goes = |(step, dir): &&(u64, PathBuf)| step < oldest_kept && dir.file_name() != best && ours(dir);
     let going: Vec<_> = checkpoints.iter().filter(goes).map(|(_, dir)| dir.clone()).collect();
     let good = |dir: &PathBuf| Some(dir.as_path()) == written || verify(dir).is_ok();
     if going.is_empty() || !kept.iter().any(|(_, dir)| good(dir)) {
@@ -115,7 +118,7 @@ pub fn prune(
         // Under another name first: a folder that is half removed must not look like a checkpoint.
         let aside = beside(dir, "del");
         disk.rename(dir, &aside)
-            .and_then(|()| disk.remove(&aside))
+            .and_then(|()| discard(disk, &aside, dir))
             .map_err(|error| Error::io("remove", dir, &error))?;
     }
     Ok(going)
@@ -151,8 +154,12 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
             Some((_, "tmp" | "del")) => path,
             _ => continue,
         };
-        disk.remove(&stale).map_err(|error| Error::io("remove", &stale, &error))?;
-        removed.push(stale);
+        let place = root.join(moved_aside(name).map_or(name.as_str(), |(stem, _)| stem));
+        let is_file = fs::symlink_metadata(&stale).is_ok_and(|metadata| metadata.is_file());
+        let kept = if is_file { disk.remove(&stale).map(|()| None) } else { discard(disk, &stale, &place) };
+        if kept.map_err(|error| Error::io("remove", &stale, &error))?.is_none() {
+            removed.push(stale);
+        }
     }
     Ok(removed)
 }

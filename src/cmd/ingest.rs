@@ -205,6 +205,7 @@ fn report(out: &Path, found: &Found, documents: &[Document], counted: bool, left
     let sum = |of: fn(&Document) -> u64| documents.iter().map(of).sum::<u64>();
     let broken: Vec<Value> =
         left_out.broken.iter().map(|(source, why)| json!({ "source": source, "why": why })).collect();
+    let paths = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     json!({
         "file": out.display().to_string(),
         "documents": documents.len(),
@@ -215,6 +216,8 @@ fn report(out: &Path, found: &Found, documents: &[Document], counted: bool, left
             "empty": left_out.empty,
             "broken": broken,
             "repeated": left_out.repeated,
+            "links_outside": paths(&found.outside),
+            "too_deep": paths(&found.too_deep),
             "other_files": found.others,
         },
     })
@@ -241,7 +244,13 @@ fn readable(report: &Value) -> String {
         &if tokens.is_null() { "not counted: model.name=… names a tokenizer".to_owned() } else { number(tokens) },
     );
     let left_out = &report["left_out"];
-    for (name, label) in [("empty", "without text"), ("repeated", "repetitions"), ("broken", "broken")] {
+    for (name, label) in [
+        ("empty", "without text"),
+        ("repeated", "repetitions"),
+        ("broken", "broken"),
+        ("links_outside", "links elsewhere"),
+        ("too_deep", "too deep"),
+    ] {
         let Some(files) = left_out[name].as_array().filter(|files| !files.is_empty()) else { continue };
         let named: Vec<String> = files
             .iter()

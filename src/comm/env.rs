@@ -52,7 +52,8 @@ pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>>
         let World { rank, size, local_rank, local_size } = world;
         return Err(Error::config(format!(
             "{launcher}: rank {rank} of {size}, {local_rank} of {local_size} on its machine: these contradict each other"
-        )));
+        ))
+        .hint("ranks count from 0; unset RANK and WORLD_SIZE (and LOCAL_RANK, LOCAL_WORLD_SIZE) to run alone"));
     }
     if world.size == 1 {
         return Ok(None);
@@ -85,7 +86,10 @@ impl Variables<'_> {
     fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let number = text.trim().parse();
-        number.map(Some).map_err(|_| Error::config(format!("env {name}={text}: expected a number")))
+        number.map(Some).map_err(|_| {
+            Error::config(format!("env {name}={text}: expected a number"))
+                .hint("the launcher sets it; unset it to run alone")
+        })
     }
 
     fn needed(&self, launcher: &str, name: &str) -> Result<usize> {

@@ -1,5 +1,7 @@
 //! How the ranks of several processes come together: at one store, whatever the launcher; in turn, so that what one
 //! rank of a machine prepares the others find; and how a rank that does not answer is named.
+use std::cell::Cell;
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +15,10 @@ use super::store::{Refused, Store};
 use super::token::Token;
 use crate::error::{Error, Result};
 
-/// How long ranks wait for each other at the start.
+/// How long ranks wait for each other at the start, where nobody says.
 const GATHERING: Duration = Duration::from_secs(300);
+/// After so long they say for whom they wait.
+const SILENCE: Duration = Duration::from_secs(5);
 /// How long another process may hold the place: an earlier run that is about to end. With the last attempt (three seconds)
 /// that is ten seconds.
 const FOREIGN: Duration = Duration::from_secs(7);
@@ -37,6 +41,50 @@ pub trait Door: Send + Sync {
     fn wait(&self) -> Result<()>;
 }
 
+/// How ranks wait for each other at the start.
+#[derive(Clone, Copy)]
+pub struct Wait<'a> {
+    /// How long; five minutes where nothing else is set.
+    pub limit: Duration,
+    /// Hears for whom, if it takes longer than some seconds.
+    pub say: &'a dyn Fn(&str),
+}
+
+impl Default for Wait<'_> {
+    fn default() -> Self {
+        Self { limit: GATHERING, say: &|_| () }
+    }
+}
+
+/// A wait that has begun.
+struct Waiting<'a> {
+    wait: Wait<'a>,
+    began: Instant,
+    said: Cell<bool>,
+}
+
+impl<'a> Waiting<'a> {
+    fn new(wait: Wait<'a>) -> Self {
+        Self { wait, began: Instant::now(), said: Cell::new(false) }
+    }
+
+    fn is_over(&self) -> bool {
+        self.began.elapsed() >= self.wait.limit
+    }
+
+    /// How long there still is.
+    fn left(&self) -> Duration {
+        self.wait.limit.saturating_sub(self.began.elapsed())
+    }
+
+    /// Says once for whom, and where.
+    fn tell(&self, missing: &[usize], address: &dyn Display) {
+        if self.began.elapsed() >= SILENCE && !self.said.replace(true) {
+            (self.wait.say)(&format!("waiting for {} at {address}", ranks(missing)));
+        }
+    }
+}
+
 /// The store that a run's ranks share.
 #[derive(Debug, Clone)]
 pub struct Meeting {
@@ -51,34 +99,35 @@ impl Meeting {
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: the ranks do not fit together, or do not know the same token, as both sides hear within a
-    /// quarter of a minute; [`crate::Kind::Peer`]: someone else is where they should be, or they do not come in five minutes.
-    pub fn join(launch: &Launch, facts: Facts) -> Result<Self> {
+    /// quarter of a minute; [`crate::Kind::Peer`]: someone else is where they should be, or they do not come in time.
+    pub fn join(launch: &Launch, facts: Facts, wait: Wait<'_>) -> Result<Self> {
+        let waiting = Waiting::new(wait);
         let world = launch.world;
         let claim = Claim::of(world, facts);
         let token = || launch.token.clone().map_or_else(Token::fresh, Ok);
         let mut held = None;
         let store = match &launch.place {
-            Place::Held(address) => connect(address, &token()?, &claim, true),
+            Place::Held(address) => connect(address, &token()?, (&claim, true), &waiting),
             Place::First(address) => {
                 let token = token()?;
                 match world.rank {
-                    0 => connect(&hold(held.insert(serve(address, &token)?)), &token, &claim, true),
-                    _ => connect(address, &token, &claim, false),
+                    0 => connect(&hold(held.insert(serve(address, &token)?)), &token, (&claim, true), &waiting),
+                    _ => connect(address, &token, (&claim, false), &waiting),
                 }
             }
             Place::Agent(address) => {
-                let mut agent = Agent::connect(address, GATHERING)?;
+                let mut agent = Agent::connect(address, waiting.left())?;
                 if world.rank == 0 {
                     let token = token()?;
                     let host = held.insert(Host::serve(SocketAddr::new(own_address(address)?, 0), token.clone())?);
                     agent.set(ENDPOINT, &format!("{} {}", host.address(), token.text()))?;
-                    connect(&hold(host), &token, &claim, true)
+                    connect(&hold(host), &token, (&claim, true), &waiting)
                 } else {
-                    through_agent(&mut agent, &claim)
+                    through_agent(&mut agent, &claim, &waiting)
                 }
             }
         };
-        let gathered = store.and_then(|store| gather(&store, world).map(|()| store));
+        let gathered = store.and_then(|store| gather(&store, world, &waiting).map(|()| store));
         if let (Err(error), Some(host)) = (&gathered, &held)
             && error.kind() == crate::Kind::Config
         {
@@ -146,8 +195,8 @@ pub fn ranks(numbers: &[usize]) -> String {
 }
 
 /// Waits until all ranks have come.
-fn gather(store: &Store, world: World) -> Result<()> {
-    let (began, mut pause) = (Instant::now(), Duration::from_millis(2));
+fn gather(store: &Store, world: World, waiting: &Waiting<'_>) -> Result<()> {
+    let mut pause = Duration::from_millis(2);
     loop {
         let (present, gone) = store.roll()?;
         if present.len() >= world.size {
@@ -160,9 +209,10 @@ fn gather(store: &Store, world: World) -> Result<()> {
                 ranks(&gone)
             )));
         }
-        if began.elapsed() > GATHERING {
-            let missing: Vec<usize> = (0..size).filter(|rank| !present.contains(rank)).collect();
-            let waited = GATHERING.as_secs();
+        let missing: Vec<usize> = (0..size).filter(|rank| !present.contains(rank)).collect();
+        waiting.tell(&missing, &store.host());
+        if waiting.is_over() {
+            let waited = waiting.wait.limit.as_secs();
             return Err(Error::peer(format!(
                 "rank {rank}: {} did not connect to {} within {waited} s",
                 ranks(&missing),
@@ -176,17 +226,17 @@ fn gather(store: &Store, world: World) -> Result<()> {
 }
 
 /// How long a rank that is not taken in tries again.
-struct Patience {
-    began: Instant,
+struct Patience<'a> {
+    waiting: &'a Waiting<'a>,
     /// Since when someone else is there, where, and what came of the last try.
     foreign: Option<(Instant, String, Error)>,
     /// The host is of this run alone: where that is over, nothing comes after it.
     own: bool,
 }
 
-impl Patience {
-    fn new(own: bool) -> Self {
-        Self { began: Instant::now(), foreign: None, own }
+impl<'a> Patience<'a> {
+    const fn new(own: bool, waiting: &'a Waiting<'a>) -> Self {
+        Self { waiting, foreign: None, own }
     }
 
     /// Waits a moment before the next try at `address`.
@@ -206,12 +256,15 @@ impl Patience {
                 // The host counts tries that go on.
                 pause = Duration::from_millis(500);
             }
-            Refused::Over(error) | Refused::Unreachable(error) if self.began.elapsed() >= GATHERING => {
-                return Err(error);
+            Refused::Over(error) | Refused::Unreachable(error) if self.waiting.is_over() => {
+                let waited = self.waiting.wait.limit.as_secs();
+                return Err(error
+                    .with_more(&format!("rank 0 did not come within {waited} s"))
+                    .hint("check that rank 0 has started, and that MASTER_ADDR and MASTER_PORT name its machine"));
             }
             // Its host has the token: whoever was there before is gone.
             Refused::Over(_) => self.foreign = None,
-            Refused::Unreachable(_) => {}
+            Refused::Unreachable(_) => self.waiting.tell(&[0], &address),
         }
         if let Some((_, _, error)) = self.foreign.take_if(|(since, ..)| since.elapsed() >= FOREIGN) {
             return Err(error);
@@ -222,8 +275,8 @@ impl Patience {
 }
 
 /// Connects to a host that may not stand yet.
-fn connect(address: &str, token: &Token, claim: &Claim, own: bool) -> Result<Store> {
-    let mut patience = Patience::new(own);
+fn connect(address: &str, token: &Token, (claim, own): (&Claim, bool), waiting: &Waiting<'_>) -> Result<Store> {
+    let mut patience = Patience::new(own, waiting);
     loop {
         let tried = resolve(address).map_err(Refused::Unreachable);
         match tried.and_then(|address| Store::connect(address, token, claim)) {
@@ -249,8 +302,8 @@ fn hold(host: &Host) -> String {
 }
 
 /// The endpoint in torchrun's store may be of a rank 0 before a restart: then nobody answers there, or one whose run is over.
-fn through_agent(agent: &mut Agent, claim: &Claim) -> Result<Store> {
-    let mut patience = Patience::new(false);
+fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Result<Store> {
+    let mut patience = Patience::new(false, waiting);
     loop {
         let endpoint = agent.get(ENDPOINT)?;
         let refused = match endpoint.as_deref().and_then(|endpoint| endpoint.split_once(' ')) {
@@ -309,7 +362,7 @@ mod tests {
 
     /// What comes of ranks that come at the same time.
     fn joined(launches: Vec<(Launch, Facts)>) -> Vec<Result<Meeting>> {
-        let join = |(launch, facts)| std::thread::spawn(move || Meeting::join(&launch, facts));
+        let join = |(launch, facts)| std::thread::spawn(move || Meeting::join(&launch, facts, Wait::default()));
         let running: Vec<_> = launches.into_iter().map(join).collect();
         running.into_iter().map(|rank| rank.join().unwrap()).collect()
     }
@@ -402,10 +455,27 @@ mod tests {
         let (host, token) = host();
         let all = joined((0..2).map(|rank| (launch(rank, 2, held(&host), &token), Facts::new())).collect());
         let began = Instant::now();
-        let late = Meeting::join(&launch(1, 2, held(&host), &token), Facts::new()).unwrap_err();
+        let late = Meeting::join(&launch(1, 2, held(&host), &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(14));
         assert!(late.message().contains("all 2 ranks of its run are connected, including rank 1 (process"), "{late}");
         assert!(all[0].as_ref().unwrap().store.roll().unwrap().1.is_empty(), "nobody has gone");
+    }
+
+    #[test]
+    fn whoever_is_missing_is_named_when_the_time_is_over() {
+        let (token, place) = (Token::fresh().unwrap(), Place::First(free()));
+        for (rank, missing) in [(1, "rank 0 did not come within 6 s"), (0, "rank 1 did not connect to 127.0.0.1:")] {
+            let told = std::cell::RefCell::new(Vec::new());
+            let say = |text: &str| told.borrow_mut().push(text.to_owned());
+            let wait = Wait { limit: Duration::from_secs(6), say: &say };
+            let began = Instant::now();
+            let error = Meeting::join(&launch(rank, 2, place.clone(), &token), Facts::new(), wait).unwrap_err();
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", began.elapsed());
+            assert!(error.kind() == crate::Kind::Peer && error.message().contains(missing), "{error}");
+            let told = told.borrow();
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert!(told[0].starts_with(&format!("waiting for rank {} at 127.0.0.1:", 1 - rank)), "{told:?}");
+        }
     }
 
     #[test]
@@ -414,9 +484,9 @@ mod tests {
         let place = Place::First(mute.local_addr().unwrap().to_string());
         let token = Token::fresh().unwrap();
         let began = Instant::now();
-        let busy = Meeting::join(&launch(0, 2, place.clone(), &token), Facts::new()).unwrap_err();
+        let busy = Meeting::join(&launch(0, 2, place.clone(), &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(busy.message().contains("cannot listen on 127.0.0.1:") && began.elapsed() < Duration::from_secs(5));
-        let error = Meeting::join(&launch(1, 2, place, &token), Facts::new()).unwrap_err();
+        let error = Meeting::join(&launch(1, 2, place, &token), Facts::new(), Wait::default()).unwrap_err();
         assert!(began.elapsed() < Duration::from_secs(14), "{:?}", began.elapsed());
         assert_eq!(error.kind(), crate::Kind::Peer);
         assert!(error.message().contains("sends nothing"), "{error}");

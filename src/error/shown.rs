@@ -104,6 +104,23 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
+/// The longest message, in characters; what is longer keeps its beginning and its end.
+const LONGEST: usize = 2000;
+/// Characters of the end that a message which is cut keeps.
+const END: usize = 500;
+
+/// The text as [`shown`], and no longer than a person reads: a message may quote what a file holds, however long that is.
+pub fn brief(text: &str) -> String {
+    let text = shown(text);
+    let characters = text.chars().count();
+    if characters <= LONGEST {
+        return text.into_owned();
+    }
+    let at = |character: usize| text.char_indices().nth(character).map_or(text.len(), |(at, _)| at);
+    let (begin, end) = (&text[..at(LONGEST - END)], &text[at(characters - END)..]);
+    format!("{begin}… ({} characters left out) …{end}", characters - LONGEST)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +158,18 @@ mod tests {
         ] {
             assert_eq!(shown(text), text);
         }
+    }
+
+    #[test]
+    fn a_long_message_keeps_its_beginning_and_its_end() {
+        let name = "é".repeat(3_000_000);
+        let error = crate::Error::model(format!("a.safetensors: tensor {name}: expected F32")).context("merge");
+        let message = error.message();
+        assert!(message.chars().count() < 2100, "{}", message.chars().count());
+        assert!(message.starts_with("merge: a.safetensors: tensor é") && message.ends_with(": expected F32"));
+        assert!(message.contains("characters left out"));
+        let short = "é".repeat(2000);
+        assert_eq!(brief(&short), short);
     }
 
     #[test]

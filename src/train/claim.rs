@@ -84,10 +84,12 @@ pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
     Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
 }
 
-/// Files that a run would write must be of an earlier run, and folders folders.
+/// Files that a run would write must be of an earlier run, and folders folders; where it `replaces` an earlier run, folders
+/// that go must hold nothing else.
 ///
 /// # Errors
-/// [`crate::Kind::Config`]: a file that something else has written. [`crate::Kind::Io`]: no file, or no folder.
+/// [`crate::Kind::Config`]: a file that something else has written. [`crate::Kind::Io`]: no file, or no folder; a file in
+/// a folder that would go.
 pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
     let output_dir = &config.train.output_dir;
     for name in output::FILES {
@@ -111,7 +113,7 @@ pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
             return Err(Error::new(crate::Kind::Io, message).hint("remove it, or set another train.output_dir"));
         }
     }
-    Ok(())
+    if replaces { output::refuse_foreign(output_dir) } else { Ok(()) }
 }
 
 /// Whether the file of this name has what runs write into it.

@@ -15,6 +15,8 @@ const LOCK: &str = ".lock";
 pub struct DirLock {
     file: File,
     directory: PathBuf,
+    /// The directory itself, whatever links lead to it.
+    real: PathBuf,
     created: Vec<PathBuf>,
     keep: bool,
 }
@@ -45,7 +47,8 @@ impl DirLock {
         };
         // A loss of power must not take the directory away with the checkpoints in it.
         created.iter().try_for_each(|made| files::staged::sync_parent(made)).map_err(refuse)?;
-        let lock = Self { file, directory: directory.to_owned(), created, keep: false };
+        let real = directory.canonicalize().map_err(refuse)?;
+        let lock = Self { file, directory: directory.to_owned(), real, created, keep: false };
         lock.write_holder().map_err(|source| Error::io("write", &path, &source))?;
         Ok(lock)
     }
@@ -60,6 +63,25 @@ impl DirLock {
     /// Whether the directory, with this lock in it, is still there: it may have been removed or moved.
     pub fn is_there(&self) -> bool {
         files::is_at(&self.file, &self.directory.join(LOCK))
+    }
+
+    /// Refuses to write where a link in place of the directory leads to by now.
+    ///
+    /// # Errors
+    /// [`crate::Kind::Io`], naming the place.
+    pub fn refuse_link(&self) -> Result<()> {
+        match self.directory.canonicalize() {
+            Ok(now) if now != self.real => {
+                let message = format!(
+                    "{} is by now a link to {}, which is not the folder that the run has begun in: nothing is written there",
+                    self.directory.display(),
+                    now.display()
+                );
+                Err(Error::new(crate::Kind::Io, message)
+                    .hint(format!("what was saved before is where {} has been moved to", self.real.display())))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The run starts to write: from here on the directory stays when the lock goes.
@@ -126,6 +148,21 @@ fn remove_empty(directories: &[PathBuf]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_in_place_of_the_directory_is_not_followed() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        std::fs::create_dir_all(at("mine")).unwrap();
+        let lock = DirLock::acquire(&at("out")).unwrap();
+        assert!(lock.is_there() && lock.refuse_link().is_ok());
+        std::fs::rename(at("out"), at("moved")).unwrap();
+        lock.refuse_link().expect("a new one may be made");
+        std::os::unix::fs::symlink(at("mine"), at("out")).unwrap();
+        let error = lock.refuse_link().unwrap_err();
+        assert!(!lock.is_there() && error.kind() == crate::Kind::Io, "{error}");
+        assert!(error.message().contains("is by now a link to"), "{error}");
+    }
 
     #[test]
     fn a_held_directory_is_refused_by_process_and_freed_on_drop() {

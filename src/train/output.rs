@@ -1,6 +1,8 @@
 //! The output directory: which files a run leaves there, and how they come and go.
 use std::path::{Path, PathBuf};
 
+use crate::checkpoint::disk::RealDisk;
+use crate::checkpoint::ours;
 use crate::config::arch::COMPANIONS;
 use crate::error::{Error, Result};
 
@@ -16,8 +18,7 @@ pub const STAMP: &str = "backend.json";
 pub const ADAPTER: &str = "adapter";
 /// The trained model, when every weight was trained.
 pub const MODEL: &str = "model";
-/// The default folder of event files.
-pub const EVENTS: &str = "tb";
+pub use crate::checkpoint::ours::EVENTS;
 
 /// The files of `model_dir` that belong to its tokenizer.
 pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
@@ -45,8 +46,11 @@ fn is_worth_keeping(path: &Path) -> bool {
 /// Files that each run writes anew.
 pub const FILES: [&str; 6] = [METRICS, REPORT, CONFIG, STAMP, "latest", "best"];
 
-/// Whether a folder of this name in an output directory is the run's to replace and remove.
+/// Whether a folder of this name in an output directory is the run's to replace and remove, if all that it holds is.
 pub fn is_ours(name: &str) -> bool {
+    if name.contains(".kept-") {
+        return false;
+    }
     let step = name.strip_prefix("checkpoint-").map(|rest| rest.split('.').next().unwrap_or_default());
     let numbered = step.is_some_and(|step| !step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit()));
     numbered || [ADAPTER, MODEL, EVENTS].contains(&name)
@@ -73,7 +77,9 @@ pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
         if later.is_some_and(|later| later > step) {
             let aside = path.with_file_name(format!("{name}.later"));
             // Of an earlier resume from an earlier step: the newer ones take their place.
-            let _ = std::fs::remove_dir_all(&aside);
+            if aside.symlink_metadata().is_ok() {
+                ours::discard(&RealDisk, &aside, &aside).map_err(|source| Error::io("remove", &aside, &source))?;
+            }
             std::fs::rename(&path, &aside).map_err(|source| Error::io("rename", &path, &source))?;
             moved.push(aside);
         }
@@ -81,20 +87,51 @@ pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
     Ok(moved)
 }
 
-/// Removes what runs leave in `directory`: only files and folders that have our names.
+/// The folders in `directory` that have our names, whatever they hold.
+fn folders(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let named = |path: &PathBuf| is_ours(path.file_name().and_then(|name| name.to_str()).unwrap_or_default());
+    let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(named).collect();
+    found.sort();
+    found
+}
+
+/// Refuses to start over in `directory` where a folder that would go holds a file that is not the program's.
 ///
 /// # Errors
-/// One cannot be removed.
+/// [`crate::Kind::Io`], naming the file.
+pub fn refuse_foreign(directory: &Path) -> Result<()> {
+    for folder in folders(directory) {
+        let foreign = ours::foreign_in(&folder).map_err(|source| Error::io("look into", &folder, &source))?;
+        if let Some(file) = foreign {
+            let message = format!(
+                "{}: tunesmith did not write it, so --overwrite does not remove {}",
+                file.display(),
+                folder.display()
+            );
+            return Err(Error::new(crate::Kind::Io, message)
+                .hint("move it away, or set another train.output_dir: only folders that tunesmith wrote are removed"));
+        }
+    }
+    Ok(())
+}
+
+/// Removes what runs leave in `directory`: files that have our names, and folders that hold nothing else.
+///
+/// # Errors
+/// As [`refuse_foreign`]; one cannot be removed.
 pub fn clear(directory: &Path) -> Result<()> {
-    let fail = |path: &Path, source: &std::io::Error| Error::io("remove", path, source);
-    let entries = std::fs::read_dir(directory).map_err(|source| fail(directory, &source))?;
-    for entry in entries {
-        let path = entry.map_err(|source| fail(directory, &source))?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        if is_ours(name) && path.is_dir() {
-            std::fs::remove_dir_all(&path).map_err(|source| fail(&path, &source))?;
-        } else if FILES.contains(&name) {
-            std::fs::remove_file(&path).map_err(|source| fail(&path, &source))?;
+    refuse_foreign(directory)?;
+    for path in folders(directory) {
+        let gone = ours::discard(&RealDisk, &path, &path);
+        gone.map_err(|source| Error::io("remove", &path, &source))?;
+    }
+    for path in FILES.map(|name| directory.join(name)) {
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("remove", &path, &source));
+            }
+            _ => {}
         }
     }
     Ok(())
@@ -119,6 +156,12 @@ mod tests {
         assert_eq!(names(earlier_run(root.path())), ["adapter", "checkpoint-000010"]);
         assert_eq!(names(set_aside_later(root.path(), 9).unwrap()), ["checkpoint-000010.later"]);
         assert!(set_aside_later(root.path(), 9).unwrap().is_empty());
+        let mine = root.path().join("adapter/mine.txt");
+        std::fs::write(&mine, "mine").unwrap();
+        let error = clear(root.path()).unwrap_err();
+        assert!(error.kind() == crate::Kind::Io && error.message().contains("adapter/mine.txt"), "{error}");
+        assert!(root.path().join("checkpoint-000010.later").exists(), "nothing goes before all may go");
+        std::fs::remove_file(&mine).unwrap();
         clear(root.path()).unwrap();
         let mut left = names(std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().path()).collect());
         left.sort();

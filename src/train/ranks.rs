@@ -3,16 +3,18 @@
 use std::time::Duration;
 
 use super::agree::{MEETING, SIZES};
+use super::progress::{Event, Observer};
 use super::session::Session;
 use crate::comm::env::Launch;
 use crate::comm::gloo::{self, Gloo};
-use crate::comm::meet::{Door, Meeting, ranks};
+use crate::comm::meet::{Door, Meeting, Wait, ranks};
 #[cfg(feature = "cuda")]
 use crate::comm::nccl::{self, Nccl};
 use crate::comm::roll::Facts;
 use crate::comm::single::Single;
 use crate::comm::threads::{self, Threads};
 use crate::comm::{Collectives, Limits, World, bytes};
+use crate::config::resolve::Source;
 use crate::config::{RankBackend, Resolved, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::plan::platform::{self, Layout};
@@ -70,7 +72,7 @@ fn facts(resolved: &Resolved) -> Facts {
 /// # Errors
 /// [`crate::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the engine is
 /// missing; [`crate::Kind::Peer`]: the other ranks cannot be found.
-pub fn seats(resolved: &Resolved, launch: Option<&Launch>) -> Result<Vec<Seat>> {
+pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observer) -> Result<Vec<Seat>> {
     let train = &resolved.config.train;
     let limits = Limits { timeout: Duration::from_secs_f64(train.ddp_timeout), bucket: train.ddp_bucket_cap_mb << 20 };
     let alone = |described: &str| {
@@ -99,7 +101,12 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>) -> Result<Vec<Seat>> 
             };
             let mut facts = facts(resolved);
             facts.insert("engine".to_owned(), name.to_owned());
-            let meeting = Meeting::join(launch, facts);
+            let say = |text: &str| observer.event(&Event::Notice(text));
+            let mut wait = Wait { say: &say, ..Wait::default() };
+            if *resolved.source("train.ddp_timeout") != Source::Default {
+                wait.limit = limits.timeout;
+            }
+            let meeting = Meeting::join(launch, facts, wait);
             // The others hear what is missing here; this rank says why, too.
             let (carrier, meeting) = match (carrier, meeting) {
                 (Err(why), Err(dispute)) => return Err(dispute.with_more(why.message())),

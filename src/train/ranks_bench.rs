@@ -8,7 +8,7 @@ use super::step::{Attempt, attempt};
 use crate::comm::env::{Launch, Place};
 use crate::comm::gloo::{self, Gloo};
 use crate::comm::host::Host;
-use crate::comm::meet::Meeting;
+use crate::comm::meet::{Meeting, Wait};
 use crate::comm::roll::Facts;
 use crate::comm::single::Single;
 use crate::comm::token::Token;
@@ -119,7 +119,8 @@ fn world(engine: Engine, size: usize) -> Result<Vec<Box<dyn Collectives>>> {
         let world = World { rank, size, local_rank: rank, local_size: size };
         let place = Place::Held(host.address().to_string());
         let launch = Launch { launcher: "bench", world, place, token: Some(token.clone()) };
-        Gloo::connect(Meeting::join(&launch, Facts::new())?, limits).map(|rank| Box::new(rank) as Box<dyn Collectives>)
+        Gloo::connect(Meeting::join(&launch, Facts::new(), Wait::default())?, limits)
+            .map(|rank| Box::new(rank) as Box<dyn Collectives>)
     };
     on_all((0..size).collect(), connect)
 }

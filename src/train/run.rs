@@ -68,7 +68,7 @@ pub fn run(resolved: &Resolved, options: &Options, stop: &Stop, observer: &dyn O
     let usable = || limits::usable().map(|bytes| bytes / sharing);
     let budget = resolved.config.train.memory_budget.map(|bytes| bytes.0).or_else(usable);
     let _budget = budget.map(Budget::new);
-    let mut seats = ranks::seats(resolved, options.launch.as_ref())?;
+    let mut seats = ranks::seats(resolved, options.launch.as_ref(), observer)?;
     let (world, launcher) = (seats[0].world, options.launch.as_ref().map(|launch| launch.launcher));
     let resolved = &resolved.in_world(world.size, world.local_size, launcher)?;
     let others = seats.split_off(1);

@@ -201,7 +201,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     let (adapter, tokenizer) = (adapter_config(session)?, grown_tokenizer(session)?);
     let source = source(&session.prepared, tokenizer.as_deref());
     checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
-    let hashing = atomic::publish(&RealDisk, &target, |staging| {
+    let published = atomic::publish(&RealDisk, &target, |staging| {
         let Some(adapter) = &adapter else {
             return stage_model(staging, session, source, &tensors, fetch.as_ref());
         };
@@ -222,7 +222,8 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
     })?;
     fetch.as_ref().map_or(Ok(()), Fetch::end)?;
     write_json(&root.join(output::STAMP), &session.stamp)?;
-    session.done.hashing += hashing;
+    session.done.hashing += published.hashing;
+    session.tell_kept(&target, published.kept.as_deref());
     Ok(target)
 }
 

@@ -1,4 +1,5 @@
 //! A run with its model loaded: the state between two optimizer steps, and how it steps, evaluates, records and saves.
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::lock::DirLock;
@@ -158,6 +159,7 @@ impl Session<'_> {
         let Some(lock) = self.prepared.lock.as_mut().filter(|lock| !lock.is_there()) else { return Ok(false) };
         let fail =
             |error: Error| error.context("the output directory was removed or moved, and no new one can be made");
+        lock.refuse_link()?;
         let mut new = DirLock::acquire(&self.prepared.parts.config.train.output_dir).map_err(fail)?;
         new.keep();
         *lock = new;
@@ -193,13 +195,23 @@ impl Session<'_> {
                 saved => format!("a checkpoint could not be written; that of step {saved} stands"),
             })
         })?;
-        if let Some(Written { dir, step, took, hashing }) = written {
+        if let Some(Written { dir, step, took, hashing, kept }) = written {
             self.saved = step;
             self.done.writing += took;
             self.done.hashing += hashing;
             self.observer.event(&Event::Saved(&dir));
+            self.tell_kept(&dir, kept.as_deref());
         }
         Ok(())
+    }
+
+    /// Says where what stood in the way of `dir` stays.
+    pub fn tell_kept(&self, dir: &Path, kept: Option<&Path>) {
+        if let Some(kept) = kept {
+            let (dir, kept) = (dir.display(), kept.display());
+            let text = format!("{dir} held files that tunesmith did not write: they stay in {kept}");
+            self.observer.event(&Event::Notice(&text));
+        }
     }
 
     /// What ends all ranks at the same step: once the checkpoint that is being written is durable, and all have come as

@@ -64,10 +64,14 @@ pub struct Found {
     pub documents: Vec<(PathBuf, Kind)>,
     /// Files in folders that are not, by extension.
     pub others: BTreeMap<String, u64>,
+    /// Links that lead out of their folder: what they lead to is not read.
+    pub outside: Vec<PathBuf>,
+    /// Folders that lie too deep and are not looked into.
+    pub too_deep: Vec<PathBuf>,
 }
 
 /// Finds the documents that some paths name: files, and those in folders and the folders within, in the order of their
-/// names. Hidden files and folders, and links to folders, are left alone.
+/// names. Hidden files and folders, links to folders, and links that lead out of the folder are left alone.
 ///
 /// # Errors
 /// [`crate::Kind::Data`]: a path that is not there, or a file that is no document.
@@ -75,7 +79,9 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
     let mut found = Found::default();
     for path in paths {
         if path.is_dir() {
-            walk(path, 0, &mut found)?;
+            let root =
+                path.canonicalize().map_err(|error| Error::io("read", path, &error).with_kind(crate::Kind::Data))?;
+            walk(path, (&root, 0), &mut found)?;
             continue;
         }
         if let Err(error) = fs::metadata(path) {
@@ -100,7 +106,8 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
     Ok(found)
 }
 
-fn walk(folder: &Path, depth: usize, found: &mut Found) -> Result<()> {
+/// Looks into `folder`, which lies so many folders deep in `root`.
+fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("read", folder, &error).with_kind(crate::Kind::Data);
     let mut entries: Vec<PathBuf> = Vec::new();
     for entry in fs::read_dir(folder).map_err(failed)? {
@@ -117,9 +124,19 @@ fn walk(folder: &Path, depth: usize, found: &mut Found) -> Result<()> {
             continue;
         }
         if path.is_dir() {
-            if !path.is_symlink() && depth < MAX_DEPTH {
-                walk(&path, depth + 1, found)?;
+            if path.is_symlink() {
+                continue;
             }
+            if depth < MAX_DEPTH {
+                walk(&path, (root, depth + 1), found)?;
+            } else {
+                found.too_deep.push(path);
+            }
+            continue;
+        }
+        let leads_out = || path.canonicalize().is_ok_and(|real| !real.starts_with(root));
+        if path.is_symlink() && Kind::of(&path).is_some() && leads_out() {
+            found.outside.push(path);
             continue;
         }
         if let (Some(kind), true) = (Kind::of(&path), path.is_file()) {
@@ -291,6 +308,23 @@ mod tests {
         let error = find(&[folder.path().join("c.pdf")]).unwrap_err();
         assert!(error.to_string().contains("c.pdf") && error.hint_text().unwrap().contains("pdftotext"), "{error}");
         assert_eq!(find(&[folder.path().join("gone")]).unwrap_err().kind(), crate::Kind::Data);
+    }
+
+    #[test]
+    fn links_out_of_the_folder_and_folders_too_deep_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let deepest = (0..=MAX_DEPTH).fold(at("docs"), |path, _| path.join("d"));
+        fs::create_dir_all(&deepest).unwrap();
+        for path in [at("secret.txt"), at("docs/a.txt"), deepest.join("lost.txt")] {
+            fs::write(path, "text").unwrap();
+        }
+        for (target, link) in [("../secret.txt", "docs/link.txt"), ("a.txt", "docs/other.txt")] {
+            std::os::unix::fs::symlink(target, at(link)).unwrap();
+        }
+        let found = find(&[at("docs")]).unwrap();
+        assert_eq!(found.documents, [(at("docs/a.txt"), Kind::Text)]);
+        assert_eq!((found.outside, found.too_deep), (vec![at("docs/link.txt")], vec![deepest]));
     }
 
     #[test]

@@ -340,3 +340,26 @@ fn an_earlier_run_is_not_overwritten_unasked() {
     assert_ne!(std::fs::read(fixture.path("out/adapter/adapter_model.safetensors")).unwrap(), adapter);
     assert_eq!(text(&fixture.path("out/notes.txt")), "mine");
 }
+
+#[test]
+fn starting_over_removes_no_file_of_others() {
+    let fixture = Fixture::new();
+    let config = fixture.config("run", &["train.max_steps: 2"]);
+    assert!(train(&config, &[]).status.success());
+    let names =
+        ["adapter/mine.txt", "adapter/sub/mine.txt", "checkpoint-000777/mine.txt", "checkpoint-9/trainer_state.json"];
+    for name in names {
+        let path = fixture.path("out").join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, "mine").unwrap();
+        let output = train(&config, &["--overwrite"]);
+        assert_eq!(output.status.code(), Some(6), "{name}: {}", said(&output));
+        assert!(said(&output).contains("tunesmith did not write it"), "{name}: {}", said(&output));
+        assert_eq!(text(&path), "mine");
+        assert!(fixture.path("out/adapter/adapter_model.safetensors").exists(), "{name}");
+        std::fs::remove_file(&path).unwrap();
+    }
+    std::fs::remove_dir(fixture.path("out/adapter/sub")).unwrap();
+    let over = train(&config, &["--overwrite"]);
+    assert!(over.status.success(), "{}", said(&over));
+}
