@@ -195,7 +195,9 @@ pub fn variables() -> Vec<(String, String)> {
 pub fn is_checkpoint(word: &str) -> bool {
     // A run's own `latest` and `best` are files that name a checkpoint.
     let is_file = || Path::new(word).is_file() && !word.ends_with("/latest") && !word.ends_with("/best");
-    !word.contains('=') && !is_file()
+    let is_config =
+        Path::new(word).extension().is_some_and(|end| ["yaml", "yml", "json"].iter().any(|one| end == *one));
+    !word.contains('=') && !is_config && !is_file()
 }
 
 /// The environment as text. Variables that are not UTF-8 cannot be ours unless their name is.

@@ -28,6 +28,11 @@ const KINDS: [Kind; 9] = [
     Kind::Preempted,
 ];
 
+/// The class of a rank's error by its exit code; a code that is of no class is a peer's failure.
+pub fn class(exit_code: i32) -> Kind {
+    KINDS.into_iter().find(|kind| i32::from(kind.exit_code()) == exit_code).unwrap_or(Kind::Peer)
+}
+
 impl Report {
     /// Of `rank`, where that is not the first.
     fn new(error: &Error, rank: &str) -> Self {
@@ -39,8 +44,7 @@ impl Report {
 
     /// The error again.
     pub fn into_error(self) -> Error {
-        let kind = KINDS.into_iter().find(|kind| kind.exit_code() == self.code).unwrap_or(Kind::Peer);
-        let error = Error::new(kind, self.message);
+        let error = Error::new(class(self.code.into()), self.message);
         self.hint.into_iter().fold(error, Error::hint)
     }
 }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use signal_hook::consts::SIGTERM;
 
 use super::devices::{self, Asked, Started};
-use super::failure::Report;
+use super::failure::{self, Report};
 use super::paste::{AGAIN, own_again};
 use super::terminal;
 use crate::comm::env::{ERROR_FILE, MAKE_TOKEN, STORE, TOKEN};
@@ -414,7 +414,8 @@ fn outcome(ranks: &[Rank], reports: &Reports) -> Option<Error> {
     for report in failed[1..].iter().filter_map(|rank| reports.read(rank.number)) {
         let _ = write!(message, "\n    seen by {}", report.message);
     }
-    let error = Error::peer(message);
+    // A rank may lack what a report takes: its exit code still says the class.
+    let error = Error::new(status.code().map_or(Kind::Peer, failure::class), message);
     Some(match status.signal() {
         Some(libc::SIGKILL) => {
             error.hint("where memory runs out, the system kills too (see `dmesg`); --max-restarts goes on")

@@ -333,7 +333,7 @@ section! {
         /// exit code 8 (0: never).
         replica_check_steps: u64 = 100;
         /// CPU threads of a rank (`null`: one a core, divided among the ranks of a machine).
-        num_threads: Option<usize> = None, range Range::within(1.0, 4096.0);
+        num_threads: Option<usize> = None, range Range::within(1.0, 1024.0);
     }
 }
 
@@ -391,7 +391,7 @@ section! {
         /// What happens to training rows that are also in the validation or test rows.
         contamination: Contamination = Contamination::Off;
         /// Threads that tokenize (`null`: one a core).
-        num_proc: Option<usize> = None, aliases ["dataset_num_proc", "train.dataset_num_proc"], range Range::within(1.0, 4096.0);
+        num_proc: Option<usize> = None, aliases ["dataset_num_proc", "train.dataset_num_proc"], range Range::within(1.0, 1024.0);
         /// The folder for tokenized data, about 4 bytes a token (`null`: `~/.cache/tunesmith`).
         cache_dir: Option<PathBuf> = None;
         /// Keep tokenized data for the next run, keyed by content; `false` removes it when the run ends.

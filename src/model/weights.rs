@@ -294,7 +294,7 @@ impl WeightFiles {
             finite.check(now);
             rest = later;
         })
-        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))?;
+        .map_err(|error| self.unread(entry, name, &error))?;
         self.refuse_non_finite(entry, name, &finite)
     }
 
@@ -342,7 +342,7 @@ impl WeightFiles {
             now.copy_from_slice(bytes);
             rest = later;
         })
-        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))
+        .map_err(|error| self.unread(entry, name, &error))
     }
 
     /// How a tensor is stored, if it is there and can be read.
@@ -373,7 +373,7 @@ impl WeightFiles {
             now.convert_from_f32_slice(&wide);
             rest = later;
         })
-        .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))?;
+        .map_err(|error| self.unread(entry, name, &error))?;
         self.refuse_non_finite(entry, name, &finite)
     }
 
@@ -407,6 +407,12 @@ impl WeightFiles {
     fn fail(&self, entry: &Entry, name: &str, message: impl fmt::Display) -> Error {
         let name = self.stored_name(name);
         Error::model(format!("{}: tensor {name:?} {message}", self.files[entry.file].0.display()))
+    }
+
+    /// A tensor whose bytes the system does not give.
+    fn unread(&self, entry: &Entry, name: &str, error: &std::io::Error) -> Error {
+        let fault = self.fail(entry, name, format!("cannot be read: {error}"));
+        fault.unless_of_machine(&self.files[entry.file].0, error)
     }
 
     /// A hash of all tensors' names, dtypes, shapes and bytes, whatever files they are spread over.

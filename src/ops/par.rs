@@ -5,13 +5,19 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Does `work` with the threads that work is shared among: one a core, fewer where the system does not give as many, at
-/// least the current one.
+/// The most threads of a pool, whatever `RAYON_NUM_THREADS` says: starting more takes longer than any work.
+const MOST: usize = 1024;
+
+/// Does `work` with the threads that work is shared among: one a core (or `RAYON_NUM_THREADS`), fewer where the system does
+/// not give as many, at least the current one.
 ///
 /// # Errors
 /// [`crate::Kind::Memory`]: not even that.
 pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
-    if rayon::ThreadPoolBuilder::new().build_global().is_ok() {
+    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse::<usize>().ok());
+    // 0 is rayon's own choice.
+    let threads = asked.map_or(0, |asked| asked.min(MOST));
+    if rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().is_ok() {
         return Ok(work());
     }
     // The global pool has only one try.

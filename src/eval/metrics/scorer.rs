@@ -45,6 +45,7 @@ impl Scorer {
                 |error| {
                     Error::config(format!("eval.scorer: cannot start `{program}`: {error}"))
                         .hint("write the program and its arguments as a list: [python3, score.py]")
+                        .unless_of_machine(program, &error)
                 },
             )?;
         let (questions, to_write) = sync_channel::<Vec<u8>>(1);

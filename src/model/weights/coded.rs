@@ -217,8 +217,7 @@ impl WeightFiles {
     fn raw(&self, name: &str) -> Result<Vec<u8>> {
         let entry = self.entry(name)?;
         let mut bytes = Vec::with_capacity((entry.end - entry.begin) as usize); // held against the file's size
-        self.chunks(entry, |chunk| bytes.extend_from_slice(chunk))
-            .map_err(|error| self.fail(entry, name, format!("cannot be read: {error}")))?;
+        self.chunks(entry, |chunk| bytes.extend_from_slice(chunk)).map_err(|error| self.unread(entry, name, &error))?;
         Ok(bytes)
     }
 

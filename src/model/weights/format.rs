@@ -146,7 +146,7 @@ struct TensorInfo {
 pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> Result<Vec<(String, Entry)>> {
     let fail = |message: String| Error::model(format!("{}: {message}", path.display()));
     let truncated = || fail(format!("{len} bytes long, too short for a safetensors file"));
-    let read = |error: io::Error| fail(format!("the header cannot be read: {error}"));
+    let read = |error: io::Error| fail(format!("the header cannot be read: {error}")).unless_of_machine(path, &error);
     let mut prefix = [0; 8];
     if len < 8 {
         return Err(truncated());

@@ -46,7 +46,7 @@ fn wrong_types_say_what_was_found_and_expected() {
     says("train: {lr: }", "found nothing");
     says("train: {lr: [1]}", "found a list of 1 item");
     says("train: {seed: -1}", "found the integer -1");
-    says("train: {num_threads: x}", "expected an integer or null, 1 to 4096, found the string \"x\"");
+    says("train: {num_threads: x}", "expected an integer or null, 1 to 1024, found the string \"x\"");
     says("train: {warmup_ratio: 1.5}", "expected a number, 0 to 1, found the number 1.5");
     says("tuning: {lora: {dropout: 1}}", "expected a number, at least 0 and below 1, found the integer 1");
     says("train: 5", "a.yaml:1:1: train: expected keys, indented below it, found the integer 5");

@@ -206,7 +206,8 @@ fn check(name: &str, template: &ChatTemplate, ends: &[&str], row: &Value) -> Res
         // The header that the prompt ends with is not.
         let before = render(&first(&conversation, index)).unwrap();
         if let Some(header) = prompt.strip_prefix(&before).map(str::trim).filter(|header| !header.is_empty()) {
-            prop_assert!(!learned.contains(header), "{} holds {:?}", label, header);
+            let behind = text[..span.start].trim_end().ends_with(header);
+            prop_assert!(behind || !learned.contains(header), "{} holds {:?}", label, header);
         }
         // The end is learned.
         let ended = ends.is_empty() || ends.iter().any(|end| learned.ends_with(end));
@@ -267,7 +268,7 @@ fn a_turn_begins_behind_its_header_however_the_text_before_it_is_rewritten() {
             "c3",
             "hermes",
             &tools,
-            vec!["\n<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call><|im_end|>", "done<|im_end|>"],
+            vec!["<tool_call>\n{\"name\": \"look\", \"arguments\": {}}\n</tool_call><|im_end|>", "done<|im_end|>"],
         ),
         // The thought before the call goes when the answer comes.
         (
