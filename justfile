@@ -4,6 +4,8 @@
 #   just train CONFIG=configs/run_lora.yaml TRAIN_BATCH_SIZE=1
 #   just CONFIG=configs/run_lora.yaml train
 #   TRAIN_BATCH_SIZE=1 just train CONFIG=configs/run_lora.yaml
+#
+# A run that Ctrl-C interrupts saves and exits with 75; `just` then exits with 130. The run's hint is the command that continues.
 
 set positional-arguments
 
@@ -135,7 +137,7 @@ install *ARGS:
 @train-and-watch *ARGS: _build
     scripts/tensorboard watch "{{ tunesmith }}" train "$@"
 
-# show the runs in TB_LOGDIR with TensorBoard on TB_PORT, until Ctrl-C
+# show the runs in TB_LOGDIR with TensorBoard on TB_PORT, until Ctrl-C: just tensorboard [FOLDER | --help]
 [group('train')]
 [no-exit-message]
 @tensorboard *ARGS:
@@ -146,7 +148,7 @@ install *ARGS:
 @tb-clean *ARGS:
     scripts/tensorboard clean "$@"
 
-# print TensorBoard's folder and address
+# print TensorBoard's folder and, if it runs, its address
 [group('train')]
 @tb-open *ARGS:
     scripts/tensorboard open "$@"
@@ -355,12 +357,12 @@ test *ARGS:
 classify-check *ARGS: _build
     "${PYTHON:-python3}" scripts/classify_check.py --tunesmith "{{ tunesmith }}" "$@"
 
-# kill runs at every file operation and 200 times at random, with full and failing disks (about an hour)
+# kill runs at every file operation and 200 times at random; full and failing disks, quotas, simulated power loss (about an hour)
 [group('develop')]
 crash-test *ARGS:
     cargo test --locked --test it -- run::crash:: run::power:: --ignored --nocapture --test-threads 1 "$@"
 
-# fuzz the readers of outside input with libFuzzer, 1,000,000 executions each: just fuzz [TARGET…] (hours; needs a C++ compiler)
+# fuzz the readers of outside input with libFuzzer, 1,000,000 executions each: just fuzz [TARGET… | --list] (hours; needs a C++ compiler)
 [group('develop')]
 [no-exit-message]
 @fuzz *ARGS:
