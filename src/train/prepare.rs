@@ -226,10 +226,7 @@ pub fn find(
         for source in data::named_inputs(config).iter().map(PathBuf::as_path).chain([model_dir]) {
             claim::refuse_own_source(source, output_dir)?;
         }
-        let lock = if seat.world.is_first() { Some(DirLock::acquire(output_dir)?) } else { None };
-        if let Some(lock) = &lock {
-            stop.leaves_behind(lock.leftovers());
-        }
+        let lock = if seat.world.is_first() { Some(stop.acquire(output_dir)?) } else { None };
         let resume = claim::find_checkpoint(config, observer)?;
         let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {

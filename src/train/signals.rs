@@ -1,9 +1,10 @@
 //! SIGHUP, SIGINT and SIGTERM at any time. While the run is being prepared nothing is worth keeping, so the process leaves at
 //! once; from step 1 on a request is a flag that the loop reads between steps. A second one does not wait: checkpoints
 //! that are there stay, one that is half written goes.
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::lock::Leftovers;
+use super::lock::{DirLock, Leftovers};
 use crate::error::{Error, Result};
 use crate::files::temporary;
 use crate::signals::{self, Handling, Requests};
@@ -47,9 +48,16 @@ impl Stop {
         self.state().requested
     }
 
-    /// What is to be taken back if the process leaves before the loop.
-    pub fn leaves_behind(&self, leftovers: Leftovers) {
-        self.state().leftovers = Some(leftovers);
+    /// Takes the lock of the output directory, which is taken back if the process leaves before the loop. A signal that comes
+    /// meanwhile waits until the lock is held.
+    ///
+    /// # Errors
+    /// Those of [`DirLock::acquire`].
+    pub fn acquire(&self, directory: &Path) -> Result<DirLock> {
+        let mut state = self.state();
+        let lock = DirLock::acquire(directory)?;
+        state.leftovers = Some(lock.leftovers());
+        Ok(lock)
     }
 
     /// From here on a request waits for the step to finish and for the checkpoint to be written.

@@ -25,6 +25,10 @@ impl<'a> Peer<'a> {
     }
 
     fn start(self, config: &Path, port: u16) -> Child {
+        self.command(config, port).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    fn command(self, config: &Path, port: u16) -> Command {
         let mut command =
             tunesmith(&[&["train", config.to_str().unwrap(), "train.ddp_timeout=600"], self.words].concat());
         command.envs([
@@ -35,7 +39,8 @@ impl<'a> Peer<'a> {
             ("MASTER_ADDR", "127.0.0.1"),
             ("TUNESMITH_TOKEN", self.token),
         ]);
-        command.env("MASTER_PORT", port.to_string()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        command.env("MASTER_PORT", port.to_string());
+        command
     }
 }
 
@@ -91,7 +96,10 @@ fn ranks_of_a_second_run_at_the_same_place_change_nothing_in_the_first() {
     let config = fixture.config("run", &["train.max_steps: 100000"]);
     let port = free_port();
     let peers = [Peer::new("0", "2"), Peer::new("1", "2")];
-    let mut first = peers.map(|peer| peer.start(&config, port));
+    // Nobody reads what it prints: a pipe would fill up and stop it.
+    let unheard =
+        |peer: Peer<'_>| peer.command(&config, port).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut first = peers.map(unheard);
     super::ranks::wait_for_lines(&fixture.path("out"), 2);
     let began = Instant::now();
     let second = peers.map(|peer| peer.start(&config, port)).map(|child| child.wait_with_output().unwrap());
