@@ -29,7 +29,7 @@ pub struct Args {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of [`JobArgs::load_partial`].
+/// Those of `JobArgs::load_partial`.
 pub fn run(args: &Args) -> Result<()> {
     if args.schema {
         return terminal::print_reference(&docs::schema());

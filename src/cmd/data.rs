@@ -46,7 +46,7 @@ pub struct Args {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of [`JobArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
+/// Those of `JobArgs::load` and [`data::load`]; [`crate::Kind::Io`] when the dump cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     let resolved = args.job.load(&[])?;
     let inputs = data::named_inputs(&resolved.config);

@@ -44,7 +44,7 @@ pub struct Args {
 /// Runs the subcommand.
 ///
 /// # Errors
-/// Those of [`JobArgs::load`] and [`data::load`]; [`crate::Kind::Io`] when a file cannot be written.
+/// Those of `JobArgs::load` and [`data::load`]; [`crate::Kind::Io`] when a file cannot be written.
 pub fn run(args: &Args) -> Result<()> {
     if args.out.extension().is_none_or(|extension| extension != "jsonl") {
         return Err(Error::config(format!("--out {}: expected a name that ends in .jsonl", args.out.display())));

@@ -49,7 +49,7 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`crate::Kind::Model`]: there is no `tokenizer.json`, a file is not what its name says, or what it asks for is beyond
-    /// bounds ([`growth`]).
+    /// bounds (`growth`).
     pub fn load(model_dir: &Path) -> Result<Self> {
         Self::load_with(model_dir, &[])
     }

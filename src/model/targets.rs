@@ -2,7 +2,7 @@
 //!
 //! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
 //!   expression that matches the whole name; `auto` (ours) and `all-linear`: every linear module of the decoder blocks.
-//! - routers and experts, which are parameters in Transformers 5 and not modules: [`parameters`].
+//! - routers and experts, which are parameters in Transformers 5 and not modules: `parameters`.
 //! - `layers_to_transform`: only those blocks, for modules found by suffix (a full name in the list always counts).
 //! - modules below one of `modules_to_save` never get an adapter.
 //! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
