@@ -119,10 +119,12 @@ def main():
     width, height = args.columns * CHARACTER + 2 * MARGIN, HEAD + len(lines) * LINE + MARGIN
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" viewBox="0 0 {width:.0f} {height}">',
+        # On the elements themselves: browsers set it anew there, so that it is not inherited.
+        "<style>text, tspan { white-space: pre }</style>",
         f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
         f'<path d="M0 {HEAD - 8}V8a8 8 0 0 1 8-8h{width - 16:.0f}a8 8 0 0 1 8 8v{HEAD - 16}z" fill="{BAR}"/>',
         *(f'<circle cx="{MARGIN + 18 * place}" cy="13" r="5" fill="{fill}"/>' for place, fill in enumerate(("#ff5f56", "#ffbd2e", "#27c93f"))),
-        f'<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="13" fill="{TEXT}" xml:space="preserve" style="white-space:pre">',
+        f'<g font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, monospace" font-size="13" fill="{TEXT}">',
         f'<text x="{width / 2:.0f}" y="17" text-anchor="middle" opacity="0.6">{html.escape(args.title)}</text>',
     ]
     for number, line in enumerate(lines):

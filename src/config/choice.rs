@@ -330,10 +330,9 @@ impl ConfigValue for TargetModules {
         match node {
             Node::Str(word) if word == "auto" => Ok(Self::Auto),
             Node::Str(word) if word.eq_ignore_ascii_case("all-linear") => Ok(Self::AllLinear),
-            Node::Str(pattern) if !pattern.is_empty() => match Pattern::new("target_modules", pattern, pattern) {
+            Node::Str(pattern) if !pattern.is_empty() => match Pattern::compile(pattern) {
                 Ok(_) => Ok(Self::Regex(pattern.clone())),
-                Err(error) => {
-                    let reason = error.message().rsplit(": ").next().unwrap_or_default().to_owned();
+                Err(reason) => {
                     let expected = format!("a valid regular expression ({reason})");
                     Err(Refusal::new(node, expected).hint("a list of names needs [brackets]"))
                 }

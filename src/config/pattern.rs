@@ -17,14 +17,17 @@ impl Pattern {
     /// # Errors
     /// [`crate::Kind::Config`]: it is no regular expression, or takes too many steps on a name.
     pub fn new(option: &str, written: &str, expression: &str) -> Result<Self> {
-        let found = Regex::new(expression).map_err(|error| error.to_string()).and_then(|regex| {
-            let steps = regex.is_match(LONG_NAME).map(drop);
-            steps.map(|()| Self(regex)).map_err(|_| "it takes too many steps".to_owned())
-        });
-        found.map_err(|reason| {
-            let reason = reason.lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned();
-            Error::config(format!("{option}: {written:?} is no valid regular expression: {reason}"))
-        })
+        Self::compile(expression)
+            .map_err(|reason| Error::config(format!("{option}: {written:?} is no valid regular expression: {reason}")))
+    }
+
+    /// As [`Pattern::new`], with the reason alone as the error.
+    pub(super) fn compile(expression: &str) -> Result<Self, String> {
+        let regex = Regex::new(expression).map_err(|error| {
+            error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
+        })?;
+        let steps = regex.is_match(LONG_NAME);
+        steps.map(|_| Self(regex)).map_err(|_| "it takes too many steps".to_owned())
     }
 
     /// Whether a name, or a part of it where the expression is not bound to both ends, matches.

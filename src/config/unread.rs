@@ -132,7 +132,7 @@ fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
     let names = |switch: &&Switch| {
         switch.keys.iter().any(|name| if name.ends_with('.') { key.starts_with(name) } else { key == *name })
     };
-    // `none, please` is true of every task.
+    // A task without answers shows none anyway.
     let asks_for_nothing = key == "gen.num_samples" && config.generation.num_samples == 0;
     ADAPTERS.iter().chain(SWITCHES).filter(names).find(|switch| !(switch.on)(config)).filter(|_| !asks_for_nothing)
 }

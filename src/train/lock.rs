@@ -73,12 +73,12 @@ impl DirLock {
         match self.directory.canonicalize() {
             Ok(now) if now != self.real => {
                 let message = format!(
-                    "{} is by now a link to {}, which is not the folder that the run has begun in: nothing is written there",
+                    "{} is now a link to {}, not the folder in which the run began: nothing is written there",
                     self.directory.display(),
                     now.display()
                 );
                 Err(Error::new(crate::Kind::Io, message)
-                    .hint(format!("what was saved before is where {} has been moved to", self.real.display())))
+                    .hint(format!("earlier checkpoints are where you moved {}", self.real.display())))
             }
             _ => Ok(()),
         }
@@ -161,7 +161,7 @@ mod tests {
         std::os::unix::fs::symlink(at("mine"), at("out")).unwrap();
         let error = lock.refuse_link().unwrap_err();
         assert!(!lock.is_there() && error.kind() == crate::Kind::Io, "{error}");
-        assert!(error.message().contains("is by now a link to"), "{error}");
+        assert!(error.message().contains("is now a link to"), "{error}");
     }
 
     #[test]
