@@ -124,7 +124,7 @@ fn is_of_a_run(path: &Path, name: &str) -> bool {
     };
     let begins = |with: &str| text.is_empty() || text.starts_with(with);
     match name {
-        output::METRICS => text.lines().take(1).all(|line| serde_json::from_str::<metrics::Line>(line).is_ok()),
+        output::METRICS => metrics::begins_as_written(&text),
         output::REPORT => begins("<!doctype html>") && text.contains("tunesmith"),
         output::CONFIG => begins("# The configuration of a run"),
         output::STAMP => begins("{"),

@@ -133,6 +133,20 @@ fn encode(line: &Line) -> String {
     json + "\n"
 }
 
+/// Whether a file with this text is one of a run. Of a run that was killed or lost power in its first line that line may be
+/// cut off, or hold zeros in place of bytes that never reached the disk.
+pub fn begins_as_written(text: &str) -> bool {
+    const BEGINNING: &str = "{\"step\":";
+    match text.split_once('\n') {
+        Some((first, _)) if !first.contains('\0') => serde_json::from_str::<Line>(first).is_ok(),
+        Some(_) => true,
+        None => {
+            let whole = text.trim_end_matches('\0');
+            whole.starts_with(BEGINNING) || BEGINNING.starts_with(whole)
+        }
+    }
+}
+
 /// The lines of the file; those that do not parse (half a line after a crash) are left out. No file: no lines.
 ///
 /// # Errors
@@ -185,6 +199,21 @@ mod tests {
             "{\"step\":2,\"epoch\":0.5,\"loss\":0.5,\"learning_rate\":0.001,\"grad_norm\":null,\"label_tokens\":7,\
              \"tokens\":20,\"tokens_per_second\":100.5,\"peak_bytes\":1048576}\n"
         );
+    }
+
+    #[test]
+    fn a_first_line_that_was_lost_is_still_a_runs() {
+        let whole = encode(&step(1)) + &encode(&step(2));
+        for length in 0..=whole.len() {
+            assert!(begins_as_written(&whole[..length]), "{length} bytes");
+            let zeros = "\0".repeat(whole.len() - length);
+            assert!(begins_as_written(&(whole[..length].to_owned() + &zeros)), "{length} bytes and zeros");
+        }
+        for foreign in
+            ["x", "{}", "{\"loss\":1}", "{\"loss\":1}\n", "{\"step\":1,\"reward\":2}\n", "\n", "step,loss\n1,2\n"]
+        {
+            assert!(!begins_as_written(foreign), "{foreign:?}");
+        }
     }
 
     #[test]
