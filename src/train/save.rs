@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::fetch::Fetch;
 use super::gathered::Gathered;
+use super::metrics::Metrics;
 use super::prepare::Prepared;
 use super::session::Session;
 use super::{output, trained};
@@ -32,6 +33,7 @@ pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
         return Ok(());
     }
     let (began, before) = (Instant::now(), session.done.saving);
+    session.metrics.as_ref().map_or(Ok(()), Metrics::sync)?;
     session.state.optimizer_step = session.optimizer.step;
     session.state.optimizer_scalars = session.optimizer.scalars();
     session.state.sampler = serde_json::to_value(session.prepared.sampler.state())

@@ -2,6 +2,7 @@
 mod backend;
 mod classify;
 mod crash;
+mod curves;
 mod divergence;
 mod ends;
 mod events;
