@@ -199,6 +199,8 @@ pub struct Vocabulary {
     pub rows: TokenRows,
     /// The rows of the tables that it holds whole (`modules_to_save`); 0 where it holds none.
     pub whole: usize,
+    /// Its `modules_to_save`, of which each is trained by itself; none with `ensure_weight_tying`.
+    pub apart: Vec<String>,
     /// The adapter's folder, for messages.
     pub origin: PathBuf,
 }
@@ -257,6 +259,8 @@ pub struct Arch {
     pub experts: Option<Experts>,
     /// The head uses the embedding's matrix.
     pub tie_word_embeddings: bool,
+    /// The head has a matrix of its own that starts as the embedding's, which a `config.json` says they share.
+    pub separated: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
     /// Bias on o.
@@ -390,6 +394,37 @@ impl Arch {
         self.tie_word_embeddings && self.score.is_none()
     }
 
+    /// Gives the head a matrix of its own, where it shares the embedding's and these modules are trained each by itself: one of
+    /// them is, or holds, the embedding or the head.
+    pub fn separate(&mut self, modules: &[String]) {
+        let tables = ["model", "model.embed_tokens", "lm_head"];
+        let is_named = |name: &String| modules.iter().any(|entry| name.ends_with(entry.as_str()));
+        if tables.into_iter().flat_map(|module| self.names(module)).any(|name| is_named(&name)) {
+            self.untie();
+        }
+    }
+
+    /// As [`Arch::separate`], where an adapter's vocabulary needs it.
+    pub fn separate_for(&mut self, vocabulary: &Vocabulary) {
+        let rows = &vocabulary.rows;
+        // PEFT trains the same rows of both as one.
+        if !rows.head.is_empty() && rows.head != rows.embedding {
+            self.untie();
+        }
+        self.separate(&vocabulary.apart);
+    }
+
+    const fn untie(&mut self) {
+        if self.ties_head() {
+            (self.tie_word_embeddings, self.separated) = (false, true);
+        }
+    }
+
+    /// The tensor of the checkpoint that the tensor `name` starts as.
+    pub fn starts_as<'n>(&self, name: &'n str) -> &'n str {
+        if self.separated && name == LM_HEAD { EMBEDDING } else { name }
+    }
+
     /// What rows are padded with in Transformers, which looks for a row's last token that is another: the end of text where
     /// `config.json` names no padding.
     pub fn padding(&self) -> Option<u32> {
@@ -477,11 +512,11 @@ impl Arch {
         self.new_tokens = tokens;
     }
 
-    /// Makes room for an adapter's vocabulary, and trains the rows that it trains.
+    /// Makes room for an adapter's vocabulary, and trains the rows that it trains. The head gets a matrix of its own where the
+    /// adapter needs one.
     ///
     /// # Errors
-    /// [`crate::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary, or rows of a shared head that differ from
-    /// those of the embedding.
+    /// [`crate::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary.
     pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
         // An id is a claim that would be allocated for; a table is as long as its file.
@@ -494,11 +529,7 @@ impl Arch {
             ))
             .hint("the adapter belongs to another model"));
         }
-        if self.ties_head() && !rows.head.is_empty() && rows.head != rows.embedding {
-            return Err(Error::checkpoint(format!(
-                "{origin}: not yet: trainable_token_indices of lm_head by themselves, where the head shares the embedding's matrix"
-            )));
-        }
+        self.separate_for(vocabulary);
         self.vocab_size = self.vocab_size.max(needed).max(vocabulary.whole);
         self.token_rows = rows.clone();
         Ok(())

@@ -215,7 +215,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
             peft::stage(staging, adapter, &tensors)?;
         }
         // An adapter's own files name no labels.
-        if source.scored.is_some() {
+        if session.prepared.arch.score.is_some() {
             folder::stage_config(staging, source)?;
         }
         folder::stage_companions(staging, source)
@@ -307,7 +307,7 @@ fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Sou
         dir: &prepared.model_dir,
         grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
         template,
-        scored: prepared.arch.score.as_ref().map(|_| &prepared.arch),
+        own_head: Some(&prepared.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: prepared.wrapping.as_ref(),
     }
 }
