@@ -189,6 +189,10 @@ impl Snapshot<'_> {
     pub fn bytes(&self) -> u64 {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
+            Weights::Adapter(config) if config.shares_head => {
+                let embedding = self.specs.iter().find(|spec| spec.name == EMBEDDING);
+                embedding.map_or(0, |spec| 4 * spec.range().len() as u64)
+            }
             Weights::Adapter(_) | Weights::Part => 0,
             Weights::Model(source) => folder::companion_bytes(source.dir) + source.wrapping.map_or(0, Wrapping::bytes),
         };

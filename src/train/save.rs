@@ -13,6 +13,7 @@ use crate::checkpoint::atomic::Staging;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{self, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use crate::config::Mode;
+use crate::config::arch::EMBEDDING;
 use crate::data;
 use crate::error::{Error, Result};
 use crate::model;
@@ -260,6 +261,9 @@ fn final_bytes(session: &Session<'_>) -> u64 {
     };
     let adapts = prepared.config.tuning.mode.adapts();
     let beside = prepared.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
+    // A matrix that embedding and head share is in an adapter's file under both names.
+    let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && prepared.arch.ties_head());
+    let values = values + shared.map_or(0, |spec| spec.range().len() as u64);
     4 * values + beside + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
 }
 
