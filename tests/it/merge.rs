@@ -283,6 +283,21 @@ fn what_peft_wrote_merges_too() {
         equal(variant, &merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]));
         assert!(apart(&merged, Path::new(&base)) > 1e-3, "{variant}: training shows");
     }
+    // Where the base shares a matrix between embedding and head.
+    for (case, shared) in [
+        ("tied_both", false),
+        ("tied_embedding", false),
+        ("tied_rows_of_the_head", false),
+        ("tied_ensured", true),
+        ("rows_tied", true),
+    ] {
+        let (base, adapter) = (golden("qwen2/model"), golden(&format!("../adapters/{case}/adapter")));
+        let merged = root.path().join(case);
+        let target = merged.display().to_string();
+        equal(case, &merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]));
+        assert_eq!(json(&merged.join("config.json"))["tie_word_embeddings"], shared, "{case}");
+        assert!(apart(&merged, Path::new(&base)) > 1e-3, "{case}: training shows");
+    }
 }
 
 #[test]
