@@ -34,6 +34,15 @@ CASES = {
     "tokens_tied": ("qwen2", NEW),
     "tokens_saved_head": ("llama", [*NEW, "tuning.lora.modules_to_save=[lm_head]"]),
     "tokens_saved": ("llama", [*NEW, "tuning.lora.modules_to_save=[embed_tokens, lm_head]"]),
+    "tied_saved": ("qwen2", ["tuning.lora.modules_to_save=[embed_tokens, lm_head]"]),
+    "tied_saved_head": ("qwen2", ["tuning.lora.modules_to_save=[lm_head]"]),
+    "tied_saved_embedding": ("qwen2", ["tuning.lora.modules_to_save=[embed_tokens]", "tuning.lora.use_dora=true"]),
+    "tied_ensured": ("qwen2", ["tuning.lora.modules_to_save=[lm_head]", "tuning.lora.ensure_weight_tying=true"]),
+    "tied_ia3": ("qwen2", ["tuning.mode=ia3", "tuning.ia3.modules_to_save=[lm_head]"]),
+    "tied_oft": ("qwen2", ["tuning.mode=oft", "tuning.oft.modules_to_save=[embed_tokens, lm_head]"]),
+    "tied_tokens_saved": ("qwen2", [*NEW, "tuning.lora.modules_to_save=[embed_tokens, lm_head]"]),
+    "tied_tokens_saved_embedding": ("qwen2", [*NEW, "tuning.lora.modules_to_save=[embed_tokens]"]),
+    "tied_tokens_ensured": ("qwen2", [*NEW, "tuning.lora.modules_to_save=[embed_tokens, lm_head]", "tuning.lora.ensure_weight_tying=true"]),
     "tokens_full": ("qwen2", [*NEW, "tuning.mode=full"]),
     "freeze": ("llama", ["tuning.mode=freeze", "tuning.freeze.trainable_layers=1", "tuning.freeze.trainable_modules=[head, norms, mlp]"]),
     "freeze_tied": ("qwen2", ["tuning.mode=freeze", "tuning.freeze.trainable_modules=[embeddings, bias]"]),
@@ -63,6 +72,12 @@ CASES = {
     "continued_peft_row_lists": ("llama", ["tuning.adapter=PEFT_APART"]),
     "continued_peft_all_linear": ("mixtral", ["tuning.adapter=PEFT_ALL"]),
     "continued_peft_tokens": ("llama", [*NEW, "tuning.adapter=PEFT_TOKENS"]),
+    "stacked_tied": ("qwen2", ["tuning.adapters=[TIED_HEAD]", "tuning.lora.modules_to_save=[embed_tokens]"]),
+    "continued_tied": ("qwen2", ["tuning.adapter=TIED_HEAD"]),
+    "continued_peft_tied": ("qwen2", ["tuning.adapter=PEFT_BOTH"]),
+    "continued_peft_ensured": ("qwen2", ["tuning.adapter=PEFT_ENSURED"]),
+    "continued_peft_tied_rows": ("qwen2", ["tuning.adapter=PEFT_HEAD_ROWS"]),
+    "continued_peft_tied_tokens": ("qwen2", [*NEW, "tuning.adapter=PEFT_GREW"]),
 }
 
 
@@ -104,6 +119,11 @@ def peft_adapters(root):
     save("peft_apart", False, trainable_token_indices={"embed_tokens": [5, 3], "lm_head": [60]})
     save("peft_all", False, "mixtral", "all-linear")
     save("peft_pissa", False, init_lora_weights="pissa")
+    both = ["embed_tokens", "lm_head"]
+    save("peft_tied", False, "qwen2", modules_to_save=both)
+    save("peft_ensured", False, "qwen2", modules_to_save=both, ensure_weight_tying=True)
+    save("peft_head_rows", False, "qwen2", trainable_token_indices={"lm_head": [60, 5]})
+    save("peft_tied_tokens", True, "qwen2", modules_to_save=["embed_tokens"], trainable_token_indices={"lm_head": [640, 641]})
     save("peft_tokens", True, trainable_token_indices={"embed_tokens": [640, 641], "lm_head": [640, 641]})
 
 
@@ -121,10 +141,12 @@ def main():
     peft_adapters(root)
     places = {"DORA": f"{root}/runs/dora/adapter", "LORA": f"{root}/runs/lora/adapter", "PISSA": f"{root}/peft_pissa",
               "PEFT_IA3": f"{root}/peft_ia3", "IA3": f"{root}/runs/ia3/adapter", "PEFT_OFT": f"{root}/peft_oft", "OFT": f"{root}/runs/oft/adapter", "PEFT_TOKENS": f"{root}/peft_tokens", "SAVED": f"{root}/runs/tokens_saved/adapter",
-              "PEFT_ROWS": f"{root}/peft_rows", "PEFT_APART": f"{root}/peft_apart", "PEFT_ALL": f"{root}/peft_all", "TOKENS": f"{root}/runs/tokens_tied/adapter"}
+              "PEFT_ROWS": f"{root}/peft_rows", "PEFT_APART": f"{root}/peft_apart", "PEFT_ALL": f"{root}/peft_all", "TOKENS": f"{root}/runs/tokens_tied/adapter",
+              "TIED_HEAD": f"{root}/runs/tied_saved_head/adapter", "PEFT_BOTH": f"{root}/peft_tied", "PEFT_ENSURED": f"{root}/peft_ensured",
+              "PEFT_HEAD_ROWS": f"{root}/peft_head_rows", "PEFT_GREW": f"{root}/peft_tied_tokens"}
     failed = 0
     for name, (family, words) in CASES.items():
-        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied", "tokens_saved", "ia3", "oft"):
+        if args.only and args.only != name and name not in ("lora", "dora", "tokens_tied", "tokens_saved", "tied_saved_head", "ia3", "oft"):
             continue
         new = any("new_tokens" in word for word in words)
         rows, validation = f"{root}/{name}.train.jsonl", f"{root}/{name}.val.jsonl"
@@ -147,7 +169,7 @@ def main():
             print(f"{name}: FAILED to run\n{ran.stdout}{ran.stderr}")
             failed += 1
             continue
-        below = {"stacked": [places["DORA"], places["LORA"]], "stacked_ia3": [places["IA3"]], "stacked_oft": [places["OFT"]]}.get(name, [])
+        below = {"stacked": [places["DORA"], places["LORA"]], "stacked_ia3": [places["IA3"]], "stacked_oft": [places["OFT"]], "stacked_tied": [places["TIED_HEAD"]]}.get(name, [])
         try:
             theirs, own = run_loss(f"{root}/runs/{name}", f"{root}/{family}", validation, below)
         except Exception as error:

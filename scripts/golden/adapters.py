@@ -3,7 +3,8 @@ experts. On the models of `tests/golden/a`.
 
     python scripts/golden/adapters.py --models tests/golden/a --out tests/golden/adapters
 
-Of each case: the adapter, every trained value random; the logits and the loss of two rows; the gradients of what is trained.
+Of each case: the adapter, every trained value random; the logits and the loss of two rows; the gradients of what is trained, but for
+whole tables. Of a model whose embedding and head share a table, unless it has grown: the losses of a few steps, as well.
 """
 import argparse
 import json
@@ -116,6 +117,22 @@ def case(folder, out, seed, grown, arguments):
     measure(model, out, seed, grown, "modules_to_save" in arguments)
 
 
+def steps(model, ids):
+    """The losses of a few steps of AdamW on the same rows."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01)
+    losses = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        logits = model(input_ids=ids, use_cache=False).logits
+        loss = F.cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
 def measure(model, out, seed, grown, whole):
     rng = np.random.default_rng(seed + 1)
     ids = rng.integers(3, 512, (2, 12))
@@ -137,10 +154,28 @@ def measure(model, out, seed, grown, whole):
     stored = [name.removeprefix("grad.") for name in grads]
     assert set(stored) <= set(adapter_state(model)), (stored, list(adapter_state(model)))
     tensors = dict(ids=ids.int(), logits=logits[:, [3, 7, 11]].detach(), loss=loss.detach().reshape(1), **grads)
+    if os.path.basename(out).startswith("tied") and not grown:
+        tensors["losses"] = steps(model, ids)
     save_tensors(tensors, f"{out}/golden.safetensors")
 
 
 CASES["transformers_4"] = ("mixtral", 0, FORMER)
+# The embedding and the head share a matrix. PEFT trains copies of it, unless it is to ensure the tie.
+BOTH = ["embed_tokens", "lm_head"]
+CASES |= {
+    "tied_both": ("qwen2", 0, dict(target_modules=["q_proj"], modules_to_save=BOTH)),
+    "tied_head": ("qwen2", 0, dict(target_modules=["q_proj"], modules_to_save=["lm_head"])),
+    "tied_embedding": ("qwen2", 0, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
+    "tied_ensured": ("qwen2", 0, dict(target_modules=["q_proj"], modules_to_save=BOTH, ensure_weight_tying=True)),
+    "tied_rows_of_the_head": ("qwen2", 0, dict(target_modules=["q_proj"], trainable_token_indices={"lm_head": [40, 7]})),
+    "tied_rows_apart": ("qwen2", 0, dict(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [3, 9], "lm_head": [40]})),
+    "tied_table_and_rows": (
+        "qwen2", 0, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"], trainable_token_indices={"lm_head": [40, 7]})
+    ),
+    "tied_grown": ("qwen2", GROWN, dict(target_modules=["q_proj"], modules_to_save=["embed_tokens"])),
+    # Stored because the vocabulary has grown, not because they were trained: one matrix.
+    "tied_grown_beside": ("qwen2", GROWN, dict(target_modules=["q_proj"])),
+}
 
 
 def main():

@@ -32,6 +32,8 @@ pub struct AdapterConfig {
     pub base_model_name_or_path: Option<String>,
     /// Whether a head of scores belongs to it: PEFT's task `SEQ_CLS`.
     pub scores: bool,
+    /// It trains one matrix in full that is the embedding's and the head's; its file holds that under both names.
+    pub shares_head: bool,
     /// What it says of its modules, where they are those of a language model inside a multimodal one.
     pub wrapped: Option<Wrapped>,
 }
@@ -115,6 +117,7 @@ impl AdapterConfig {
             token_rows: TokenRows::default(),
             base_model_name_or_path: base_model.map(Into::into),
             scores: false,
+            shares_head: false,
             wrapped: None,
         }
     }
@@ -124,16 +127,15 @@ impl AdapterConfig {
         self.wrapped.as_ref().map_or_else(|| plain.to_owned(), |wrapped| wrapped.wrapper.module(plain))
     }
 
-    /// The same as it is written for a multimodal model, if `arch` is part of one.
+    /// The same as it is written for this model: multimodal, if `arch` is part of such a one.
     ///
     /// # Errors
     /// It does not fit the model.
     pub fn on(mut self, arch: &Arch) -> Result<Self> {
+        let targets = self.targets();
+        self.shares_head = targets.trains_shared(arch)?;
         self.wrapped = match arch.wrapper {
-            Some(wrapper) => {
-                let saved = self.targets().saved_tensors(arch)?;
-                Some(Wrapped::new(wrapper, &self.place(arch)?, &saved))
-            }
+            Some(wrapper) => Some(Wrapped::new(wrapper, &self.place(arch)?, &targets.saved_tensors(arch)?)),
             None => None,
         };
         Ok(self)
@@ -160,11 +162,15 @@ impl AdapterConfig {
         self.targets().place(arch, self.method()?).map_err(|error| error.with_kind(Kind::Checkpoint))
     }
 
-    /// Takes a table of the vocabulary for one of `modules_to_save`, if it is not one by the settings.
-    pub(super) fn save_whole(&mut self, table: &str) {
-        let saved = &mut self.tuning.lora.modules_to_save;
-        if self.tuning.mode == Mode::Lora && !saved.iter().any(|module| module.ends_with(table)) {
-            saved.push(table.to_owned());
+    /// Takes these tables of the vocabulary for some of `modules_to_save`. Where none is one by the settings, the model may share
+    /// a matrix between them.
+    pub(super) fn save_whole(&mut self, tables: &[&str]) {
+        let lora = &mut self.tuning.lora;
+        let named = |table: &str| lora.modules_to_save.iter().any(|module| module.ends_with(table));
+        let more: Vec<String> = tables.iter().filter(|table| !named(table)).map(|&table| table.to_owned()).collect();
+        if self.tuning.mode == Mode::Lora && !more.is_empty() {
+            lora.ensure_weight_tying |= more.len() == tables.len();
+            lora.modules_to_save.extend(more);
         }
     }
 
@@ -224,6 +230,7 @@ impl AdapterConfig {
             token_rows: source.tokens()?,
             base_model_name_or_path: source.get("base_model_name_or_path").and_then(Value::as_str).map(Into::into),
             scores: source.scores(),
+            shares_head: false,
             wrapped: None,
         })
     }

@@ -58,7 +58,7 @@ enum Owned {
         dir: PathBuf,
         grown: Option<(String, usize)>,
         template: Option<String>,
-        scored: Option<Box<Arch>>,
+        own_head: Option<Box<Arch>>,
         wrapping: Option<Wrapping>,
     },
     Part,
@@ -72,7 +72,7 @@ impl From<Weights<'_>> for Owned {
                 dir: source.dir.to_owned(),
                 grown: source.grown.map(|(text, rows)| (text.to_owned(), rows)),
                 template: source.template.map(str::to_owned),
-                scored: source.scored.cloned().map(Box::new),
+                own_head: source.own_head.cloned().map(Box::new),
                 wrapping: source.wrapping.cloned(),
             },
             Weights::Part => Self::Part,
@@ -84,11 +84,11 @@ impl Owned {
     fn borrow(&self) -> Weights<'_> {
         match self {
             Self::Adapter(config) => Weights::Adapter(config),
-            Self::Model { dir, grown, template, scored, wrapping } => Weights::Model(folder::Source {
+            Self::Model { dir, grown, template, own_head, wrapping } => Weights::Model(folder::Source {
                 dir,
                 grown: grown.as_ref().map(|(text, rows)| (text.as_str(), *rows)),
                 template: template.as_deref(),
-                scored: scored.as_deref(),
+                own_head: own_head.as_deref(),
                 wrapping: wrapping.as_ref(),
             }),
             Self::Part => Weights::Part,

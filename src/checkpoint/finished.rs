@@ -47,7 +47,7 @@ impl Finished {
     /// [`crate::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that it has taken something
     /// out of.
     pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
-        let (config, tensors) = peft::load_adapter(dir)?;
+        let (config, tensors) = peft::open_adapter(dir, arch)?;
         if config.tuning.method().is_some_and(Method::takes_from_base) {
             let message = "an adapter in PiSSA's form, which fits a base that it has taken something out of";
             return Err(Error::checkpoint(format!("{}: not yet: {message}", dir.display())).hint(
@@ -72,7 +72,8 @@ impl Finished {
             }
         }
         let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
-        Ok(Frozen { origin: dir.display().to_string(), placements, tensors, tokens: config.token_rows })
+        let (origin, tokens) = (dir.display().to_string(), config.token_rows);
+        Ok(Frozen { origin, placements, tensors, tokens, shared_head: arch.ties_head() })
     }
 }
 

@@ -32,8 +32,8 @@ pub struct Source<'a> {
     pub grown: Option<(&'a str, usize)>,
     /// The text of a chat template that takes the place of the tokenizer's.
     pub template: Option<&'a str>,
-    /// The model, where it has a head of scores that the source has not.
-    pub scored: Option<&'a Arch>,
+    /// The model, where its head is not the source's: scores, or a matrix of its own.
+    pub own_head: Option<&'a Arch>,
     /// Of a multimodal model what its language model is wrapped in.
     pub wrapping: Option<&'a Wrapping>,
 }
@@ -145,19 +145,27 @@ pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()>
     let text = crate::files::read_text(&path, crate::files::SMALL)
         .map_err(|error| Error::io("read", &path, &error).with_kind(crate::Kind::Model))?;
     let mut config = f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?;
-    describe_scores(&mut config, source.scored)?;
+    describe_head(&mut config, source.own_head)?;
     staging.write_json("config.json", &config)
 }
 
-/// Puts a model's head of scores into its `config.json`, if it has one.
+/// Puts a model's head into its `config.json`, where it is not that of the source: scores, or a matrix of its own.
 ///
 /// # Errors
-/// [`crate::Kind::Model`]: Transformers has none for the family.
-pub fn describe_scores(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
-    match (config.as_object_mut(), arch.and_then(|arch| Some((arch, arch.score.as_ref()?)))) {
-        (Some(config), Some((arch, head))) => head.describe(arch.family, arch.padding(), config),
-        _ => Ok(()),
+/// [`crate::Kind::Model`]: Transformers has no head of scores for the family.
+pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
+    let (Some(config), Some(arch)) = (config.as_object_mut(), arch) else { return Ok(()) };
+    if let Some(head) = &arch.score {
+        return head.describe(arch.family, arch.padding(), config);
     }
+    if arch.separated {
+        let key = "tie_word_embeddings";
+        config.insert(key.into(), false.into());
+        if let Some(Value::Object(text)) = config.get_mut("text_config") {
+            text.insert(key.into(), false.into());
+        }
+    }
+    Ok(())
 }
 
 /// Transformers casts on loading to the dtype that `config.json` names; the weights written here are f32.

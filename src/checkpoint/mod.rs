@@ -43,6 +43,7 @@ pub use state::TrainState;
 pub use store::{newest_complete, preflight};
 
 use crate::Kind;
+use crate::config::arch::{EMBEDDING, LM_HEAD};
 use crate::error::{Error, Result};
 use crate::files;
 use crate::model::params::ParamSpec;
@@ -188,6 +189,10 @@ impl Snapshot<'_> {
     pub fn bytes(&self) -> u64 {
         let headers = 5 * 256 * self.specs.len() + (128 << 10);
         let companions = match self.weights {
+            Weights::Adapter(config) if config.shares_head => {
+                let embedding = self.specs.iter().find(|spec| spec.name == EMBEDDING);
+                embedding.map_or(0, |spec| 4 * spec.range().len() as u64)
+            }
             Weights::Adapter(_) | Weights::Part => 0,
             Weights::Model(source) => folder::companion_bytes(source.dir) + source.wrapping.map_or(0, Wrapping::bytes),
         };
@@ -445,7 +450,14 @@ impl Checkpoint {
         (values, kept): (&mut [f32], &[Range<usize>]),
     ) -> Result<()> {
         let names = prefixed(specs, self.prefix, "");
-        check(&self.weights, &self.weights_path, &names)?;
+        // A shared matrix that an adapter holds under both names is read once.
+        let copy = format!("{}{LM_HEAD}", peft::PREFIX);
+        let shared = self.prefix == peft::PREFIX && specs.iter().any(|spec| spec.name == EMBEDDING);
+        let copied = (self.weights.shape(&copy).filter(|_| shared))
+            .filter(|_| specs.iter().all(|spec| spec.name != LM_HEAD))
+            .map(|shape| (copy.clone(), shape.to_vec()));
+        let expected: Vec<_> = names.iter().cloned().chain(copied).collect();
+        check(&self.weights, &self.weights_path, &expected)?;
         read_ranges(&self.weights, &names, specs, kept, values)
     }
 }

@@ -100,8 +100,7 @@ pub fn shape_of(origin: &Origin, adapter: &Finished, arch: &Arch) -> Result<Opti
     if origin.field("adapter").is_none_or(|text| text.contains("; pissa")) {
         return Ok(None);
     }
-    let beside = adapter.config.targets().beside(arch, &adapter.placements)?;
-    let names: Vec<String> = beside.into_iter().map(|(name, _)| name).collect();
+    let names = adapter.config.targets().names_beside(arch, &adapter.placements)?;
     Ok(Some(describe_adapter(&adapter.placements, &names)))
 }
 

@@ -8,9 +8,10 @@ use super::adapter_config::AdapterConfig;
 use super::atomic::Staging;
 use super::former;
 use crate::Kind;
-use crate::config::arch::{EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
+use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
 use crate::error::{Error, Result};
 use crate::files::staged;
+use crate::model::targets::token_rows;
 use crate::model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
 
 /// The file with the adapter's settings.
@@ -53,7 +54,9 @@ fn with_prefix<'a>(
     tensors: &[(String, Vec<usize>, &'a [f32])],
 ) -> Vec<(String, Vec<usize>, &'a [f32])> {
     let stored = |name: &str| format!("{PREFIX}{}", config.stored_name(name));
-    tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values)).collect()
+    let named = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values));
+    let shared = tensors.iter().filter(|(name, ..)| config.shares_head && name == EMBEDDING);
+    named.chain(shared.map(|(_, shape, values)| (stored(LM_HEAD), shape.clone(), *values))).collect()
 }
 
 /// Opens `dir/adapter_model.safetensors`, whose tensors get the names of the language model alone.
@@ -130,10 +133,39 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
     }
     // PEFT also stores the tables of a vocabulary that was resized, trained or not, and takes them from there.
     let tables = [(EMBEDDING, "embed_tokens"), (LM_HEAD, "lm_head")];
-    for (_, module) in tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)) {
-        config.save_whole(module);
-    }
+    let stored = tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)).map(|(_, module)| module);
+    config.save_whole(&stored.collect::<Vec<_>>());
     Ok((config, former::stacked(tensors)))
+}
+
+/// As [`load_adapter`], on a model that has what the adapter makes of the vocabulary ([`Arch::fit`]): a matrix that embedding
+/// and head share is there once.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]; the file has two matrices for it.
+pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)> {
+    let (config, mut tensors) = load_adapter(dir)?;
+    if !arch.ties_head() {
+        return Ok((config, tensors));
+    }
+    let tables = [[EMBEDDING, LM_HEAD].map(str::to_owned), [EMBEDDING, LM_HEAD].map(token_rows)];
+    let differs = |[embedding, head]: &[String; 2]| match (tensors.get(embedding), tensors.get(head)) {
+        (Some(embedding), Some(head)) => embedding != head,
+        _ => false,
+    };
+    if let Some([embedding, head]) = tables.iter().find(|pair| differs(pair)) {
+        return Err(Error::checkpoint(format!(
+            "{}: tensor {head:?} is not {embedding:?}, though the model and the adapter's settings make them one",
+            dir.join(WEIGHTS_FILE).display()
+        ))
+        .hint("the adapter must belong to this model and these settings"));
+    }
+    for [embedding, head] in &tables {
+        if tensors.contains_key(embedding) {
+            tensors.remove(head);
+        }
+    }
+    Ok((config, tensors))
 }
 
 /// What the adapter in `dir` makes of the vocabulary, by its settings and the sizes of its tables.
@@ -141,11 +173,12 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
 /// # Errors
 /// [`Kind::Checkpoint`]: its files cannot be read.
 pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
-    let rows = AdapterConfig::from_dir(dir)?.token_rows;
+    let config = AdapterConfig::from_dir(dir)?;
+    let apart = config.targets().apart().to_vec();
     let weights = open_weights(dir)?;
     let sizes = [EMBEDDING, LM_HEAD].map(|name| weights.shape(&format!("{PREFIX}{name}")).and_then(<[usize]>::first));
     let whole = sizes.into_iter().flatten().copied().max().unwrap_or_default();
-    Ok(Vocabulary { rows, whole, origin: dir.to_owned() })
+    Ok(Vocabulary { rows: config.token_rows, whole, apart, origin: dir.to_owned() })
 }
 
 /// Holds an adapter's tensors against what the model needs: the same names, the same shapes.

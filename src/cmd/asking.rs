@@ -173,7 +173,7 @@ impl AskArgs {
         let mut files = model_dir.clone();
         let mut values = None;
         if let Tuned::Adapter(dir) = &tuned {
-            let (own, tensors) = peft::load_adapter(dir)?;
+            let (own, tensors) = peft::open_adapter(dir, &arch)?;
             if own.tuning.method().is_some_and(Method::takes_from_base) {
                 return Err(Error::checkpoint(format!(
                     "{}: an adapter in PiSSA's form, which fits a base that it has taken something out of",

@@ -191,7 +191,7 @@ fn write_peft(
     let tensors: Vec<_> =
         top.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
     let scored = Some(&parts.arch).filter(|arch| arch.score.is_some());
-    let source = companions::Source { dir: tokenizer, grown: None, template, scored, wrapping: None };
+    let source = companions::Source { dir: tokenizer, grown: None, template, own_head: scored, wrapping: None };
     // The labels stand in the model's `config.json`.
     let described = companions::Source { dir: &parts.base, ..source };
     atomic::publish(&RealDisk, target, |staging| {

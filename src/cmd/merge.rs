@@ -167,9 +167,15 @@ impl PartsArgs {
         };
         let adapters: Vec<PathBuf> =
             adapters.iter().map(|dir| hub::adapter_dir(dir, &downloads)).collect::<Result<_>>()?;
-        let vocabulary = match adapters.as_slice() {
-            [one] => peft::vocabulary(one)?,
-            _ => Vocabulary::default(),
+        let mut vocabularies: Vec<Vocabulary> =
+            adapters.iter().map(|dir| peft::vocabulary(dir)).collect::<Result<_>>()?;
+        let vocabulary = match vocabularies.as_mut_slice() {
+            [one] => std::mem::take(one),
+            // What changes the vocabulary cannot be blended, which is said where they are blended.
+            several => {
+                let apart = several.iter().flat_map(|one| one.apart.clone()).collect();
+                Vocabulary { apart, ..Vocabulary::default() }
+            }
         };
         let mut reads = [&adapters[..], below].concat();
         let mut parts = Parts::open(&base, below, &vocabulary)?;
@@ -279,7 +285,7 @@ pub fn run(args: &Args) -> Result<()> {
                 dir: &tokenizer,
                 grown: None,
                 template: template.as_deref(),
-                scored: None,
+                own_head: None,
                 wrapping: None,
             };
             crate::checkpoint::folder::stage_companions(staging, source)

@@ -6,6 +6,7 @@ use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_nam
 use crate::error::{Error, Result};
 use crate::files;
 use crate::hub::{self, Part, Quiet};
+use crate::model::targets::Targets;
 use crate::plan::flops::Costs;
 use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
 use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strategy};
@@ -185,6 +186,7 @@ fn model(args: &Args, config: &mut Config, resolved: &Resolved) -> Result<(Arch,
     };
     let vocabulary = arch.vocab_size as u32;
     arch.grow((vocabulary..vocabulary + config.tuning.new_tokens.len() as u32).collect());
+    arch.separate(Targets::of(&config.tuning).apart());
     let other = args.model.is_some();
     let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), other)?;
     config.model.max_seq_len = length;

@@ -3,13 +3,14 @@
 //! Both spellings are read: Transformers 4 (`rope_theta`, `rope_scaling`) and Transformers 5 (`rope_parameters`).
 //! Whatever would change the numbers and is not implemented is refused by name; nothing is half-run. What a family
 //! needs beyond Llama stands in its file under `families`.
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 pub use super::families::{FAMILIES, Family, Gguf};
 use super::hf_json::{MAX_SIZE, Source, read_text};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
 pub use super::score::{SCORE, ScoreHead};
 use super::tied;
+pub use super::vocabulary::{TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_decoders, plain_name};
 use crate::error::{Error, Result};
 
@@ -35,9 +36,6 @@ pub const COMPANIONS: [&str; 14] = [
 pub const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The tensor of a head of its own.
 pub const LM_HEAD: &str = "lm_head.weight";
-
-/// A vocabulary grows by as many tokens as it has, or by so many.
-const MOST_NEW_TOKENS: usize = 1 << 16;
 
 /// Where a block has its norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,53 +154,6 @@ pub struct LinearSpec {
     pub layer: Option<usize>,
 }
 
-/// Rows of the vocabulary's tables that are trained by themselves, each under the token's id.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct TokenRows {
-    /// Of the embedding, and of a head that shares its matrix.
-    pub embedding: Vec<u32>,
-    /// Of a head with a matrix of its own.
-    pub head: Vec<u32>,
-}
-
-impl TokenRows {
-    /// The same rows of both tables.
-    pub fn both(ids: &[u32]) -> Self {
-        Self { embedding: ids.to_vec(), head: ids.to_vec() }
-    }
-
-    /// The rows of the tensor of that name; none where it is no table of the vocabulary.
-    pub fn of(&self, tensor: &str) -> &[u32] {
-        match tensor {
-            EMBEDDING => &self.embedding,
-            LM_HEAD => &self.head,
-            _ => &[],
-        }
-    }
-
-    /// Whether there are none.
-    pub const fn is_empty(&self) -> bool {
-        self.embedding.is_empty() && self.head.is_empty()
-    }
-
-    /// The ids of either table, those of the embedding first, each once.
-    pub fn ids(&self) -> Vec<u32> {
-        let more = self.head.iter().filter(|id| !self.embedding.contains(id));
-        self.embedding.iter().chain(more).copied().collect()
-    }
-}
-
-/// What an adapter makes of the vocabulary.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Vocabulary {
-    /// The rows that it trains by themselves.
-    pub rows: TokenRows,
-    /// The rows of the tables that it holds whole (`modules_to_save`); 0 where it holds none.
-    pub whole: usize,
-    /// The adapter's folder, for messages.
-    pub origin: PathBuf,
-}
-
 /// A decoder's family and sizes, all checked.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of the architecture of its own
 #[derive(Debug, Clone, PartialEq)]
@@ -257,6 +208,8 @@ pub struct Arch {
     pub experts: Option<Experts>,
     /// The head uses the embedding's matrix.
     pub tie_word_embeddings: bool,
+    /// The head has a matrix of its own that starts as the embedding's, which a `config.json` says they share.
+    pub separated: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
     /// Bias on o.
@@ -467,46 +420,6 @@ impl Arch {
                 Some([self.num_attention_heads, self.num_key_value_heads].map(|heads| heads * self.head_dim))
             }
         }
-    }
-
-    /// Makes room for tokens: the embedding and the head end behind the highest of them, if they ended before.
-    pub fn grow(&mut self, tokens: Vec<u32>) {
-        let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
-        self.vocab_size = self.vocab_size.max(needed);
-        self.token_rows = TokenRows::both(&tokens);
-        self.new_tokens = tokens;
-    }
-
-    /// Makes room for an adapter's vocabulary, and trains the rows that it trains.
-    ///
-    /// # Errors
-    /// [`crate::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary, or rows of a shared head that differ from
-    /// those of the embedding.
-    pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
-        let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
-        // An id is a claim that would be allocated for; a table is as long as its file.
-        let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
-        let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);
-        if needed > limit {
-            let (last, size) = (needed - 1, self.vocab_size);
-            return Err(Error::checkpoint(format!(
-                "{origin}: trainable_token_indices has token {last}, expected less than {limit}: the base model has {size} tokens"
-            ))
-            .hint("the adapter belongs to another model"));
-        }
-        if self.ties_head() && !rows.head.is_empty() && rows.head != rows.embedding {
-            return Err(Error::checkpoint(format!(
-                "{origin}: not yet: trainable_token_indices of lm_head by themselves, where the head shares the embedding's matrix"
-            )));
-        }
-        self.vocab_size = self.vocab_size.max(needed).max(vocabulary.whole);
-        self.token_rows = rows.clone();
-        Ok(())
-    }
-
-    /// The rows of that tensor that are trained by themselves.
-    pub fn rows_of(&self, tensor: &str) -> &[u32] {
-        self.token_rows.of(tensor)
     }
 
     /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not), or the scores.

@@ -304,6 +304,7 @@ impl<'a> Source<'a> {
             eos_token_ids: self.token_ids("eos_token_id")?,
             pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
             new_tokens: Vec::new(),
+            separated: false,
             token_rows: TokenRows::default(),
             score: None,
             wrapper: None,

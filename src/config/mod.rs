@@ -26,6 +26,7 @@ mod unread;
 mod validate;
 mod value;
 mod variables;
+mod vocabulary;
 mod wrapped;
 mod yaml;
 

@@ -52,7 +52,7 @@ pub struct Written {
 
 impl Form<'_> {
     fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
-        let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(name));
+        let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
         // Of matrices that the base has in codes, what they were before is not known: as its embedding.
         let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
         let of = |spec: &TensorSpec| match self.coded(&spec.name) {
@@ -109,7 +109,13 @@ pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written>
         folder::stage_processor(staging, &merged.base, form.tokenizer)?;
         folder::stage_companions(
             staging,
-            folder::Source { dir: form.tokenizer, grown: None, template: form.template, scored: None, wrapping: None },
+            folder::Source {
+                dir: form.tokenizer,
+                grown: None,
+                template: form.template,
+                own_head: None,
+                wrapping: None,
+            },
         )?;
         if let Some(card) = form.card {
             staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
@@ -218,6 +224,6 @@ fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
         // An adapter may have grown the vocabulary.
         folder::set_vocabulary(map, merged.arch.vocab_size);
     }
-    folder::describe_scores(&mut config, Some(&merged.arch))?;
+    folder::describe_head(&mut config, Some(&merged.arch))?;
     Ok(config)
 }

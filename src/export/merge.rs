@@ -43,6 +43,7 @@ impl Parts {
         let weights = WeightFiles::open_model(base, &arch, &arch.tensors())?;
         let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
         for dir in below {
+            arch.separate_for(&peft::vocabulary(dir)?);
             stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?.into());
             below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
         }

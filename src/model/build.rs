@@ -71,6 +71,7 @@ impl Source<'_> {
     }
 
     fn base(&self, name: &str, count: usize) -> Result<Vec<f32>> {
+        let name = self.arch.starts_as(name);
         // A head of scores is drawn where the model is that of a language model.
         let Some(files) = self.weights.filter(|files| name != SCORE || files.shape(name).is_some()) else {
             return Ok(init::base(self.config.train.seed, name, count, self.arch));
@@ -353,12 +354,12 @@ impl Builder<'_> {
             && match config.model.dtype {
                 Dtype::Float32 => false,
                 Dtype::Bfloat16 => true,
-                Dtype::Auto => untouched && weights.is_some_and(|files| files.is_bf16(name)),
+                Dtype::Auto => untouched && weights.is_some_and(|files| files.is_bf16(self.arch.starts_as(name))),
             };
         match weights.filter(|_| narrow && untouched) {
             Some(files) => {
                 let mut values = vec![bf16::ZERO; count];
-                files.read_bf16_into(name, &mut values)?;
+                files.read_bf16_into(self.arch.starts_as(name), &mut values)?;
                 Weight::frozen(values, shape)
             }
             None if narrow => {

@@ -4,7 +4,7 @@
 use super::adapters::Part;
 use super::quantize::How;
 use super::targets::{Placement, peft_name, token_rows};
-use crate::config::arch::TokenRows;
+use crate::config::arch::{EMBEDDING, LM_HEAD, TokenRows};
 use crate::error::{Error, Result};
 use crate::ops::quant::encode;
 use std::collections::BTreeMap;
@@ -23,6 +23,8 @@ pub struct Frozen {
     pub tensors: Tensors,
     /// The tokens whose rows it replaces, in the order of these rows.
     pub tokens: TokenRows,
+    /// It belongs to a model whose head shares the embedding's matrix: what it changes there it changes in the head too.
+    pub shared_head: bool,
 }
 
 /// Matrices in 4 or 8 bits, as a run held them.
@@ -101,12 +103,18 @@ impl Coded {
 }
 
 impl Frozen {
+    /// The tensor that the adapter knows `name` as.
+    fn known<'n>(&self, name: &'n str) -> &'n str {
+        if self.shared_head && name == LM_HEAD { EMBEDDING } else { name }
+    }
+
     fn changes(&self, name: &str) -> bool {
+        let name = self.known(name);
         [name, &token_rows(name)].iter().any(|name| self.tensors.contains_key(*name)) || self.part(name).is_some()
     }
 
     fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
-        let wanted = values.len();
+        let (name, wanted) = (self.known(name), values.len());
         let misfit = |part: &str, found: usize| {
             Err(Error::checkpoint(format!("{}: {part} has {found} values, {wanted} expected", self.origin))
                 .hint("the adapter must belong to this model"))

@@ -105,6 +105,8 @@ pub struct Targets {
     pub layers_pattern: Vec<String>,
     /// Modules that are trained in full.
     pub modules_to_save: Vec<String>,
+    /// PEFT's `ensure_weight_tying`: an embedding and a head that share a matrix share it in training too.
+    pub ensure_weight_tying: bool,
     /// Which biases are trained.
     pub bias: Bias,
     /// Ranks and scales, where the kind has them.
@@ -127,6 +129,7 @@ impl Default for Targets {
             layers_to_transform: None,
             layers_pattern: Vec::new(),
             modules_to_save: Vec::new(),
+            ensure_weight_tying: false,
             bias: Bias::None,
             ranks: None,
             feedforward: None,
@@ -174,6 +177,11 @@ pub fn place(arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
 }
 
 impl Targets {
+    /// The `modules_to_save` of which each is trained by itself, for [`Arch::separate`].
+    pub fn apart(&self) -> &[String] {
+        if self.ensure_weight_tying { &[] } else { &self.modules_to_save }
+    }
+
     /// The adapters that `method` has there, in model order.
     ///
     /// # Errors
@@ -222,7 +230,7 @@ impl Targets {
     }
 
     /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
-    /// `modules_to_save` (PEFT's rule: without regard to dots).
+    /// `modules_to_save` (PEFT's rule: without regard to dots). A head that shares the embedding's matrix is the embedding.
     ///
     /// # Errors
     /// [`crate::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
@@ -239,6 +247,10 @@ impl Targets {
             }
             saved.extend(found);
         }
+        let embedding = "model.embed_tokens".to_owned();
+        if arch.ties_head() && saved.iter().any(|module| *module == "lm_head") {
+            saved.insert(&embedding);
+        }
         let is_saved = |tensor: &str| {
             let tensor = peft_name(tensor);
             saved.iter().any(|module| tensor.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
@@ -250,16 +262,15 @@ impl Targets {
             return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
                 .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
         }
-        let shared =
-            ["lm_head", "model.embed_tokens"].into_iter().find(|name| saved.iter().any(|module| module == name));
-        match shared {
-            Some(name) if arch.ties_head() => Err(Error::config(format!(
-                "{}.modules_to_save: not yet: {name} of a model that shares its embedding with its head",
-                self.section
-            ))
-            .hint("leave it out, or train in full (tuning.mode: full)")),
-            _ => Ok(tensors),
-        }
+        Ok(tensors)
+    }
+
+    /// Whether one matrix is trained in full that is the embedding's and the head's. PEFT's file then holds it under both names.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn trains_shared(&self, arch: &Arch) -> Result<bool> {
+        Ok(arch.ties_head() && self.saved_tensors(arch)?.iter().any(|name| name == EMBEDDING))
     }
 
     /// The tensors of which rows are trained by themselves (`arch.token_rows`), with the shape of these rows; a table that is
@@ -303,6 +314,15 @@ impl Targets {
         tensors.extend(biases);
         tensors.extend(self.token_tensors(arch)?);
         Ok(tensors)
+    }
+
+    /// The names in an adapter's file of what [`Targets::beside`] says.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn names_beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<String>> {
+        let head = self.trains_shared(arch)?.then(|| LM_HEAD.to_owned());
+        Ok(self.beside(arch, placements)?.into_iter().map(|(name, _)| name).chain(head).collect())
     }
 
     /// What is trained beside the adapters and has another name in an adapter's file than in the model's: biases, routers.

@@ -23,7 +23,7 @@ use crate::model::targets::{Targets, placed};
 /// [`crate::Kind::Checkpoint`]: it cannot be read, or does not fit the model; [`crate::Kind::Config`]: the
 /// configuration sets something else than the adapter has.
 pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfig, Tensors)> {
-    let (own, tensors) = peft::load_adapter(dir)?;
+    let (own, tensors) = peft::open_adapter(dir, arch)?;
     let asked = &resolved.config.tuning;
     let mut tuning = own.settings(arch, asked)?;
     let Some(about) = tuning.method().map(Method::about).filter(|about| about.mode == asked.mode) else {
@@ -40,7 +40,9 @@ pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfi
     // What decides which tensors an adapter has and how they are scaled.
     let shapes = |key: &str| !about.training.contains(&key) && !about.starting.contains(&key) && is_set(key);
     let wanted = copied(about, shapes, asked, &tuning);
-    let fits = placed(arch, &wanted).is_ok_and(|wanted| placed(arch, &tuning).is_ok_and(|own| own == wanted))
+    let ties = |tuning| Targets::of(tuning).ensure_weight_tying;
+    let fits = ties(&wanted) == ties(&tuning)
+        && placed(arch, &wanted).is_ok_and(|wanted| placed(arch, &tuning).is_ok_and(|own| own == wanted))
         && expected(arch, &wanted)? == expected(arch, &tuning)?;
     if !fits {
         let keys = about.section.options.iter().map(|def| def.name).filter(|key| shapes(key));
@@ -61,15 +63,17 @@ fn expected(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<(String, Vec<usize
     Targets::of(tuning).tensors(arch, &placed(arch, tuning)?)
 }
 
-/// Opens the adapters of `tuning.adapters`, and says what they are, for the stamp.
+/// Opens the adapters of `tuning.adapters`, and says what they are, for the stamp. The head gets a matrix of its own where one of
+/// them needs it.
 ///
 /// # Errors
 /// [`crate::Kind::Checkpoint`]: one cannot be read, does not fit the model, or cannot be merged.
-pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
+pub fn stack(dirs: &[PathBuf], arch: &mut Arch) -> Result<(Stack, Vec<String>)> {
     let (mut stack, mut hashes) = (Stack::default(), Vec::new());
     for dir in dirs {
         let mut grown = arch.clone();
-        grown.fit(&peft::vocabulary(dir)?)?;
+        let vocabulary = peft::vocabulary(dir)?;
+        grown.fit(&vocabulary)?;
         if grown.vocab_size != arch.vocab_size {
             return Err(Error::checkpoint(format!(
                 "{}: not yet: an adapter with tokens of its own among tuning.adapters",
@@ -77,6 +81,7 @@ pub fn stack(dirs: &[PathBuf], arch: &Arch) -> Result<(Stack, Vec<String>)> {
             ))
             .hint("go on from it with tuning.adapter"));
         }
+        arch.separate_for(&vocabulary);
         stack.0.push(Finished::open(dir, arch)?.frozen(arch)?.into());
         hashes.push(peft::open_weights(dir)?.fingerprint()?);
     }

@@ -79,10 +79,7 @@ impl Prepared {
         let saved = match self.config.tuning.mode {
             Mode::Freeze => freeze::trained_tensors(&self.arch, &self.config.tuning.freeze)?,
             Mode::Full => Vec::new(),
-            _ => {
-                let beside = Targets::of(&self.config.tuning).beside(&self.arch, &self.placements)?;
-                beside.into_iter().map(|(name, _)| name).collect()
-            }
+            _ => Targets::of(&self.config.tuning).names_beside(&self.arch, &self.placements)?,
         };
         let activations = match (self.config.train.bf16, self.config.train.fp16) {
             (true, _) => "bfloat16",

@@ -24,7 +24,7 @@ use crate::memory;
 use crate::model::adapters::{KINDS, Method};
 use crate::model::quantize;
 use crate::model::stack::Stack;
-use crate::model::targets::{self, Placement};
+use crate::model::targets::{self, Placement, Targets};
 use crate::model::weights::{WeightFiles, Wrapping};
 use crate::optim::Schedule;
 use crate::plan::batches::{Batches, Request};
@@ -122,7 +122,7 @@ pub fn parts(
     let mut arch = Arch::from_dir(&model_dir)?;
     let stored = arch.tensors();
     // Finished adapters belong to the model as it is on disk.
-    let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &arch)?;
+    let (stack, stack_hashes) = adapter::stack(&config.tuning.adapters, &mut arch)?;
     let (length, note) = resolved.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
     config.model.max_seq_len = length;
     if let Some(note) = note {
@@ -131,6 +131,7 @@ pub fn parts(
     let resume = claim(&config, &model_dir)?;
     let source = adapter::source(&config, resume.as_ref(), &downloads, observer)?;
     adapter::grow(&config, &model_dir, source.as_deref(), &mut arch)?;
+    arch.separate(Targets::of(&config.tuning).apart());
     hub::fetch_paths(&mut config.data, &downloads)?;
     scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;
@@ -148,6 +149,9 @@ pub fn parts(
     let tensors = trained::tensors(&config, &arch, &placements)?;
     let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
     trained::check_rates(&config, &tensors)?;
+    if let Some(note) = trained::beyond_peft(&arch, &tensors) {
+        observer.event(&Event::Notice(note));
+    }
     let optimizer = budget::optimizer(&config, tensors, budget::threads(&config))?;
     if let Some(snapshot) = &snapshot {
         config.model.revision = Some(snapshot.commit.clone());

@@ -14,6 +14,7 @@ use crate::checkpoint::atomic::Staging;
 use crate::checkpoint::disk::RealDisk;
 use crate::checkpoint::{self, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store};
 use crate::config::Mode;
+use crate::config::arch::EMBEDDING;
 use crate::data;
 use crate::error::{Error, Result};
 use crate::model;
@@ -217,7 +218,7 @@ pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
             peft::stage(staging, adapter, &tensors)?;
         }
         // An adapter's own files name no labels.
-        if source.scored.is_some() {
+        if session.prepared.arch.score.is_some() {
             folder::stage_config(staging, source)?;
         }
         folder::stage_companions(staging, source)
@@ -262,6 +263,9 @@ fn final_bytes(session: &Session<'_>) -> u64 {
     };
     let adapts = prepared.config.tuning.mode.adapts();
     let beside = prepared.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
+    // A matrix that embedding and head share is in an adapter's file under both names.
+    let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && prepared.arch.ties_head());
+    let values = values + shared.map_or(0, |spec| spec.range().len() as u64);
     4 * values + beside + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
 }
 
@@ -309,7 +313,7 @@ fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Sou
         dir: &prepared.model_dir,
         grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
         template,
-        scored: prepared.arch.score.as_ref().map(|_| &prepared.arch),
+        own_head: Some(&prepared.arch).filter(|arch| arch.score.is_some() || arch.separated),
         wrapping: prepared.wrapping.as_ref(),
     }
 }

@@ -2,7 +2,7 @@
 use std::collections::BTreeSet;
 
 use super::prepare::Prepared;
-use crate::config::arch::Arch;
+use crate::config::arch::{Arch, EMBEDDING, LM_HEAD};
 use crate::config::{Config, Mode};
 use crate::error::{Error, Result};
 use crate::model::targets::{self, Placement, Targets};
@@ -41,6 +41,15 @@ pub fn tensors(config: &Config, arch: &Arch, placements: &[Placement]) -> Result
         }
         _ => Targets::of(&config.tuning).tensors(arch, placements),
     }
+}
+
+/// What a user should know of an adapter that PEFT cannot run.
+pub fn beyond_peft(arch: &Arch, tensors: &[(String, Vec<usize>)]) -> Option<&'static str> {
+    let has = |wanted: &str| tensors.iter().any(|(name, _)| name == wanted);
+    (arch.separated && has(LM_HEAD) && has(&targets::token_rows(EMBEDDING))).then_some(
+        "PEFT 0.21 cannot run this adapter: rows of embed_tokens and the whole lm_head, where the model shares one matrix between \
+         them; add embed_tokens to modules_to_save, or use the adapter here and after `tunesmith merge`",
+    )
 }
 
 /// Refuses arguments of the schedule and the learning rates that fit nothing.

@@ -4,9 +4,13 @@ use std::path::{Path, PathBuf};
 
 use tunesmith::checkpoint::finished::Finished;
 use tunesmith::checkpoint::peft;
+use tunesmith::comm::single::Single;
 use tunesmith::config::ModelConfig;
 use tunesmith::data::batch::Batch;
 use tunesmith::export::merge::{Parts, compare, sample_logits};
+use tunesmith::optim::{AdamW, Betas, Optimizer};
+use tunesmith::train::optimizer::slots;
+use tunesmith::train::step::step;
 
 use crate::parity::{Tensors, close, golden as models, tensors};
 
@@ -46,7 +50,8 @@ fn check(case: &str, family: &str) {
     for spec in &model.params.specs {
         // Of whole tables no gradients are stored.
         let Some((shape, wanted)) = stored.get(&format!("grad.base_model.model.{}", spec.name)) else {
-            assert!(case.starts_with("tables") && !spec.name.contains("lora"), "{case}: {}", spec.name);
+            let whole = case.starts_with("tables") || case.starts_with("tied");
+            assert!(whole && !spec.name.contains("lora"), "{case}: {}", spec.name);
             continue;
         };
         assert_eq!(&spec.shape, shape, "{case}: {}", spec.name);
@@ -55,6 +60,16 @@ fn check(case: &str, family: &str) {
         compared += 1;
     }
     assert_eq!(compared, stored.keys().filter(|name| name.starts_with("grad.")).count(), "{case}: PEFT trains no more");
+    if let Some((_, losses)) = stored.get("losses") {
+        let mut model = parts.adapted(&top, &ModelConfig::default()).unwrap();
+        let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.01 };
+        let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+        for (index, &expected) in losses.iter().enumerate() {
+            let loss = step(&mut model, &mut optimizer, &Single, std::slice::from_ref(&batch), 1e-3, 1.0).unwrap().loss;
+            assert!((loss - f64::from(expected)).abs() < 2e-5, "{case}: step {index}: {loss} {expected}");
+        }
+        assert!(losses[0] - losses[losses.len() - 1] > 0.01, "{case}: training shows");
+    }
     let logits = sample_logits(&model).unwrap();
     let merged = parts.merged(Some(top)).unwrap();
     let difference = compare(&logits, &sample_logits(&merged.model().unwrap()).unwrap(), merged.arch.outputs());
@@ -74,6 +89,58 @@ fn whole_tables_of_a_grown_vocabulary_are_pefts() {
     check("tables", "llama");
     // Stored because the vocabulary has grown, not because they were trained.
     check("tables_beside", "llama");
+}
+
+/// An embedding and a head that share a matrix, trained as two, as one, or by rows of either.
+#[test]
+fn tables_of_a_model_that_shares_them_are_pefts() {
+    for (case, separated) in [
+        ("tied_both", true),
+        ("tied_head", true),
+        ("tied_embedding", true),
+        ("tied_ensured", false),
+        ("tied_rows_of_the_head", true),
+        ("tied_rows_apart", true),
+        ("tied_table_and_rows", true),
+        ("tied_grown", true),
+        ("tied_grown_beside", false),
+    ] {
+        check(case, "qwen2");
+        let dir = golden().join(case).join("adapter");
+        let parts = Parts::open(&models("qwen2").join("model"), &[], &peft::vocabulary(&dir).unwrap()).unwrap();
+        assert_eq!(parts.arch.separated, separated, "{case}");
+    }
+}
+
+/// Adapters on top of others: what one has changed in a shared matrix is in both copies, once another has made two of it.
+#[test]
+fn a_matrix_is_shared_until_an_adapter_gives_the_head_its_own() {
+    let (base, dir) = (models("qwen2").join("model"), |case: &str| golden().join(case).join("adapter"));
+    let values = |below: &str, top: &str| {
+        let parts = Parts::open(&base, &[dir(below)], &peft::vocabulary(&dir(top)).unwrap()).unwrap();
+        let top = Finished::open(&dir(top), &parts.arch).unwrap();
+        let on_top = sample_logits(&parts.adapted(&top, &ModelConfig::default()).unwrap()).unwrap();
+        let merged = parts.merged(Some(top)).unwrap();
+        let difference = compare(&on_top, &sample_logits(&merged.model().unwrap()).unwrap(), merged.arch.outputs());
+        assert!(difference.largest <= 1e-5 * difference.scale, "{below}: {difference:?}");
+        let row = |table: &str, token: usize| {
+            let spec = merged.arch.tensors().into_iter().find(|spec| spec.name == table).unwrap();
+            merged.values(&spec).unwrap()[token * merged.arch.hidden_size..][..merged.arch.hidden_size].to_vec()
+        };
+        ["model.embed_tokens.weight", "lm_head.weight"].map(|table| row(table, 7))
+    };
+    let stored = |case: &str, name: &str, row: usize| {
+        let tensors = tensors(&dir(case).join("adapter_model.safetensors"));
+        let (shape, values) = &tensors[&format!("base_model.model.{name}")];
+        values[row * shape[1]..][..shape[1]].to_vec()
+    };
+    // Rows 7, 3 and 40 of a shared matrix, then an embedding of its own: the head keeps the rows.
+    let rows = stored("rows_tied", "model.embed_tokens.token_adapter.trainable_tokens_delta", 0);
+    let [embedding, head] = values("rows_tied", "tied_embedding");
+    assert!(embedding == stored("tied_embedding", "model.embed_tokens.weight", 7) && head == rows);
+    // The other way round the rows are those of the embedding alone.
+    let [embedding, head] = values("tied_head", "rows_tied");
+    assert!(embedding == rows && head == stored("tied_head", "lm_head.weight", 7));
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn a_full_checkpoint_is_a_model_folder() {
             dir: &dir,
             grown: None,
             template: None,
-            scored: None,
+            own_head: None,
             wrapping: None,
         }),
         specs: &specs,

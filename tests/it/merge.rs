@@ -1,12 +1,13 @@
 //! `tunesmith merge` of what each way of training leaves: the printed difference of the merged model's logits from those of
 //! the adapter at work, in memory and as written.
-use crate::parity::other_kinds;
+use crate::parity::{json, other_kinds};
 use crate::run::fixture::{Fixture, said, train, tunesmith};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tunesmith::config::arch::Arch;
 use tunesmith::export::merge::{compare, plain_model, sample_logits};
 use tunesmith::model::adapters::KINDS;
+use tunesmith::model::weights::WeightFiles;
 
 fn merge(args: &[&str]) -> String {
     let output = tunesmith(&[&["merge"], args].concat()).env_remove("CONFIG").output().unwrap();
@@ -114,56 +115,156 @@ fn what_a_run_leaves_merges_whatever_was_trained() {
     equal("stacked", &merge(&[&parts[..], &["--below", &below]].concat()));
 }
 
+const NEW_TOKENS: &str = "tuning.new_tokens: [\"<one>\", \"<two>\"]";
+
+/// A run that `lines` describe: trained, resumed, merged, asked, evaluated, exported, trained further.
+fn is_taken_everywhere(fixture: &Fixture, name: &str, lines: &[&str]) {
+    let out = fixture.path(name);
+    let place = format!("train.output_dir: {}", out.display());
+    let common = [
+        place.as_str(),
+        "train.save_strategy: steps",
+        "train.save_steps: 2",
+        "train.max_steps: 4",
+        "gen.max_new_tokens: 3",
+        "eval.bootstrap_samples: 20",
+    ];
+    let config = fixture.config(name, &[lines, &common].concat());
+    let done = |args: &[&str]| {
+        let output = tunesmith(args).env_remove("CONFIG").output().unwrap();
+        assert!(output.status.success(), "{name}: {args:?}: {}", said(&output));
+        said(&output)
+    };
+    let words = config.to_str().unwrap();
+    done(&["train", words]);
+    let adapter = |out: &Path| std::fs::read(out.join("adapter/adapter_model.safetensors")).unwrap();
+    let straight = adapter(&out);
+    std::fs::remove_dir_all(out.join("checkpoint-000004")).unwrap();
+    std::fs::remove_file(out.join("latest")).unwrap();
+    done(&["train", words, "--resume"]);
+    assert!(adapter(&out) == straight, "{name}: resumed");
+    equal(name, &merge(&[words, "--dtype", "float32"]));
+    let merged = out.join("merged").display().to_string();
+    let grown = lines.contains(&NEW_TOKENS);
+    assert_eq!(Arch::from_dir(Path::new(&merged)).unwrap().vocab_size, if grown { 262 } else { 260 }, "{name}");
+    let answer = done(&["infer", words, "--prompt", "abc"]);
+    assert_eq!(answer, done(&["infer", "--model", &merged, "--prompt", "abc", "gen.max_new_tokens=3"]), "{name}");
+    done(&["eval", words]);
+    let to = |what: &str| out.join(what).display().to_string();
+    for form in ["--hf", "--peft"] {
+        done(&["export", words, form, "--output", &to(form)]);
+    }
+    let peft = std::fs::read(out.join("--peft/adapter_model.safetensors")).unwrap();
+    assert!(peft == straight, "{name}: PEFT's file is the adapter's");
+    let from = format!("tuning.adapter={}", out.join("adapter").display());
+    done(&["train", words, &from, &format!("train.output_dir={}", to("more"))]);
+}
+
 /// New tokens whose tables are trained whole: everything takes what the run has saved.
 #[test]
 fn new_tokens_with_whole_tables_are_taken_everywhere() {
     let fixture = Fixture::untied();
     for (name, saved) in [("both", "[\"embed_tokens\", \"lm_head\"]"), ("one", "[\"lm_head\"]")] {
-        let out = fixture.path(name);
-        let lines = [
-            "tuning.new_tokens: [\"<one>\", \"<two>\"]".to_owned(),
-            format!("tuning.lora.modules_to_save: {saved}"),
-            format!("train.output_dir: {}", out.display()),
-            "train.save_strategy: steps".to_owned(),
-            "train.save_steps: 2".to_owned(),
-            "train.max_steps: 4".to_owned(),
-            "gen.max_new_tokens: 3".to_owned(),
-            "eval.bootstrap_samples: 20".to_owned(),
-        ];
-        let config = fixture.config(name, &lines.iter().map(String::as_str).collect::<Vec<_>>());
-        let done = |args: &[&str]| {
-            let output = tunesmith(args).env_remove("CONFIG").output().unwrap();
-            assert!(output.status.success(), "{name}: {args:?}: {}", said(&output));
-            said(&output)
-        };
-        let words = config.to_str().unwrap();
-        done(&["train", words]);
-        let adapter = |out: &Path| std::fs::read(out.join("adapter/adapter_model.safetensors")).unwrap();
-        let straight = adapter(&out);
-        std::fs::remove_dir_all(out.join("checkpoint-000004")).unwrap();
-        std::fs::remove_file(out.join("latest")).unwrap();
-        done(&["train", words, "--resume"]);
-        assert!(adapter(&out) == straight, "{name}: resumed");
-        equal(name, &merge(&[words, "--dtype", "float32"]));
-        let merged = out.join("merged").display().to_string();
-        assert_eq!(Arch::from_dir(Path::new(&merged)).unwrap().vocab_size, 262);
-        let answer = done(&["infer", words, "--prompt", "abc"]);
-        assert_eq!(answer, done(&["infer", "--model", &merged, "--prompt", "abc", "gen.max_new_tokens=3"]), "{name}");
-        done(&["eval", words]);
-        let to = |what: &str| out.join(what).display().to_string();
-        for form in ["--hf", "--peft"] {
-            done(&["export", words, form, "--output", &to(form)]);
-        }
-        let peft = std::fs::read(out.join("--peft/adapter_model.safetensors")).unwrap();
-        assert!(peft == straight, "{name}: PEFT's file is the adapter's");
-        let from = format!("tuning.adapter={}", out.join("adapter").display());
-        done(&["train", words, &from, &format!("train.output_dir={}", to("more"))]);
+        let saved = format!("tuning.lora.modules_to_save: {saved}");
+        is_taken_everywhere(&fixture, name, &[NEW_TOKENS, &saved]);
         // Without the tokens the adapter fits no model.
-        let lines = ["train.max_steps: 2", &format!("tuning.adapter: {}", to("adapter"))];
+        let adapter = fixture.path(name).join("adapter");
+        let lines = ["train.max_steps: 2", &format!("tuning.adapter: {}", adapter.display())];
         let refused = train(&fixture.config("without", &lines), &[]);
         assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
         assert!(said(&refused).contains("set tuning.new_tokens to the tokens"), "{}", said(&refused));
     }
+}
+
+/// Tables of a model whose embedding and head share one: two matrices from then on, or one where the tie is ensured.
+#[test]
+fn whole_tables_of_a_tied_model_are_taken_everywhere() {
+    let fixture = Fixture::new();
+    let (both, head, embedding) = (
+        "tuning.lora.modules_to_save: [\"embed_tokens\", \"lm_head\"]",
+        "tuning.lora.modules_to_save: [\"lm_head\"]",
+        "tuning.lora.modules_to_save: [\"embed_tokens\"]",
+    );
+    let ensured = "tuning.lora.ensure_weight_tying: true";
+    let tables = ["model.embed_tokens.weight", "lm_head.weight"];
+    for (name, lines) in [
+        ("head", &[head][..]),
+        ("embedding", &[embedding]),
+        ("new_both", &[both, NEW_TOKENS]),
+        ("new_head", &[head, NEW_TOKENS]),
+        ("new_embedding", &[embedding, NEW_TOKENS]),
+        ("new_ensured", &[head, ensured, NEW_TOKENS]),
+    ] {
+        is_taken_everywhere(&fixture, name, lines);
+        let out = fixture.path(name);
+        let shared = lines.contains(&ensured);
+        for folder in ["merged", "--hf"] {
+            let config = json(&out.join(folder).join("config.json"));
+            assert_eq!(config["tie_word_embeddings"], shared, "{name}");
+            let weights = WeightFiles::open_file(&out.join(folder).join("model.safetensors")).unwrap();
+            assert_eq!(weights.shape(tables[1]).is_none(), shared, "{name}");
+            if !shared {
+                assert!(weights.read(tables[0]).unwrap() != weights.read(tables[1]).unwrap(), "{name}");
+            }
+        }
+        // What is not trained stays the base's; with new tokens rows of it are trained by themselves.
+        let base = WeightFiles::open_file(&fixture.path("model/model.safetensors")).unwrap().read(tables[0]).unwrap().1;
+        let merged = WeightFiles::open_file(&out.join("merged/model.safetensors")).unwrap();
+        for (table, kept) in [(tables[0], lines.contains(&head)), (tables[1], lines.contains(&embedding))] {
+            if !shared {
+                assert_eq!(merged.read(table).unwrap().1[..base.len()] == base, kept, "{name}: {table}");
+            }
+        }
+        let adapter = WeightFiles::open_file(&out.join("adapter/adapter_model.safetensors")).unwrap();
+        let stored = tables.map(|table| adapter.read(&format!("base_model.model.{table}")).ok());
+        let [embedded, headed] = &stored;
+        assert_eq!(embedded.is_some() && embedded == headed, shared, "{name}: PEFT's file has it twice");
+        assert_eq!(embedded.is_some(), shared || !lines.contains(&head), "{name}");
+        assert_eq!(headed.is_some(), shared || !lines.contains(&embedding), "{name}");
+        let rows = json(&out.join("adapter/adapter_config.json"))["trainable_token_indices"].clone();
+        assert_eq!(
+            rows,
+            match name {
+                "new_head" => json!({ "embed_tokens": [260, 261] }),
+                "new_embedding" => json!({ "lm_head": [260, 261] }),
+                _ => Value::Null,
+            }
+        );
+    }
+    // A run of the one kind does not go on as the other.
+    let words = ["train.max_steps=6", "--resume", "tuning.lora.ensure_weight_tying=true"];
+    let refused = train(&fixture.path("embedding.yaml"), &words);
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    assert!(said(&refused).contains("belongs to another run"), "{}", said(&refused));
+    // Nor does an adapter.
+    let from = format!("tuning.adapter={}", fixture.path("embedding/adapter").display());
+    let other = format!("train.output_dir={}", fixture.path("other").display());
+    let refused = train(&fixture.path("embedding.yaml"), &[&from, &other, "tuning.lora.ensure_weight_tying=true"]);
+    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert!(said(&refused).contains("tuning.lora.ensure_weight_tying"), "{}", said(&refused));
+    // Full training on top of an adapter that has made two matrices of one; llama.cpp's file has both.
+    let path = |name: &str| fixture.path(name).display().to_string();
+    let below = format!("tuning.adapters: [{:?}]", path("head/adapter"));
+    let place = format!("train.output_dir: {}", path("full"));
+    let lines = ["tuning.mode: full", &below, "train.max_steps: 1", "train.warmup_steps: 0", &place];
+    let trained = train(&fixture.config("full", &lines), &[]);
+    assert!(trained.status.success(), "{}", said(&trained));
+    assert_eq!(json(&fixture.path("full/model/config.json"))["tie_word_embeddings"], false);
+    assert!(!Arch::from_dir(&fixture.path("full/model")).unwrap().tie_word_embeddings);
+    let file = path("head.gguf");
+    let base = ["--base", &path("model"), "--adapter", &path("head/adapter")];
+    let exported = [&["export"], &base[..], &["--gguf", "f32", "--output", &file, "--pre-tokenizer", "gpt-2"]].concat();
+    let exported = tunesmith(&exported).env_remove("CONFIG").output().unwrap();
+    assert!(exported.status.success(), "{}", said(&exported));
+    let bytes = std::fs::read(&file).unwrap();
+    let has = |name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+    assert!(has("token_embd.weight") && has("output.weight"));
+    // Such adapters are no matrices to blend, which is what is said.
+    let (second, blend) = (path("embedding/adapter"), path("blend"));
+    let two = [&base[..], &["--adapter", &second, "--output", &blend]].concat();
+    let refused = tunesmith(&[&["merge"], &two[..]].concat()).env_remove("CONFIG").output().unwrap();
+    assert_eq!(refused.status.code(), Some(5), "{}", said(&refused));
+    assert!(said(&refused).contains("modules_to_save, which cannot be blended"), "{}", said(&refused));
 }
 
 #[test]
@@ -181,6 +282,21 @@ fn what_peft_wrote_merges_too() {
         let target = merged.display().to_string();
         equal(variant, &merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]));
         assert!(apart(&merged, Path::new(&base)) > 1e-3, "{variant}: training shows");
+    }
+    // Where the base shares a matrix between embedding and head.
+    for (case, shared) in [
+        ("tied_both", false),
+        ("tied_embedding", false),
+        ("tied_rows_of_the_head", false),
+        ("tied_ensured", true),
+        ("rows_tied", true),
+    ] {
+        let (base, adapter) = (golden("qwen2/model"), golden(&format!("../adapters/{case}/adapter")));
+        let merged = root.path().join(case);
+        let target = merged.display().to_string();
+        equal(case, &merge(&["--base", &base, "--adapter", &adapter, "--output", &target, "--dtype", "float32"]));
+        assert_eq!(json(&merged.join("config.json"))["tie_word_embeddings"], shared, "{case}");
+        assert!(apart(&merged, Path::new(&base)) > 1e-3, "{case}: training shows");
     }
 }
 

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use half::{bf16, f16};
 use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
+use tunesmith::checkpoint::finished::Finished;
 use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
 use tunesmith::config::arch::{Arch, TokenRows, Vocabulary};
 use tunesmith::config::{Mode, Patterns, TargetModules, TuningConfig};
@@ -157,12 +158,67 @@ fn trained_tokens_are_written_and_read_as_peft_does() {
     let apart = rows(json!({"embed_tokens": [1], "lm_head": [2]}));
     assert_eq!(apart, TokenRows { embedding: vec![1], head: vec![2] });
     // An id is a claim that is not allocated for.
-    let far = |id: u32| Vocabulary { rows: TokenRows::both(&[id]), whole: 0, origin: "x".into() };
+    let far = |id: u32| Vocabulary { rows: TokenRows::both(&[id]), origin: "x".into(), ..Vocabulary::default() };
     let error = arch_of("llama/x").fit(&far(u32::MAX)).unwrap_err();
     assert_says(&error, &["4294967295", "512 tokens"]);
-    // Rows of a head that is the embedding are no rows of their own.
-    let tied = Vocabulary { rows: TokenRows { embedding: vec![1], head: vec![2] }, ..Vocabulary::default() };
-    assert_says(&arch_of("variants/ia3/adapter_final").fit(&tied).unwrap_err(), &["not yet", "lm_head"]);
+}
+
+/// PEFT trains copies of a matrix that embedding and head share, unless it ensures the tie; the same rows of both it trains as one.
+#[test]
+fn a_head_gets_a_matrix_of_its_own_where_peft_gives_it_one() {
+    let fitted = |rows: [&[u32]; 2], apart: &[&str]| {
+        let mut arch = arch_of("variants/ia3/adapter_final");
+        assert!(arch.tie_word_embeddings);
+        let [embedding, head] = rows.map(<[u32]>::to_vec);
+        let apart = apart.iter().map(|&module| module.to_owned()).collect();
+        arch.fit(&Vocabulary { rows: TokenRows { embedding, head }, apart, ..Vocabulary::default() }).unwrap();
+        assert_eq!(arch.separated, !arch.tie_word_embeddings);
+        let last = arch.tensors().pop().unwrap().name;
+        assert_eq!(last, if arch.separated { "lm_head.weight" } else { "model.norm.weight" });
+        arch.separated
+    };
+    for rows in [[&[][..], &[]], [&[3], &[]], [&[3, 1], &[3, 1]]] {
+        assert!(!fitted(rows, &[]) && !fitted(rows, &["model.norm", "q_proj"]), "{rows:?}");
+        for module in ["lm_head", "embed_tokens", "model.embed_tokens", "model"] {
+            assert!(fitted(rows, &["q_proj", module]), "{rows:?} {module}");
+        }
+    }
+    assert!(fitted([&[1], &[2]], &[]) && fitted([&[], &[2]], &[]) && fitted([&[1, 2], &[2, 1]], &[]));
+    let own = |name: &str| {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters").join(name).join("adapter");
+        tunesmith::checkpoint::peft::vocabulary(&dir).unwrap().apart
+    };
+    assert_eq!(own("tied_both"), ["embed_tokens", "lm_head"]);
+    assert!(own("tied_ensured").is_empty() && own("tied_grown_beside").is_empty());
+    // A head that is there already, or one of scores, stays.
+    let mut untied = arch_of("llama/x");
+    untied.separate(&["lm_head".to_owned()]);
+    assert!(!untied.separated);
+}
+
+/// What PEFT writes with `ensure_weight_tying`: the matrix under both names.
+#[test]
+fn a_shared_matrix_is_written_under_both_names_and_read_as_one() {
+    let golden = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/adapters").join(name);
+    let (arch, dir) = (arch_of("variants/ia3/adapter_final"), golden("tied_ensured").join("adapter"));
+    let own = Finished::open(&dir, &arch).unwrap();
+    assert!(own.config.shares_head && !own.tensors.contains_key("lm_head.weight"));
+    let copy = tempfile::tempdir().unwrap();
+    let tensors: Vec<_> =
+        own.tensors.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+    save_adapter(copy.path(), &own.config, &tensors).unwrap();
+    let (stored, again) = (load_adapter(&dir).unwrap().1, load_adapter(copy.path()).unwrap().1);
+    assert!(stored == again && stored["lm_head.weight"] == stored["model.embed_tokens.weight"]);
+    // Two matrices are no shared one.
+    let mut apart = again;
+    apart.get_mut("lm_head.weight").unwrap().1[7] += 1.0;
+    let both = AdapterConfig { shares_head: false, ..own.config };
+    let tensors: Vec<_> =
+        apart.iter().map(|(name, (shape, values))| (name.clone(), shape.clone(), &values[..])).collect();
+    let other = tempfile::tempdir().unwrap();
+    save_adapter(other.path(), &both, &tensors).unwrap();
+    let error = Finished::open(other.path(), &arch).unwrap_err();
+    assert_says(&error, &["lm_head.weight", "is not \"model.embed_tokens.weight\""]);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use tunesmith::config::{Config, Dtype, Mode, load_text};
 use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
+use tunesmith::model::targets::Targets;
 use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
 use tunesmith::train::budget;
 
@@ -93,6 +94,42 @@ fn buffers_are_predicted_to_the_byte() {
         }
     }
     assert_eq!(count, families.len() * modes().len() - 1);
+}
+
+/// Tables of a model whose embedding and head share one: what is trained of them, and a head that gets a matrix of its own.
+#[test]
+fn trained_tables_of_a_tied_model_are_predicted() {
+    let table = |arch: &Arch| 4 * (arch.vocab_size * arch.hidden_size) as u64;
+    for family in ["qwen2", "gemma2"] {
+        for (modules, ensured, trained, more) in [
+            ("lm_head", false, 1, 1),
+            ("embed_tokens", false, 1, 1),
+            ("embed_tokens, lm_head", false, 2, 1),
+            ("lm_head", true, 1, 0),
+        ] {
+            let plain = arch(family);
+            let text =
+                format!("tuning: {{lora: {{r: 4, modules_to_save: [{modules}], ensure_weight_tying: {ensured}}}}}");
+            let config = config(&text);
+            let mut arch = plain.clone();
+            arch.separate(Targets::of(&config.tuning).apart());
+            let batch = batch(arch.vocab_size, &[70, 33], 5);
+            let (held, predicted) = held_and_predicted(&arch, &config, &batch);
+            assert_eq!(held, predicted, "{family}, {text}");
+            let weights = |arch: &Arch, text: &str| {
+                let config = self::config(text);
+                let predictor = Predictor::new(budget::job(&config, arch, Storage::F32, None).unwrap(), Device::Cpu);
+                let all = predictor.predict(&Pass { tokens: 103, longest: 70, labelled: 90 });
+                (all.weights + all.trained, all.trained)
+            };
+            let ((all, own), (before, adapter)) = (weights(&arch, &text), weights(&plain, LORA));
+            assert_eq!(
+                (all - before, own - adapter),
+                (more * table(&plain), trained * table(&plain)),
+                "{family}, {text}"
+            );
+        }
+    }
 }
 
 #[test]

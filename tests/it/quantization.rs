@@ -301,7 +301,7 @@ fn finished_adapters_are_merged_before_quantization() {
     let (arch, files) = open(&golden("llama_nf4/model"));
     let config = parity::recipe();
     let dir = parity::golden("llama/adapter_final");
-    let (stack, _) = tunesmith::train::adapter::stack(&[dir], &arch).unwrap();
+    let (stack, _) = tunesmith::train::adapter::stack(&[dir], &mut arch.clone()).unwrap();
     let model = Model::load_on(&arch, Some(&files), &config, &stack).unwrap();
     assert!(
         model.notes.iter().any(|note| note.contains("14 matrices") && note.contains("second time")),

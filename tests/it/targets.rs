@@ -183,8 +183,35 @@ fn modules_to_save_must_exist_and_be_trainable() {
     assert!(error.to_string().contains("did you mean lm_head?"), "{error}");
     for name in ["lm_head", "embed_tokens"] {
         assert_eq!(save(name).targets().saved_tensors(&arch(false)).unwrap().len(), 1);
-        let error = save(name).targets().saved_tensors(&arch(true)).unwrap_err();
-        assert!(error.to_string().contains("not yet"), "{error}");
+    }
+}
+
+/// Of a matrix that embedding and head share each gets a copy, unless the tie is ensured: then it is one, whichever is named.
+#[test]
+fn a_shared_matrix_is_trained_apart_or_as_one() {
+    let (embedding, head) = ("model.embed_tokens.weight", "lm_head.weight");
+    for (named, apart) in [
+        (&["embed_tokens"][..], &[embedding][..]),
+        (&["lm_head"], &[head]),
+        (&["lm_head", "embed_tokens"], &[embedding, head]),
+    ] {
+        let modules_to_save = named.iter().map(|&name| name.to_owned()).collect();
+        let mut lora = LoraConfig { modules_to_save, ..LoraConfig::default() };
+        let mut own = arch(true);
+        own.separate(lora.targets().apart());
+        assert!(own.separated);
+        assert_eq!(lora.targets().saved_tensors(&own).unwrap(), apart);
+        let names = lora.targets().names_beside(&own, &[]).unwrap();
+        assert_eq!(names, apart);
+        lora.ensure_weight_tying = true;
+        let mut shared = arch(true);
+        shared.separate(lora.targets().apart());
+        assert!(!shared.separated);
+        assert_eq!(lora.targets().saved_tensors(&shared).unwrap(), [embedding]);
+        // A checkpoint of the one is none of the other.
+        assert_eq!(lora.targets().names_beside(&shared, &[]).unwrap(), [embedding, head]);
+        // Where there are two matrices, there is nothing to ensure.
+        assert_eq!(lora.targets().saved_tensors(&arch(false)).unwrap(), apart);
     }
 }
 

@@ -187,6 +187,29 @@ fn rows_of_tokens_have_the_gradients_of_the_whole_matrices() {
 }
 
 #[test]
+fn a_head_of_its_own_starts_as_the_matrix_that_was_shared() {
+    let (mut arch, weights) = open("qwen2");
+    arch.separate(&["lm_head".to_owned()]);
+    let mut config = recipe();
+    config.tuning.lora.modules_to_save = vec!["embed_tokens".into(), "lm_head".into()];
+    // As stored, and as drawn without files; with new rows, which start alike.
+    for (weights, tokens) in [(Some(&weights), vec![]), (None, vec![]), (Some(&weights), vec![512])] {
+        arch.grow(tokens);
+        let model = Model::load(&arch, weights, &config).unwrap();
+        let table = |name: &str| &model.params.values()[model.params.find(name).unwrap().range()];
+        let (embedding, head) = (table("model.embed_tokens.weight"), table("lm_head.weight"));
+        assert!(embedding == head && embedding.len() == arch.vocab_size * arch.hidden_size);
+    }
+    // Frozen, it is the base's.
+    let losses = |model: &Model| model.token_losses(&Forward::read("qwen2").batch()).unwrap();
+    let (tied, weights) = open("qwen2");
+    arch = tied.clone();
+    arch.separate(&["lm_head".to_owned()]);
+    let apart = Model::load(&arch, Some(&weights), &recipe()).unwrap();
+    assert!(losses(&apart) == losses(&Model::load(&tied, Some(&weights), &recipe()).unwrap()), "the same bits");
+}
+
+#[test]
 fn pissa_takes_out_of_the_weight_what_peft_takes() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/peft/pissa.safetensors");
     let stored = tensors(&path);
@@ -254,32 +277,37 @@ fn adapters_below_the_trained_one_act_as_on_top() {
         ("llama/adapter_init", tensors(&golden("llama/forward.safetensors")), "_lora"),
         ("variants/dora/adapter_init", tensors(&golden("variants/dora/forward.safetensors")), ""),
     ] {
-        let (stack, hashes) = adapter::stack(&[golden(dir)], &arch).unwrap();
+        let (stack, hashes) = adapter::stack(&[golden(dir)], &mut arch.clone()).unwrap();
         assert_eq!(hashes.len(), 1);
         let model = Model::load_on(&arch, Some(&weights), &recipe(), &stack).unwrap();
         forward.check(&model, &stored, suffix);
     }
     // Factors: rows, columns and biases of the base times what was trained.
-    let (qwen, stored) = (open("qwen2"), tensors(&golden("variants/ia3/forward.safetensors")));
-    let (stack, _) = adapter::stack(&[golden("variants/ia3/adapter_init")], &qwen.0).unwrap();
+    let (mut qwen, stored) = (open("qwen2"), tensors(&golden("variants/ia3/forward.safetensors")));
+    let (stack, _) = adapter::stack(&[golden("variants/ia3/adapter_init")], &mut qwen.0).unwrap();
     let model = Model::load_on(&qwen.0, Some(&qwen.1), &recipe(), &stack).unwrap();
     Forward::read("qwen2").check(&model, &stored, "");
     // Two, of which the second has a head of its own: the same as the second trained on the first.
     let dirs = [golden("llama/adapter_init"), golden("variants/modules_to_save/adapter_final")];
-    let (both, _) = adapter::stack(&dirs, &arch).unwrap();
+    let (both, _) = adapter::stack(&dirs, &mut arch.clone()).unwrap();
     let merged = Model::load_on(&arch, Some(&weights), &recipe(), &both).unwrap();
-    let (first, _) = adapter::stack(&dirs[..1], &arch).unwrap();
+    let (first, _) = adapter::stack(&dirs[..1], &mut arch.clone()).unwrap();
     let config = adapter_config(&dirs[1].join("adapter_config.json"));
     let mut on_top = Model::load_on(&arch, Some(&weights), &config, &first).unwrap();
     put(&mut on_top, &tensors(&dirs[1].join("adapter_model.safetensors")));
     let losses = |model: &Model| model.token_losses(&forward.batch()).unwrap();
     close("losses", &losses(&merged), &losses(&on_top), LOGITS);
 
-    let foreign = adapter::stack(&[golden("qwen3/adapter_init")], &arch).unwrap_err();
+    let foreign = adapter::stack(&[golden("qwen3/adapter_init")], &mut arch.clone()).unwrap_err();
     assert_eq!(foreign.kind(), Kind::Checkpoint, "{foreign}");
     let short = BTreeMap::from([("model.norm.weight".to_owned(), (vec![3], vec![1.0; 3]))]);
-    let frozen =
-        Frozen { origin: "there".into(), placements: BTreeMap::new(), tensors: short, tokens: TokenRows::default() };
+    let frozen = Frozen {
+        origin: "there".into(),
+        placements: BTreeMap::new(),
+        tensors: short,
+        tokens: TokenRows::default(),
+        shared_head: false,
+    };
     let error = Model::load_on(&arch, Some(&weights), &recipe(), &Stack(vec![frozen.into()])).unwrap_err();
     assert!(error.to_string().contains("there: model.norm.weight has 3 values, 64 expected"), "{error}");
 }

@@ -11,7 +11,7 @@ pub(super) static FAMILY: Family = Family {
     features: "GeGLU, norm weights counted from 1, scaled embeddings",
     sparse: false,
     classifier: Some("GemmaForSequenceClassification"),
-    gguf: Some(Gguf::named("gemma")),
+    gguf: Some(Gguf { tied: true, ..Gguf::named("gemma") }),
     read,
 };
 

@@ -36,6 +36,7 @@ pub struct Family {
 }
 
 /// What llama.cpp calls a family and takes for granted of it. A model that has it otherwise cannot be exported.
+#[allow(clippy::struct_excessive_bools)] // each is a habit of llama.cpp of its own
 #[derive(Debug, Clone, Copy)]
 pub struct Gguf {
     /// `general.architecture`.
@@ -54,6 +55,8 @@ pub struct Gguf {
     pub ropes: &'static [&'static str],
     /// The weights of a token's experts are made to sum to 1.
     pub normalised: bool,
+    /// The head is always the embedding.
+    pub tied: bool,
 }
 
 impl Gguf {
@@ -68,6 +71,7 @@ impl Gguf {
             turns: |_| true,
             ropes: &[],
             normalised: true,
+            tied: false,
         }
     }
 }

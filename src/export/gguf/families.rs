@@ -215,6 +215,9 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
     if !gguf.scales && (arch.attention_scale - (side as f64).powf(-0.5)).abs() > 1e-6 {
         return no(&format!("scores scaled by {}", arch.attention_scale));
     }
+    if gguf.tied && !arch.tie_word_embeddings {
+        return no("a head with a matrix of its own");
+    }
     let windows = |rule: &fn(usize) -> bool| {
         arch.blocks.iter().enumerate().all(|(layer, block)| block.window.is_some() == rule(layer))
     };
@@ -242,5 +245,31 @@ fn check(arch: &Arch, gguf: &Gguf) -> Result<()> {
         RopeScaling::Llama3 { .. } if lacks("llama3") => no("rope_type llama3"),
         _ if rope.rotary_dim != arch.head_dim && lacks("partial") => no("a part of each head turned"),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::Layout;
+    use crate::config::arch::Arch;
+
+    #[test]
+    fn a_head_of_its_own_is_written_where_llama_cpp_has_one() {
+        for (family, refused) in [("qwen2", false), ("gemma", true)] {
+            let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/a").join(family).join("model");
+            let mut arch = Arch::from_dir(&dir).unwrap();
+            let names =
+                |arch: &Arch| Layout::of(arch)?.tensors(arch).map(|made| made.into_iter().map(|(name, ..)| name));
+            assert!(names(&arch).unwrap().all(|name| name != "output.weight"), "{family}");
+            arch.separate(&["lm_head".to_owned()]);
+            match names(&arch) {
+                Ok(mut names) => assert!(!refused && names.any(|name| name == "output.weight"), "{family}"),
+                Err(error) => {
+                    assert!(refused && error.to_string().contains("a head with a matrix of its own"), "{error}");
+                }
+            }
+        }
     }
 }

@@ -72,6 +72,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "lora_alpha_pattern" => To("tuning.lora.alpha_pattern"),
     "peft_use_dora" => To("tuning.lora.use_dora"),
     "peft_use_rslora" => To("tuning.lora.use_rslora"),
+    "peft_ensure_weight_tying" => To("tuning.lora.ensure_weight_tying"),
     "peft_layers_to_transform" => To("tuning.lora.layers_to_transform"),
     "peft_layer_replication" => Lost("layers are not repeated"),
     "peft_init_lora_weights" => To("tuning.lora.init_lora_weights"),

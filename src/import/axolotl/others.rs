@@ -113,7 +113,6 @@ pub(in crate::import) const OTHERS: &[(Act, &[&str])] = &[
     (Lost("write them into a template: data.template_path"), &["chat_template_kwargs"]),
     (Lost("untrained tokens are left as they are"), &["fix_untrained_tokens"]),
     (Lost("training the embeddings of tokens that exist is not yet part of this version"), &["peft_trainable_token_*"]),
-    (Lost("a matrix that embedding and head share cannot be among modules_to_save yet"), &["peft_ensure_weight_tying"]),
     (Lost("layers are always counted along model.layers"), &["peft_layers_pattern"]),
     (
         Lost("the optimizer it belongs to is not part of this version"),

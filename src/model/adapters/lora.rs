@@ -56,6 +56,9 @@ section! {
         target_parameters: Vec<String> = Vec::new();
         /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();
+        /// Where the model shares a matrix between its embedding and its head, and `modules_to_save` names one of them: train it as
+        /// one matrix. Otherwise each that is named becomes a matrix of its own.
+        ensure_weight_tying: bool = false;
         /// Which biases are trained too.
         bias: Bias = Bias::None;
         /// How A and B start: `true` Kaiming-uniform A and zero B; `gaussian` normal A and zero B; `false` both random.
@@ -81,7 +84,7 @@ pub static ABOUT: About = About {
     ours: &["loraplus_lr_ratio", "loftq_iter"],
     peft_type: "LORA",
     prefix: "lora_",
-    fields: r#"{"alora_invocation_tokens": null, "arrow_config": null, "corda_config": null, "ensure_weight_tying": false,
+    fields: r#"{"alora_invocation_tokens": null, "arrow_config": null, "corda_config": null,
         "eva_config": null, "fan_in_fan_out": false, "kasa_config": null, "layer_replication": null, "layers_pattern": null,
         "loftq_config": {}, "lora_bias": false, "lora_ga_config": null, "megatron_config": null,
         "megatron_core": "megatron.core", "monteclora_config": null, "qalora_group_size": 16,
@@ -111,6 +114,7 @@ impl Method for LoraConfig {
             exclude_modules: self.exclude_modules.clone(),
             layers_to_transform: self.layers_to_transform.clone(),
             modules_to_save: self.modules_to_save.clone(),
+            ensure_weight_tying: self.ensure_weight_tying,
             bias: self.bias,
             ranks: Some(Ranks {
                 r: self.r,

@@ -178,6 +178,47 @@ fn adapters_merge_into_the_whole_checkpoint() {
     }
 }
 
+/// A head that gets a matrix of its own: the checkpoint then holds it, and says so of the whole and of its language model.
+#[test]
+fn a_shared_matrix_becomes_two_in_the_whole_checkpoint() {
+    for (naming, head) in [(OLD, "language_model.lm_head.weight"), (NEW, "lm_head.weight")] {
+        let fixture = Fixture::new();
+        let base = wrap(&fixture, naming, false);
+        let out = fixture.path("head");
+        let place = format!("train.output_dir: {}", out.display());
+        let lines = [
+            "tuning.lora.modules_to_save: [\"lm_head\"]",
+            "train.save_strategy: steps",
+            "train.save_steps: 1",
+            "train.max_steps: 2",
+            "train.warmup_steps: 0",
+            &place,
+        ];
+        let config = fixture.config("head", &lines);
+        let trained = train(&config, &[]);
+        assert!(trained.status.success(), "{}", said(&trained));
+        let adapter = read(&out.join("adapter/adapter_model.safetensors"));
+        assert!(adapter.contains_key("base_model.model.lm_head.weight"), "{:?}", adapter.keys().next_back());
+        assert_eq!(json(&out.join("adapter/adapter_config.json"))["modules_to_save"], json!(["lm_head"]));
+        run(&["merge", config.to_str().unwrap(), "--dtype", "float32"]);
+        let merged = out.join("merged");
+        let mut written = read(&merged);
+        let about = json(&merged.join("config.json"));
+        assert_eq!(
+            (&about["tie_word_embeddings"], &about["text_config"]["tie_word_embeddings"]),
+            (&json!(false), &json!(false))
+        );
+        assert!(!Arch::from_dir(&merged).unwrap().tie_word_embeddings);
+        let (own, embedding) = (written.remove(head).unwrap(), format!("{}embed_tokens.weight", naming[0]));
+        assert!(own != written[&embedding] && written[&embedding] == base[&embedding]);
+        assert!(written.keys().eq(base.keys()), "{:?}", written.keys().collect::<Vec<_>>());
+        for name in beside(naming[1]).keys() {
+            assert_eq!(written[name], base[name], "{name}");
+        }
+        resumes(&fixture, "head", "adapter/adapter_model.safetensors");
+    }
+}
+
 #[test]
 fn weights_of_the_language_model_are_trained_and_the_rest_stays() {
     for naming in [OLD, NEW] {
