@@ -241,12 +241,6 @@ mod tests {
         for source in codes.map(std::io::Error::from_raw_os_error) {
             assert!(Error::io("read", "x", &source).hint_text().is_some(), "{source}");
         }
-        let root = tempfile::tempdir().unwrap();
-        let fifo = root.path().join("fifo");
-        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-        let source = crate::files::read_own(&fifo, 1).unwrap_err();
-        let error = Error::io("read", &fifo, &source);
-        assert!(error.hint_text().is_some_and(|hint| hint.contains("regular file")), "{error}");
     }
 
     #[test]

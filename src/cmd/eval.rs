@@ -386,8 +386,10 @@ impl Exam<'_> {
             let mut of_row = Vec::with_capacity(told.len());
             for lines in &mut told {
                 let line = lines.next().transpose()?.unwrap_or_default();
-                let line: Value = serde_json::from_str(&line)
-                    .map_err(|error| Error::new(crate::Kind::Io, format!("the answers' file has changed: {error}")))?;
+                let line: Value = serde_json::from_str(&line).map_err(|error| {
+                    Error::new(crate::Kind::Io, format!("the answers' file has changed: {error}"))
+                        .hint("leave it alone until eval has ended, and start eval again")
+                })?;
                 of_row.push(line);
             }
             let (prompt, reference) = self.split.prompt(index)?;

@@ -497,7 +497,8 @@ impl Arch {
         if self.ties_head() && !rows.head.is_empty() && rows.head != rows.embedding {
             return Err(Error::checkpoint(format!(
                 "{origin}: not yet: trainable_token_indices of lm_head by themselves, where the head shares the embedding's matrix"
-            )));
+            ))
+            .hint("train the same tokens of embed_tokens and lm_head"));
         }
         self.vocab_size = self.vocab_size.max(needed).max(vocabulary.whole);
         self.token_rows = rows.clone();

@@ -474,7 +474,8 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
     };
     let size = file.metadata().map_err(failed)?.len();
     if size > MAX_FILE_BYTES {
-        return Err(Error::model(format!("{} has {size} bytes, expected at most {MAX_FILE_BYTES}", path.display())));
+        return Err(Error::model(format!("{} has {size} bytes, expected at most {MAX_FILE_BYTES}", path.display()))
+            .hint("copy the file of the model again"));
     }
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
@@ -484,6 +485,8 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
 /// A JSON object of the model folder; empty if it is not there.
 pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line())))
+    serde_json::from_slice(&bytes).map_err(|error| {
+        Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line()))
+            .hint("copy the file of the model again")
+    })
 }

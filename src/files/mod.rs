@@ -285,6 +285,8 @@ mod tests {
         fs::hard_link(at("file"), at("second")).unwrap();
         assert!(open_to_write(&at("second"), false).unwrap_err().to_string().contains("second name"));
         assert!(open_to_write(&at("fifo"), false).unwrap_err().to_string().contains("a FIFO"));
+        let error = crate::Error::io("read", at("fifo"), &open(&at("fifo")).unwrap_err());
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("put a regular file in its place")), "{error}");
         let obstacles = ["file", "link", "fifo", "socket", "", "missing"].map(|name| obstacle(&at(name)));
         assert_eq!(obstacles, [None, Some("a link"), Some("a FIFO"), Some("a socket"), Some("a folder"), None]);
         assert!(!at("nothing").exists());

@@ -99,7 +99,10 @@ pub(super) struct Uploader<'a> {
 impl<'a> Uploader<'a> {
     pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|source| Error::new(Kind::Io, format!("no runtime for uploads: {source}")))?;
+        let runtime = runtime.map_err(|source| {
+            Error::new(Kind::Io, format!("no runtime for uploads: {source}"))
+                .hint("raise the limits of open files and processes (ulimit -n, ulimit -u)")
+        })?;
         let client = transfer::client(settings, true).map_err(|failure| explain(failure, settings, repo, "begin"))?;
         Ok(Self { settings, watch, repo, runtime, client })
     }

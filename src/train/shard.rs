@@ -102,7 +102,8 @@ impl Peers for Gatherer {
             [0, _] => Ok(Some(Kind::Train)),
             [forward, train] => {
                 let rank = self.all.world().rank;
-                Err(Error::peer(format!("rank {rank}: {forward} ranks evaluate while {train} train")))
+                Err(Error::peer(format!("rank {rank}: {forward} ranks evaluate while {train} train"))
+                    .hint("start all ranks with the same version and configuration; then go on with --resume"))
             }
         }
     }

@@ -346,6 +346,50 @@ fn files_are_opened_and_written_in_one_place() {
     expect_none("use crate::files: special files, links and inputs are looked at there", &findings);
 }
 
+/// Errors about checkpoints, files and other ranks that need no hint where they are made: the program's own failures,
+/// about which a user can do nothing, and those that get their hint a few lines later.
+const HINTLESS: &[(&str, usize)] = &[
+    ("src/checkpoint/mod.rs", 1),
+    ("src/checkpoint/origin.rs", 1),
+    ("src/checkpoint/stamp.rs", 2),
+    ("src/model/shards.rs", 1),
+    ("src/train/save.rs", 2),
+    ("src/train/sharing.rs", 1),
+];
+
+#[test]
+fn errors_about_checkpoints_files_and_ranks_say_what_to_do() {
+    let makers = ["Error::checkpoint(", "Error::peer(", "Kind::Io,", "Kind::Checkpoint,", "Kind::Peer,"];
+    let mut findings = Vec::new();
+    for source in sources() {
+        let code = source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let mut places = Vec::new();
+        for (at, maker) in makers.iter().flat_map(|maker| code.match_indices(maker)) {
+            // The call's own end: the bracket that is opened by the name, or that the class stands in.
+            let mut depth = usize::from(!maker.ends_with('('));
+            let open = if maker.ends_with('(') { at + maker.len() - 1 } else { at };
+            if depth == 1 && !code[..at].trim_end_matches("crate::").trim_end().ends_with("Error::new(") {
+                continue;
+            }
+            let end = code[open..].char_indices().find_map(|(offset, letter)| {
+                depth = if letter == '(' { depth + 1 } else { depth };
+                depth = if letter == ')' { depth.saturating_sub(1) } else { depth };
+                (letter == ')' && depth == 0).then_some(open + offset + 1)
+            });
+            let rest = &code[end.unwrap_or(code.len())..];
+            let statement = rest.split([';', '=']).next().unwrap_or_default();
+            if !statement.contains(".hint(") {
+                places.push(format!("{}:{}", source.path, code[..at].lines().count()));
+            }
+        }
+        let allowed = HINTLESS.iter().find(|(path, _)| *path == source.path).map_or(0, |(_, count)| *count);
+        if places.len() > allowed {
+            findings.extend(places);
+        }
+    }
+    expect_none("an error without a hint", &findings);
+}
+
 #[test]
 fn nothing_is_left_unfinished() {
     // Put together here so that this file doesn't find itself.
