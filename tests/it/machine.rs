@@ -217,7 +217,18 @@ fn outputs_never_replace_inputs_nor_what_is_not_theirs() {
         let output = tunesmith(&["eval", &config, "--alone", "--rows", "1", "--output", &world.text("eval")]).output();
         let output = output.unwrap();
         assert_eq!(output.status.code(), Some(2), "{name}: {}", said(&output));
+        assert!(said(&output).contains("replace it with --overwrite"), "{name}: {}", said(&output));
+        assert_eq!(fs::read_to_string(at("eval").join(name)).unwrap(), "mine\n");
         fs::remove_file(at("eval").join(name)).unwrap();
+    }
+    for name in ["metrics.json", "samples.jsonl", "report.html"] {
+        fs::write(at("eval").join(name), "mine\n").unwrap();
+    }
+    let words = ["eval", &config, "--alone", "--rows", "1", "--overwrite", "--output", &world.text("eval")];
+    let output = tunesmith(&words).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    for name in ["metrics.json", "samples.jsonl", "report.html"] {
+        assert_ne!(fs::read_to_string(at("eval").join(name)).unwrap(), "mine\n", "{name}");
     }
     let mine = world.text("mine.jsonl");
     for args in [
