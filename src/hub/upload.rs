@@ -336,8 +336,13 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
                 .hint("check HF_ENDPOINT; a proxy may answer in the hub's place");
         }
         Failure::Network(text) => {
-            return Error::new(Kind::Io, format!("{about}: no way to {host}: {}", settings.clean(&text)))
-                .hint("run it again: large files that have arrived are not sent twice");
+            return Error::new(
+                Kind::Io,
+                format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text)),
+            )
+            .hint(
+                "check the network and HF_ENDPOINT, and run it again: large files that have arrived are not sent twice",
+            );
         }
     };
     let words = refused.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());
