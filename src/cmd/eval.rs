@@ -203,7 +203,8 @@ pub fn run(args: &Args) -> Result<()> {
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{} of {} ({})", exam.rows, split.len(), part.name())));
-    facts.push(("answers".into(), format!("as gen says, at most {} tokens", config.generation.max_new_tokens)));
+    facts
+        .push(("answers".into(), format!("as gen says, at most {}", count(config.generation.max_new_tokens, "token"))));
     facts.push(("intervals".into(), intervals(config.eval.confidence, config.eval.bootstrap_samples)));
     let asked_of = foot(&facts);
     facts.push(("time".into(), human_seconds(seconds)));

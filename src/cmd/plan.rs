@@ -14,6 +14,7 @@ use crate::train::budget;
 use crate::train::machine;
 use crate::train::probe::Asked;
 use crate::train::rate::Rate;
+use crate::words::count;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -250,7 +251,12 @@ fn facts(
     [
         (
             "model",
-            format!("{name}: {}, {}, {} blocks", arch.family.model_type, billions(numbers), arch.num_hidden_layers),
+            format!(
+                "{name}: {}, {}, {}",
+                arch.family.model_type,
+                billions(numbers),
+                count(arch.num_hidden_layers, "block")
+            ),
         ),
         ("base", base),
         ("trained", format!("{} values ({share:.2} %), {how}; {}", grouped(job.trained.values), config.train.optim)),

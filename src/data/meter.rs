@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::clock::thread_time;
 
+use crate::words::count;
+
 /// How often the processor's time is read while a rendering runs: reading it takes longer than most renderings.
 const STEP: Duration = Duration::from_millis(20);
 /// Where the system does not tell the processor's time, a rendering may last so many times longer by the clock.
@@ -99,8 +101,9 @@ impl Tally {
             return Ok(());
         }
         Err(format!(
-            "the template took {:.1} s of processor time for {renderings} renderings of {} KiB in all",
+            "the template took {:.1} s of processor time for {} of {} KiB in all",
             spent.as_secs_f64(),
+            count(renderings, "rendering"),
             bytes >> 10
         ))
     }

@@ -19,6 +19,7 @@ use super::settings::Settings;
 use super::{Pushed, Watch, digest, transfer};
 use crate::error::{Error, Kind, Result};
 use crate::files;
+use crate::words::count;
 
 /// Bytes of a file's beginning by which the hub judges what it is.
 const SAMPLE: usize = 512;
@@ -244,7 +245,7 @@ impl<'a> Uploader<'a> {
         }
         places.sort_unstable();
         if places.len() as u64 != item.size.div_ceil(part_bytes) {
-            return Err(odd(&format!("{} places", places.len())));
+            return Err(odd(&count(places.len(), "place")));
         }
         let mut parts = Vec::new();
         for (at, (_, place)) in (0u64..).zip(&places) {
