@@ -390,6 +390,50 @@ fn errors_about_checkpoints_files_and_ranks_say_what_to_do() {
     expect_none("an error without a hint", &findings);
 }
 
+/// Files whose messages have a number and a plural with it, as the number is always more than one there.
+const ALWAYS_SEVERAL: &[(&str, usize)] = &[
+    ("src/cmd/export.rs", 1),
+    ("src/cmd/launch.rs", 1),
+    ("src/cmd/plan.rs", 1),
+    ("src/cmd/train.rs", 1),
+    ("src/comm/meet.rs", 1),
+    ("src/comm/roll.rs", 1),
+    ("src/config/resolve.rs", 1),
+    ("src/data/growth.rs", 1),
+    ("src/data/mix.rs", 1),
+    ("src/data/source/columns.rs", 1),
+    ("src/hub/checkout.rs", 1),
+    ("src/hub/datasets.rs", 1),
+    ("src/hub/models.rs", 1),
+    ("src/hub/remote.rs", 1),
+    ("src/plan/platform.rs", 1),
+    ("src/train/divergence.rs", 1),
+    ("src/train/prepare.rs", 2),
+];
+
+#[test]
+fn a_number_in_a_message_agrees_with_its_noun() {
+    let nouns = ["rows", "ranks", "files", "steps"].map(|noun| format!("}} {noun}"));
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|source| !source.path.ends_with("/tests.rs")) {
+        let text = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+        let goes_on = |rest: &str| rest.starts_with(|letter: char| letter.is_alphanumeric() || letter == '_');
+        let in_plural = |line: &str| {
+            nouns.iter().any(|noun| line.match_indices(noun).any(|(at, _)| !goes_on(&line[at + noun.len()..])))
+        };
+        let places: Vec<String> = lines
+            .filter(|(_, line)| in_plural(line))
+            .map(|(number, line)| format!("{}:{}: {}", source.path, number + 1, line.trim()))
+            .collect();
+        let allowed = ALWAYS_SEVERAL.iter().find(|(path, _)| *path == source.path).map_or(0, |(_, count)| *count);
+        if places.len() > allowed {
+            findings.extend(places);
+        }
+    }
+    expect_none("use crate::words::count for a number that may be one", &findings);
+}
+
 #[test]
 fn nothing_is_left_unfinished() {
     // Put together here so that this file doesn't find itself.

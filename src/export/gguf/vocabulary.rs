@@ -105,8 +105,12 @@ impl Vocabulary {
     pub(super) fn describe(&self, arch: &Arch, header: &mut Header) -> Result<()> {
         let rows = arch.vocab_size;
         if let Some((id, (token, _))) = self.tokens.iter().find(|(id, _)| **id >= rows) {
-            return Err(Error::data(format!("{}: token {token:?} is {id}, the model has {rows} rows", self.origin))
-                .hint("the tokenizer belongs to another model"));
+            return Err(Error::data(format!(
+                "{}: token {token:?} is {id}, the model has {}",
+                self.origin,
+                count(rows, "row")
+            ))
+            .hint("the tokenizer belongs to another model"));
         }
         let (mut texts, mut kinds) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         for id in 0..rows {
