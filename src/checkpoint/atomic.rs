@@ -240,11 +240,8 @@ pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
     })
 }
 
-/// Refuses to replace or remove what is no regular file: the program did not put it there.
-///
-/// # Errors
-/// [`crate::Kind::Io`].
-pub fn refuse_obstacle(path: &Path) -> Result<()> {
+/// Refuses to replace what is no regular file: the program did not put it there.
+fn refuse_obstacle(path: &Path) -> Result<()> {
     let Some(found) = files::obstacle(path) else { return Ok(()) };
     let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
     Err(Error::new(crate::Kind::Io, message).hint("move it away, or set another train.output_dir"))

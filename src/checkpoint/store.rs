@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::atomic::{Complete, Manifest, beside, refuse_obstacle, replace_file, verify};
+use super::atomic::{Complete, Manifest, beside, replace_file, verify};
 use super::disk::{Disk, Room, room};
 use super::ours::{discard, foreign_in};
 use crate::error::{Error, Result};
@@ -173,8 +173,8 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
 pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
     let path = root.join(name);
     let Some(dir) = dir else {
-        refuse_obstacle(&path)?;
-        return if path.exists() {
+        // What is no regular file is not the program's to remove.
+        return if path.exists() && files::obstacle(&path).is_none() {
             disk.remove(&path).map_err(|error| Error::io("remove", &path, &error))
         } else {
             Ok(())

@@ -510,7 +510,8 @@ fn a_file_of_a_run_that_is_removed_or_replaced_stops_the_run_at_its_next_step_an
         fs::write(path.with_extension("new"), "mine\n").unwrap();
         fs::rename(path.with_extension("new"), path).unwrap();
     };
-    let changes: [(&str, Change, &str); 7] = [
+    let changes: [(&str, Change, &str); 8] = [
+        ("latest", folder, "a folder stands"),
         ("metrics.jsonl", fifo, "a FIFO stands at"),
         ("metrics.jsonl", |path| fs::remove_file(path).unwrap(), "was removed or replaced"),
         ("metrics.jsonl", replaced, "was removed or replaced"),
