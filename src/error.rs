@@ -111,21 +111,9 @@ impl Error {
             libc::EDQUOT,
         ];
         error.of_machine = code.is_some_and(|code| codes.contains(&code));
-        match source.kind() {
-            _ if matches!(code, Some(libc::EMFILE | libc::ENFILE)) => {
-                error.hint("the limit of open files is too low: raise it (ulimit -n)")
-            }
-            _ if code == Some(libc::EFBIG) => error.hint("the limit of a file's size is too low: raise it (ulimit -f)"),
-            std::io::ErrorKind::StorageFull => error.hint("free some space, or set another output_dir"),
-            std::io::ErrorKind::QuotaExceeded => {
-                error.hint("your quota is used up (quota -s): free some space, or set another output_dir")
-            }
-            std::io::ErrorKind::IsADirectory => error.hint("a folder stands where a file belongs: move it away"),
-            std::io::ErrorKind::PermissionDenied => error.hint("check the owner and mode of the path"),
-            _ if source.raw_os_error() == Some(libc::EIO) => {
-                error.hint("the device fails: look at the system's log (dmesg), and write to another one")
-            }
-            _ => error,
+        match hint_of(source) {
+            Some(hint) => error.hint(hint),
+            None => error,
         }
     }
 
@@ -190,6 +178,33 @@ impl Error {
     }
 }
 
+/// What a user can do about an error of the file system.
+fn hint_of(source: &std::io::Error) -> Option<&'static str> {
+    use std::io::ErrorKind as Of;
+    Some(match (source.raw_os_error(), source.kind()) {
+        (Some(libc::EMFILE | libc::ENFILE), _) => "the limit of open files is too low: raise it (ulimit -n)",
+        (Some(libc::EFBIG), _) => "the limit of a file's size is too low: raise it (ulimit -f)",
+        (Some(libc::EIO), _) => "the device fails: look at the system's log (dmesg), and write to another one",
+        (Some(libc::ELOOP), _) => "the links lead in a circle: name the file itself",
+        (_, Of::StorageFull) => "free some space, or set another output_dir",
+        (_, Of::QuotaExceeded) => "your quota is used up (quota -s): free some space, or set another output_dir",
+        (_, Of::IsADirectory) => "a folder stands where a file belongs: move it away",
+        (_, Of::NotADirectory) => "a part of this path is a file, not a folder: check the path",
+        (_, Of::PermissionDenied) => "check the owner and mode of the path",
+        (_, Of::ReadOnlyFilesystem) => "the file system is read-only: name a place on another one",
+        (_, Of::InvalidFilename) => "the name is too long: choose a shorter one",
+        (_, Of::NotFound) => "check the path: nothing is there",
+        (_, Of::AlreadyExists) => "move away what is there, or name another place",
+        (_, Of::UnexpectedEof) => "the file is cut off: copy it or write it again",
+        // Those that `files` itself refuses.
+        (None, Of::InvalidInput) => {
+            "put a regular file in its place, or name another: FIFOs, devices, sockets and links like this are not used"
+        }
+        (None, Of::InvalidData) => "check that this is the file that you mean",
+        _ => return None,
+    })
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} error: {}", self.kind.label(), self.message)?;
@@ -205,6 +220,28 @@ impl std::error::Error for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_user_can_mend_has_a_hint() {
+        let codes = [
+            libc::EMFILE,
+            libc::EFBIG,
+            libc::EIO,
+            libc::ELOOP,
+            libc::ENOSPC,
+            libc::EDQUOT,
+            libc::EISDIR,
+            libc::ENOTDIR,
+            libc::EACCES,
+            libc::EROFS,
+            libc::ENAMETOOLONG,
+            libc::ENOENT,
+            libc::EEXIST,
+        ];
+        for source in codes.map(std::io::Error::from_raw_os_error) {
+            assert!(Error::io("read", "x", &source).hint_text().is_some(), "{source}");
+        }
+    }
 
     #[test]
     fn what_the_machine_lacks_keeps_its_class() {

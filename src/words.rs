@@ -30,6 +30,12 @@ pub fn are(number: impl Display, noun: &str) -> String {
 
 /// The plural of a noun, or of the last word of several.
 fn many(noun: &str) -> String {
+    if let Some(stem) = noun.strip_suffix("ix") {
+        return format!("{stem}ices");
+    }
+    if let Some(stem) = noun.strip_suffix('y').filter(|stem| !stem.ends_with(['a', 'e', 'o', 'u'])) {
+        return format!("{stem}ies");
+    }
     if ["s", "x", "ch", "sh"].iter().any(|end| noun.ends_with(end)) { format!("{noun}es") } else { format!("{noun}s") }
 }
 
@@ -44,6 +50,7 @@ mod tests {
             (count(1, "event file"), count(2, "micro-batch")),
             ("1 event file".into(), "2 micro-batches".into())
         );
+        assert_eq!([count(2, "matrix"), count(2, "entry"), count(2, "key")], ["2 matrices", "2 entries", "2 keys"]);
         assert_eq!((are(1, "row"), are(grouped(2000), "row")), ("1 row is".into(), "2,000 rows are".into()));
     }
 

@@ -146,7 +146,9 @@ impl AdapterConfig {
     /// # Errors
     /// [`Kind::Checkpoint`]: it is none of an adapter.
     fn method(&self) -> Result<&dyn Method> {
-        self.tuning.method().ok_or_else(|| Error::checkpoint(format!("mode {} has no adapter", self.tuning.mode)))
+        self.tuning.method().ok_or_else(|| {
+            Error::checkpoint(format!("mode {} has no adapter", self.tuning.mode)).hint("set tuning.mode: lora")
+        })
     }
 
     /// Where its adapters go.
@@ -216,8 +218,13 @@ impl AdapterConfig {
     pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
         let source = match serde_json::from_str(text) {
             Ok(Value::Object(map)) => Source { origin, map },
-            Ok(_) => return Err(Error::checkpoint(format!("{}: expected a JSON object", origin.display()))),
-            Err(error) => return Err(Error::checkpoint(format!("{}: not valid JSON: {error}", origin.display()))),
+            Ok(_) => {
+                return Err(Error::checkpoint(format!("{}: expected a JSON object", origin.display())).hint(AS_PEFT));
+            }
+            Err(error) => {
+                let message = format!("{}: not valid JSON: {error}", origin.display());
+                return Err(Error::checkpoint(message).hint("the file is damaged: copy the adapter again"));
+            }
         };
         let about = source.kind()?;
         source.refuse_unsupported(about)?;
@@ -360,7 +367,7 @@ impl Source<'_> {
     fn mismatch(&self, key: &str, expected: &str) -> Error {
         let found = self.map.get(key).map_or_else(|| "missing".into(), ToString::to_string);
         let found: String = found.chars().take(80).collect();
-        Error::checkpoint(format!("{}: {key} is {found}, expected {expected}", self.origin.display()))
+        Error::checkpoint(format!("{}: {key} is {found}, expected {expected}", self.origin.display())).hint(AS_PEFT)
     }
 
     fn refuse(&self, key: &str) -> Error {
@@ -480,13 +487,13 @@ impl Source<'_> {
     }
 }
 
+const AS_PEFT: &str =
+    "an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it";
+
 fn read_small(path: &Path) -> Result<String> {
-    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
-    let file = files::open_member(path).map_err(|error| {
-        fail(format!("cannot be read: {error}"))
-            .hint("an adapter is a folder with adapter_config.json and adapter_model.safetensors, as PEFT writes it")
-            .unless_of_machine(path, &error)
-    })?;
+    let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display())).hint(AS_PEFT);
+    let file = files::open_member(path)
+        .map_err(|error| fail(format!("cannot be read: {error}")).unless_of_machine(path, &error))?;
     let mut bytes = Vec::new();
     file.take(CONFIG_BYTES + 1)
         .read_to_end(&mut bytes)

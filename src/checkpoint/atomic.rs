@@ -217,11 +217,12 @@ pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Replaces a small text file at once: written beside it, synced, renamed.
+/// Replaces a small text file at once: written beside it, synced, renamed. What is no regular file stays.
 ///
 /// # Errors
 /// [`crate::Kind::Io`].
 pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
+    refuse_obstacle(path)?;
     let staged = beside(path, "tmp");
     let write = || {
         if staged.exists() {
@@ -237,6 +238,13 @@ pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
         let _ = disk.remove(&staged); // the error above is the one that matters
         Error::io("write", path, &error)
     })
+}
+
+/// Refuses to replace what is no regular file: the program did not put it there.
+fn refuse_obstacle(path: &Path) -> Result<()> {
+    let Some(found) = files::obstacle(path) else { return Ok(()) };
+    let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
+    Err(Error::new(crate::Kind::Io, message).hint("move it away, or set another train.output_dir"))
 }
 
 /// `target` with `.KIND-PID` after its name.

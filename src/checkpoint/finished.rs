@@ -93,7 +93,9 @@ pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
     }
     let weights = peft::open_weights(dir)?;
     let Some(&[outputs, _]) = weights.shape(&format!("{}{SCORE}", peft::PREFIX)) else {
-        return Err(Error::checkpoint(format!("{}: no tensor {SCORE:?}, which task SEQ_CLS has", dir.display())));
+        let message = format!("{}: no tensor {SCORE:?}, which task SEQ_CLS has", dir.display());
+        return Err(Error::checkpoint(message)
+            .hint("save the head with the adapter (PEFT: modules_to_save=[\"score\"]), or take another adapter"));
     };
     let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
     if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {

@@ -336,7 +336,8 @@ pub fn open(complete: Complete) -> Result<Checkpoint> {
             return Err(Error::checkpoint(format!(
                 "{}: no {name}: this is no checkpoint to go on from",
                 dir.display()
-            )));
+            ))
+            .hint("name a checkpoint-… folder of a run; to start from an adapter set tuning.adapter"));
         }
     }
     let open = |name: &str| {
@@ -497,8 +498,11 @@ fn read_ranges(
 
 fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let fail = |reason: String| Error::checkpoint(format!("{}: {reason}", path.display()));
-    let text = files::read_own(path, files::SMALL)
-        .map_err(|error| fail(format!("cannot be read: {error}")).unless_of_machine(path, &error))?;
+    let text = files::read_own(path, files::SMALL).map_err(|error| {
+        fail(format!("cannot be read: {error}"))
+            .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
+            .unless_of_machine(path, &error)
+    })?;
     serde_json::from_slice(&text).map_err(|error| {
         fail(format!("not valid: {error}")).hint("the checkpoint may be of another version of tunesmith")
     })

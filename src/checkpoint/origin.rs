@@ -35,7 +35,8 @@ impl Origin {
         let origin = Self { fields: read_json(&path)?, path };
         match origin.field("base_model") {
             Some(_) => Ok(Some(origin)),
-            None => Err(Error::checkpoint(format!("{}: no base_model", origin.path.display()))),
+            None => Err(Error::checkpoint(format!("{}: no base_model", origin.path.display()))
+                .hint("tunesmith writes it: put the run's backend.json back, or move this file away")),
         }
     }
 
@@ -58,6 +59,7 @@ impl Origin {
         let Some(text) = self.field("quantization") else { return Ok(None) };
         Held::parse(text).ok_or_else(|| {
             Error::checkpoint(format!("{}: quantization: {text:?} is no form of this version", self.path.display()))
+                .hint("use the version of tunesmith that trained the adapter, or a newer one")
         })
     }
 

@@ -107,7 +107,8 @@ pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
             return Err(Error::checkpoint(format!(
                 "{}: tensor {name:?}, expected names that begin with {PREFIX:?}",
                 dir.join(WEIGHTS_FILE).display()
-            )));
+            ))
+            .hint("save the adapter as PEFT does (save_pretrained); names as in a state_dict are not enough"));
         };
         // Copies that PEFT writes where a vocabulary has grown: the base's own rows, a shared head's rows again, and the parts
         // of what is saved whole.

@@ -8,6 +8,7 @@ use super::disk::{Disk, Room, room};
 use super::ours::{discard, foreign_in};
 use crate::error::{Error, Result};
 use crate::files;
+use crate::words::count;
 
 /// The folder of a step's checkpoint.
 pub fn checkpoint_dir(root: &Path, step: u64) -> PathBuf {
@@ -172,7 +173,8 @@ pub fn clean_stale(disk: &dyn Disk, root: &Path) -> Result<Vec<PathBuf>> {
 pub fn point(disk: &dyn Disk, root: &Path, name: &str, dir: Option<&Path>) -> Result<()> {
     let path = root.join(name);
     let Some(dir) = dir else {
-        return if path.exists() {
+        // What is no regular file is not the program's to remove.
+        return if path.exists() && files::obstacle(&path).is_none() {
             disk.remove(&path).map_err(|error| Error::io("remove", &path, &error))
         } else {
             Ok(())
@@ -227,7 +229,7 @@ fn fits(room: Room, path: &Path, bytes: u64, files: u64) -> Result<()> {
     }
     match room.files {
         Some(free) if free < files => {
-            refuse(format!("saving needs {files} files, the disk has room for {free} (inodes)"))
+            refuse(format!("saving needs {}, the disk has room for {free} (inodes)", count(files, "file")))
         }
         _ => Ok(()),
     }

@@ -12,6 +12,7 @@ use crate::data;
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, claim_file};
 use crate::files::{self, real};
+use crate::words::are;
 
 /// What a model says of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,7 +179,7 @@ impl<'a> Lines<'a> {
             return Ok(());
         }
         let (path, of) = (self.path.display(), self.rows.len());
-        Err(Error::preempted(format!("{path}: {} of {of} rows are answered", self.next))
+        Err(Error::preempted(format!("{path}: {} of {} answered", self.next, are(of, "row")))
             .hint("run the same command again: it goes on there"))
     }
 }

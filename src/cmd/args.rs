@@ -1,6 +1,8 @@
 //! The arguments that every subcommand with a configuration shares: its file and `KEY=VALUE` words.
+use super::paste::quoted;
 use crate::config::{self, Flag, Resolved};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
+use crate::import;
 use crate::registry::{COMPRESSED, EXTENSIONS};
 use std::path::{Path, PathBuf};
 
@@ -77,8 +79,21 @@ impl JobArgs {
             }),
         }
         given.extend_from_slice(flags);
-        config::load_optional(file.as_deref(), &words, &environment()?, &given)
+        let resolved = config::load_optional(file.as_deref(), &words, &environment()?, &given);
+        resolved.map_err(|error| of_another_toolkit(file.as_deref(), error))
     }
+}
+
+/// An error about a configuration that is one of another toolkit: its hint is how to turn it into one of ours.
+fn of_another_toolkit(file: Option<&Path>, error: Error) -> Error {
+    let file = file.filter(|_| error.kind() == Kind::Config);
+    let Some((file, toolkit)) = file.and_then(|file| Some((file, import::toolkit_of(file)?))) else { return error };
+    let [from, out] =
+        [file.to_owned(), file.with_extension("tunesmith.yaml")].map(|path| quoted(&path.to_string_lossy()));
+    error.hint(format!(
+        "this looks like a configuration of {}: `tunesmith import {from} --out {out}` turns it into one of tunesmith's",
+        toolkit.title()
+    ))
 }
 
 /// The error where nothing says what to do.
@@ -102,7 +117,8 @@ impl ConfigArgs {
     /// [`crate::Kind::Config`]: no file or two, or anything that [`config::load`] refuses.
     pub fn load(&self, flags: &[Flag]) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load(&path, &words, &environment()?, flags).inspect(print_notes)
+        let resolved = config::load(&path, &words, &environment()?, flags);
+        resolved.map_err(|error| of_another_toolkit(Some(&path), error)).inspect(print_notes)
     }
 
     /// As [`ConfigArgs::load`], for a configuration that may lack the model or the data.
@@ -111,7 +127,8 @@ impl ConfigArgs {
     /// As [`ConfigArgs::load`].
     pub fn load_partial(&self) -> Result<Resolved> {
         let (path, words) = self.split()?;
-        config::load_partial(&path, &words, &environment()?, &[]).inspect(print_notes)
+        let resolved = config::load_partial(&path, &words, &environment()?, &[]);
+        resolved.map_err(|error| of_another_toolkit(Some(&path), error)).inspect(print_notes)
     }
 
     /// As [`ConfigArgs::load_partial`], where there may be no file either; says whether there is one.
@@ -121,6 +138,7 @@ impl ConfigArgs {
     pub fn load_optional(&self, flags: &[Flag]) -> Result<(Resolved, bool)> {
         let (file, words) = self.files()?;
         let resolved = config::load_optional(file.as_deref(), &words, &environment()?, flags);
+        let resolved = resolved.map_err(|error| of_another_toolkit(file.as_deref(), error));
         Ok((resolved.inspect(print_notes)?, file.is_some()))
     }
 

@@ -19,6 +19,7 @@ use crate::hub::{self, Part};
 use crate::model::adapters::Method;
 use crate::model::{Model, quantize};
 use crate::train::output;
+use crate::words::count;
 
 /// Which model is asked, and how.
 #[derive(Debug, Clone, clap::Args)]
@@ -316,7 +317,9 @@ impl Asker {
             0 => Err(Error::data("the prompt is empty")),
             length if length < limit => Ok(ids),
             length => Err(Error::data(format!(
-                "the prompt of {bytes} bytes has {length} tokens or more, the model's context {limit}: there is no room for an answer"
+                "the prompt of {} has {} or more, the model's context {limit}: there is no room for an answer",
+                count(bytes, "byte"),
+                count(length, "token")
             ))),
         }
     }

@@ -97,8 +97,12 @@ fn show_ranks(lines: &[Line], json: bool) -> Result<()> {
         (
             format!("{} {engine}", line.ranks),
             format!(
-                "{:.3} s a step, {:.0} tokens/s; predicted {:.3} s ({off:+.1} %); {:.3} s without talking; {} threads a rank{link}",
-                line.measured, line.tokens_per_second, line.predicted, line.alone, line.threads
+                "{:.3} s a step, {:.0} tokens/s; predicted {:.3} s ({off:+.1} %); {:.3} s without talking; {} a rank{link}",
+                line.measured,
+                line.tokens_per_second,
+                line.predicted,
+                line.alone,
+                count(line.threads, "thread")
             ),
         )
     };
@@ -215,8 +219,12 @@ fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::
     }
     let giga = |bytes: f64| bytes / 1e9;
     let mut text = format!(
-        "{} decode, prompts of {} tokens, {} tokens an answer, {} threads, {}\n",
-        request.shape, request.prompt, request.tokens, outcome.threads, outcome.simd
+        "{} decode, prompts of {}, {} an answer, {}, {}\n",
+        request.shape,
+        count(request.prompt, "token"),
+        count(request.tokens, "token"),
+        count(outcome.threads, "thread"),
+        outcome.simd
     );
     for run in &outcome.runs {
         let _ = writeln!(

@@ -179,7 +179,7 @@ impl Chat {
         let open = files::open_to_write(&place, true);
         let saved = open.and_then(|mut file| std::io::Write::write_all(&mut file, line.as_bytes()));
         saved.map_err(|error| Error::io("write", path, &error))?;
-        print_text(&format!("saved {} messages to {file}\n", self.messages.len()));
+        print_text(&format!("saved {} to {file}\n", count(self.messages.len(), "message")));
         Ok(())
     }
 

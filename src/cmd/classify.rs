@@ -9,7 +9,7 @@ use super::answered::Lines;
 use super::asking::Asker;
 use super::data::Bar;
 use super::download::Downloads;
-use super::eval::{Args, OURS, Which, choose, difference_json, foot, intervals, names, place, score_json, table};
+use super::eval::{Args, Which, choose, difference_json, existing, foot, intervals, names, place, score_json, table};
 use super::infer::interrupt;
 use super::staged::{self, Staged};
 use super::stamps;
@@ -244,11 +244,11 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
     let rows = args.rows.map_or(usize::MAX, |rows| rows as usize).min(split.len());
     let names = names(&which, &places)?;
     let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
-    let inputs = data::named_inputs(&config);
+    let (inputs, existing) = (data::named_inputs(&config), existing(args.overwrite));
     for name in ["metrics.json", "report.html"] {
-        claim_file(&target.join(name), OURS, &inputs)?;
+        claim_file(&target.join(name), existing, &inputs)?;
     }
-    let mut samples = Staged::create(&target.join("samples.jsonl"), OURS, &inputs)?;
+    let mut samples = Staged::create(&target.join("samples.jsonl"), existing, &inputs)?;
     let began = Instant::now();
     let mut results = Vec::new();
     for (name, dir) in names.iter().zip(&places) {
@@ -307,7 +307,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         "models": models,
         "differences": differences.iter().map(difference_json).collect::<Map<_, _>>(),
     });
-    staged::write(&target.join("metrics.json"), OURS, &format!("{all:#}\n"))?;
+    staged::write(&target.join("metrics.json"), existing, &format!("{all:#}\n"))?;
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{rows} of {} ({split_name})", split.len())));
@@ -324,7 +324,7 @@ pub(super) fn eval(args: &Args, mut config: Config) -> Result<()> {
         rows: &shown,
         facts: &facts,
     };
-    staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
+    staged::write(&target.join("report.html"), existing, &answers::render(&page))?;
     print(
         &(table(&asked, &differences)
             + &foot(&facts)

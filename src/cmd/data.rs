@@ -86,7 +86,7 @@ pub fn run(args: &Args) -> Result<()> {
                 Some(target) => format!("label {}", labelled(&data, target)),
                 None => format!("{supervised} with loss"),
             };
-            let title = format!("row {} of train{of}: {tokens} tokens, {what}", index + 1);
+            let title = format!("row {} of train{of}: {}, {what}", index + 1, crate::words::count(tokens, "token"));
             example.labels.truncate(tokens);
             // Nothing stands before the first token that could predict it.
             example.labels.iter_mut().take(1).for_each(|first| *first = IGNORE);

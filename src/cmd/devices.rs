@@ -76,7 +76,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
         return Err(Error::config(format!("--gpu-ids {ids}: a GPU is named twice")));
     }
     if found == 0 && asked.gpu_ids.len() > RANKS_A_CORE * asked.cores {
-        return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {} cores", asked.cores)).hint(LATER));
+        return Err(Error::config(format!("--gpu-ids {ids}: {here}, and {}", count(asked.cores, "core"))).hint(LATER));
     }
     let cuda = chosen.iter().filter_map(|&id| listed.get(id).cloned()).collect::<Vec<_>>().join(",");
     let started =
@@ -101,7 +101,7 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
             .ok_or_else(|| Error::config(format!("env NUM_GPUS={text}: expected a number up to 4096")))?;
         let most = if found > 0 { visible } else { RANKS_A_CORE * asked.cores };
         if number > most {
-            let cores = if found > 0 { String::new() } else { format!(", and {} cores", asked.cores) };
+            let cores = if found > 0 { String::new() } else { format!(", and {}", count(asked.cores, "core")) };
             return Err(Error::config(format!("env NUM_GPUS={number}: {here}{cores}")).hint(LATER));
         }
         said.push((format!("NUM_GPUS={number}"), number));
@@ -119,7 +119,8 @@ pub fn ranks(asked: &Asked<'_>, found: usize) -> Result<Started> {
     }
     if let Some((processes, machines, source)) = &asked.file {
         if !processes.is_multiple_of(*machines) {
-            let message = format!("{source}: {processes} processes on {machines} machines, as many on each");
+            let message =
+                format!("{source}: {} on {}, as many on each", count(processes, "process"), count(machines, "machine"));
             return Err(Error::config(message).hint("num_processes counts those of all machines"));
         }
         let number = processes / machines;

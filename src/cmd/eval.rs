@@ -60,6 +60,9 @@ pub struct Args {
     /// The folder for metrics.json, samples.jsonl and report.html (`eval` in the output folder of the run)
     #[arg(long, value_name = "DIR")]
     pub(super) output: Option<PathBuf>,
+    /// Replace these files whoever wrote them; those of an earlier `eval` are replaced anyway
+    #[arg(long)]
+    pub(super) overwrite: bool,
 }
 
 /// A model to ask.
@@ -156,11 +159,11 @@ pub fn run(args: &Args) -> Result<()> {
     let places: Vec<PathBuf> = which.iter().map(|which| place(which, &config, &base)).collect::<Result<_>>()?;
     let names = names(&which, &places)?;
     let target = args.output.clone().unwrap_or_else(|| config.train.output_dir.join("eval"));
-    let inputs = data::named_inputs(&config);
+    let (inputs, existing) = (data::named_inputs(&config), existing(args.overwrite));
     for name in ["metrics.json", "report.html"] {
-        claim_file(&target.join(name), OURS, &inputs)?;
+        claim_file(&target.join(name), existing, &inputs)?;
     }
-    let mut samples = Staged::create(&target.join("samples.jsonl"), OURS, &inputs)?;
+    let mut samples = Staged::create(&target.join("samples.jsonl"), existing, &inputs)?;
     Metrics::new(&config.eval, 0)?;
     let exam = Exam {
         config: &config,
@@ -195,12 +198,13 @@ pub fn run(args: &Args) -> Result<()> {
         .collect();
     let rows = exam.write_samples(&mut samples, &asked, &results)?;
     samples.publish()?;
-    write_metrics(&target.join("metrics.json"), part.name(), exam.rows, &config, (&asked, &differences))?;
+    write_metrics((&target.join("metrics.json"), existing), part.name(), exam.rows, &config, (&asked, &differences))?;
     let seconds: f64 = results.iter().map(|result| result.seconds).sum();
     let mut facts: Vec<(String, String)> =
         asked.iter().map(|model| (model.name.clone(), model.origin.clone())).collect();
     facts.push(("rows".into(), format!("{} of {} ({})", exam.rows, split.len(), part.name())));
-    facts.push(("answers".into(), format!("as gen says, at most {} tokens", config.generation.max_new_tokens)));
+    facts
+        .push(("answers".into(), format!("as gen says, at most {}", count(config.generation.max_new_tokens, "token"))));
     facts.push(("intervals".into(), intervals(config.eval.confidence, config.eval.bootstrap_samples)));
     let asked_of = foot(&facts);
     facts.push(("time".into(), human_seconds(seconds)));
@@ -220,7 +224,7 @@ pub fn run(args: &Args) -> Result<()> {
         rows: &rows,
         facts: &facts,
     };
-    staged::write(&target.join("report.html"), OURS, &answers::render(&page))?;
+    staged::write(&target.join("report.html"), existing, &answers::render(&page))?;
     let report = target.join("report.html");
     print(
         &(table(&asked, &differences)
@@ -243,8 +247,10 @@ pub(super) fn foot(facts: &[(String, String)]) -> String {
     told.fold(String::new(), |all, (label, text)| all + &format!("{label:16}{text}\n"))
 }
 
-/// What an earlier evaluation has left is replaced, nothing else.
-pub(super) const OURS: Existing = Existing::Ours(is_ours, "");
+/// What an earlier evaluation has left is replaced, other files only with `overwrite`.
+pub(super) const fn existing(overwrite: bool) -> Existing {
+    if overwrite { Existing::Replace } else { Existing::Ours(is_ours, "--overwrite") }
+}
 
 /// Whether a file is one of an evaluation.
 fn is_ours(path: &Path) -> bool {
@@ -386,8 +392,10 @@ impl Exam<'_> {
             let mut of_row = Vec::with_capacity(told.len());
             for lines in &mut told {
                 let line = lines.next().transpose()?.unwrap_or_default();
-                let line: Value = serde_json::from_str(&line)
-                    .map_err(|error| Error::new(crate::Kind::Io, format!("the answers' file has changed: {error}")))?;
+                let line: Value = serde_json::from_str(&line).map_err(|error| {
+                    Error::new(crate::Kind::Io, format!("the answers' file has changed: {error}"))
+                        .hint("leave it alone until eval has ended, and start eval again")
+                })?;
                 of_row.push(line);
             }
             let (prompt, reference) = self.split.prompt(index)?;
@@ -427,7 +435,7 @@ pub(super) fn score_json(score: &Score) -> (String, Value) {
 }
 
 fn write_metrics(
-    path: &Path,
+    (path, existing): (&Path, Existing),
     split: &str,
     rows: usize,
     config: &Config,
@@ -451,7 +459,7 @@ fn write_metrics(
         "models": models,
         "differences": differences,
     });
-    staged::write(path, OURS, &format!("{all:#}\n"))
+    staged::write(path, existing, &format!("{all:#}\n"))
 }
 
 /// A difference of two models' scores.

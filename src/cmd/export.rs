@@ -22,6 +22,7 @@ use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
 use crate::train::metrics::{self, Line};
 use crate::train::output;
+use crate::words::count;
 
 /// Write a model or an adapter for where it will serve.
 #[derive(Debug, Clone, clap::Args)]
@@ -226,7 +227,7 @@ fn push(args: &Args, hub: Option<&Hub<'_>>, files: &[(String, PathBuf)]) -> Resu
     if let Some(hub) = hub {
         let pushed = hub.push(repository, files, args.private, "Upload by tunesmith")?;
         let Pushed { commit, address, sent } = pushed;
-        return print(&format!("pushed          {sent} files to {address}, commit {commit}\n"));
+        return print(&format!("pushed          {} to {address}, commit {commit}\n", count(sent, "file")));
     }
     if !crate::config::is_hub_name(repository) {
         return Err(Error::config(format!("--push {repository}: expected owner/name")));

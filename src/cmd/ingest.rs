@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::files::output::claim_file;
 use crate::hub::{self, Part};
 use crate::plan::grouped;
+use crate::words::count;
 
 /// Documents that are read side by side: so many texts are in memory.
 const AT_ONCE: usize = 16;
@@ -107,7 +108,7 @@ pub fn run(args: &Args) -> Result<()> {
         )?;
     }
     if documents.is_empty() {
-        return Err(Error::data(format!("none of the {} documents has a text", found.documents.len())));
+        return Err(Error::data(format!("none of the {} has a text", count(found.documents.len(), "document"))));
     }
     let digest = staged.digest()?;
     staged.publish()?;

@@ -173,7 +173,7 @@ impl Job {
                 .hint(MAKE_TOKEN));
         }
         let program = std::env::current_exe().map_err(|error| Error::io("find", "this program", &error))?;
-        let cores_each = format!("{} of its {cores} cores each", (cores / nproc).max(1));
+        let cores_each = format!("{} of its {} each", (cores / nproc).max(1), count(cores, "core"));
         if let Some(strategy) = alone.filter(|_| nproc * nnodes > 1) {
             let ranks = nproc * nnodes;
             let message = format!("train.strategy: {strategy}, but tunesmith launch has started {ranks} ranks");

@@ -16,6 +16,7 @@ use crate::train::check::{self, Held, Largest};
 use crate::train::machine::Machine;
 use crate::train::nvidia::{Nvidia, Process};
 use crate::train::progress::{Event, Observer};
+use crate::words::count;
 
 /// Show memory in use on each device, and with a configuration what its largest step holds, predicted and measured.
 #[derive(Debug, clap::Args)]
@@ -170,8 +171,8 @@ type Part = (&'static str, fn(&Held) -> u64);
 /// What was predicted of a step on the largest pass, and what it was found to hold.
 fn measured(largest: &Largest) -> String {
     let Largest { tokens, predicted, measured, line, budget } = largest;
-    let tokens = grouped(*tokens as u64);
-    let mut text = format!("one step of this configuration; its largest pass has {tokens} tokens, all with a label\n");
+    let tokens = count(grouped(*tokens as u64), "token");
+    let mut text = format!("one step of this configuration; its largest pass has {tokens}, all with a label\n");
     let _ = writeln!(text, "  {:24}  {:>10}  {:>10}", "", "predicted", "measured");
     let parts: [Part; 5] = [
         ("model, gradients, data", |held| held.loaded),

@@ -27,6 +27,7 @@ use crate::model::weights::Dtype;
 use crate::ops::quant::Format;
 use crate::plan::human_bytes;
 use crate::train::output;
+use crate::words::count;
 
 /// Write a model with an adapter merged into it.
 #[derive(Debug, Clone, clap::Args)]
@@ -305,9 +306,9 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(coding) = &coding {
         let _ = writeln!(
             text,
-            "requantized     {}, {} matrices: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
+            "requantized     {}, {}: a weight changes by {:.2e} at most, by {:.2e} on average (weights reach {:.2})",
             coding.describe(),
-            loss.matrices,
+            count(loss.matrices, "matrix"),
             loss.largest,
             loss.mean(),
             loss.scale
@@ -370,7 +371,8 @@ fn show(comparison: &Comparison) -> String {
     let Comparison { largest, scale, agreeing, positions } = comparison;
     format!(
         "largest difference of a logit from the adapter's: {largest:.2e} (logits reach {scale:.3}); same best token at \
-         {agreeing} of {positions} positions"
+         {agreeing} of {}",
+        count(positions, "position")
     )
 }
 

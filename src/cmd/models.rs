@@ -2,6 +2,7 @@
 use super::terminal::{print, print_exact};
 use crate::config::arch::{Arch, FAMILIES, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
+use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -81,12 +82,12 @@ fn describe(arch: &Arch) -> String {
     line("heads", format!("{query} query, {key} key/value, {} wide", arch.head_dim));
     let head = match &arch.score {
         Some(scores) if scores.is_number() => "the head gives one number".to_owned(),
-        Some(scores) => format!("the head gives scores for {} labels", scores.labels.len()),
+        Some(scores) => format!("the head gives scores for {}", count(scores.labels.len(), "label")),
         None if arch.tie_word_embeddings => "the head is the embedding".to_owned(),
         None => "the head has a matrix of its own".to_owned(),
     };
     line("vocabulary", format!("{}, {head}", arch.vocab_size));
-    line("context", format!("{} tokens", arch.max_position_embeddings));
+    line("context", count(arch.max_position_embeddings, "token"));
     let sliding: Vec<usize> = arch.blocks.iter().filter_map(|block| block.window).collect();
     if let Some(window) = sliding.first() {
         line("sliding window", format!("{window} tokens in {} of {} blocks", sliding.len(), arch.num_hidden_layers));

@@ -12,7 +12,7 @@ use crate::train::run::Ask;
 const QUESTION: usize = 300;
 
 /// A word as a POSIX shell reads it back.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "_-./:=,@%+".contains(character);
     if !word.is_empty() && word.chars().all(plain) {
         word.to_owned()

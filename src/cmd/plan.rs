@@ -15,6 +15,7 @@ use crate::train::budget;
 use crate::train::machine;
 use crate::train::probe::Asked;
 use crate::train::rate::Rate;
+use crate::words::count;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -252,7 +253,12 @@ fn facts(
     [
         (
             "model",
-            format!("{name}: {}, {}, {} blocks", arch.family.model_type, billions(numbers), arch.num_hidden_layers),
+            format!(
+                "{name}: {}, {}, {}",
+                arch.family.model_type,
+                billions(numbers),
+                count(arch.num_hidden_layers, "block")
+            ),
         ),
         ("base", base),
         ("trained", format!("{} values ({share:.2} %), {how}; {}", grouped(job.trained.values), config.train.optim)),

@@ -125,7 +125,7 @@ fn file(host: &Host, answers: &Answers) -> String {
         _ => "DEEPSPEED",
     };
     let mut text = format!(
-        "# Accelerate, written by `tunesmith setup-accelerate` for {}, {} cores, {cards}.\n\
+        "# Accelerate, written by `tunesmith setup-accelerate` for {}, {}, {cards}.\n\
          compute_environment: LOCAL_MACHINE\n\
          distributed_type: {kind}\n\
          num_machines: 1\n\
@@ -134,7 +134,7 @@ fn file(host: &Host, answers: &Answers) -> String {
          mixed_precision: \"{precision}\"\n\
          use_cpu: true # this version computes on the CPU\n",
         host.system.name(),
-        host.cores,
+        count(host.cores, "core"),
     );
     if kind == "FSDP" {
         text += "fsdp_config:\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n";

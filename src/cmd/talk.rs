@@ -121,7 +121,8 @@ impl Prompt {
 fn failed(error: &ReadlineError) -> Error {
     match error {
         ReadlineError::Io(error) => Error::io("read", "the terminal", error),
-        error => Error::new(crate::Kind::Io, format!("cannot read the terminal: {error}")),
+        error => Error::new(crate::Kind::Io, format!("cannot read the terminal: {error}"))
+            .hint("give the question with -p, or a file of them with --in"),
     }
 }
 

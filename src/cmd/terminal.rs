@@ -160,7 +160,8 @@ pub(super) fn print_answer(text: &str) -> Result<()> {
 
 fn print_bytes(bytes: &[u8]) -> Result<()> {
     if super::streams::stdout_is_closed() {
-        return Err(Error::new(crate::Kind::Io, "cannot write standard output: it is closed"));
+        return Err(Error::new(crate::Kind::Io, "cannot write standard output: it is closed")
+            .hint("send it to a file or to /dev/null instead"));
     }
     let mut stdout = std::io::stdout().lock();
     match stdout.write_all(bytes).and_then(|()| stdout.flush()) {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::gloo_library::{self, BUILD};
 use super::meet::Meeting;
-use super::{Among, Collectives, Limits, World};
+use super::{Among, Collectives, LOST, Limits, World};
 use crate::error::{Error, Result};
 pub use gloo_library::LIBRARY_VARIABLE;
 
@@ -223,7 +223,7 @@ impl Gloo {
         connected.map_err(|why| {
             let cause = meeting.roll_call("connect");
             let rank = meeting.world.rank;
-            Error::peer(format!("rank {rank}: connect: {cause} ({why})"))
+            Error::peer(format!("rank {rank}: connect: {cause} ({why})")).hint(LOST)
         })?;
         Ok(Self { functions, ranks: Mutex::new(Ranks(ranks)), meeting, world, limits, failed })
     }
@@ -238,7 +238,7 @@ impl Gloo {
             let waited = began.elapsed().as_secs_f64();
             let cause = self.meeting.roll_call(operation);
             let rank = self.meeting.world.rank;
-            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({})", cut(&why)))
+            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({})", cut(&why))).hint(LOST)
         })
     }
 }

@@ -6,13 +6,13 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::World;
 use super::c10d::Agent;
 use super::env::{Launch, Place};
 use super::host::Host;
 use super::roll::{Claim, Facts};
 use super::store::{Refused, Store};
 use super::token::Token;
+use super::{LOST, NO_WAY, World};
 use crate::error::{Error, Result};
 
 /// How long ranks wait for each other at the start, where nobody says.
@@ -207,7 +207,8 @@ fn gather(store: &Store, world: World, waiting: &Waiting<'_>) -> Result<()> {
             return Err(Error::peer(format!(
                 "rank {rank}: {} ended before all {size} ranks had connected",
                 ranks(&gone)
-            )));
+            ))
+            .hint(LOST));
         }
         let missing: Vec<usize> = (0..size).filter(|rank| !present.contains(rank)).collect();
         waiting.tell(&missing, &store.host());
@@ -309,7 +310,7 @@ fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Res
         let refused = match endpoint.as_deref().and_then(|endpoint| endpoint.split_once(' ')) {
             None => {
                 let missing = format!("rank {}: rank 0 has not said where it is", claim.rank);
-                Refused::Unreachable(Error::peer(missing))
+                Refused::Unreachable(Error::peer(missing).hint(LOST))
             }
             Some((address, token)) => match Store::connect(resolve(address)?, &Token::given(token)?, claim) {
                 Ok(store) => return Ok(store),
@@ -321,7 +322,7 @@ fn through_agent(agent: &mut Agent, claim: &Claim, waiting: &Waiting<'_>) -> Res
 }
 
 fn resolve(address: &str) -> Result<SocketAddr> {
-    let fail = |why: String| Error::peer(format!("no address for {address}: {why}"));
+    let fail = |why: String| Error::peer(format!("no address for {address}: {why}")).hint(NO_WAY);
     let mut found = address.to_socket_addrs().map_err(|error| fail(error.to_string()))?;
     found.next().ok_or_else(|| fail("the name has none".to_owned()))
 }
@@ -339,7 +340,7 @@ fn own_address(other: &str) -> Result<IpAddr> {
         socket.connect(other)?;
         socket.local_addr()
     });
-    found.map(|address| address.ip()).map_err(|error| Error::peer(format!("no way to {other}: {error}")))
+    found.map(|address| address.ip()).map_err(|error| Error::peer(format!("no way to {other}: {error}")).hint(NO_WAY))
 }
 
 #[cfg(test)]

@@ -160,6 +160,12 @@ pub trait Collectives: Send + Sync {
 /// Up to so many bytes, every rank sums everything: one message less.
 const SMALL: usize = 4096;
 
+/// What helps where another rank does not answer.
+const LOST: &str =
+    "another rank ended, or it cannot be reached: its own message says why; after that, go on with --resume";
+/// What helps where a rank finds no way to the others.
+const NO_WAY: &str = "check MASTER_ADDR, MASTER_PORT and the machines' names, and that no firewall closes the port";
+
 impl dyn Collectives + '_ {
     /// Whether what one rank holds counts against the memory of all.
     pub fn shares_memory(&self) -> bool {

@@ -21,6 +21,7 @@ use super::host::{Called, DISPUTE, FULL, GET, GREETING, IN, LONGEST, MAGIC, NOTH
 use super::roll::{Claim, LONGEST_CLAIM};
 use super::token::{Token, random};
 use super::wire::{Sent, Until, is_late, notice_loss, put_bytes, read_bytes, read_exactly, read_u32};
+use super::{LOST, NO_WAY};
 use crate::error::{Error, Result};
 
 /// How long the host may take to answer; it only looks into a map.
@@ -133,7 +134,7 @@ impl Store {
         let rank = claim.rank as usize;
         let me = format!("rank {rank} ({})", claim.who);
         let unreachable = |error: std::io::Error| {
-            Refused::Unreachable(Error::peer(format!("{me}: no way to the rendezvous at {host}: {error}")))
+            Refused::Unreachable(Error::peer(format!("{me}: no way to the rendezvous at {host}: {error}")).hint(NO_WAY))
         };
         let foreign = |what: &str| {
             Refused::Foreign(
@@ -148,7 +149,7 @@ impl Store {
             Ok(Greeted::Answer(IN, _)) => {}
             Ok(Greeted::Answer(OVER, _)) => {
                 let text = format!("rank {rank}: the run at {host} has lost a rank already");
-                return Err(Refused::Over(Error::peer(text)));
+                return Err(Refused::Over(Error::peer(text).hint(LOST)));
             }
             Ok(Greeted::Answer(FULL, text)) => return Err(foreign(&format!("accepts no more ranks: {text}"))),
             Ok(Greeted::Answer(DISPUTE, text)) => return Err(Refused::Dispute(dispute(rank, &text))),
@@ -232,10 +233,11 @@ impl Store {
             }
             let what = || format!("rank {}: waiting for `{name}`", self.rank);
             if let Some(rank) = look.gone.first() {
-                return Err(Error::peer(format!("{}: rank {rank} has ended", what())));
+                return Err(Error::peer(format!("{}: rank {rank} has ended", what())).hint(LOST));
             }
             if limit.is_some_and(|limit| began.elapsed() > limit) {
-                return Err(Error::peer(format!("{}: nothing within {:.1} s", what(), began.elapsed().as_secs_f64())));
+                let waited = began.elapsed().as_secs_f64();
+                return Err(Error::peer(format!("{}: nothing within {waited:.1} s", what())).hint(LOST));
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(50));

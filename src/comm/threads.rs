@@ -9,7 +9,7 @@ use super::bytes;
 use super::exchange::Piece;
 use super::lent::Lent;
 use super::meet::Door;
-use super::{Among, Collectives, Limits, World};
+use super::{Among, Collectives, LOST, Limits, World};
 use crate::error::{Error, Result};
 
 /// What a rank shows.
@@ -82,7 +82,7 @@ impl Threads {
     }
 
     fn error(&self, operation: &str, what: impl std::fmt::Display) -> Error {
-        Error::peer(format!("rank {}: {operation}: {what}", self.world.rank))
+        Error::peer(format!("rank {}: {operation}: {what}", self.world.rank)).hint(LOST)
     }
 
     /// Waits until all show something, unless one of those that do not is gone or time is up.

@@ -80,7 +80,7 @@ choices! {
 
     /// How several ranks share the work.
     Strategy {
-        /// `ddp` where a launcher has started several processes, else `single`.
+        /// `single` with one rank; with several the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, else the one that needs least.
         Auto = "auto",
         /// One process, and an error where a launcher has started several.
         Single = "single",

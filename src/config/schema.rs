@@ -382,7 +382,8 @@ section! {
         max_length: Option<usize> = None, range Range::at_least(1.0);
         /// Where the chat template rewrites earlier turns (drops their reasoning, moves the tools), a row is rendered once for
         /// each turn that a later rendering changes. All renderings of a row have at most so many times the tokens of the
-        /// longest one; beyond that its first turns are not learned.
+        /// longest one; beyond that its first turns are not learned, and the data report counts such rows: a higher number learns
+        /// more of them, and takes more tokens.
         max_turn_growth: f64 = 8.0, range Range::at_least(1.0);
         /// Leave out training rows that repeat an earlier one.
         dedupe: Dedupe = Dedupe::None;

@@ -1,4 +1,5 @@
 //! What stands in a configuration before it has a type ([`Node`]), and how each type of setting is read from it.
+use crate::words::count;
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 
@@ -50,10 +51,6 @@ impl From<&Json> for Node {
             Json::Object(map) => Self::Map(map.iter().map(|(key, value)| (key.clone(), Self::from(value))).collect()),
         }
     }
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 /// The text in quotes, control characters escaped, cut at 60 characters.

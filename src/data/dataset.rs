@@ -21,6 +21,7 @@ use super::{clock, contamination, dedupe, mix, process};
 use crate::config::arch::Arch;
 use crate::config::{Config, Contamination, Dedupe, Task, Truncation};
 use crate::error::{Error, Result};
+use crate::words::count;
 
 /// Is told how far a long piece of work has come.
 pub trait Progress {
@@ -380,11 +381,14 @@ impl Loader<'_> {
             return Err(Error::data(format!("{names}: found no rows in the {set} data")));
         }
         if counts.kept > 0 {
-            return Err(Error::data(format!("{names}: each of the {} {set} rows has \"loss_weight\": 0", counts.kept))
-                .hint("nothing would be learned: take the field out of some rows"));
+            return Err(Error::data(format!(
+                "{names}: each of the {} has \"loss_weight\": 0",
+                count(counts.kept, &format!("{set} row"))
+            ))
+            .hint("nothing would be learned: take the field out of some rows"));
         }
         let limit = self.config.model.max_seq_len;
-        let all = format!("{names}: none of the {} {set} rows can be used", counts.rows);
+        let all = format!("{names}: none of the {} can be used", count(counts.rows, &format!("{set} row")));
         let filtered = counts.below_min_length + counts.above_max_length;
         if filtered > 0 {
             return Err(Error::data(format!(

@@ -12,6 +12,7 @@ use super::tokenizer::{Encoded, Tokenizer};
 use super::unwritten;
 use crate::config::{LossOn, Task, Truncation, nearest};
 use crate::error::{Error, Result};
+use crate::words::count;
 
 /// The most messages of a conversation under a template that does not mark the assistant's text: it is rendered anew for
 /// each answer, so that the time grows with the square of their number.
@@ -153,7 +154,8 @@ impl Encoder {
             return Ok(number.to_bits().cast_signed());
         }
         self.labels.get(label).copied().ok_or_else(|| {
-            let error = Error::data(format!("the label {label:?} is none of the {} labels", self.labels.len()));
+            let error =
+                Error::data(format!("the label {label:?} is none of the {}", count(self.labels.len(), "label")));
             match nearest(label, self.labels.keys().map(String::as_str)) {
                 Some(near) => {
                     error.hint(format!("is it {near:?}? Labels are those of the training rows, or data.labels"))

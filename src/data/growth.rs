@@ -78,6 +78,39 @@ fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// What a tokenizer takes for one word: the model of a tokenizer has memory and time for a word as a whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Words {
+    /// The whole text: there is no pre-tokenizer, or one that finds no words.
+    Text,
+    /// What stands between spaces.
+    Spaced,
+    /// At most a run of letters and digits, of white space, or of other characters.
+    Runs,
+}
+
+impl Words {
+    /// By a pre-tokenizer: of several, the one with the shortest words.
+    fn of(step: &Value) -> Self {
+        if let Some(steps) = step["pretokenizers"].as_array() {
+            return steps.iter().map(Self::of).max().unwrap_or(Self::Text);
+        }
+        let is_on = |key: &str| step[key].as_bool() != Some(false);
+        match step["type"].as_str().unwrap_or_default() {
+            "ByteLevel" if is_on("use_regex") => Self::Runs,
+            "BertPreTokenizer" | "Whitespace" | "FixedLength" => Self::Runs,
+            "Split" => match (step["pattern"]["String"].as_str(), step["pattern"]["Regex"].as_str()) {
+                (Some(" " | "\u{2581}"), _) => Self::Spaced,
+                (None, Some(_)) => Self::Runs,
+                _ => Self::Text,
+            },
+            "Metaspace" if is_on("split") => Self::Spaced,
+            "WhitespaceSplit" => Self::Spaced,
+            _ => Self::Text,
+        }
+    }
+}
+
 /// What is known of a tokenizer before it sees a text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth {
@@ -85,6 +118,8 @@ pub(super) struct Growth {
     pub(super) factor: usize,
     /// Whether a regular expression may take much longer for some texts than for others.
     pub(super) slow: bool,
+    /// What it takes for one word.
+    pub(super) words: Words,
 }
 
 /// Looks at the text of a `tokenizer.json`.
@@ -135,7 +170,7 @@ pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
             return Err(format!("model.max_input_chars_per_word is {word}, at most {MAX_WORD} are allowed"));
         }
     }
-    Ok(Growth { factor, slow })
+    Ok(Growth { factor, slow, words: Words::of(&parts.pre_tokenizer) })
 }
 
 fn times(factor: usize) -> String {
@@ -260,14 +295,31 @@ mod tests {
     fn known_tokenizers_are_within_bounds() {
         let gemma = json!({"normalizer": replace(" ", "\u{2581}"), "decoder": {"type": "Sequence", "decoders":
             [replace("\u{2581}", " "), {"type": "ByteFallback"}, {"type": "Fuse"}]}});
-        assert_eq!(checked(&gemma), Ok(Growth { factor: 3, slow: false }));
+        assert_eq!(checked(&gemma), Ok(Growth { factor: 3, slow: false, words: Words::Text }));
         let llama2 = json!({"normalizer": {"type": "Sequence", "normalizers":
             [{"type": "Prepend", "prepend": "\u{2581}"}, replace(" ", "\u{2581}")]}});
-        assert_eq!(checked(&llama2).unwrap().factor, 12);
+        assert_eq!((checked(&llama2).unwrap().factor, checked(&llama2).unwrap().words), (12, Words::Text));
+        for (pre_tokenizer, words) in [
+            (
+                json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "first", "split": false}),
+                Words::Text,
+            ),
+            (json!({"type": "Metaspace", "replacement": "\u{2581}", "add_prefix_space": true}), Words::Spaced),
+            (json!({"type": "Digits", "individual_digits": true}), Words::Text),
+            (json!({"type": "ByteLevel", "use_regex": false}), Words::Text),
+            (json!({"type": "ByteLevel"}), Words::Runs),
+            (json!({"type": "BertPreTokenizer"}), Words::Runs),
+        ] {
+            let several =
+                json!({"type": "Sequence", "pretokenizers": [{"type": "Punctuation"}, pre_tokenizer.clone()]});
+            for step in [pre_tokenizer, several] {
+                assert_eq!(checked(&json!({"pre_tokenizer": step.clone()})).unwrap().words, words, "{step}");
+            }
+        }
         let llama3 = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
         let split = json!({"type": "Split", "pattern": {"Regex": llama3}, "behavior": "Isolated", "invert": false});
         let llama3 = json!({"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]}});
-        assert_eq!(checked(&llama3), Ok(Growth { factor: 3, slow: false }));
+        assert_eq!(checked(&llama3), Ok(Growth { factor: 3, slow: false, words: Words::Runs }));
     }
 
     #[test]

@@ -110,8 +110,9 @@ pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
     }
 }
 
-/// Takes `bytes` from what the rendering may still build, and looks at the clock.
-fn charge(bytes: usize) -> Result<(), Error> {
+/// Takes `bytes` from what the rendering may still build, and looks at the clock. Filters and tests that the library calls for
+/// each item of a list do so themselves: no instruction stands between two of these calls.
+pub fn charge(bytes: usize) -> Result<(), Error> {
     let Some(mut budget) = BUDGET.get() else { return Ok(()) };
     if budget.meter.is_over() {
         return Err(stopped(format!("the template ran for more than {} s", budget.meter.seconds())));
@@ -120,6 +121,34 @@ fn charge(bytes: usize) -> Result<(), Error> {
         budget.total.checked_sub(bytes).ok_or_else(|| stopped("the template builds too much text in all"))?;
     BUDGET.set(Some(budget));
     Ok(())
+}
+
+/// The most that one step may compare, in items: some 50 nanoseconds each.
+const MAX_COMPARED: usize = 1 << 24;
+
+/// What it takes to look at a value whole: its items, and its text in pieces of what the machine compares at once.
+pub fn weight(value: &Value) -> usize {
+    let own = 1 + value.as_str().map_or(0, str::len) / 32;
+    let items: usize = match value.kind() {
+        ValueKind::Seq | ValueKind::Iterable => value.try_iter().into_iter().flatten().map(|item| weight(&item)).sum(),
+        ValueKind::Map => {
+            let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
+            pairs.into_iter().flatten().map(|(key, item)| weight(&key) + weight(&item)).sum()
+        }
+        _ => 0,
+    };
+    own + items
+}
+
+/// Fails if it would take too long to sort a value; called before the operations that do.
+pub fn guard_sorting(value: &Value) -> Result<(), Error> {
+    charge(0)?;
+    measure(value)?;
+    let items = value.len().unwrap_or(1).max(2);
+    if weight(value).saturating_mul(items.ilog2() as usize + 1) <= MAX_COMPARED {
+        return Ok(());
+    }
+    Err(stopped(format!("the template sorts a list of {items} items, which is too much for one step")))
 }
 
 /// The size of a value written out as a tree; an error if it nests too deeply or is over the limit.
@@ -272,16 +301,21 @@ impl Program {
         let environment = fuelled.as_ref().unwrap_or(&self.environment);
         BUDGET.set(Some(Budget {
             value: input_bytes.saturating_mul(8).saturating_add(4 << 20),
-            total: input_bytes.saturating_mul(64).saturating_add(64 << 20),
+            total: input_bytes.saturating_mul(128).saturating_add(64 << 20),
             meter: Meter::start(time, before),
             marks,
             now,
         }));
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
-        machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None)?;
+        let done =
+            machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None);
         drop(output);
-        self.tally.add(began, before, input_bytes).map_err(stopped)?;
+        // What fails has taken its time, too.
+        let looked = BUDGET.get().and_then(|budget| budget.meter.since_look());
+        let counted = self.tally.add((began, before), looked, input_bytes);
+        done?;
+        counted.map_err(stopped)?;
         Ok(text)
     }
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::clock::thread_time;
 
+use crate::words::count;
+
 /// How often the processor's time is read while a rendering runs: reading it takes longer than most renderings.
 const STEP: Duration = Duration::from_millis(20);
 /// Where the system does not tell the processor's time, a rendering may last so many times longer by the clock.
@@ -46,6 +48,11 @@ impl Meter {
         spent.saturating_sub(*self.spent_before.get_or_insert(spent)) >= self.limit
     }
 
+    /// The thread's processor time since the first look, where there was one.
+    pub(super) fn since_look(&self) -> Option<Duration> {
+        thread_time()?.checked_sub(self.spent_before?)
+    }
+
     /// The limit in seconds.
     pub(super) const fn seconds(&self) -> u64 {
         self.limit.as_secs()
@@ -68,14 +75,21 @@ impl Tally {
         self.slow.load(Ordering::Relaxed).then(thread_time).flatten()
     }
 
-    /// Adds a rendering that began at `began` and had variables of `bytes`.
+    /// Adds a rendering that began at a time, with the thread's processor time where it is known, and had variables of
+    /// `bytes`; `looked` is the processor time since the first look of its [`Meter`].
     ///
     /// # Errors
     /// The template has taken too long for what it has rendered, in words.
-    pub(super) fn add(&self, began: Instant, before: Option<Duration>, bytes: usize) -> Result<(), String> {
-        self.slow.store(began.elapsed() >= SLOW, Ordering::Relaxed);
-        let spent = before.and_then(|before| thread_time()?.checked_sub(before)).unwrap_or_default();
-        self.add_spent(spent, bytes)
+    pub(super) fn add(
+        &self,
+        (began, before): (Instant, Option<Duration>),
+        looked: Option<Duration>,
+        bytes: usize,
+    ) -> Result<(), String> {
+        let elapsed = began.elapsed();
+        self.slow.store(elapsed >= SLOW, Ordering::Relaxed);
+        let exact = before.and_then(|before| thread_time()?.checked_sub(before));
+        self.add_spent(exact.unwrap_or_else(|| estimate(elapsed, looked)), bytes)
     }
 
     fn add_spent(&self, spent: Duration, bytes: usize) -> Result<(), String> {
@@ -87,16 +101,39 @@ impl Tally {
             return Ok(());
         }
         Err(format!(
-            "the template took {:.1} s of processor time for {renderings} renderings of {} KiB in all",
+            "the template took {:.1} s of processor time for {} of {} KiB in all",
             spent.as_secs_f64(),
+            count(renderings, "rendering"),
             bytes >> 10
         ))
     }
 }
 
+/// The processor's time of a rendering that nobody measured from its beginning: up to the first look at most what the clock
+/// says, then what the looks say.
+fn estimate(elapsed: Duration, looked: Option<Duration>) -> Duration {
+    elapsed.min(STEP) + looked.unwrap_or_default().min(elapsed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn slow_renderings_among_fast_ones_are_counted() {
+        let ms = Duration::from_millis;
+        assert_eq!(estimate(ms(3), None), ms(3));
+        assert_eq!(estimate(ms(5000), None), STEP, "a thread that only waits");
+        assert_eq!(estimate(ms(900), Some(ms(880))), ms(900));
+        // Each slow one comes after a fast one, so that nobody measures it from its beginning.
+        let tally = Tally::default();
+        let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
+        let stopped = (0..100).any(|_| {
+            tally.add((ago(ms(0)), tally.before()), None, 100).unwrap();
+            tally.add((ago(ms(900)), tally.before()), Some(ms(880)), 100).is_err()
+        });
+        assert!(stopped);
+    }
 
     const LIMIT: Duration = Duration::from_secs(1);
 

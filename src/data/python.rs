@@ -4,20 +4,23 @@ use std::sync::LazyLock;
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
-use minijinja::{Environment, Error, Expression, State, Value, context};
+use minijinja::{Environment, Error, Expression, State, Value, context, filters, tests};
 use minijinja_contrib::pycompat;
 
 use super::clock::strftime;
 use super::dumps::to_json;
-use super::jinja::{CONCAT, MULTIPLY, REMAINDER, failed, guard, measure, now, raised, stopped};
+use super::jinja::{
+    CONCAT, MULTIPLY, REMAINDER, charge, failed, guard, guard_sorting, measure, now, raised, stopped, weight,
+};
 use super::{print, space};
 
 /// Adds everything to the environment.
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(raised(message)) });
     environment.add_function("strftime_now", |layout: &str| strftime(layout, now()));
-    environment
-        .add_filter("tojson", |value: &Value, indent: Option<&Value>, kwargs: Kwargs| to_json(value, indent, &kwargs));
+    environment.add_filter("tojson", |value: &Value, indent: Option<&Value>, kwargs: Kwargs| {
+        to_json(value, indent, &kwargs).and_then(built)
+    });
     environment.add_filter("replace", replace);
     environment.add_filter("trim", |text: &Value, letters: Option<&str>| {
         Value::from(space::strip(&print::string(text), letters, (true, true)))
@@ -54,7 +57,7 @@ pub fn install(environment: &mut Environment<'static>) {
     environment.add_filter(CONCAT, |a: &Value, b: &Value| {
         // Printing writes each value once: what stays below the limit is as large as what was made before.
         guard(measure(a)?.checked_add(measure(b)?))?;
-        Ok::<_, Error>(Value::from(print::string(a) + &print::string(b)))
+        built(Value::from(print::string(a) + &print::string(b)))
     });
     environment.add_filter(MULTIPLY, multiply);
     environment.add_filter(REMAINDER, remainder);
@@ -64,6 +67,57 @@ pub fn install(environment: &mut Environment<'static>) {
         matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::String | ValueKind::Map)
     });
     environment.set_unknown_method_callback(method);
+    install_bounded(environment);
+}
+
+/// The library's filters and tests of which one call may take long.
+fn install_bounded(environment: &mut Environment<'static>) {
+    environment.add_filter("sort", |state: &State, value: Value, kwargs: Kwargs| {
+        guard_sorting(&value)?;
+        filters::sort(state, value, kwargs)
+    });
+    environment.add_filter("unique", |state: &State, value: Value, kwargs: Kwargs| {
+        guard_sorting(&value)?;
+        filters::unique(state, value, kwargs)
+    });
+    environment.add_filter("groupby", |value: Value, attribute: Option<&str>, kwargs: Kwargs| {
+        guard_sorting(&value)?;
+        filters::groupby(value, attribute, kwargs)
+    });
+    environment.add_filter("dictsort", |value: &Value, kwargs: Kwargs| {
+        guard_sorting(value)?;
+        filters::dictsort(value, kwargs)
+    });
+    environment.add_filter(
+        "sum",
+        |state: &State, values: Value, attribute: Option<&str>, start: Option<Value>, kwargs: Kwargs| {
+            /// The most bytes that are copied: each item is added to a copy of what came before it.
+            const MAX_COPIED: usize = 1 << 30;
+            charge(0)?;
+            let from = start.clone().or(kwargs.get("start")?);
+            let copied = measure(&values)?.saturating_mul(values.len().unwrap_or(1));
+            if from.is_some_and(|from| !from.is_number()) && copied > MAX_COPIED {
+                return Err(stopped("the template adds too many texts or lists in one step: join is for that"));
+            }
+            filters::sum(state, values, attribute, start, kwargs)
+        },
+    );
+    environment.add_filter("pprint", |value: &Value| {
+        /// The most spaces before an item.
+        const INDENT: usize = 256;
+        guard(weight(value).checked_mul(INDENT).and_then(|spaces| spaces.checked_add(measure(value).ok()?)))?;
+        built(Value::from(filters::pprint(value)))
+    });
+    environment.add_test("in", |state: &State, value: &Value, other: &Value| {
+        charge(0)?;
+        tests::is_in(state, value, other)
+    });
+}
+
+/// Counts a text that a filter has built, which the library may have called for one of many items.
+fn built(text: Value) -> Result<Value, Error> {
+    charge(text.as_str().map_or(1, str::len))?;
+    Ok(text)
 }
 
 /// An expression of two variables `a` and `b`, evaluated without rewriting.
@@ -86,9 +140,10 @@ fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
     let times = times.as_i64().ok_or_else(|| failed(format!("cannot repeat by {}", times.kind())))?.max(0) as usize;
     guard(measure(content)?.checked_mul(times))?;
     if let Some(text) = content.as_str() {
-        return Ok(Value::from(text.repeat(times)));
+        return built(Value::from(text.repeat(times)));
     }
     let items = content.try_iter()?.checked().collect::<Result<Vec<_>, _>>()?;
+    charge(items.len().saturating_mul(times))?;
     Ok(Value::from(std::iter::repeat_n(items, times).flatten().collect::<Vec<_>>()))
 }
 
@@ -125,7 +180,7 @@ fn checked_format(style: FormatStyle, layout: &str, values: &[Value]) -> Result<
     let sizes = values.iter().map(measure).sum::<Result<usize, _>>()?;
     // A value may be named by every field: at most one field per two characters of the layout.
     guard(layout.len().checked_mul(1000).and_then(|own| own.checked_add(sizes.checked_mul(layout.len() / 2 + 1)?)))?;
-    format(style, layout, &printed(style, layout, values)).map(Value::from)
+    format(style, layout, &printed(style, layout, values)).map(Value::from).and_then(built)
 }
 
 /// The values of a format string, floats as text where they are written as text (`%s`, `{}`).
@@ -182,7 +237,7 @@ fn replace(text: &Value, old: &str, new: &str, count: Option<i64>) -> Result<Val
     let found = text.matches(old).count();
     let times = count.and_then(|count| usize::try_from(count).ok()).map_or(found, |count| found.min(count));
     guard(new.len().checked_mul(times).and_then(|added| added.checked_add(text.len())))?;
-    Ok(Value::from(text.replacen(old, new, times)))
+    built(Value::from(text.replacen(old, new, times)))
 }
 
 fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>) -> Result<Value, Error> {
@@ -201,7 +256,7 @@ fn join(items: &Value, separator: Option<&str>, attribute: Option<&str>) -> Resu
         let item = attribute.map_or(Ok(item.clone()), |name| item.get_attr(name))?;
         joined.push_str(&print::string(&item));
     }
-    Ok(Value::from(joined))
+    built(Value::from(joined))
 }
 
 fn indent(text: &str, width: Option<&Value>, first: bool, blank: bool) -> Result<Value, Error> {
@@ -227,7 +282,7 @@ fn indent(text: &str, width: Option<&Value>, first: bool, blank: bool) -> Result
         }
         indented.push_str(line);
     }
-    Ok(Value::from(indented))
+    built(Value::from(indented))
 }
 
 /// Python's string methods that minijinja's `pycompat` lacks or does not bound, then `pycompat` itself.

@@ -223,7 +223,11 @@ impl Counts {
         let contaminated =
             if dropped { "left out, also in the evaluation rows" } else { "also in the evaluation rows" };
         warnings.extend(self.contaminated.warning(set, contaminated));
-        warnings.extend(self.turns.limited.warning(set, "of which first turns are not learned (data.max_turn_growth)"));
+        warnings.extend(
+            self.turns
+                .limited
+                .warning(set, "of which first turns are not learned: raise data.max_turn_growth to learn them"),
+        );
         for (name, found) in &self.unread {
             warnings.extend(found.warning(set, &format!("have {name} that no model sees")));
         }

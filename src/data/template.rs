@@ -512,11 +512,12 @@ fn read_template(path: &Path, open: Opener) -> Result<Option<String>> {
             "{} has {} bytes, expected at most {MAX_SOURCE}",
             path.display(),
             bytes.len()
-        )));
+        ))
+        .hint(OTHER_TEMPLATE));
     }
     String::from_utf8(bytes)
         .map(Some)
-        .map_err(|error| Error::model(format!("{}: invalid UTF-8: {error}", path.display())))
+        .map_err(|error| Error::model(format!("{}: invalid UTF-8: {error}", path.display())).hint(OTHER_TEMPLATE))
 }
 
 /// The template of a `tokenizer_config.json`: a string, or a list of named ones.
@@ -540,7 +541,9 @@ fn configured(value: Option<&Value>, origin: &str) -> Result<Option<String>> {
                 },
             )
         }
-        Some(_) => Err(Error::model(format!("{origin}: chat_template is neither a string nor a list"))),
+        Some(_) => {
+            Err(Error::model(format!("{origin}: chat_template is neither a string nor a list")).hint(OTHER_TEMPLATE))
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use super::clock::thread_time;
-use super::growth::{self, Growth};
+use super::growth::{self, Growth, Words};
 use super::isolate::isolated;
 use crate::error::{Error, Result};
 use crate::files;
@@ -266,6 +266,27 @@ const MARGIN: usize = 64 << 10;
 /// The longest run of letters and digits, of white space or of other characters that is tokenized, in bytes: tokenizers
 /// take it for one word, with some 160 bytes of memory for each of its bytes.
 const MAX_RUN: usize = 256 << 10;
+/// The longest word of a tokenizer that does not divide such runs, in bytes. Text without spaces may be long and honest; some
+/// 8 MiB take a gigabyte of memory and a quarter of a minute.
+const MAX_WORD: usize = 8 << 20;
+
+/// The first word of `text` that is too long for a tokenizer with such words, and the most that it may have.
+fn long_word(text: &str, words: Words) -> Option<(std::ops::Range<usize>, usize)> {
+    if let Some(run) = Some(text).filter(|text| text.len() > MAX_RUN).and_then(long_run) {
+        return Some((run, MAX_RUN));
+    }
+    let text = Some(text).filter(|text| text.len() > MAX_WORD)?;
+    let word = match words {
+        Words::Runs => None,
+        Words::Text => Some(0..text.len()),
+        Words::Spaced => {
+            let start = |word: &str| word.as_ptr() as usize - text.as_ptr() as usize;
+            let long = text.split_whitespace().find(|word| word.len() > MAX_WORD);
+            long.map(|word| start(word)..start(word) + word.len())
+        }
+    };
+    word.map(|word| (word, MAX_WORD))
+}
 
 /// The first run of `text` that is too long.
 fn long_run(text: &str) -> Option<std::ops::Range<usize>> {
@@ -287,12 +308,18 @@ fn long_run(text: &str) -> Option<std::ops::Range<usize>> {
 }
 
 /// Refuses a text with a word that would take too much memory and time.
-fn check_runs(text: &str) -> Result<()> {
-    let Some(run) = Some(text).filter(|text| text.len() > MAX_RUN).and_then(long_run) else { return Ok(()) };
-    let (length, most) = (run.len() >> 10, MAX_RUN >> 10);
+fn check_words(text: &str, words: Words) -> Result<()> {
+    let Some((word, most)) = long_word(text, words) else { return Ok(()) };
+    let (length, most) = (word.len() >> 10, most >> 10);
+    let place = word.start + 1;
+    if words == Words::Text && word == (0..text.len()) && most == MAX_WORD >> 10 {
+        return Err(Error::data(format!(
+            "the text has {length} KiB, and this tokenizer takes it for one word, which is too long (at most {most} KiB)"
+        ))
+        .hint("split the row; with data.truncation: right only the beginning of a text is looked at"));
+    }
     Err(Error::data(format!(
-        "the text has a word of {length} KiB from its byte {} on, which is too long to be tokenized (at most {most} KiB)",
-        run.start + 1
+        "the text has a word of {length} KiB from its byte {place} on, which is too long to be tokenized (at most {most} KiB)"
     ))
     .hint("divide the word by spaces or take it out; with data.truncation: right only the beginning of a text is looked at"))
 }
@@ -309,7 +336,7 @@ fn check_length(text: &str, growth: Growth) -> Result<()> {
         .hint("look at the normalizer in tokenizer.json"));
     }
     if text.len() <= MAX_WHOLE {
-        return check_runs(text);
+        return check_words(text, growth.words);
     }
     let (length, most) = (text.len() >> 20, MAX_WHOLE >> 20);
     Err(Error::data(format!("the text has {length} MiB, which is too long to be tokenized whole (at most {most} MiB)"))
@@ -368,7 +395,7 @@ pub(super) fn encode_first(
     // Some 16 bytes a token are more than texts have.
     let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN));
     // A text with a word that is too long has to be cut before it; of any other a little more costs nothing.
-    let long = most.is_some() && text.len() > MAX_RUN && long_run(text).is_some();
+    let long = most.is_some() && long_word(text, growth.words).is_some();
     let cut_from = if long { text.len() } else { text.len() / 2 };
     length = if long { length } else { length.max(SMALL) };
     while let Some(most) = most.filter(|_| length < cut_from) {
@@ -474,7 +501,8 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
     };
     let size = file.metadata().map_err(failed)?.len();
     if size > MAX_FILE_BYTES {
-        return Err(Error::model(format!("{} has {size} bytes, expected at most {MAX_FILE_BYTES}", path.display())));
+        return Err(Error::model(format!("{} has {size} bytes, expected at most {MAX_FILE_BYTES}", path.display()))
+            .hint("copy the file of the model again"));
     }
     let mut bytes = Vec::new();
     file.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(failed)?;
@@ -484,6 +512,8 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
 /// A JSON object of the model folder; empty if it is not there.
 pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
-    serde_json::from_slice(&bytes)
-        .map_err(|error| Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line())))
+    serde_json::from_slice(&bytes).map_err(|error| {
+        Error::model(format!("{}:{}: expected a JSON object: {error}", path.display(), error.line()))
+            .hint("copy the file of the model again")
+    })
 }

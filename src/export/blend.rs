@@ -16,6 +16,7 @@ use crate::model::adapters::lora::LoraConfig;
 use crate::model::adapters::{Rank, names, parameters};
 use crate::model::targets::Placement;
 use crate::ops::dropout::key;
+use crate::words;
 
 /// How adapters are blended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,7 +57,11 @@ pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, T
     let Some(first) = adapters.first() else { return Err(Error::config("no adapters to blend")) };
     if recipe.weights.len() != adapters.len() {
         let (weights, count) = (recipe.weights.len(), adapters.len());
-        return Err(Error::config(format!("{weights} weights for {count} adapters, expected one for each")));
+        return Err(Error::config(format!(
+            "{} for {}, expected one for each",
+            words::count(weights, "weight"),
+            words::count(count, "adapter")
+        )));
     }
     adapters.iter().try_for_each(refuse_more_than_matrices)?;
     let mut modules: BTreeMap<&str, Vec<(usize, &Placement)>> = BTreeMap::new();

@@ -47,6 +47,12 @@ fn special(metadata: &Metadata) -> Option<&'static str> {
     }
 }
 
+/// What stands at `path` itself, where that is no regular file: a link is not followed.
+pub fn obstacle(path: &Path) -> Option<&'static str> {
+    let metadata = fs::symlink_metadata(path).ok()?;
+    if metadata.is_symlink() { Some("a link") } else { special(&metadata) }
+}
+
 fn regular(metadata: &Metadata) -> io::Result<()> {
     match special(metadata) {
         None => Ok(()),
@@ -279,6 +285,10 @@ mod tests {
         fs::hard_link(at("file"), at("second")).unwrap();
         assert!(open_to_write(&at("second"), false).unwrap_err().to_string().contains("second name"));
         assert!(open_to_write(&at("fifo"), false).unwrap_err().to_string().contains("a FIFO"));
+        let error = crate::Error::io("read", at("fifo"), &open(&at("fifo")).unwrap_err());
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("put a regular file in its place")), "{error}");
+        let obstacles = ["file", "link", "fifo", "socket", "", "missing"].map(|name| obstacle(&at(name)));
+        assert_eq!(obstacles, [None, Some("a link"), Some("a FIFO"), Some("a socket"), Some("a folder"), None]);
         assert!(!at("nothing").exists());
         let new = open_to_write(&at("new"), false).unwrap();
         assert!(is_at(&new, &at("new")) && !is_at(&new, &at("file")));

@@ -32,7 +32,10 @@ impl Existing {
 /// [`Kind::Config`]: an input, or a file that stays. [`Kind::Io`]: no regular file, a link that leads nowhere, a file in
 /// place of a folder.
 pub fn claim_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<PathBuf> {
-    let refuse = |why: &str| Err(Error::new(Kind::Io, format!("cannot write {}: {why}", path.display())));
+    let refuse = |why: &str| {
+        let message = format!("cannot write {}: {why}", path.display());
+        Err(Error::new(Kind::Io, message).hint("name a file that is new, or a regular one"))
+    };
     if path.file_name().is_none() {
         return refuse("it is no name of a file");
     }
@@ -105,7 +108,8 @@ pub fn claim_folder(
     };
     let there = || Error::config(format!("{} is there already", path.display()));
     if let Some(kind) = special(&metadata).filter(|kind| *kind != "a folder") {
-        return Err(Error::new(Kind::Io, format!("cannot write {}: it is {kind}, expected a folder", path.display())));
+        let message = format!("cannot write {}: it is {kind}, expected a folder", path.display());
+        return Err(Error::new(Kind::Io, message).hint("name another folder with --output"));
     }
     if metadata.is_file() {
         return Err(there().hint("it is a file: name a folder with --output"));

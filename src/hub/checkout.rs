@@ -81,8 +81,8 @@ impl Hub<'_> {
             Ok(commit) => commit,
             Err(failure) if failure.is_unreachable() && known.is_some() => {
                 let why = failure.brief(&self.settings);
-                self.watch.notice(&format!("no way to the hub ({why}): using what the cache has of {repo}"));
-                return self.cached(repo.clone(), revision, place, "there is no way to the hub");
+                self.watch.notice(&format!("{why}: using what the cache has of {repo}"));
+                return self.cached(repo.clone(), revision, place, "the hub cannot be reached");
             }
             Err(failure) => return Err(remote.explain(failure, revision)),
         };
@@ -111,7 +111,7 @@ impl Hub<'_> {
             let cache = self.settings.cache.display();
             return Err(repo.error(format!("{repo} at {revision} is not in the cache {cache}, and {why}")).hint(
                 format!(
-                    "fetch it where there is a network: tunesmith download {}{}",
+                    "fetch it where there is a network: tunesmith download {}{}; or name a local folder or file instead",
                     repo.id,
                     if repo.kind == super::Kind::Dataset { " --dataset" } else { "" }
                 ),

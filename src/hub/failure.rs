@@ -50,6 +50,10 @@ impl From<reqwest::Error> for Failure {
             source = cause.source();
         }
         let json = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<serde_json::Error>());
+        if error.is_connect() {
+            // Who called whom on the way says nothing to a user.
+            return Self::Network(text.rsplit(": ").next().unwrap_or_default().to_owned());
+        }
         if error.is_builder() || json.is_some_and(|json| !json.is_io() && !json.is_eof()) {
             Self::Odd(text)
         } else {
@@ -105,7 +109,8 @@ impl Failure {
         match self {
             Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
             Self::Status(refused) => format!("the hub answered with status {}", refused.status),
-            Self::Network(text) | Self::Odd(text) => settings.clean(text),
+            Self::Network(text) => format!("the hub cannot be reached: {}", settings.clean(text)),
+            Self::Odd(text) => settings.clean(text),
             Self::Here(error) => error.message().to_owned(),
         }
     }
@@ -121,9 +126,15 @@ impl Failure {
                 .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
                 .hint("check HF_ENDPOINT; a proxy may answer in the hub's place"),
             Self::Network(text) => {
-                Error::new(crate::Kind::Io, format!("{about}: no way to {host}: {}", settings.clean(&text))).hint(
-                    "run it again: what has arrived is kept; or set HF_HUB_OFFLINE=1 to use only what is in the cache",
-                )
+                let local = match repo.kind {
+                    Kind::Model => "model.name may be a folder on this machine",
+                    Kind::Dataset => "data.train_path may be a file on this machine",
+                };
+                let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text));
+                Error::new(crate::Kind::Io, message).hint(format!(
+                    "check the network, the proxy and HF_ENDPOINT, and run it again: what has arrived is kept; without a \
+                     network HF_HUB_OFFLINE=1 takes what is in the cache, and {local}"
+                ))
             }
         }
     }

@@ -50,8 +50,10 @@ struct Announced {
 impl<'a> Carrier<'a> {
     pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo, commit: &'a str) -> Result<Self, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime =
-            runtime.map_err(|source| Error::new(crate::Kind::Io, format!("no runtime for downloads: {source}")))?;
+        let runtime = runtime.map_err(|source| {
+            Error::new(crate::Kind::Io, format!("no runtime for downloads: {source}"))
+                .hint("raise the limits of open files and processes (ulimit -n, ulimit -u)")
+        })?;
         let (staying, following) = (client(settings, false)?, client(settings, true)?);
         Ok(Self { settings, watch, repo, commit, runtime, staying, following })
     }

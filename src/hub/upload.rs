@@ -19,6 +19,7 @@ use super::settings::Settings;
 use super::{Pushed, Watch, digest, transfer};
 use crate::error::{Error, Kind, Result};
 use crate::files;
+use crate::words::count;
 
 /// Bytes of a file's beginning by which the hub judges what it is.
 const SAMPLE: usize = 512;
@@ -99,7 +100,10 @@ pub(super) struct Uploader<'a> {
 impl<'a> Uploader<'a> {
     pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|source| Error::new(Kind::Io, format!("no runtime for uploads: {source}")))?;
+        let runtime = runtime.map_err(|source| {
+            Error::new(Kind::Io, format!("no runtime for uploads: {source}"))
+                .hint("raise the limits of open files and processes (ulimit -n, ulimit -u)")
+        })?;
         let client = transfer::client(settings, true).map_err(|failure| explain(failure, settings, repo, "begin"))?;
         Ok(Self { settings, watch, repo, runtime, client })
     }
@@ -241,7 +245,7 @@ impl<'a> Uploader<'a> {
         }
         places.sort_unstable();
         if places.len() as u64 != item.size.div_ceil(part_bytes) {
-            return Err(odd(&format!("{} places", places.len())));
+            return Err(odd(&count(places.len(), "place")));
         }
         let mut parts = Vec::new();
         for (at, (_, place)) in (0u64..).zip(&places) {
@@ -333,8 +337,13 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
                 .hint("check HF_ENDPOINT; a proxy may answer in the hub's place");
         }
         Failure::Network(text) => {
-            return Error::new(Kind::Io, format!("{about}: no way to {host}: {}", settings.clean(&text)))
-                .hint("run it again: large files that have arrived are not sent twice");
+            return Error::new(
+                Kind::Io,
+                format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text)),
+            )
+            .hint(
+                "check the network and HF_ENDPOINT, and run it again: large files that have arrived are not sent twice",
+            );
         }
     };
     let words = refused.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());

@@ -176,6 +176,14 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     work.finish()
 }
 
+/// Whose configuration a file is that was taken for one of ours; nothing where it may be ours, or its keys do not tell.
+pub fn toolkit_of(path: &Path) -> Option<Toolkit> {
+    let entries = entries(path).ok()?;
+    // SFT-Play's sections have the names of ours.
+    let ours = entries.iter().any(|(key, _)| Toolkit::SftPlay.own_keys().contains(&key.as_str()));
+    Toolkit::recognise(&entries).filter(|_| !ours)
+}
+
 /// The mapping of a file; a key that is there twice is refused.
 fn entries(path: &Path) -> Result<Vec<(String, Node)>> {
     let entries = config::read_mapping(path)?;

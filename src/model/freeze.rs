@@ -2,6 +2,7 @@
 use crate::config::arch::{Arch, SCORE};
 use crate::config::{FreezeConfig, Pattern, nearest};
 use crate::error::{Error, Result};
+use crate::words;
 
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
@@ -19,8 +20,11 @@ pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>
     let total = arch.num_hidden_layers;
     let count = usize::try_from(layers.unsigned_abs()).unwrap_or(usize::MAX);
     if count > total {
-        return Err(Error::config(format!("tuning.freeze.trainable_layers: {layers}, the model has {total} blocks"))
-            .hint(format!("expected -{total} to {total}")));
+        return Err(Error::config(format!(
+            "tuning.freeze.trainable_layers: {layers}, the model has {}",
+            words::count(total, "block")
+        ))
+        .hint(format!("expected -{total} to {total}")));
     }
     let blocks = if layers > 0 { total - count..total } else { 0..count };
     let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();

@@ -7,6 +7,7 @@ use crate::config::arch::{Arch, TensorSpec};
 use crate::config::{Config, InitLora, ModelConfig, Quantization, nearest};
 use crate::error::{Error, Result};
 use crate::ops::quant::{Format, Quantized, encode};
+use crate::words::count;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -252,9 +253,9 @@ impl<'a> Quantizer<'a> {
         let mut notes = self.notes.into_inner();
         if self.requantized.get() > 0 {
             notes.push(format!(
-                "tuning.adapters are merged into {} matrices of a quantized checkpoint: these were widened, changed and quantized again, \
+                "tuning.adapters are merged into {} of a quantized checkpoint: widened, changed and quantized again, \
                  which rounds them a second time",
-                self.requantized.get()
+                count(self.requantized.get(), "matrix")
             ));
         }
         notes

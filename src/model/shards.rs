@@ -441,7 +441,8 @@ impl Shards {
                 self.set_out(kind);
                 Ok(())
             }
-            other => Err(Error::peer(format!("this rank makes a {kind:?} pass, others make {other:?}"))),
+            other => Err(Error::peer(format!("this rank makes a {kind:?} pass, others make {other:?}"))
+                .hint("start all ranks with the same version and configuration; then go on with --resume")),
         }
     }
 

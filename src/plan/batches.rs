@@ -123,9 +123,9 @@ impl Batches {
             (
                 "steps per epoch",
                 format!(
-                    "{}, about {} label tokens each",
+                    "{}, about {} each",
                     grouped(self.steps_per_epoch),
-                    grouped(per_step.round() as u64)
+                    count(grouped(per_step.round() as u64), "label token")
                 ),
             ),
             ("steps in all", format!("{} ({:.2} epochs)", grouped(self.total_steps), self.epochs())),

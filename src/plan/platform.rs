@@ -1,6 +1,6 @@
 //! What a run would use on a machine where nobody says otherwise: device, engine between ranks, types, micro-batch, threads. A pure
 //! function of what the machine has, so that machines which are not there can be tried in tests.
-use crate::words::count;
+use crate::words::{are, count};
 
 /// An operating system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,7 +121,7 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     let choice = |what, value: &str, key, why: String| Choice { what, value: value.to_owned(), key, why };
     let (backend, backend_why) = match (ranks, in_process, gpu) {
         (1, ..) => ("none", "one rank".to_owned()),
-        (_, true, _) => ("threads", format!("{ranks} ranks are threads of one process")),
+        (_, true, _) => ("threads", format!("{} threads of one process", are(ranks, "rank"))),
         (_, _, false) => ("gloo", "ranks compute on the CPU".to_owned()),
         _ if host.system == System::Windows => ("gloo", "NCCL is not there on Windows".to_owned()),
         _ if local > host.cards.len() => ("gloo", format!("{local} ranks share {}", count(host.cards.len(), "GPU"))),

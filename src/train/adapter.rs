@@ -16,6 +16,7 @@ use crate::hub::{self, Watch};
 use crate::model::adapters::Method;
 use crate::model::stack::Stack;
 use crate::model::targets::{Targets, placed};
+use crate::words::count;
 
 /// Reads the adapter in `dir` and what it says of itself, as settings to train with.
 ///
@@ -133,7 +134,7 @@ pub fn grow(config: &Config, model_dir: &Path, source: Option<&Path>, arch: &mut
     }
     let trains = match (rows.ids().as_slice(), *whole) {
         ([], 0) => "no new tokens".to_owned(),
-        ([], whole) => format!("a vocabulary of {whole} tokens"),
+        ([], whole) => format!("a vocabulary of {}", count(whole, "token")),
         (ids, _) => format!("those of {ids:?}"),
     };
     Err(Error::config(format!(

@@ -71,12 +71,15 @@ pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again:
     }
 
     let asking = asking.elapsed();
-    let lines = metrics::read(&config.train.output_dir.join(output::METRICS))?;
+    let saved = format!("the trained weights are saved: {}", weights.display());
+    let lines =
+        metrics::read(&config.train.output_dir.join(output::METRICS)).map_err(|error| error.with_more(&saved))?;
     let ending = Ending { resolved, prepared: &prepared, state, done, outcome, weights, lines, asking, began };
     let summary = ending.summary(&samples);
     if config.logging.report {
         let page = report::render(&ending.report(&summary, samples));
-        atomic::replace_file(&RealDisk, &config.train.output_dir.join(output::REPORT), &page)?;
+        let path = config.train.output_dir.join(output::REPORT);
+        atomic::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
     }
     if cut_off {
         let why = stop.requested().unwrap_or("a request to stop");

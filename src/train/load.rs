@@ -199,6 +199,7 @@ impl<'a> Session<'a> {
             save_is_owed: false,
             state,
             metrics: None,
+            displaced: None,
             events: None,
             found: [0; 2],
             pace,

@@ -118,6 +118,16 @@ impl Metrics {
         Ok(Self { file, path: path.to_owned() })
     }
 
+    /// Whether the file is still at its place: it may have been removed or replaced.
+    pub fn is_in_place(&self) -> bool {
+        files::is_at(&self.file, &self.path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Appends one line.
     ///
     /// # Errors

@@ -26,6 +26,7 @@ mod norms;
 pub mod nvidia;
 pub mod optimizer;
 pub mod output;
+mod places;
 mod predict;
 mod prepare;
 pub mod probe;

@@ -31,6 +31,7 @@ use crate::plan::batches::{Batches, Request};
 use crate::plan::memory::OptimizerBytes;
 use crate::plan::rates::{Rate, rates};
 use crate::plan::{bytes, grouped, human_bytes, platform};
+use crate::words::count;
 
 /// A run that has been found possible.
 pub struct Prepared {
@@ -480,7 +481,7 @@ pub fn describe(prepared: &Prepared) -> String {
     };
     let head = match &prepared.arch.score {
         Some(head) if head.is_number() => " and a head for a number".to_owned(),
-        Some(head) => format!(" and a head for {} labels", head.labels.len()),
+        Some(head) => format!(" and a head for {}", count(head.labels.len(), "label")),
         None => String::new(),
     };
     let family = format!("{:?}", prepared.arch.family);

@@ -104,8 +104,9 @@ impl Asked {
         if !rows.is_multiple_of(self.world * given) {
             let world = self.world;
             return Err(Error::config(format!(
-                "train.effective_batch = {rows} is not a multiple of {given} rows (train.batch_size and train.grad_accum, \
+                "train.effective_batch = {rows} is not a multiple of {} (train.batch_size and train.grad_accum, \
                  where they are given) x {}",
+                words::count(given, "row"),
                 words::count(world, "rank")
             ))
             .hint(format!("set train.effective_batch: {}", rows.div_ceil(self.world * given) * self.world * given)));
@@ -183,7 +184,10 @@ pub fn choose(gauge: &mut Gauge<'_>, asked: &Asked, model: (&Config, Option<&Wei
             None => format!("for train.target_tokens_per_device_step = {}", grouped(asked.target_tokens as u64)),
         };
         let tokens = grouped((rows_of_step as f64 * mean).round() as u64);
-        reasons.push(format!("a step is to have {rows_of_step} rows a rank, about {tokens} tokens, {why}"));
+        reasons.push(format!(
+            "a step is to have {} a rank, about {tokens} tokens, {why}",
+            words::count(rows_of_step, "row")
+        ));
     }
     let (checkpointing, limit) = fitting(gauge, asked, model, (longest, largest), &mut reasons)?;
     let bytes = gauge.pass(limit, checkpointing)?.bytes.unwrap_or(0);

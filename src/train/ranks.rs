@@ -18,6 +18,7 @@ use crate::config::resolve::Source;
 use crate::config::{RankBackend, Resolved, Strategy};
 use crate::error::{Error, Kind, Result};
 use crate::plan::platform::{self, Layout};
+use crate::words::count;
 
 /// A rank's place, before its connections with the others.
 pub struct Seat {
@@ -82,12 +83,15 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
         (Strategy::Single | Strategy::Dp, Some(launch)) => {
             let Launch { launcher, world, .. } = launch;
             let message =
-                format!("train.strategy: {}, but {launcher} has started {} ranks", train.strategy, world.size);
+                format!("train.strategy: {}, but {launcher} has started {}", train.strategy, count(world.size, "rank"));
             Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
         }
         (_, Some(launch)) if train.dp_ranks.is_some() => {
             let Launch { launcher, world, .. } = launch;
-            let message = format!("train.dp_ranks makes ranks as threads, but {launcher} has started {}", world.size);
+            let message = format!(
+                "train.dp_ranks makes ranks as threads, but {launcher} has started {}",
+                count(world.size, "process")
+            );
             Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
         }
         (_, Some(launch)) => {
@@ -127,7 +131,7 @@ pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observ
         }
         (strategy, None) if strategy != Strategy::Single && train.dp_ranks.is_some() => {
             let size = train.dp_ranks.unwrap_or(1);
-            let described = format!("{}: {size} ranks as threads of one process", train.strategy);
+            let described = format!("{}: {} as threads of one process", train.strategy, count(size, "rank"));
             let seat = |rank: Threads| Seat {
                 world: rank.world(),
                 described: described.clone(),

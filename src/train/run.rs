@@ -1,6 +1,7 @@
 //! The run on one page: prepare, load, go on from a checkpoint if asked, step, evaluate, save, finish.
 use std::time::Instant;
 
+use super::places::DISPLACED;
 use super::progress::{Event, Observer, Quiet};
 use super::ranks::{self, Seat};
 use super::report::Outcome;
@@ -134,6 +135,9 @@ fn steps(session: &mut Session<'_>, again: &str) -> Result<Outcome> {
     let total = session.prepared.batches.total_steps;
     loop {
         let gone = session.output_has_gone()?;
+        if !gone {
+            session.mind_its_files();
+        }
         session.collect().or_else(|error| if gone { Ok(()) } else { Err(error) })?;
         // First what belongs after the step that was done last; a signal may have cut it off before a resume.
         if session.evaluation_is_due() {
@@ -183,6 +187,16 @@ fn interrupted(session: &Session<'_>, why: &str, again: &str) -> Error {
             "the state after step {step} of {total} is saved in a new folder of that name: go on with --resume, or move it to \
              the other checkpoints first"
         ));
+    }
+    if let Some(found) = session.displaced.as_ref().filter(|_| why == DISPLACED) {
+        let saved = if step == 0 {
+            "nothing was trained yet: move away what is in the way, and start again".to_owned()
+        } else {
+            format!(
+                "the state after step {step} of {total} is saved: move away what is in the way, and go on with {again}"
+            )
+        };
+        return Error::new(Kind::Io, found).hint(saved);
     }
     if step == 0 {
         return Error::preempted(format!("{why}: stopped before step 1; there was nothing to save"));

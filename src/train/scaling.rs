@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::config::{LrScaling, LrScheduler, TrainConfig};
+use crate::words::count;
 
 /// The share of steps in which a rate rises that was scaled up and has no warm-up of its own.
 const WARMUP: f64 = 0.05;
@@ -31,8 +32,10 @@ pub fn scale(train: &mut TrainConfig, ranks: usize, warms: bool) -> Option<Strin
     train.learning_rates.0.iter_mut().for_each(|(_, rate)| *rate *= factor);
     let rises = !matches!(train.lr_scheduler_type, LrScheduler::Constant);
     let mut text = format!(
-        "{} scaling: {before:e} is meant for {reference} rows a step; {rows} make it {:.4e} (x {factor:.4})",
-        train.lr_scaling, train.learning_rate
+        "{} scaling: {before:e} is meant for {} a step; {rows} make it {:.4e} (x {factor:.4})",
+        train.lr_scaling,
+        count(reference, "row"),
+        train.learning_rate
     );
     if factor > 1.0 && !warms && rises {
         train.warmup_ratio = WARMUP;

@@ -65,7 +65,7 @@ pub fn set_head(config: &mut Config, arch: &mut Arch, source: Option<&Path>, obs
         (Task::Classification, None) => ScoreHead { labels: given },
         (Task::CausalLm, None) => return Ok(()),
         (task, Some(head)) => {
-            let what = if head.is_number() { "a number".to_owned() } else { format!("{} labels", head.labels.len()) };
+            let what = if head.is_number() { "a number".to_owned() } else { count(head.labels.len(), "label") };
             return Err(Error::config(format!("task: {task}, and the model that training goes on from gives {what}"))
                 .hint("set the other task, or start from a model without a head of scores"));
         }

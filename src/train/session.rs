@@ -62,6 +62,8 @@ pub struct Session<'a> {
     pub save_is_owed: bool,
     /// `metrics.jsonl`, once writing has begun.
     pub metrics: Option<Metrics>,
+    /// What was found in the place of one of the run's files.
+    pub displaced: Option<String>,
     /// The event file.
     pub events: Option<EventWriter>,
     /// Of a classification the rows whose label was found, and all rows, since the last step that was logged.

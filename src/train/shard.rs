@@ -13,6 +13,7 @@ use crate::model::ParamSpec;
 use crate::model::shards::{Flat, Kind, Peers, Shards};
 use crate::optim::optimizer::legal_cuts;
 use crate::optim::rule;
+use crate::words::are;
 
 /// The way to the ranks with which weights are shared. Its messages meet no others: segments are brought together by a
 /// thread while the ranks talk about other things.
@@ -102,7 +103,12 @@ impl Peers for Gatherer {
             [0, _] => Ok(Some(Kind::Train)),
             [forward, train] => {
                 let rank = self.all.world().rank;
-                Err(Error::peer(format!("rank {rank}: {forward} ranks evaluate while {train} train")))
+                Err(Error::peer(format!(
+                    "rank {rank}: {} at an evaluation, {} at a training step",
+                    are(forward, "rank"),
+                    are(train, "rank")
+                ))
+                .hint("start all ranks with the same version and configuration; then go on with --resume"))
             }
         }
     }

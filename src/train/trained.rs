@@ -9,6 +9,7 @@ use crate::model::targets::{self, Placement, Targets};
 use crate::model::{freeze, quantize};
 use crate::optim::{Schedule, rates};
 use crate::plan::grouped;
+use crate::words;
 
 /// How many values the whole model has.
 pub fn values(arch: &Arch) -> u64 {
@@ -71,12 +72,12 @@ pub fn facts(prepared: &Prepared) -> Vec<(String, String)> {
     if prepared.config.tuning.mode == Mode::Freeze
         && let Ok(names) = freeze::trained_tensors(&prepared.arch, &prepared.config.tuning.freeze)
     {
-        facts.push((format!("its {} tensors", names.len()), by_block(&names)));
+        facts.push((format!("its {}", words::count(names.len(), "tensor")), by_block(&names)));
     }
     if let Ok(Some(how)) = quantize::resolve(&prepared.config, prepared.weights.as_ref()) {
         let skip = &prepared.config.model.quantization_skip_modules;
         let count = quantize::matrices(&prepared.arch, skip).map_or(0, |matrices| matrices.len());
-        facts.push(("base".to_owned(), format!("{}: {count} matrices", how.describe())));
+        facts.push(("base".to_owned(), format!("{}: {}", how.describe(), words::count(count, "matrix"))));
     }
     if !prepared.config.tuning.adapters.is_empty() {
         let below: Vec<_> = prepared.config.tuning.adapters.iter().map(|dir| dir.display().to_string()).collect();

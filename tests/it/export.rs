@@ -152,7 +152,7 @@ fn blends_are_those_of_peft() {
         }
     }
     let one = Recipe { method: Method::Cat, weights: vec![1.0], density: 1.0, seed: 1 };
-    assert!(blend(&adapters, &one).unwrap_err().message().contains("1 weights for 2 adapters"));
+    assert!(blend(&adapters, &one).unwrap_err().message().contains("1 weight for 2 adapters"));
 }
 
 #[test]

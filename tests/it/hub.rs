@@ -170,6 +170,22 @@ fn offline_says_what_the_cache_lacks() {
 }
 
 #[test]
+fn without_a_network_one_line_says_so_and_the_hint_what_to_do() {
+    let world = World::new();
+    let away = Hub::new(Settings { endpoint: "http://127.0.0.1:9".into(), ..world.settings.clone() }, &world.heard);
+    let error = away.model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+    assert_eq!(error.kind(), tunesmith::Kind::Io);
+    let expected = "the hub (http://127.0.0.1:9) cannot be reached: Connection refused (os error 111)";
+    assert!(error.message().ends_with(expected), "{error}");
+    let hint = error.hint_text().unwrap();
+    for word in ["network", "HF_ENDPOINT", "HF_HUB_OFFLINE=1", "model.name may be a folder"] {
+        assert!(hint.contains(word), "{word}: {hint}");
+    }
+    let notices = world.heard.notices.lock().unwrap();
+    assert!(notices.iter().all(|notice| notice.starts_with("the hub cannot be reached: ")), "{notices:?}");
+}
+
+#[test]
 fn a_hub_that_is_away_gives_way_to_the_cache() {
     let world = World::new();
     publish(&world, "main");

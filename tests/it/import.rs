@@ -66,6 +66,37 @@ fn every_example_is_recognised_and_loads_or_is_refused_as_it_says() {
 }
 
 #[test]
+fn a_configuration_of_another_toolkit_in_the_place_of_ours_is_told_with_the_command_that_turns_it_into_one() {
+    let root = tempfile::tempdir().unwrap();
+    let texts = [
+        ("axo lotl.yaml", "Axolotl", "base_model: x\nadapter: lora\ndatasets: [{path: a.jsonl, type: alpaca}]\n"),
+        ("factory.yaml", "LLaMA-Factory", "model_name_or_path: x\nstage: sft\nfinetuning_type: lora\ndataset: a\n"),
+        ("ours.yaml", "", "adapter: lora\ntrain: {max_steps: 1}\n"),
+    ];
+    for (name, toolkit, text) in texts {
+        let path = root.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        for command in ["train", "config", "data", "eval"] {
+            let output = Command::new(env!("CARGO_BIN_EXE_tunesmith"))
+                .args([command, name])
+                .current_dir(root.path())
+                .env_remove("CONFIG")
+                .output()
+                .unwrap();
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{command} {name}: {said}");
+            let stem = name.trim_end_matches(".yaml");
+            let paste = match stem {
+                "axo lotl" => "`tunesmith import 'axo lotl.yaml' --out 'axo lotl.tunesmith.yaml'`".to_owned(),
+                stem => format!("`tunesmith import {stem}.yaml --out {stem}.tunesmith.yaml`"),
+            };
+            let told = said.contains(&format!("a configuration of {toolkit}: {paste}"));
+            assert_eq!(told, !toolkit.is_empty(), "{command} {name}: {said}");
+        }
+    }
+}
+
+#[test]
 fn axolotls_defaults_and_words_become_ours() {
     let made = read("axolotl_lora.yaml");
     let expected = [

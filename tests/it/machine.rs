@@ -217,7 +217,18 @@ fn outputs_never_replace_inputs_nor_what_is_not_theirs() {
         let output = tunesmith(&["eval", &config, "--alone", "--rows", "1", "--output", &world.text("eval")]).output();
         let output = output.unwrap();
         assert_eq!(output.status.code(), Some(2), "{name}: {}", said(&output));
+        assert!(said(&output).contains("replace it with --overwrite"), "{name}: {}", said(&output));
+        assert_eq!(fs::read_to_string(at("eval").join(name)).unwrap(), "mine\n");
         fs::remove_file(at("eval").join(name)).unwrap();
+    }
+    for name in ["metrics.json", "samples.jsonl", "report.html"] {
+        fs::write(at("eval").join(name), "mine\n").unwrap();
+    }
+    let words = ["eval", &config, "--alone", "--rows", "1", "--overwrite", "--output", &world.text("eval")];
+    let output = tunesmith(&words).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    for name in ["metrics.json", "samples.jsonl", "report.html"] {
+        assert_ne!(fs::read_to_string(at("eval").join(name)).unwrap(), "mine\n", "{name}");
     }
     let mine = world.text("mine.jsonl");
     for args in [
@@ -482,6 +493,57 @@ fn an_output_folder_that_goes_while_a_run_writes_to_it_costs_nothing_but_what_wa
     let more = train(&config, &["--resume", "train.max_steps=1"]);
     assert!(more.status.success() || said(&more).contains("checkpoint"), "{}", said(&more));
     assert!(names(&fixture.path("out")).iter().any(|name| name.starts_with("checkpoint-")));
+}
+
+#[test]
+fn a_file_of_a_run_that_is_removed_or_replaced_stops_the_run_at_its_next_step_and_loses_nothing() {
+    type Change = fn(&Path);
+    let fifo: Change = |path| {
+        let _ = fs::remove_file(path);
+        assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
+    };
+    let folder: Change = |path| {
+        let _ = fs::remove_file(path);
+        fs::create_dir(path).unwrap();
+    };
+    let replaced: Change = |path| {
+        fs::write(path.with_extension("new"), "mine\n").unwrap();
+        fs::rename(path.with_extension("new"), path).unwrap();
+    };
+    let changes: [(&str, Change, &str); 8] = [
+        ("latest", folder, "a folder stands"),
+        ("metrics.jsonl", fifo, "a FIFO stands at"),
+        ("metrics.jsonl", |path| fs::remove_file(path).unwrap(), "was removed or replaced"),
+        ("metrics.jsonl", replaced, "was removed or replaced"),
+        ("report.html", folder, "a folder stands at"),
+        ("config.resolved.yaml", fifo, "a FIFO stands at"),
+        ("backend.json", fifo, "a FIFO stands at"),
+        ("best", |path| symlink("/dev/zero", path).unwrap(), "a link stands at"),
+    ];
+    in_pairs(&changes, |(name, change, expected)| {
+        let fixture = Fixture::new();
+        let config = fixture.config("run", &["train.max_steps: 100000", "train.save_strategy: no"]);
+        let args = ["train", config.to_str().unwrap()];
+        let mut child = tunesmith(&args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        wait_until("steps", || {
+            fs::read_to_string(fixture.path("out/metrics.jsonl")).is_ok_and(|text| text.lines().count() > 3)
+        });
+        let path = fixture.path("out").join(name);
+        change(&path);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while child.try_wait().unwrap().is_none() {
+            if Instant::now() > deadline {
+                child.kill().unwrap();
+                panic!("{name}: the run went on");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let output = child.wait_with_output().unwrap();
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(6), "{name}: {said}");
+        assert!(said.contains(expected) && said.contains(name) && said.contains("hint:"), "{name}: {said}");
+        assert!(names(&fixture.path("out")).iter().any(|name| name.starts_with("checkpoint-")), "{name}");
+    });
 }
 
 #[test]

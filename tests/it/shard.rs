@@ -297,7 +297,10 @@ fn a_rank_that_is_lost_ends_a_pass_of_the_others_and_passes_of_two_kinds_are_tol
             _ => model.token_losses(&batch).unwrap_err(),
         }
     });
-    assert!(errors.iter().all(|error| error.message().contains("1 ranks evaluate while 1 train")), "{errors:?}");
+    assert!(
+        errors.iter().all(|error| error.message().contains("1 rank is at an evaluation, 1 rank is at a training step")),
+        "{errors:?}"
+    );
 }
 
 /// The value of `key` in each line of a run's metrics that has it, as text: equal to the last bit.

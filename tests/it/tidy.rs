@@ -346,6 +346,94 @@ fn files_are_opened_and_written_in_one_place() {
     expect_none("use crate::files: special files, links and inputs are looked at there", &findings);
 }
 
+/// Errors about checkpoints, files and other ranks that need no hint where they are made: the program's own failures,
+/// about which a user can do nothing, and those that get their hint a few lines later.
+const HINTLESS: &[(&str, usize)] = &[
+    ("src/checkpoint/mod.rs", 1),
+    ("src/checkpoint/origin.rs", 1),
+    ("src/checkpoint/stamp.rs", 2),
+    ("src/model/shards.rs", 1),
+    ("src/train/save.rs", 2),
+    ("src/train/sharing.rs", 1),
+];
+
+#[test]
+fn errors_about_checkpoints_files_and_ranks_say_what_to_do() {
+    let makers = ["Error::checkpoint(", "Error::peer(", "Kind::Io,", "Kind::Checkpoint,", "Kind::Peer,"];
+    let mut findings = Vec::new();
+    for source in sources() {
+        let code = source.code.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let mut places = Vec::new();
+        for (at, maker) in makers.iter().flat_map(|maker| code.match_indices(maker)) {
+            // The call's own end: the bracket that is opened by the name, or that the class stands in.
+            let mut depth = usize::from(!maker.ends_with('('));
+            let open = if maker.ends_with('(') { at + maker.len() - 1 } else { at };
+            if depth == 1 && !code[..at].trim_end_matches("crate::").trim_end().ends_with("Error::new(") {
+                continue;
+            }
+            let end = code[open..].char_indices().find_map(|(offset, letter)| {
+                depth = if letter == '(' { depth + 1 } else { depth };
+                depth = if letter == ')' { depth.saturating_sub(1) } else { depth };
+                (letter == ')' && depth == 0).then_some(open + offset + 1)
+            });
+            let rest = &code[end.unwrap_or(code.len())..];
+            let statement = rest.split([';', '=']).next().unwrap_or_default();
+            if !statement.contains(".hint(") {
+                places.push(format!("{}:{}", source.path, code[..at].lines().count()));
+            }
+        }
+        let allowed = HINTLESS.iter().find(|(path, _)| *path == source.path).map_or(0, |(_, count)| *count);
+        if places.len() > allowed {
+            findings.extend(places);
+        }
+    }
+    expect_none("an error without a hint", &findings);
+}
+
+/// Files whose messages have a number and a plural with it, as the number is always more than one there.
+const ALWAYS_SEVERAL: &[(&str, usize)] = &[
+    ("src/cmd/export.rs", 1),
+    ("src/cmd/launch.rs", 1),
+    ("src/cmd/plan.rs", 1),
+    ("src/cmd/train.rs", 1),
+    ("src/comm/meet.rs", 1),
+    ("src/comm/roll.rs", 1),
+    ("src/config/resolve.rs", 1),
+    ("src/data/growth.rs", 1),
+    ("src/data/mix.rs", 1),
+    ("src/data/source/columns.rs", 1),
+    ("src/hub/checkout.rs", 1),
+    ("src/hub/datasets.rs", 1),
+    ("src/hub/models.rs", 1),
+    ("src/hub/remote.rs", 1),
+    ("src/plan/platform.rs", 1),
+    ("src/train/divergence.rs", 1),
+    ("src/train/prepare.rs", 2),
+];
+
+#[test]
+fn a_number_in_a_message_agrees_with_its_noun() {
+    let nouns = ["rows", "ranks", "files", "steps"].map(|noun| format!("}} {noun}"));
+    let mut findings = Vec::new();
+    for source in sources().iter().filter(|source| !source.path.ends_with("/tests.rs")) {
+        let text = source.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"));
+        let goes_on = |rest: &str| rest.starts_with(|letter: char| letter.is_alphanumeric() || letter == '_');
+        let in_plural = |line: &str| {
+            nouns.iter().any(|noun| line.match_indices(noun).any(|(at, _)| !goes_on(&line[at + noun.len()..])))
+        };
+        let places: Vec<String> = lines
+            .filter(|(_, line)| in_plural(line))
+            .map(|(number, line)| format!("{}:{}: {}", source.path, number + 1, line.trim()))
+            .collect();
+        let allowed = ALWAYS_SEVERAL.iter().find(|(path, _)| *path == source.path).map_or(0, |(_, count)| *count);
+        if places.len() > allowed {
+            findings.extend(places);
+        }
+    }
+    expect_none("use crate::words::count for a number that may be one", &findings);
+}
+
 #[test]
 fn nothing_is_left_unfinished() {
     // Put together here so that this file doesn't find itself.

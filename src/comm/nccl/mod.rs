@@ -13,7 +13,7 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUresult, CUst
 use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
 
 use super::meet::Meeting;
-use super::{Among, Collectives, Limits, World};
+use super::{Among, Collectives, LOST, Limits, World};
 use crate::error::{Error, Result};
 use library::{Code, Functions, IN_PROGRESS, SUCCESS};
 
@@ -120,12 +120,16 @@ impl Nccl {
             // SAFETY: writes the 128 bytes.
             let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
             if code != SUCCESS {
-                return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code))));
+                return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code)))
+                    .hint("set NCCL_DEBUG=WARN to see why"));
             }
             self.meeting.store.set(group, &id.internal.map(|letter| letter as u8))?;
         } else {
             let bytes = self.meeting.store.wait(group, Some(self.limits.timeout))?;
-            let bytes: [u8; 128] = bytes.try_into().map_err(|_| Error::peer("rank 0 gave no NCCL id of 128 bytes"))?;
+            let bytes: [u8; 128] = bytes.try_into().map_err(|_| {
+                Error::peer("rank 0 gave no NCCL id of 128 bytes")
+                    .hint("start all ranks with the same version of tunesmith")
+            })?;
             id.internal = bytes.map(|byte| byte as _);
         }
         Ok(id)
@@ -147,7 +151,7 @@ impl Nccl {
             let waited = began.elapsed().as_secs_f64();
             let cause = self.meeting.roll_call(operation);
             let rank = self.meeting.world.rank;
-            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})"))
+            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})")).hint(LOST)
         })
     }
 
@@ -248,6 +252,7 @@ impl Nccl {
         back.map_err(|error| {
             let rank = self.meeting.world.rank;
             Error::peer(format!("rank {rank}: {operation}: copying between memory and the GPU: {error:?}"))
+                .hint("look at the GPU (nvidia-smi), and at the system's log (dmesg)")
         })
     }
 }

@@ -4,6 +4,7 @@ use super::super::schema::Config;
 use super::super::sizes::Auto;
 use super::Line;
 use crate::error::{Error, Result};
+use crate::words::count;
 
 /// All that was read.
 #[derive(Debug, Clone, Default)]
@@ -132,9 +133,9 @@ impl Expected {
             && (machines * local != world)
         {
             let message = format!(
-                "{source}: {machines}, but there are {} with {local} on this machine, so {} machines",
+                "{source}: {machines}, but there are {} with {local} on this machine, so {}",
                 ranks(world),
-                world.div_ceil(local.max(1))
+                count(world.div_ceil(local.max(1)), "machine")
             );
             return Err(Error::config(message).hint("every machine starts as many ranks; change num_machines"));
         }
@@ -142,17 +143,23 @@ impl Expected {
         let train = &mut config.train;
         let exactly = |unit: usize, what: &str| {
             let divides = unit > 0 && rows.is_multiple_of(unit) && rows / unit > 0;
-            let refusal =
-                || Error::config(format!("{source}: {rows} rows a step cannot be made of {what} x {}", ranks(world)));
+            let refusal = || {
+                Error::config(format!(
+                    "{source}: {} a step cannot be made of {what} x {}",
+                    count(rows, "row"),
+                    ranks(world)
+                ))
+            };
             divides.then(|| rows / unit).ok_or_else(refusal)
         };
         match (train.batch_size, train.grad_accum) {
             (Auto::Given(batch), Auto::Auto) if self.derives => {
-                train.grad_accum = Auto::Given(exactly(batch * world, &format!("{batch} rows of a micro-batch"))?);
+                train.grad_accum =
+                    Auto::Given(exactly(batch * world, &format!("{} of a micro-batch", count(batch, "row")))?);
                 train.effective_batch = None;
             }
             (Auto::Auto, Auto::Given(accum)) if self.derives => {
-                train.batch_size = Auto::Given(exactly(accum * world, &format!("{accum} micro-batches"))?);
+                train.batch_size = Auto::Given(exactly(accum * world, &count(accum, "micro-batch"))?);
                 train.effective_batch = None;
             }
             (Auto::Given(batch), Auto::Given(accum)) if batch * accum * world != *rows => {

@@ -10,6 +10,7 @@ use super::split;
 use crate::config::arch::Arch;
 use crate::data::{ChatTemplate, Tokenizer};
 use crate::error::{Error, Result};
+use crate::words::count;
 
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
@@ -96,16 +97,20 @@ impl Vocabulary {
     /// What should be known of the pre-tokenizer, if anything.
     pub fn remark(&self) -> Option<String> {
         let (pre, tried) = (self.pre.as_ref()?, self.tried?);
-        let tried = crate::plan::grouped(tried as u64);
-        Some(format!("splits text in a way of its own; llama.cpp's {pre} made the same tokens of {tried} texts"))
+        let tried = count(crate::plan::grouped(tried as u64), "text");
+        Some(format!("splits text in a way of its own; llama.cpp's {pre} made the same tokens of {tried}"))
     }
 
     /// The keys of the header.
     pub(super) fn describe(&self, arch: &Arch, header: &mut Header) -> Result<()> {
         let rows = arch.vocab_size;
         if let Some((id, (token, _))) = self.tokens.iter().find(|(id, _)| **id >= rows) {
-            return Err(Error::data(format!("{}: token {token:?} is {id}, the model has {rows} rows", self.origin))
-                .hint("the tokenizer belongs to another model"));
+            return Err(Error::data(format!(
+                "{}: token {token:?} is {id}, the model has {}",
+                self.origin,
+                count(rows, "row")
+            ))
+            .hint("the tokenizer belongs to another model"));
         }
         let (mut texts, mut kinds) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
         for id in 0..rows {

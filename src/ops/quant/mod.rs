@@ -234,7 +234,7 @@ impl Eight {
     /// In words, which part does not fit the others.
     pub fn new(codes: Vec<u8>, scales: Vec<f32>, width: usize) -> Result<Self, String> {
         if width == 0 || scales.is_empty() || scales.len().checked_mul(width) != Some(codes.len()) {
-            return Err(format!("{} codes for {} rows of {width}", codes.len(), scales.len()));
+            return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
         }
         if !scales.iter().all(|scale| scale.is_finite()) {
             return Err("a scale that is NaN or infinite".into());

@@ -2,6 +2,7 @@
 use super::{Form, Run, above, cycles, share, wave};
 use crate::config::arguments::Reader;
 use crate::error::{Error, Result};
+use crate::words::count;
 use std::f64::consts::PI;
 
 /// Its arguments.
@@ -44,7 +45,8 @@ impl Form for WarmupStableDecay {
             Some(steps) => steps,
             None => total.checked_sub(warmup + decay).ok_or_else(|| {
                 Error::config(format!(
-                    "train.lr_scheduler_kwargs: num_decay_steps = {decay} and a warm-up of {warmup} are more than the run's {total} steps"
+                    "train.lr_scheduler_kwargs: num_decay_steps = {decay} and a warm-up of {warmup} are more than the run's {}",
+                    count(total, "step")
                 ))
                 .hint("lower num_decay_steps or the warm-up")
             })?,

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use super::html::{clipped, escape, pairs};
 use super::{SAMPLE_CHARACTERS, question, text};
 use crate::eval::metrics::{Difference, Score, lower_is_better};
+use crate::words;
 
 /// Rows that are seen at once; the others unfold.
 const OPEN: usize = 20;
@@ -77,7 +78,7 @@ pub fn render(page: &Page<'_>) -> String {
     }
     for (index, row) in rows.iter().enumerate() {
         if index == OPEN {
-            let _ = writeln!(out, "<details><summary>{} more rows</summary>", rows.len() - OPEN);
+            let _ = writeln!(out, "<details><summary>{}</summary>", words::count(rows.len() - OPEN, "more row"));
         }
         sample(&mut out, asked, row);
     }

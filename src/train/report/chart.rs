@@ -152,8 +152,9 @@ pub fn histogram(title: &str, unit: &str, values: &[usize], bars: usize) -> Stri
         let (bar, height) = ((slot - 2.0).max(0.8), HEIGHT - BOTTOM - y);
         let _ = write!(
             svg,
-            "<rect class=\"bar\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{bar:.1}\" height=\"{height:.1}\" rx=\"1.5\"><title>{count} rows of {from} to {} {unit}</title></rect>",
+            "<rect class=\"bar\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{bar:.1}\" height=\"{height:.1}\" rx=\"1.5\"><title>{} of {from} to {} {unit}</title></rect>",
             x + 1.0,
+            crate::words::count(count, "row"),
             from + width - 1,
         );
         if index % label_every == 0 {

@@ -13,6 +13,7 @@ use self::html::{clipped, escape, pairs};
 use super::machine::Machine;
 use super::metrics::Line;
 use crate::eval::exact_match;
+use crate::words::count;
 
 /// No text of a sample is shown longer than this.
 const SAMPLE_CHARACTERS: usize = 4_000;
@@ -247,7 +248,7 @@ fn samples(page: &mut String, samples: &[Sample]) {
     page.push_str("<h2>Answers on held-out rows</h2>\n");
     for (index, sample) in samples.iter().enumerate() {
         if index == SAMPLES_OPEN {
-            let _ = writeln!(page, "<details><summary>{} more rows</summary>", samples.len() - SAMPLES_OPEN);
+            let _ = writeln!(page, "<details><summary>{}</summary>", count(samples.len() - SAMPLES_OPEN, "more row"));
         }
         let mark = |answer: &str| {
             if sample.matches(answer) {
@@ -298,7 +299,7 @@ fn run(page: &mut String, report: &Report) {
     let Machine { processor, threads, memory, system } = &report.machine;
     let mut facts = report.facts.clone();
     facts.extend([
-        ("processor".to_owned(), format!("{processor}, {threads} threads")),
+        ("processor".to_owned(), format!("{processor}, {}", count(threads, "thread"))),
         ("memory".to_owned(), crate::plan::human_bytes(*memory)),
         ("system".to_owned(), system.clone()),
         ("tunesmith".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
@@ -325,8 +326,8 @@ fn configuration(page: &mut String, settings: &[SettingRow]) {
     if !defaults.is_empty() {
         let _ = writeln!(
             page,
-            "<details><summary>{} keys at their default</summary>{}</details>",
-            defaults.len(),
+            "<details><summary>{} at the default</summary>{}</details>",
+            count(defaults.len(), "key"),
             table(&defaults)
         );
     }

@@ -37,6 +37,7 @@ fn assert_stopped(source: &str) {
         "recursi",
         "indent",
         "parts",
+        "one step",
     ];
     assert!(limits.iter().any(|limit| error.message().contains(limit)), "{start}: {error}");
 }
@@ -81,6 +82,38 @@ fn templates_that_grow_without_end_are_stopped() {
         let begin = Instant::now();
         assert_stopped(&source);
         assert!(begin.elapsed() < Duration::from_secs(20), "{source}: {:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn one_call_of_a_filter_or_a_test_does_not_take_long() {
+    for source in [
+        "{{ range(99999)|select('in', range(99999)|list)|list|length }}",
+        "{{ range(99999)|map('string')|reject('in', 'ab' * 2000000)|list|length }}",
+        "{{ (['ab'] * 1000000)|sum(start='')|length }}",
+        "{{ ([['ab']] * 500000)|sum(start=[])|length }}",
+        "{{ (['x'] * 1000000)|sort|length }}",
+        "{{ ([[1, 2]] * 1000000)|unique|list|length }}",
+        "{{ ([{'a': 1}] * 500000)|groupby('a')|list|length }}",
+        "{{ (['x'] * 1000)|map('replace', 'x', 'y' * 4000000)|list|length }}",
+        "{{ ([['x', 'x']] * 1000)|map('join', 'y' * 4000000)|list|length }}",
+        "{{ ([['x']] * 100000)|pprint|length }}",
+    ] {
+        let began = Instant::now();
+        assert_stopped(source);
+        assert!(began.elapsed() < Duration::from_secs(30), "{source}: {:?}", began.elapsed());
+    }
+    for (source, expected) in [
+        ("{{ [3, 1, 2]|sort|join(',') }}", "1,2,3"),
+        ("{{ ['b', 'a', 'b']|unique|join(',') }}", "b,a"),
+        ("{{ [1, 2.5]|sum }} {{ ['a', 'b']|sum(start='') }} {{ [[1], [2]]|sum(start=[])|length }}", "3.5 ab 2"),
+        ("{{ range(20000)|sum }}", "199990000"),
+        ("{{ [{'n': 1}, {'n': 2}]|sum(attribute='n') }}", "3"),
+        ("{% for key, value in {'b': 1, 'a': 2}|dictsort %}{{ key }}{{ value }}{% endfor %}", "a2b1"),
+        ("{{ [1, 2, 3]|select('in', [1, 3])|join(',') }}", "1,3"),
+        ("{{ 'y' if [1]|pprint|length > 0 and [{'a': 1}]|groupby('a')|length == 1 }}", "y"),
+    ] {
+        assert_eq!(render(source).unwrap(), expected, "{source}");
     }
 }
 
@@ -174,6 +207,35 @@ fn a_word_without_end_is_not_tokenized() {
     assert_eq!(first.ids[..9], tokenizer.encode(&text[..1000], false).unwrap().ids[..9]);
     let refused = load_text("rows.jsonl", json!({"prompt": "q", "completion": "y".repeat(3 << 20)}).to_string());
     assert_eq!(refused.unwrap().report.train.truncated, 1);
+}
+
+#[test]
+fn a_tokenizer_without_pre_tokenizer_takes_no_text_of_any_length_for_one_word() {
+    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let as_llama2 = json!({
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "x"}, replace(" ", "x")]},
+        "pre_tokenizer": null,
+    });
+    let spaced = json!({"pre_tokenizer": {"type": "WhitespaceSplit"}});
+    let (dotted, words) = ("a.".repeat(5 << 20), "a. ".repeat(3 << 20));
+    for (parts, text, refused) in
+        [(&as_llama2, &dotted, true), (&as_llama2, &words, true), (&spaced, &dotted, true), (&spaced, &words, false)]
+    {
+        let tokenizer = tokenizer_with(parts).unwrap();
+        if !refused {
+            tokenizer.encode(&text[..1 << 20], false).unwrap();
+            continue;
+        }
+        let began = Instant::now();
+        let error = tokenizer.encode(text, false).unwrap_err();
+        assert_eq!(error.kind(), Kind::Data, "{error}");
+        assert!(error.message().contains("at most 8192 KiB"), "{error}");
+        assert!(error.hint_text().is_some_and(|hint| hint.contains("data.truncation: right")), "{error}");
+        assert_eq!(tokenizer.ids(text).unwrap_err().message(), error.message());
+        // Where the text is cut, its beginning is looked at alone.
+        assert!(tokenizer.encode_first(text, false, Some(10)).unwrap().ids.len() > 10);
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    }
 }
 
 #[test]

@@ -397,7 +397,10 @@ fn renderings_are_cut_one_by_one_and_limited_in_all() {
         assert_eq!(learned(&data.train, 0, &data), learned(&whole.train, 0, &whole)[3 - kept..], "the last turns stay");
         assert_eq!(data.report.train.turns.limited.rows, 1);
         let warnings = data.report.warnings.join("\n");
-        assert!(warnings.contains("1 row of which first turns are not learned (data.max_turn_growth)"), "{warnings}");
+        assert!(
+            warnings.contains("1 row of which first turns are not learned: raise data.max_turn_growth to"),
+            "{warnings}"
+        );
     }
 }
 
