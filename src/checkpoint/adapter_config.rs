@@ -12,7 +12,7 @@ use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, TokenRows, Wrapper};
 use crate::config::{Config, Mode, Node, TuningConfig};
 use crate::error::{Error, Result};
 use crate::files;
-use crate::model::adapters::{About, KINDS, Method, NO_MODULE};
+use crate::model::adapters::{self, About, KINDS, Method, NO_MODULE};
 use crate::model::targets::{Placement, Targets, token_rows};
 
 /// The version whose fields are written.
@@ -105,10 +105,10 @@ impl AdapterConfig {
     /// The configuration of an adapter that a configuration has placed.
     pub fn of(tuning: &TuningConfig, placements: &[Placement], base_model: Option<&str>) -> Self {
         let mut own = TuningConfig { mode: tuning.mode, ..TuningConfig::default() };
-        if let Some(about) = tuning.method().map(Method::about) {
+        if let Some(about) = adapters::of(tuning).map(Method::about) {
             own = copied(about, |_| true, tuning, &own);
         }
-        if let Some(method) = tuning.method() {
+        if let Some(method) = adapters::of(tuning) {
             method.write(placements, &mut own);
         }
         Self {
@@ -146,7 +146,7 @@ impl AdapterConfig {
     /// # Errors
     /// [`Kind::Checkpoint`]: it is none of an adapter.
     fn method(&self) -> Result<&dyn Method> {
-        self.tuning.method().ok_or_else(|| {
+        adapters::of(&self.tuning).ok_or_else(|| {
             Error::checkpoint(format!("mode {} has no adapter", self.tuning.mode)).hint("set tuning.mode: lora")
         })
     }
@@ -257,7 +257,7 @@ impl AdapterConfig {
 
     /// The file's text, with every field that PEFT 0.21 writes.
     pub fn to_json(&self) -> Value {
-        let Some(method) = self.tuning.method() else { return Value::Null };
+        let Some(method) = adapters::of(&self.tuning) else { return Value::Null };
         let about = method.about();
         let mut fields = object(about.fields);
         let (task, head) = if self.scores { ("SEQ_CLS", &SCORE_MODULES[..]) } else { ("CAUSAL_LM", &[][..]) };
@@ -426,7 +426,7 @@ impl Source<'_> {
         config.tuning.mode = about.mode;
         for def in about.section.options.iter().filter(|def| !about.ours.contains(&def.name)) {
             let Some(value) = self.get(def.name).or_else(|| absent.get(def.name)) else { continue };
-            let read = config.tuning.method().and_then(|method| method.read_field(def.name, value));
+            let read = adapters::of(&config.tuning).and_then(|method| method.read_field(def.name, value));
             let mut value = read.ok_or_else(|| self.refuse(def.name))?;
             if let (Some(all), "modules_to_save") = (value.as_array_mut(), def.name) {
                 all.retain(|module| !self.scores() || !SCORE_MODULES.iter().any(|score| module == score));

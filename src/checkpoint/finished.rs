@@ -7,7 +7,7 @@ use super::peft::{self, Tensors};
 use crate::config::arch::{Arch, SCORE, ScoreHead};
 use crate::config::{Bias, Mode};
 use crate::error::{Error, Result};
-use crate::model::adapters::Method;
+use crate::model::adapters::{self, Method};
 use crate::model::stack::Frozen;
 use crate::model::targets::Placement;
 
@@ -27,7 +27,7 @@ pub struct Finished {
 impl Finished {
     /// What it has beside the matrices A and B of plain LoRA, in words.
     pub fn beyond_matrices(&self) -> Option<&'static str> {
-        let (tuning, about) = (&self.config.tuning, self.config.tuning.method().map(Method::about));
+        let (tuning, about) = (&self.config.tuning, adapters::of(&self.config.tuning).map(Method::about));
         let other = about.filter(|about| about.mode != Mode::Lora).map_or("", |about| about.parts);
         let more = [
             (!other.is_empty(), other),
@@ -48,7 +48,7 @@ impl Finished {
     /// out of.
     pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
         let (config, tensors) = peft::open_adapter(dir, arch)?;
-        if config.tuning.method().is_some_and(Method::takes_from_base) {
+        if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) {
             let message = "an adapter in PiSSA's form, which fits a base that it has taken something out of";
             return Err(Error::checkpoint(format!("{}: not yet: {message}", dir.display())).hint(
                 "take the run's adapter/ folder, which is plain LoRA; PEFT saves such with path_initial_model_for_weight_conversion",

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::config::{Config, OptionDef, nearest, schema};
 use crate::error::{Error, Result};
-use crate::model::adapters::{KINDS, Method};
+use crate::model::adapters::{self, KINDS, Method};
 use crate::model::targets::Placement;
 
 /// Who the run was meant for: `bnb` does not go on as `unsloth` unless it is allowed to, as in SFT-Play.
@@ -272,7 +272,7 @@ impl Stamp {
             quantization: engine.quantization,
             dtype: engine.dtype,
             mode: config.tuning.mode.as_str().into(),
-            adapter: match config.tuning.method().and_then(Method::start) {
+            adapter: match adapters::of(&config.tuning).and_then(Method::start) {
                 Some(start) => format!("{}; {start}", describe_adapter(placements, saved)),
                 None => describe_adapter(placements, saved),
             },

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::eval::Settings;
 use crate::export::merge::{Parts, idle};
 use crate::hub::{self, Part};
-use crate::model::adapters::Method;
+use crate::model::adapters::{self, Method};
 use crate::model::{Model, quantize};
 use crate::train::output;
 use crate::words::count;
@@ -175,7 +175,7 @@ impl AskArgs {
         let mut values = None;
         if let Tuned::Adapter(dir) = &tuned {
             let (own, tensors) = peft::open_adapter(dir, &arch)?;
-            if own.tuning.method().is_some_and(Method::takes_from_base) {
+            if adapters::of(&own.tuning).is_some_and(Method::takes_from_base) {
                 return Err(Error::checkpoint(format!(
                     "{}: an adapter in PiSSA's form, which fits a base that it has taken something out of",
                     dir.display()

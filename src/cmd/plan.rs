@@ -6,6 +6,7 @@ use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_nam
 use crate::error::{Error, Result};
 use crate::files;
 use crate::hub::{self, Part, Quiet};
+use crate::model::adapters;
 use crate::model::targets::Targets;
 use crate::plan::flops::Costs;
 use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
@@ -238,7 +239,7 @@ fn facts(
         Some(quantized) => format!("{}; embedding and head {}", quantized.name(), job.base.matrices.name()),
         None => job.base.matrices.name().to_owned(),
     };
-    let rank = config.tuning.method().and_then(|method| method.targets().ranks);
+    let rank = adapters::of(&config.tuning).and_then(|method| method.targets().ranks);
     let how = rank.map_or_else(|| config.tuning.mode.to_string(), |rank| format!("adapters of rank {}", rank.r));
     let keeps = match (job.full, arch.num_hidden_layers) {
         (0, _) => "outputs of matrix products are kept for the backward pass",

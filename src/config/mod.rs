@@ -1,5 +1,6 @@
 //! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
 //! combinations are refused. Each setting is defined once, in [`schema`].
+pub mod adapters;
 pub mod arch;
 pub mod arguments;
 mod choice;

@@ -1,5 +1,6 @@
 //! Every setting, defined once: name, type, default, aliases, bounds, documentation. The structs, the resolver,
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
+use super::adapters;
 use super::arguments::Arguments;
 use super::choice::{
     Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
@@ -12,7 +13,6 @@ use super::labels::{ClassWeights, Labels};
 use super::option::{OptionDef, Range, Section, section};
 use super::sizes::{Auto, Bytes, Checkpointing};
 use super::value::Patterns;
-use crate::model::adapters::{self, Method};
 use std::path::PathBuf;
 
 /// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
@@ -123,21 +123,6 @@ macro_rules! tuning {
         pub static SECTIONS: &[&Section] = &[
             &TOP, &MODEL, &TUNING, $( &adapters::$module::SECTION, )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
-
-        /// What the names of adapters' tensors begin with, behind the module's.
-        pub fn adapter_prefixes() -> Vec<&'static str> {
-            adapters::KINDS.iter().map(|about| about.prefix).collect()
-        }
-
-        impl TuningConfig {
-            /// The kind of adapter that is trained, with its settings; none where weights of the model itself are.
-            pub fn method(&self) -> Option<&dyn Method> {
-                match self.mode {
-                    $( Mode::$mode => Some(&self.$module), )*
-                    Mode::Full | Mode::Freeze => None,
-                }
-            }
-        }
     };
 }
 crate::registry::adapters!(tuning);

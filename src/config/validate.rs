@@ -5,7 +5,7 @@ use super::unread;
 use super::value::ConfigValue as _;
 use super::{
     Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy,
-    Sharding, Strategy, Task, TrainConfig, task,
+    Sharding, Strategy, Task, TrainConfig, adapters, task,
 };
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -247,7 +247,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "this mode trains no adapter; set the adapter's, such as lora, remove the adapter, or merge it with tuning.adapters",
     )?;
     both(
-        tuning.method().is_some_and(|method| !method.trains_tokens()) && !tuning.new_tokens.is_empty(),
+        adapters::trains_tokens(tuning.mode) == Some(false) && !tuning.new_tokens.is_empty(),
         "tuning.mode",
         "tuning.new_tokens",
         "this kind of adapter has no rows of tokens; use mode: lora, full or freeze",

@@ -1,5 +1,5 @@
 //! Builds a [`Model`]: reads or draws every tensor, and decides which are trained.
-use super::adapters::{Formula, Method};
+use super::adapters::{self, Formula, Method};
 use super::attention::{Attention, Qkv};
 use super::block::{Block, Feed, Join};
 use super::decoder::Model;
@@ -289,7 +289,7 @@ impl Builder<'_> {
             head
         };
         self.params.shrink();
-        if self.config.tuning.method().is_some_and(Method::takes_from_base) {
+        if adapters::of(&self.config.tuning).is_some_and(Method::takes_from_base) {
             self.params.keep_start();
         }
         Ok(Model::new(

@@ -1,6 +1,6 @@
 //! The model: segments in a row, and the walks over them: forward and backward for training, forward for
 //! evaluation, forward for the next token.
-use super::adapters::Method;
+use super::adapters::{self, Method};
 use super::block::{Block, Feed, Saved};
 use super::build;
 use super::grads::Grads;
@@ -161,7 +161,7 @@ impl Model {
                 (true, false) => Some(Half::Bf16),
                 (false, false) => None,
             },
-            dropout: config.tuning.method().map_or(0.0, Method::dropout) as f32,
+            dropout: adapters::of(&config.tuning).map_or(0.0, Method::dropout) as f32,
             seed: config.train.seed,
             terms: Terms { smoothing: config.train.label_smoothing_factor as f32, z: config.train.z_loss as f32 },
             noise: config.train.neftune_noise_alpha.filter(|&alpha| alpha > 0.0),

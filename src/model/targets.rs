@@ -14,7 +14,7 @@ mod rules;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::adapters::{Adapter, Method};
+use super::adapters::{self, Adapter, Method};
 use crate::config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
 use crate::config::{Bias, Patterns, TargetModules, TuningConfig, nearest};
 use crate::error::{Error, Result};
@@ -141,7 +141,7 @@ impl Default for Targets {
 impl Targets {
     /// Those of a configuration.
     pub fn of(tuning: &TuningConfig) -> Self {
-        tuning.method().map_or_else(Self::default, Method::targets)
+        adapters::of(tuning).map_or_else(Self::default, Method::targets)
     }
 }
 
@@ -165,7 +165,7 @@ pub fn token_rows(name: &str) -> String {
 /// # Errors
 /// As [`Targets::place`].
 pub fn placed(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<Placement>> {
-    tuning.method().map_or_else(|| Ok(Vec::new()), |method| place(arch, method))
+    adapters::of(tuning).map_or_else(|| Ok(Vec::new()), |method| place(arch, method))
 }
 
 /// The adapters of a kind with these settings, in model order.

@@ -1,5 +1,5 @@
 //! Learning rates of tensors that have their own: `train.learning_rates` by pattern, and LoRA+ (Hayou et al., 2024).
-use crate::config::{Pattern, TrainConfig, nearest, schema};
+use crate::config::{Pattern, TrainConfig, adapters, nearest};
 use crate::error::{Error, Result};
 use std::collections::BTreeSet;
 
@@ -41,7 +41,7 @@ fn names(tensor: &str) -> impl Iterator<Item = &str> {
     };
     let module = without(tensor, &["weight", "bias"]).map(|end| &tensor[..end]);
     let inner = module.unwrap_or(tensor);
-    let adapted = without(inner, &schema::adapter_prefixes()).map(|end| &inner[..end]);
+    let adapted = without(inner, adapters::PREFIXES).map(|end| &inner[..end]);
     [Some(tensor), module, adapted].into_iter().flatten()
 }
 

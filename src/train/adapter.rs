@@ -13,7 +13,7 @@ use crate::config::{Config, Resolved, TuningConfig};
 use crate::data;
 use crate::error::{Error, Result};
 use crate::hub::{self, Watch};
-use crate::model::adapters::Method;
+use crate::model::adapters::{self, Method};
 use crate::model::stack::Stack;
 use crate::model::targets::{Targets, placed};
 use crate::words::count;
@@ -27,8 +27,8 @@ pub fn open(dir: &Path, resolved: &Resolved, arch: &Arch) -> Result<(TuningConfi
     let (own, tensors) = peft::open_adapter(dir, arch)?;
     let asked = &resolved.config.tuning;
     let mut tuning = own.settings(arch, asked)?;
-    let Some(about) = tuning.method().map(Method::about).filter(|about| about.mode == asked.mode) else {
-        let kind = tuning.method().map_or("", |method| method.about().title);
+    let Some(about) = adapters::of(&tuning).map(Method::about).filter(|about| about.mode == asked.mode) else {
+        let kind = adapters::of(&tuning).map_or("", |method| method.about().title);
         return Err(Error::config(format!(
             "tuning.mode = {}, and tuning.adapter = {} is {kind}",
             asked.mode,

@@ -13,7 +13,7 @@ use crate::data::{Dataset, Split};
 use crate::error::Result;
 use crate::files;
 use crate::memory;
-use crate::model::adapters::Method;
+use crate::model::adapters::{self, Method};
 use crate::model::targets::{self, Placement, Targets};
 use crate::model::weights::WeightFiles;
 use crate::model::{freeze, quantize};
@@ -43,7 +43,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
     let placements = targets::placed(arch, &config.tuning)?;
     let tensors = trained::tensors(config, arch, &placements)?;
     let threads = threads(config);
-    let takes = config.tuning.method().is_some_and(Method::takes_from_base);
+    let takes = adapters::of(&config.tuning).is_some_and(Method::takes_from_base);
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
     let (full, none) = match config.train.gradient_checkpointing {
         Checkpointing::Auto => (0, 0),
@@ -81,7 +81,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
         narrow: config.train.bf16 || config.train.fp16,
         narrow_gradients: config.train.grad_dtype == GradDtype::Bfloat16,
         rounds_gradients: config.train.fp16,
-        dropout: config.tuning.method().is_some_and(|method| method.dropout() > 0.0),
+        dropout: adapters::of(&config.tuning).is_some_and(|method| method.dropout() > 0.0),
         threads,
         companions: 0,
         bucket: (config.train.ddp_bucket_cap_mb as u64) << 20,

@@ -21,7 +21,7 @@ use crate::data::{self, Dataset, Sampler};
 use crate::error::{Error, Result};
 use crate::hub::{self, Part, Snapshot};
 use crate::memory;
-use crate::model::adapters::{KINDS, Method};
+use crate::model::adapters::{self, KINDS, Method};
 use crate::model::quantize;
 use crate::model::stack::Stack;
 use crate::model::targets::{self, Placement, Targets};
@@ -141,7 +141,7 @@ pub fn parts(
         if config.train.resume_from_checkpoint.is_none() {
             config.tuning.adapter = Some(dir.clone());
         }
-        if let Some(about) = tuning.method().map(Method::about) {
+        if let Some(about) = adapters::of(&tuning).map(Method::about) {
             config.tuning = copied(about, |_| true, &tuning, &config.tuning);
         }
         adapter = Some(tensors);
@@ -387,7 +387,7 @@ fn check_disk(
     // What the final weights hold beside the trained values.
     let beside = match config.tuning.mode {
         Mode::Freeze => trained::values(arch).saturating_sub(trainable),
-        _ if config.tuning.method().is_some_and(Method::takes_from_base) => trainable,
+        _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trainable,
         _ => 0,
     };
     let folders = keep.map_or(saves, |keep| saves.min(keep + 1)) + 2;
@@ -469,7 +469,7 @@ pub fn rate_table(prepared: &Prepared) -> Vec<Rate> {
 /// The model in a line: where it is, what it is, how much of it is trained.
 pub fn describe(prepared: &Prepared) -> String {
     let tuning = &prepared.config.tuning;
-    let what = match tuning.method() {
+    let what = match adapters::of(tuning) {
         Some(method) => {
             let kind = if tuning.lora.use_dora { "DoRA" } else { method.about().title };
             let coded = prepared.config.model.quantization != Quantization::None;

@@ -12,9 +12,9 @@ use tunesmith::checkpoint::stamp::{Engine, Hashes};
 use tunesmith::checkpoint::{
     self, AdapterConfig, Background, Keep, Snapshot, Stamp, TrainState, Weights, newest_complete, store, verify,
 };
+use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::Arch;
 use tunesmith::config::{Auto, Config, TargetModules};
-use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;

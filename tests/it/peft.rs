@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use tunesmith::checkpoint::AdapterConfig;
 use tunesmith::checkpoint::finished::Finished;
 use tunesmith::checkpoint::peft::{check_tensors, load_adapter, save_adapter};
+use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::{Arch, TokenRows, Vocabulary};
 use tunesmith::config::{Mode, Patterns, TargetModules, TuningConfig};
-use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::targets::{Placement, place, placed};
 use tunesmith::{Error, Kind};
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tunesmith::Kind;
 use tunesmith::checkpoint::AdapterConfig;
+use tunesmith::config::adapters::lora::LoraConfig;
 use tunesmith::config::arch::{Arch, ScoreHead};
 use tunesmith::config::{Patterns, TargetModules, TuningConfig};
 use tunesmith::model::adapters::Method;
-use tunesmith::model::adapters::lora::LoraConfig;
 use tunesmith::model::targets::{Targets, place};
 
 /// The 12-block model of the golden cases.

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{About, Adapter, Formula, Method, Part, Saved, Site};
-use crate::config::option::section;
+use crate::config::adapters::ia3::{Ia3Config, PREFIX, SECTION};
 use crate::config::{Mode, TargetModules, TuningConfig};
 use crate::error::{Error, Result};
 use crate::model::build::Attach;
@@ -14,22 +14,6 @@ use crate::model::targets::{Placement, Targets};
 use crate::ops::gain;
 use crate::ops::panel::Act;
 use crate::plan::memory::{self, Footprint};
-
-section! {
-    /// What `tuning.mode: ia3` trains; names and meaning are those of PEFT's `IA3Config`.
-    Ia3Config, SECTION = "tuning.ia3" at tuning.ia3 {
-        /// The layers that get factors, as in `tuning.lora.target_modules` (`null`: `k_proj`, `v_proj`, `down_proj`, and `qkv_proj` where
-        /// the three are one).
-        target_modules: Option<TargetModules> = None;
-        /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
-        /// expression (`null`: `down_proj`).
-        feedforward_modules: Option<TargetModules> = None;
-        /// Layers that get none all the same.
-        exclude_modules: Option<TargetModules> = None;
-        /// Modules that are trained in full and saved with the factors, such as `lm_head`.
-        modules_to_save: Vec<String> = Vec::new();
-    }
-}
 
 /// What is the same of all factors.
 pub static ABOUT: About = About {
@@ -41,7 +25,7 @@ pub static ABOUT: About = About {
     starting: &[],
     ours: &[],
     peft_type: "IA3",
-    prefix: "ia3_",
+    prefix: PREFIX,
     fields: r#"{"fan_in_fan_out": false, "init_ia3_weights": true}"#,
     indifferent: &["init_ia3_weights"],
     absent: "{}",

@@ -25,6 +25,14 @@ macro_rules! kinds {
 
         /// Every kind.
         pub static KINDS: &[&About] = &[$( &$module::ABOUT ),*];
+
+        /// The kind of adapter that is trained, with its settings; none where weights of the model itself are.
+        pub fn of(tuning: &TuningConfig) -> Option<&dyn Method> {
+            match tuning.mode {
+                $( Mode::$mode => Some(&tuning.$module), )*
+                Mode::Full | Mode::Freeze => None,
+            }
+        }
     };
 }
 crate::registry::adapters!(kinds);
@@ -88,11 +96,6 @@ pub trait Method: Debug {
     /// The share of its inputs that is zeroed in training.
     fn dropout(&self) -> f64 {
         0.0
-    }
-
-    /// Whether rows of new tokens are trained beside it.
-    fn trains_tokens(&self) -> bool {
-        false
     }
 
     /// Whether weights that it is placed on become others, in f32, and the values of the start are kept for that reason.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::{About, Adapter, Formula, Method, Part, Saved, Site, names};
-use crate::config::option::{Range as Bounds, section};
+use crate::config::adapters::oft::{OftConfig, PREFIX, SECTION};
 use crate::config::{Mode, TargetModules, TuningConfig};
 use crate::error::{Error, Result};
 use crate::model::build::Attach;
@@ -21,33 +21,6 @@ use crate::plan::memory::footprint::{self, Shape};
 use crate::plan::memory::pool::{self, Pool};
 use crate::plan::memory::{Factors, Footprint};
 
-section! {
-    /// What `tuning.mode: oft` trains; names and meaning are those of PEFT's `OFTConfig`.
-    OftConfig, SECTION = "tuning.oft" at tuning.oft {
-        /// Inputs of a block. Where a layer's are no multiple of it the nearest number is taken of which they are; 0 where `r` says
-        /// how many blocks there are.
-        oft_block_size: usize = 32, range Bounds::within(0.0, 65536.0);
-        /// Blocks of a layer, instead of their size (0).
-        r: usize = 0, range Bounds::within(0.0, 65536.0);
-        /// The layers whose inputs are rotated, as in `tuning.lora.target_modules`.
-        target_modules: TargetModules = TargetModules::Auto;
-        /// Layers that are left out all the same.
-        exclude_modules: Option<TargetModules> = None;
-        /// The numbers of the decoder layers that count (`null`: all).
-        layers_to_transform: Option<Vec<usize>> = None;
-        /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
-        modules_to_save: Vec<String> = Vec::new();
-        /// One matrix for all blocks of a layer.
-        block_share: bool = false;
-        /// Take `num_cayley_neumann_terms` terms of the matrix's series; `false`: the matrix itself, orthogonal whatever is trained.
-        use_cayley_neumann: bool = true;
-        /// How many.
-        num_cayley_neumann_terms: usize = 5, range Bounds::within(1.0, 64.0);
-        /// Start as the model is; `false`: somewhere near it (for tests).
-        init_weights: bool = true;
-    }
-}
-
 /// What is the same of all rotations.
 pub static ABOUT: About = About {
     mode: Mode::Oft,
@@ -58,7 +31,7 @@ pub static ABOUT: About = About {
     starting: &["init_weights"],
     ours: &[],
     peft_type: "OFT",
-    prefix: "oft_",
+    prefix: PREFIX,
     fields: r#"{"bias": "none", "coft": false, "eps": 6e-05, "fan_in_fan_out": false, "layers_pattern": null,
         "module_dropout": 0.0}"#,
     // PEFT 0.21 makes the layer that drops blocks, and does not use it.
