@@ -38,25 +38,19 @@
 //! 16-token panels in an arena. Batches are padding-free: a flat token stream with `cu_seqlens`.
 #![warn(missing_docs)]
 
-pub mod checkpoint;
 pub mod cmd;
-pub mod comm;
-pub mod config;
-pub mod data;
-pub mod error;
-pub mod eval;
-pub mod export;
-pub mod files;
-pub mod hub;
-pub mod import;
-pub mod memory;
-pub mod model;
-pub mod ops;
-pub mod optim;
-pub mod plan;
-pub mod registry;
-pub mod signals;
-pub mod train;
-pub mod words;
 
-pub use error::{Error, Kind, Result};
+pub use tunesmith_base::{Error, Kind, Result, error, files, memory, registry, signals, words};
+pub use tunesmith_checkpoint as checkpoint;
+pub use tunesmith_comm as comm;
+pub use tunesmith_config as config;
+pub use tunesmith_data as data;
+pub use tunesmith_eval as eval;
+pub use tunesmith_export as export;
+pub use tunesmith_hub as hub;
+pub use tunesmith_import as import;
+pub use tunesmith_model as model;
+pub use tunesmith_ops as ops;
+pub use tunesmith_optim as optim;
+pub use tunesmith_plan as plan;
+pub use tunesmith_train as train;

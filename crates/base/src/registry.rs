@@ -1,0 +1,159 @@
+//! Layer 0: what is registered, a line each. A new optimizer, schedule, kind of adapters, family of models, format of files or form
+//! of rows is a file of the module's name and a line here:
+//! the module, the word of the configuration, its enum, the documentation and the JSON schema follow from the line.
+//!
+//! Each list is a macro that hands its lines to another macro, which the layer that needs them writes.
+
+/// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `src/optim/`. `Name` is a type in the module, an
+/// `optim::Rule`; `, averages` stands behind those that average instead of following a schedule.
+#[macro_export]
+macro_rules! optimizers {
+    ($then:path) => {
+        $then! {
+            AdamW = adamw, "adamw_torch" | "adamw" | "adamw_torch_fused" | "paged_adamw" | "paged_adamw_32bit", "`AdamW`, as PyTorch does it.";
+            Sgd = sgd, "sgd", "Gradient descent (`momentum`: 0, `dampening`: 0, `nesterov`: false).";
+            Adafactor = adafactor, "adafactor", "Adafactor: second moments by row and column (`clip_threshold`: 1, `decay_rate`: -0.8, `beta1`: none, `scale_parameter`: false).";
+            Lion = lion, "lion" | "lion_32bit" | "paged_lion_32bit", "Lion: the sign of a momentum; wants a rate some 3 to 10 times lower than `AdamW`'s, and `adam_beta2: 0.99`.";
+            AdamW8bit = adamw_8bit, "adamw_8bit" | "adamw_bnb_8bit" | "paged_adamw_8bit", "`AdamW` with moments of one byte, as bitsandbytes does it.";
+            Muon = muon, "muon", "Muon for matrices, `AdamW` for the rest (`momentum`: 0.95, `nesterov`: true, `ns_steps`: 5, `adjust_lr_fn`: original).";
+            ScheduleFreeAdamW = schedule_free, "schedule_free_adamw", "`AdamW` that averages instead of following a schedule (`r`: 0, `weight_lr_power`: 2).", averages;
+            AdEmaMix = ademamix, "ademamix" | "paged_ademamix_32bit", "`AdEMAMix`: `AdamW` with a second, slow momentum (`beta3`: 0.9999, `alpha`: 5, `t_alpha`: none, `t_beta3`: none).";
+        }
+    };
+}
+
+/// Words of other toolkits for optimizers that are not there.
+pub const OTHER_OPTIMIZERS: &[&str] = &[
+    "adamw_torch_4bit",
+    "adamw_torch_8bit",
+    "ademamix_8bit",
+    "paged_ademamix_8bit",
+    "lion_8bit",
+    "paged_lion_8bit",
+    "adagrad",
+    "rmsprop",
+    "rmsprop_bnb",
+    "rmsprop_bnb_8bit",
+    "rmsprop_bnb_32bit",
+    "adamw_anyprecision",
+    "galore_adamw",
+    "galore_adamw_8bit",
+    "galore_adafactor",
+    "apollo_adamw",
+    "lomo",
+    "adalomo",
+    "grokadamw",
+    "stable_adamw",
+    "schedule_free_sgd",
+    "schedule_free_radam",
+];
+
+/// `train.lr_scheduler_type`: `Name = module, "word", "What it is.";`, in `src/optim/schedule/`. `Name` is a type in the module, a
+/// `Form`.
+#[macro_export]
+macro_rules! schedules {
+    ($then:path) => {
+        $then! {
+            Constant = constant, "constant", "The same from the first step to the last.";
+            ConstantWithWarmup = constant_with_warmup, "constant_with_warmup", "Rises during warm-up, then stays.";
+            Linear = linear, "linear", "Rises during warm-up, then falls on a line to 0.";
+            Cosine = cosine, "cosine", "Rises during warm-up, then falls on half a cosine to 0 (`num_cycles`: 0.5).";
+            CosineWithRestarts = cosine_with_restarts, "cosine_with_restarts", "Rises during warm-up, then falls on `num_cycles` (1) half cosines, each from the top.";
+            Polynomial = polynomial, "polynomial", "Rises during warm-up, then falls as a power (`power`: 1) to `lr_end` (1e-7).";
+            InverseSqrt = inverse_sqrt, "inverse_sqrt", "Rises during warm-up, then falls as `1 / sqrt(step)` (`timescale`: the warm-up's steps, or 10000).";
+            CosineWithMinLr = cosine_with_min_lr, "cosine_with_min_lr", "As `cosine`, to `min_lr` or to `min_lr_rate` of the highest rate.";
+            CosineWarmupWithMinLr = cosine_warmup_with_min_lr, "cosine_warmup_with_min_lr", "As `cosine_with_min_lr`, with a warm-up that begins at `warmup_lr_rate` and not at 0.";
+            WarmupStableDecay = warmup_stable_decay, "warmup_stable_decay", "Rises during warm-up, stays, then falls over `num_decay_steps` to `min_lr_ratio` (0) of the highest rate.";
+            Rex = rex, "rex", "Rises during warm-up, then falls slowly at first and steeply at the end to `min_lr` or to `min_lr_rate` (0) of the highest rate, as Axolotl does it.";
+        }
+    };
+}
+
+/// Kinds of adapters, values of `tuning.mode`: `module: Settings = Mode, "word" | "second name" ("Its meaning."), "What it trains.";`, in
+/// `src/model/adapters/`, with its `Settings`, `SECTION` and `ABOUT`.
+#[macro_export]
+macro_rules! adapters {
+    ($then:path) => {
+        $then! {
+            lora: LoraConfig = Lora, "lora" | "qlora" ("`lora` on a base of 4 bits: with `model.quantization: nf4` unless that says otherwise."), "Low-rank adapters on frozen weights.";
+            ia3: Ia3Config = Ia3, "ia3", "(IA)³: a factor for each key, value, and inner feature of the MLP, on frozen weights.";
+            oft: OftConfig = Oft, "oft", "OFT: an orthogonal matrix for each block of a layer's inputs, on frozen weights.";
+        }
+    };
+}
+
+/// The families of models: `module,`, in `src/config/families/`, with its `FAMILY`.
+#[macro_export]
+macro_rules! families {
+    ($then:path) => {
+        $then! {
+            llama,
+            qwen2,
+            qwen3,
+            gemma,
+            gemma2,
+            gemma3,
+            mistral,
+            phi3,
+            smollm3,
+            olmo2,
+            olmo3,
+            granite,
+            mixtral,
+            qwen2_moe,
+            qwen3_moe,
+        }
+    };
+}
+
+/// Formats of files that hold rows, the better ones first: `module = "extension" | "other";`, in `src/data/source/`, with its `READ`.
+#[macro_export]
+macro_rules! formats {
+    ($then:path) => {
+        $then! {
+            parquet = "parquet";
+            arrow = "arrow" | "feather" | "ipc";
+            jsonl = "jsonl" | "ndjson";
+            json = "json";
+            csv = "csv";
+            tsv = "tsv";
+        }
+    };
+}
+
+macro_rules! extensions {
+    ($($module:ident = $($extension:literal)|+;)+) => {
+        /// The extensions of each format, the usual one first.
+        pub const EXTENSIONS: &[&[&str]] = &[$( &[$($extension),+] ),+];
+    };
+}
+formats!(extensions);
+
+/// What stands behind such an extension where the file is compressed.
+pub const COMPRESSED: &[&str] = &["gz", "zst", "zstd"];
+
+/// Forms of rows in the order in which `auto` tries them, the words of `data.format`: `Name = module, "word", "What it is.";`, in
+/// `src/data/row/`, with its `SHAPE`.
+#[macro_export]
+macro_rules! row_forms {
+    ($then:path) => {
+        $then! {
+            Tokenized = tokenized, "tokenized", "`{input_ids, labels}`: taken as they are.";
+            Messages = messages, "messages", "`{messages: [{role, content}, …]}`.";
+            ShareGpt = sharegpt, "sharegpt", "`{conversations: [{from, value}, …]}`.";
+            AlpacaHistory = alpaca_history, "alpaca_history", "`{history, instruction, input, output}`: `alpaca` after earlier turns, a list of pairs.";
+            Alpaca = alpaca, "alpaca", "`{instruction, input, output}`.";
+            PromptCompletion = prompt_completion, "prompt_completion", "`{prompt, completion}`: plain text, no template.";
+            ChatTriple = chat_triple, "chat_triple", "`{system, user, assistant}`.";
+            Instruction = instruction, "instruction", "A question field and an answer field (`user`, `question`, … and `assistant`, `answer`, …).";
+            Text = text, "text", "`{text}`: every token is trained on.";
+        }
+    };
+}
+
+pub use adapters;
+pub use families;
+pub use formats;
+pub use optimizers;
+pub use row_forms;
+pub use schedules;

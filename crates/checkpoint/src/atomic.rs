@@ -1,0 +1,381 @@
+//! Folders that are there whole or not at all: written under another name, each file synced and hashed, the manifest
+//! last, then renamed into place.
+//!
+//! ```text
+//! checkpoint-000200.tmp-PID/   every file: write, fsync
+//!   manifest.json              size and BLAKE3 of each, written last, fsync; then fsync of the folder
+//! rename -> checkpoint-000200; fsync of the parent; only then is anything older removed
+//! ```
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::disk::{Disk, DiskFile};
+use super::ours::{discard, foreign_in, kept_name};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_base::files::temporary::{self, Watched, undisturbed};
+
+/// The name of the manifest.
+pub const MANIFEST: &str = "manifest.json";
+/// More than a manifest of any checkpoint.
+const MANIFEST_BYTES: u64 = 1 << 20;
+const VERSION: u32 = 1;
+
+/// What a complete folder holds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    version: u32,
+    files: BTreeMap<String, FileSum>,
+}
+
+/// Size and hash of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileSum {
+    bytes: u64,
+    blake3: String,
+}
+
+/// A folder being written beside its final place.
+pub struct Staging<'d> {
+    disk: &'d dyn Disk,
+    dir: PathBuf,
+    files: BTreeMap<String, FileSum>,
+    hashing: Duration,
+}
+
+impl Staging<'_> {
+    /// Writes one file, synced. `fill` streams its content.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`].
+    pub fn write(&mut self, name: &str, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<()> {
+        let path = self.dir.join(name);
+        let sum = self.write_summed(&path, fill).map_err(|error| Error::io("write", &path, &error))?;
+        self.files.insert(name.to_owned(), sum);
+        Ok(())
+    }
+
+    /// Writes `value` as indented JSON.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`].
+    pub fn write_json(&mut self, name: &str, value: &impl Serialize) -> Result<()> {
+        self.write(name, |writer| write_json(writer, value))
+    }
+
+    /// Copies a file in.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`].
+    pub fn copy(&mut self, name: &str, from: &Path) -> Result<()> {
+        let mut source = files::open_member(from).map_err(|error| Error::io("open", from, &error))?;
+        self.write(name, |writer| io::copy(&mut source, writer).map(drop))
+    }
+
+    fn write_summed(
+        &mut self,
+        path: &Path,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<FileSum> {
+        let (file, hasher) = (self.disk.create(path)?, blake3::Hasher::new());
+        let mut file = Summing { file, hasher, bytes: 0, hashing: Duration::ZERO };
+        fill(&mut file)?;
+        file.file.sync()?;
+        self.hashing += file.hashing;
+        Ok(FileSum { bytes: file.bytes, blake3: file.hasher.finalize().to_hex().to_string() })
+    }
+
+    /// The manifest, then the folder's entries.
+    fn seal(&mut self) -> Result<()> {
+        let path = self.dir.join(MANIFEST);
+        let manifest = Manifest { version: VERSION, files: self.files.clone() };
+        let sealed = self.write_summed(&path, |writer| write_json(writer, &manifest));
+        sealed.and_then(|_| self.disk.sync_dir(&self.dir)).map_err(|error| Error::io("write", &path, &error))
+    }
+}
+
+fn write_json(writer: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
+    let mut text = serde_json::to_vec_pretty(value)?;
+    text.push(b'\n');
+    writer.write_all(&text)
+}
+
+/// A file that hashes what passes through.
+struct Summing {
+    file: Box<dyn DiskFile>,
+    hasher: blake3::Hasher,
+    bytes: u64,
+    hashing: Duration,
+}
+
+impl Write for Summing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        let began = Instant::now();
+        self.hasher.update(&bytes[..written]);
+        self.hashing += began.elapsed();
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// What came of a folder that was put in place.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Published {
+    /// The time that hashing took.
+    pub hashing: Duration,
+    /// Where what stood in its place stays, if that holds files that are not the program's.
+    pub kept: Option<PathBuf>,
+}
+
+/// Makes the folder `target` with what `fill` writes and a manifest. A folder that stood there is moved aside and
+/// removed only when the new one is durable; one that holds files of others, or a file or link of that name, stays under
+/// another name. On an error nothing new is left and the old folder stands.
+///
+/// # Errors
+/// Those of `fill`, and [`tunesmith_base::Kind::Io`].
+pub fn publish(disk: &dyn Disk, target: &Path, fill: impl FnOnce(&mut Staging<'_>) -> Result<()>) -> Result<Published> {
+    let staged = beside(target, "tmp");
+    if staged.exists() {
+        // Of an earlier process with this number: a live one would hold the output directory.
+        discard(disk, &staged, target).map_err(|error| Error::io("remove", &staged, &error))?;
+    }
+    disk.create_dir(&staged).map_err(|error| Error::io("create", &staged, &error))?;
+    let _watched = Watched::new(staged.clone());
+    let mut staging = Staging { disk, dir: staged.clone(), files: BTreeMap::new(), hashing: Duration::ZERO };
+    let done = fill(&mut staging)
+        .and_then(|()| staging.seal())
+        .and_then(|()| undisturbed(|| put_in_place(disk, &staged, target)));
+    if done.is_err() && staged.exists() {
+        // The error that matters is the first one; what cannot be removed now is removed at the next start.
+        let _ = discard(disk, &staged, target);
+    }
+    done.map(|kept| Published { hashing: staging.hashing, kept })
+}
+
+/// Returns where what stood at `target` stays, if it holds files of others.
+fn put_in_place(disk: &dyn Disk, staged: &Path, target: &Path) -> Result<Option<PathBuf>> {
+    let rename = |from: &Path, to: &Path| disk.rename(from, to).map_err(|error| Error::io("rename", from, &error));
+    let is_there = fs::symlink_metadata(target).is_ok();
+    let foreign = foreign_in(target).map_err(|error| Error::io("look into", target, &error))?.is_some();
+    let kept = foreign.then(|| kept_name(target));
+    let aside = kept.clone().or_else(|| is_there.then(|| beside(target, "old")));
+    if let Some(aside) = &aside {
+        rename(target, aside)?;
+    }
+    if let Err(error) = rename(staged, target) {
+        if let Some(aside) = &aside {
+            let _ = disk.rename(aside, target); // if this fails too, the next start does it
+        }
+        return Err(error);
+    }
+    let parent = parent_of(target);
+    disk.sync_dir(parent).map_err(|error| Error::io("sync", parent, &error))?;
+    match aside {
+        Some(old) if kept.is_none() => discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error)),
+        _ => Ok(kept),
+    }
+}
+
+/// Clears what processes that were killed have left of the folder `target`: one that was half written goes; one that was moved
+/// aside goes back where nothing has taken its place, else goes too. What a living process writes stays.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`].
+pub fn recover(disk: &dyn Disk, target: &Path) -> Result<()> {
+    temporary::sweep(target);
+    let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for entry in fs::read_dir(parent_of(target)).into_iter().flatten().flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        let process = found.strip_prefix(&name).and_then(|rest| rest.strip_prefix(".old-"));
+        if process.is_none_or(|process| process.is_empty() || !process.bytes().all(|byte| byte.is_ascii_digit())) {
+            continue;
+        }
+        let old = entry.path();
+        let written_now = || {
+            let staged = entry.path().with_file_name(found.replace(".old-", ".tmp-"));
+            staged.exists() && !temporary::is_abandoned(&staged)
+        };
+        if !target.exists() && !written_now() {
+            disk.rename(&old, target).map_err(|error| Error::io("rename", &old, &error))?;
+        } else if target.exists() && temporary::is_abandoned(target) {
+            discard(disk, &old, target).map_err(|error| Error::io("remove", &old, &error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Replaces a small text file at once: written beside it, synced, renamed. What is no regular file stays.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`].
+pub fn replace_file(disk: &dyn Disk, path: &Path, text: &str) -> Result<()> {
+    refuse_obstacle(path)?;
+    let staged = beside(path, "tmp");
+    let write = || {
+        if staged.exists() {
+            disk.remove(&staged)?;
+        }
+        let mut file = disk.create(&staged)?;
+        file.write_all(text.as_bytes())?;
+        file.sync()?;
+        disk.rename(&staged, path)?;
+        disk.sync_dir(parent_of(path))
+    };
+    write().map_err(|error| {
+        let _ = disk.remove(&staged); // the error above is the one that matters
+        Error::io("write", path, &error)
+    })
+}
+
+/// Refuses to replace what is no regular file: the program did not put it there.
+fn refuse_obstacle(path: &Path) -> Result<()> {
+    let Some(found) = files::obstacle(path) else { return Ok(()) };
+    let message = format!("cannot write {}: {found} stands there, expected a regular file", path.display());
+    Err(Error::new(tunesmith_base::Kind::Io, message).hint("move it away, or set another train.output_dir"))
+}
+
+/// `target` with `.KIND-PID` after its name.
+pub(super) fn beside(target: &Path, kind: &str) -> PathBuf {
+    let mut name = target.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{kind}-{}", std::process::id()));
+    target.with_file_name(name)
+}
+
+fn parent_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+impl Manifest {
+    /// Reads `dir/manifest.json`, whose every byte must be as it was written.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: there is none, or it is damaged.
+    pub fn read(dir: &Path) -> Result<Self> {
+        let path = dir.join(MANIFEST);
+        let damaged = |reason: String| damaged(&path, reason);
+        let unreadable = |error: io::Error| unreadable(&path, &error);
+        let file = files::open_own(&path).map_err(unreadable)?;
+        let mut text = Vec::new();
+        file.take(MANIFEST_BYTES).read_to_end(&mut text).map_err(unreadable)?;
+        let manifest: Self = serde_json::from_slice(&text).map_err(|error| damaged(format!("not valid: {error}")))?;
+        if manifest.version != VERSION {
+            return Err(damaged(format!("version {}, expected {VERSION}", manifest.version)));
+        }
+        if let Some(name) =
+            manifest.files.keys().find(|name| name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']))
+        {
+            return Err(damaged(format!("lists {name:?}, expected plain file names")));
+        }
+        let mut written = Vec::with_capacity(text.len());
+        write_json(&mut written, &manifest).map_err(|error| damaged(format!("not valid: {error}")))?;
+        if written == text { Ok(manifest) } else { Err(damaged("not in the form in which it was written".to_owned())) }
+    }
+
+    /// Whether a file is listed.
+    pub fn lists(&self, name: &str) -> bool {
+        self.files.contains_key(name)
+    }
+
+    /// The names of the listed files, and its own.
+    pub fn names(&self) -> Vec<String> {
+        self.files.keys().cloned().chain([MANIFEST.to_owned()]).collect()
+    }
+
+    /// Bytes of all listed files.
+    pub fn bytes(&self) -> u64 {
+        self.files.values().map(|sum| sum.bytes).fold(0, u64::saturating_add)
+    }
+
+    /// Whether every listed file is there in its size.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
+    pub fn check_sizes(&self, dir: &Path) -> Result<()> {
+        self.files.iter().try_for_each(|(name, sum)| {
+            let path = dir.join(name);
+            let metadata = fs::metadata(&path).map_err(|error| unreadable(&path, &error))?;
+            if !metadata.is_file() {
+                return Err(damaged(&path, "not a regular file"));
+            }
+            if metadata.len() != sum.bytes {
+                return Err(damaged(&path, format!("{} bytes, expected {}", metadata.len(), sum.bytes)));
+            }
+            Ok(())
+        })
+    }
+
+    /// Whether every listed file has its hash.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`], naming the file.
+    pub fn check_hashes(&self, dir: &Path) -> Result<()> {
+        self.files.par_iter().try_for_each(|(name, sum)| {
+            let path = dir.join(name);
+            let found = hash_file(&path).map_err(|error| unreadable(&path, &error))?;
+            if found == sum.blake3 {
+                Ok(())
+            } else {
+                Err(damaged(&path, format!("BLAKE3 {found}, expected {}", sum.blake3)))
+            }
+        })
+    }
+}
+
+fn hash_file(path: &Path) -> io::Result<String> {
+    let (mut file, mut hasher) = (files::open_own(path)?, blake3::Hasher::new());
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(hasher.finalize().to_hex().to_string()),
+            read => hasher.update(&buffer[..read]),
+        };
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    damaged(path, format!("cannot be read: {error}")).unless_of_machine(path, error)
+}
+
+fn damaged(path: &Path, reason: impl std::fmt::Display) -> Error {
+    Error::checkpoint(format!("{}: {reason}", path.display()))
+        .hint("the checkpoint is incomplete or damaged; go on from an earlier one")
+}
+
+/// A folder that was found complete.
+#[derive(Debug)]
+pub struct Complete {
+    /// Where it is.
+    pub dir: PathBuf,
+    /// What it holds.
+    pub manifest: Manifest,
+    /// How long hashing its files took.
+    pub hashing: Duration,
+}
+
+/// Whether a folder is complete: every file of its manifest is there with its size and hash.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`], naming the file, what was found and what was expected.
+pub fn verify(dir: &Path) -> Result<Complete> {
+    let manifest = Manifest::read(dir)?;
+    manifest.check_sizes(dir)?;
+    let began = Instant::now();
+    manifest.check_hashes(dir)?;
+    Ok(Complete { dir: dir.to_owned(), manifest, hashing: began.elapsed() })
+}

@@ -1,0 +1,207 @@
+//! Checkpoints that are written while the steps go on: what they hold is copied between two steps into buffers that
+//! are kept from one save to the next, and a thread writes the copy. At most one is being written.
+use std::io;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+use super::disk::Disk;
+use super::{AdapterConfig, Keep, Snapshot, Stamp, StateTensors, TrainState, Weights, Written, folder};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::Arch;
+use tunesmith_model::params::ParamSpec;
+use tunesmith_model::weights::Wrapping;
+use tunesmith_optim::State;
+
+/// The buffers of a copy, in pieces that need not lie end to end.
+#[derive(Debug, Default)]
+struct Buffers {
+    values: Vec<f32>,
+    trained: Option<Vec<f32>>,
+    state: Vec<(String, Vec<usize>, State)>,
+}
+
+impl Buffers {
+    /// Copies; allocates only where the sizes are others than before.
+    fn fill(&mut self, values: &[f32], trained: Option<&[f32]>, state: &StateTensors<'_>) {
+        self.values.clear();
+        self.values.extend_from_slice(values);
+        match (&mut self.trained, trained) {
+            (Some(buffer), Some(trained)) if buffer.len() == trained.len() => buffer.copy_from_slice(trained),
+            (buffer, trained) => *buffer = trained.map(<[f32]>::to_vec),
+        }
+        self.state.truncate(state.len());
+        let known = self.state.len();
+        for ((name, shape, buffer), (now, sizes, numbers)) in self.state.iter_mut().zip(state) {
+            name.clone_from(now);
+            shape.clone_from(sizes);
+            match (buffer, numbers) {
+                (State::F32(buffer), State::F32(values)) if buffer.len() == values.len() => {
+                    buffer.copy_from_slice(values);
+                }
+                (State::U8(buffer), State::U8(values)) if buffer.len() == values.len() => {
+                    buffer.copy_from_slice(values);
+                }
+                (buffer, numbers) => buffer.clone_from(numbers),
+            }
+        }
+        let more =
+            state[known..].iter().map(|(name, shape, numbers)| (name.clone(), shape.clone(), (*numbers).clone()));
+        self.state.extend(more);
+    }
+}
+
+/// As [`Weights`], with what they borrow.
+#[derive(Debug)]
+enum Owned {
+    Adapter(Box<AdapterConfig>),
+    Model {
+        dir: PathBuf,
+        grown: Option<(String, usize)>,
+        template: Option<String>,
+        own_head: Option<Box<Arch>>,
+        wrapping: Option<Wrapping>,
+    },
+    Part,
+}
+
+impl From<Weights<'_>> for Owned {
+    fn from(weights: Weights<'_>) -> Self {
+        match weights {
+            Weights::Adapter(config) => Self::Adapter(Box::new(config.clone())),
+            Weights::Model(source) => Self::Model {
+                dir: source.dir.to_owned(),
+                grown: source.grown.map(|(text, rows)| (text.to_owned(), rows)),
+                template: source.template.map(str::to_owned),
+                own_head: source.own_head.cloned().map(Box::new),
+                wrapping: source.wrapping.cloned(),
+            },
+            Weights::Part => Self::Part,
+        }
+    }
+}
+
+impl Owned {
+    fn borrow(&self) -> Weights<'_> {
+        match self {
+            Self::Adapter(config) => Weights::Adapter(config),
+            Self::Model { dir, grown, template, own_head, wrapping } => Weights::Model(folder::Source {
+                dir,
+                grown: grown.as_ref().map(|(text, rows)| (text.as_str(), *rows)),
+                template: template.as_deref(),
+                own_head: own_head.as_deref(),
+                wrapping: wrapping.as_ref(),
+            }),
+            Self::Part => Weights::Part,
+        }
+    }
+}
+
+/// What a thread needs to write one checkpoint.
+struct Job {
+    root: PathBuf,
+    stamp: Stamp,
+    state: TrainState,
+    weights: Owned,
+    specs: Vec<ParamSpec>,
+    keep: Keep,
+    buffers: Buffers,
+}
+
+impl Job {
+    fn run(&self, disk: &dyn Disk) -> Result<Written> {
+        let Buffers { values, trained, state } = &self.buffers;
+        let snapshot = Snapshot {
+            stamp: &self.stamp,
+            state: &self.state,
+            weights: self.weights.borrow(),
+            specs: &self.specs,
+            values,
+            trained: trained.as_deref(),
+            optimizer: state.iter().map(|(name, shape, state)| (name.clone(), shape.clone(), state)).collect(),
+            shared: None,
+        };
+        super::write(disk, &self.root, &snapshot, &self.keep)
+    }
+}
+
+/// Writes checkpoints beside the steps.
+pub struct Background {
+    disk: &'static dyn Disk,
+    spare: Buffers,
+    thread: Option<JoinHandle<(Buffers, Result<Written>)>>,
+}
+
+impl std::fmt::Debug for Background {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Background").field("writing", &self.thread.is_some()).finish_non_exhaustive()
+    }
+}
+
+impl Background {
+    /// Nothing is being written, and no memory held.
+    pub fn new(disk: &'static dyn Disk) -> Self {
+        Self { disk, spare: Buffers::default(), thread: None }
+    }
+
+    /// Takes the memory for copies of tensors like these now, so that no save needs more than there was before the first
+    /// step.
+    pub fn reserve(&mut self, values: &[f32], trained: Option<&[f32]>, state: &StateTensors<'_>) {
+        self.spare.fill(values, trained, state);
+    }
+
+    /// Copies `snapshot` and begins to write it, as [`super::write`] does. One that is still being written is waited for.
+    ///
+    /// # Errors
+    /// Those of the one before.
+    pub fn begin(&mut self, root: &Path, snapshot: &Snapshot<'_>, keep: Keep) -> Result<Option<Written>> {
+        let before = self.join()?;
+        let mut buffers = std::mem::take(&mut self.spare);
+        buffers.fill(snapshot.values, snapshot.trained, &snapshot.optimizer);
+        let job = Job {
+            root: root.to_owned(),
+            stamp: snapshot.stamp.clone(),
+            state: snapshot.state.clone(),
+            weights: snapshot.weights.into(),
+            specs: snapshot.specs.to_vec(),
+            keep,
+            buffers,
+        };
+        let disk = self.disk;
+        let work = move || {
+            let written = job.run(disk);
+            (job.buffers, written)
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
+        self.thread = Some(thread.map_err(|error| Error::no_thread(&error))?);
+        Ok(before)
+    }
+
+    /// What has been written since the last call, if it is finished.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: it failed; the older checkpoints stand.
+    pub fn poll(&mut self) -> Result<Option<Written>> {
+        if self.thread.as_ref().is_some_and(JoinHandle::is_finished) { self.join() } else { Ok(None) }
+    }
+
+    /// Waits for the one that is being written.
+    ///
+    /// # Errors
+    /// As [`Background::poll`].
+    pub fn join(&mut self) -> Result<Option<Written>> {
+        let Some(thread) = self.thread.take() else { return Ok(None) };
+        let Ok((buffers, written)) = thread.join() else {
+            let source = io::Error::other("the thread that writes checkpoints has panicked");
+            return Err(Error::io("write to", "the output directory", &source));
+        };
+        self.spare = buffers;
+        written.map(Some)
+    }
+}
+
+impl Drop for Background {
+    /// A run that ends on an error has another one to tell; what it had begun to save is finished all the same.
+    fn drop(&mut self) {
+        let _ = self.join();
+    }
+}

@@ -1,0 +1,108 @@
+//! Finished adapters: read, held against the model that they belong to, and made ready to be merged or run.
+use std::path::{Path, PathBuf};
+
+use super::adapter_config::AdapterConfig;
+use super::origin::Origin;
+use super::peft::{self, Tensors};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, SCORE, ScoreHead};
+use tunesmith_config::{Bias, Mode};
+use tunesmith_model::adapters::{self, Method};
+use tunesmith_model::stack::Frozen;
+use tunesmith_model::targets::Placement;
+
+/// An adapter that fits a model.
+#[derive(Debug)]
+pub struct Finished {
+    /// Its folder.
+    pub dir: PathBuf,
+    /// Its settings.
+    pub config: AdapterConfig,
+    /// The modules that it changes, in model order.
+    pub placements: Vec<Placement>,
+    /// Its tensors under their names in its file, less PEFT's prefix.
+    pub tensors: Tensors,
+}
+
+impl Finished {
+    /// What it has beside the matrices A and B of plain LoRA, in words.
+    pub fn beyond_matrices(&self) -> Option<&'static str> {
+        let (tuning, about) = (&self.config.tuning, adapters::of(&self.config.tuning).map(Method::about));
+        let other = about.filter(|about| about.mode != Mode::Lora).map_or("", |about| about.parts);
+        let more = [
+            (!other.is_empty(), other),
+            (tuning.lora.use_dora, "DoRA's magnitudes"),
+            (tuning.lora.bias != Bias::None, "trained biases"),
+            (!tuning.lora.modules_to_save.is_empty(), "modules_to_save"),
+            (self.placements.iter().any(|placement| placement.experts.is_some()), "adapters on experts"),
+            (!self.config.token_rows.is_empty(), "rows of tokens"),
+            (self.config.scores, "a head of scores"),
+        ];
+        more.into_iter().find_map(|(has, what)| has.then_some(what))
+    }
+
+    /// Reads the adapter in `dir`; `arch` has room for its tokens ([`Arch::fit`]).
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: it cannot be read, does not fit the model, or fits only a base that it has taken something
+    /// out of.
+    pub fn open(dir: &Path, arch: &Arch) -> Result<Self> {
+        let (config, tensors) = peft::open_adapter(dir, arch)?;
+        if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) {
+            let message = "an adapter in PiSSA's form, which fits a base that it has taken something out of";
+            return Err(Error::checkpoint(format!("{}: not yet: {message}", dir.display())).hint(
+                "take the run's adapter/ folder, which is plain LoRA; PEFT saves such with path_initial_model_for_weight_conversion",
+            ));
+        }
+        let placements = config.place(arch)?;
+        peft::check_tensors(dir, &tensors, &config.tensors(arch)?)?;
+        let config = config.on(arch)?;
+        Ok(Self { dir: dir.to_owned(), config, placements, tensors })
+    }
+
+    /// The same, ready to be merged into the tensors of the base.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
+    pub fn frozen(self, arch: &Arch) -> Result<Frozen> {
+        let Self { dir, config, placements, mut tensors } = self;
+        for (tensor, name) in config.targets().renamed(arch, &placements)? {
+            if let Some(values) = tensors.remove(&name) {
+                tensors.insert(tensor, values);
+            }
+        }
+        let placements = placements.into_iter().map(|placement| (placement.key.clone(), placement)).collect();
+        let (origin, tokens) = (dir.display().to_string(), config.token_rows);
+        Ok(Frozen { origin, placements, tensors, tokens, shared_head: arch.ties_head() })
+    }
+}
+
+/// The head of scores of the adapter in `dir`, if it has one: its labels as the `config.json` beside it has them, or the stamp of
+/// its run; `LABEL_0` and so on, as Transformers does it, where nothing names them.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`]: its settings or its weights cannot be read; [`tunesmith_base::Kind::Model`]: its `config.json`.
+pub fn score_head(dir: &Path) -> Result<Option<ScoreHead>> {
+    if !AdapterConfig::from_dir(dir)?.scores {
+        return Ok(None);
+    }
+    if dir.join("config.json").is_file()
+        && let Some(head) = Arch::from_dir(dir)?.score
+    {
+        return Ok(Some(head));
+    }
+    let weights = peft::open_weights(dir)?;
+    let Some(&[outputs, _]) = weights.shape(&format!("{}{SCORE}", peft::PREFIX)) else {
+        let message = format!("{}: no tensor {SCORE:?}, which task SEQ_CLS has", dir.display());
+        return Err(Error::checkpoint(message)
+            .hint("save the head with the adapter (PEFT: modules_to_save=[\"score\"]), or take another adapter"));
+    };
+    let labels = Origin::of(dir)?.and_then(|origin| origin.labels());
+    if let Some(head) = labels.map(|labels| ScoreHead { labels }).filter(|head| head.outputs() == outputs) {
+        return Ok(Some(head));
+    }
+    Ok(Some(match outputs {
+        1 => ScoreHead::number(),
+        _ => ScoreHead { labels: (0..outputs).map(|id| format!("LABEL_{id}")).collect() },
+    }))
+}

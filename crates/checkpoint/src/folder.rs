@@ -1,0 +1,208 @@
+//! A model folder as Transformers loads it: `config.json`, `model.safetensors`, and the tokenizer's files as they were.
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+
+use super::atomic::Staging;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, COMPANIONS};
+use tunesmith_model::weights::{Dtype, Numbers, Wrapping, write_floats, write_numbers_by};
+
+/// The file with the weights.
+pub const WEIGHTS_FILE: &str = "model.safetensors";
+
+fn companions(model_dir: &Path) -> impl Iterator<Item = (&'static str, PathBuf)> {
+    COMPANIONS.into_iter().map(move |name| (name, model_dir.join(name))).filter(|(_, path)| path.is_file())
+}
+
+/// Bytes of the files that are copied.
+pub fn companion_bytes(model_dir: &Path) -> u64 {
+    companions(model_dir).filter_map(|(_, path)| path.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
+/// The model that a folder is made from, and what is new about its vocabulary.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// Its folder.
+    pub dir: &'a Path,
+    /// The text of `tokenizer.json` where tokens were added, and the rows that the embedding now has.
+    pub grown: Option<(&'a str, usize)>,
+    /// The text of a chat template that takes the place of the tokenizer's.
+    pub template: Option<&'a str>,
+    /// The model, where its head is not the source's: scores, or a matrix of its own.
+    pub own_head: Option<&'a Arch>,
+    /// Of a multimodal model what its language model is wrapped in.
+    pub wrapping: Option<&'a Wrapping>,
+}
+
+/// The tensors of a model that were not trained, which are fetched one at a time.
+pub struct Rest<'a> {
+    /// Names and shapes.
+    pub tensors: &'a [(String, Vec<usize>)],
+    /// A tensor's values.
+    pub fetch: &'a dyn Fn(&str) -> Result<Vec<f32>>,
+}
+
+/// Copies the tokenizer's files and their like, with the tokens that were added.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`].
+pub fn stage_companions(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+    const TEMPLATE: &str = "chat_template.jinja";
+    for (name, path) in companions(source.dir) {
+        match source.grown {
+            _ if name == TEMPLATE && source.template.is_some() => {}
+            Some((text, _)) if name == "tokenizer.json" => {
+                staging.write(name, |writer| writer.write_all(text.as_bytes()))?;
+            }
+            _ => staging.copy(name, &path)?,
+        }
+    }
+    match source.template {
+        Some(text) => staging.write(TEMPLATE, |writer| writer.write_all(text.as_bytes())),
+        None => Ok(()),
+    }
+}
+
+/// Copies what prepares images, which only the base has where the tokenizer comes with an adapter.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`].
+pub fn stage_processor(staging: &mut Staging<'_>, base: &Path, tokenizer: &Path) -> Result<()> {
+    let missing =
+        companions(base).filter(|(name, _)| name.ends_with("processor_config.json") && !tokenizer.join(name).is_file());
+    missing.into_iter().try_for_each(|(name, path)| staging.copy(name, &path))
+}
+
+/// Writes a model folder: `config.json` of the source with the dtype of the new weights, f32, its companions, and the
+/// weights: `tensors`, what was not trained, and of a multimodal model all that is no part of its language model, as it was.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Model`] where `config.json` is not valid or a tensor cannot be fetched.
+pub fn stage(
+    staging: &mut Staging<'_>,
+    source: Source<'_>,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    rest: &Rest<'_>,
+) -> Result<()> {
+    stage_config(staging, source)?;
+    stage_companions(staging, source)?;
+    stage_weights(staging, WEIGHTS_FILE, source.wrapping, tensors, rest)
+}
+
+/// Writes `tensors` and those that are fetched into one file.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`]; those of fetching; [`tunesmith_base::Kind::Model`]: a tensor beside the language model that cannot be copied.
+pub fn stage_weights(
+    staging: &mut Staging<'_>,
+    file: &str,
+    wrapping: Option<&Wrapping>,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    rest: &Rest<'_>,
+) -> Result<()> {
+    let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
+    let plain: BTreeMap<String, &str> = rest.tensors.iter().map(|(name, _)| (stored(name), name.as_str())).collect();
+    let here = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), Numbers::F32(values)));
+    let later = rest
+        .tensors
+        .iter()
+        .map(|(name, shape)| (stored(name), shape.clone(), Numbers::Fetched(shape.iter().product(), Dtype::F32)));
+    let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?;
+    let numbers: Vec<_> = here.chain(later).chain(beside).collect();
+    let mut failed = None;
+    let failure = RefCell::new(&mut failed);
+    let written = staging.write(file, |writer| {
+        let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match wrapping {
+            Some(wrapping) if wrapping.has(name) => wrapping.write(name, numbers, writer),
+            _ => {
+                let name = plain.get(name).ok_or(io::ErrorKind::NotFound)?;
+                let values = (rest.fetch)(name).map_err(|error| {
+                    let message = error.to_string();
+                    **failure.borrow_mut() = Some(error);
+                    io::Error::other(message)
+                })?;
+                write_floats(writer, &values, Dtype::F32)
+            }
+        };
+        write_numbers_by(writer, &numbers, &write, &[("format", "pt")])
+    });
+    match failed {
+        Some(error) => Err(error),
+        None => written,
+    }
+}
+
+/// Writes `config.json`.
+///
+/// # Errors
+/// As [`stage`].
+pub fn stage_config(staging: &mut Staging<'_>, source: Source<'_>) -> Result<()> {
+    let path = source.dir.join("config.json");
+    let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
+        .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;
+    let mut config = f32_config(&text, &path, source.grown.map(|(_, rows)| rows))?;
+    describe_head(&mut config, source.own_head)?;
+    staging.write_json("config.json", &config)
+}
+
+/// Puts a model's head into its `config.json`, where it is not that of the source: scores, or a matrix of its own.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Model`]: Transformers has no head of scores for the family.
+pub fn describe_head(config: &mut Value, arch: Option<&Arch>) -> Result<()> {
+    let (Some(config), Some(arch)) = (config.as_object_mut(), arch) else { return Ok(()) };
+    if let Some(head) = &arch.score {
+        return head.describe(arch.family, arch.padding(), config);
+    }
+    if arch.separated {
+        let key = "tie_word_embeddings";
+        config.insert(key.into(), false.into());
+        if let Some(Value::Object(text)) = config.get_mut("text_config") {
+            text.insert(key.into(), false.into());
+        }
+    }
+    Ok(())
+}
+
+/// Transformers casts on loading to the dtype that `config.json` names; the weights written here are f32.
+fn f32_config(text: &str, path: &Path, rows: Option<usize>) -> Result<Value> {
+    let mut config: Value = serde_json::from_str(text)
+        .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
+    if let Some(map) = config.as_object_mut() {
+        set_dtype(map, Dtype::F32);
+        // What was quantized has been widened.
+        map.remove("quantization_config");
+        if let Some(rows) = rows {
+            set_vocabulary(map, rows);
+        }
+    }
+    Ok(config)
+}
+
+/// Puts the dtype of weights into a `config.json`; of a multimodal model it is that of the whole, and of its language model.
+pub fn set_dtype(config: &mut Map<String, Value>, dtype: Dtype) {
+    let key = if config.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
+    config.insert(key.into(), dtype.name().into());
+    let Some(Value::Object(text)) = config.get_mut("text_config") else { return };
+    for key in ["torch_dtype", "dtype"] {
+        if let Some(value) = text.get_mut(key) {
+            *value = dtype.name().into();
+        }
+    }
+}
+
+/// Puts the size of a vocabulary that has grown into a `config.json`, where it belongs.
+pub fn set_vocabulary(config: &mut Map<String, Value>, rows: usize) {
+    let key = "vocab_size";
+    if let Some(Value::Object(text)) = config.get_mut("text_config") {
+        text.insert(key.into(), rows.into());
+        if !config.contains_key(key) {
+            return;
+        }
+    }
+    config.insert(key.into(), rows.into());
+}

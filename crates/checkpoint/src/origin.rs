@@ -1,0 +1,120 @@
+//! What an adapter's run says that the adapter belongs to (`backend.json`), held against what it is to be merged into.
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::stamp::describe_adapter;
+use super::{STAMP, finished::Finished, read_json};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::Arch;
+use tunesmith_config::nearest;
+use tunesmith_model::quantize::Held;
+
+/// The field with the hash of the base.
+pub const BASE_MODEL: &str = "base_model";
+
+/// Fields of the stamp that a merge compares and may be allowed to differ.
+pub const MAY_DIFFER: [&str; 6] = ["backend", BASE_MODEL, "chat_template", "dtype", "quantization", "tokenizer"];
+
+/// A stamp. Those of other versions may lack fields, which are then not compared.
+#[derive(Debug)]
+pub struct Origin {
+    path: PathBuf,
+    fields: Value,
+}
+
+impl Origin {
+    /// The stamp in the folder of an adapter (a checkpoint) or beside it (a run's result), if there is one.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: there is one, and it cannot be read.
+    pub fn of(dir: &Path) -> Result<Option<Self>> {
+        let real = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+        let places = [Some(real.join(STAMP)), real.parent().map(|parent| parent.join(STAMP))];
+        let Some(path) = places.into_iter().flatten().find(|path| path.is_file()) else { return Ok(None) };
+        let origin = Self { fields: read_json(&path)?, path };
+        match origin.field("base_model") {
+            Some(_) => Ok(Some(origin)),
+            None => Err(Error::checkpoint(format!("{}: no base_model", origin.path.display()))
+                .hint("tunesmith writes it: put the run's backend.json back, or move this file away")),
+        }
+    }
+
+    /// A field's text.
+    pub fn field(&self, key: &str) -> Option<&str> {
+        self.fields[key].as_str()
+    }
+
+    /// The labels of the run's classification.
+    pub fn labels(&self) -> Option<Vec<String>> {
+        let labels = self.fields["training"]["data.labels"].as_array()?;
+        labels.iter().map(|label| label.as_str().map(str::to_owned)).collect()
+    }
+
+    /// In what form the run held the matrices of its base; nothing where as they were stored.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: the field is not of this version.
+    pub fn held(&self) -> Result<Option<Held>> {
+        let Some(text) = self.field("quantization") else { return Ok(None) };
+        Held::parse(text).ok_or_else(|| {
+            Error::checkpoint(format!("{}: quantization: {text:?} is no form of this version", self.path.display()))
+                .hint("use the version of tunesmith that trained the adapter, or a newer one")
+        })
+    }
+
+    /// Holds the stamp against the same fields of the merge at hand; returns a line for each difference that `allow` lets
+    /// pass.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`] with every other difference, both sides shown.
+    pub fn compare(&self, dir: &Path, now: &[(&str, String)], allow: &[String]) -> Result<Vec<String>> {
+        let differ = now.iter().filter_map(|(key, now)| {
+            let trained = self.field(key).filter(|trained| trained != now)?;
+            Some((*key, format!("{key}: {trained} in its backend.json, {now} here")))
+        });
+        let (passed, refused): (Vec<_>, Vec<_>) =
+            differ.partition(|(key, _)| allow.iter().any(|allowed| allowed == key));
+        if refused.is_empty() {
+            return Ok(passed.into_iter().map(|(_, text)| text).collect());
+        }
+        let lines: Vec<String> = refused.iter().map(|(_, text)| format!("\n    {text}")).collect();
+        let error = Error::checkpoint(format!(
+            "{} was trained on something else than what it is to be used with:{}",
+            dir.display(),
+            lines.concat()
+        ));
+        let known = "name what it was trained on; of adapters on top of others, those below too, in their order";
+        Err(if refused.iter().all(|(key, _)| MAY_DIFFER.contains(key)) {
+            let flags: Vec<String> = refused.iter().map(|(key, _)| format!("--allow {key}")).collect();
+            error.hint(format!("{known}; or accept the difference: {}", flags.join(" ")))
+        } else {
+            error.hint(known)
+        })
+    }
+}
+
+/// What a stamp says of an adapter, of the adapter itself; nothing where its run had it in another form (`PiSSA`).
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
+pub fn shape_of(origin: &Origin, adapter: &Finished, arch: &Arch) -> Result<Option<String>> {
+    if origin.field("adapter").is_none_or(|text| text.contains("; pissa")) {
+        return Ok(None);
+    }
+    let names = adapter.config.targets().names_beside(arch, &adapter.placements)?;
+    Ok(Some(describe_adapter(&adapter.placements, &names)))
+}
+
+/// Refuses to allow what is not among the `compared` fields.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], with the nearest name.
+pub fn check_allowed(allow: &[String], compared: &[&str]) -> Result<()> {
+    let Some(odd) = allow.iter().find(|key| !compared.contains(&key.as_str())) else { return Ok(()) };
+    let error = Error::config(format!("--allow {odd}: no such field, or none that may differ"));
+    Err(match nearest(odd, compared.iter().copied()) {
+        Some(near) => error.hint(format!("did you mean {near}?")),
+        None => error.hint(format!("these may be allowed: {}", compared.join(", "))),
+    })
+}

@@ -1,0 +1,154 @@
+//! What a run may remove: a folder is removed or replaced only if every file in it is the program's. One rule, for
+//! `--overwrite`, for rotation, for what dead runs left behind and for a folder that another one takes the place of.
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::atomic::{MANIFEST, Manifest};
+use super::disk::Disk;
+use super::{OPTIMIZER, PART, STAMP, STATE, folder, peft};
+use tunesmith_config::arch::COMPANIONS;
+
+/// The default folder of event files.
+pub const EVENTS: &str = "tb";
+/// How the name of an event file begins.
+const EVENT_FILE: &str = "events.out.tfevents.";
+/// What folders may hold besides [`COMPANIONS`] and shards of a model.
+const NAMES: [&str; 10] = [
+    MANIFEST,
+    OPTIMIZER,
+    PART,
+    STAMP,
+    STATE,
+    folder::WEIGHTS_FILE,
+    peft::CONFIG_FILE,
+    peft::WEIGHTS_FILE,
+    "config.json",
+    "model.safetensors.index.json",
+];
+
+/// Whether folders of ours may hold a file of this name.
+fn is_written(name: &str) -> bool {
+    let is_shard = name.starts_with("model-") && name.ends_with(".safetensors");
+    is_shard || NAMES.contains(&name) || COMPANIONS.contains(&name)
+}
+
+/// The first file in the folder `dir` that the program did not write; `dir` itself where it is no folder but a file or a
+/// link. Files of the program are those that the folder's manifest lists. Where there is no manifest that can be read,
+/// a folder under a temporary name, or with a stamp or a damaged manifest in it, may hold files of the known names, and
+/// the folder of events its event files. Nothing where `dir` is not there.
+///
+/// # Errors
+/// The system's.
+pub fn foreign_in(dir: &Path) -> io::Result<Option<PathBuf>> {
+    match fs::symlink_metadata(dir) {
+        Ok(metadata) if !metadata.is_dir() => return Ok(Some(dir.to_owned())),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    let own = dir.file_name().unwrap_or_default().to_string_lossy();
+    let listed = Manifest::read(dir).ok().map(|manifest| manifest.names());
+    let temporary = [".tmp-", ".old-", ".del-"].iter().any(|mark| own.contains(mark));
+    let signed = temporary || [MANIFEST, STAMP].iter().any(|name| dir.join(name).is_file());
+    let is_ours = |name: &str| match &listed {
+        Some(names) => names.iter().any(|listed| listed == name),
+        None => (signed && is_written(name)) || (own == EVENTS && name.starts_with(EVENT_FILE)),
+    };
+    let mut entries = fs::read_dir(dir)?.collect::<io::Result<Vec<_>>>()?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        if entry.file_type()?.is_dir() || !entry.file_name().to_str().is_some_and(is_ours) {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
+}
+
+/// The first free name `NAME.kept-N` beside `path`: there a file or folder stays that is not the program's.
+pub fn kept_name(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default();
+    let named = |number: u32| {
+        let mut name = name.to_owned();
+        name.push(format!(".kept-{number}"));
+        path.with_file_name(name)
+    };
+    let mut number = 1;
+    while fs::symlink_metadata(named(number)).is_ok() {
+        number += 1;
+    }
+    named(number)
+}
+
+/// Removes the folder `dir`, which stood or was to stand at `place`; where it holds a file that is not the program's, it
+/// is renamed to [`kept_name`] of `place` instead, which is returned.
+///
+/// # Errors
+/// The system's.
+pub fn discard(disk: &dyn Disk, dir: &Path, place: &Path) -> io::Result<Option<PathBuf>> {
+    if foreign_in(dir)?.is_none() {
+        return disk.remove(dir).map(|()| None);
+    }
+    let kept = kept_name(place);
+    disk.rename(dir, &kept).map(|()| Some(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::atomic::publish;
+    use super::super::disk::RealDisk;
+    use super::*;
+
+    #[test]
+    fn a_folder_is_ours_only_with_every_file_in_it() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let foreign = |name: &str| foreign_in(&at(name)).unwrap();
+        assert_eq!(foreign("no such"), None);
+        publish(&RealDisk, &at("adapter"), |staging| staging.write_json("state.json", &1)).unwrap();
+        assert_eq!(foreign("adapter"), None);
+        for (file, shown) in [("mine.txt", "mine.txt"), ("sub/mine", "sub")] {
+            fs::create_dir_all(at("adapter/sub")).unwrap();
+            fs::write(at("adapter").join(file), "mine").unwrap();
+            assert_eq!(foreign("adapter"), Some(at("adapter").join(shown)));
+            fs::remove_file(at("adapter").join(file)).unwrap();
+        }
+        fs::remove_dir(at("adapter/sub")).unwrap();
+        // A manifest that cannot be read: known names only.
+        fs::write(at("adapter/manifest.json"), "").unwrap();
+        assert_eq!(foreign("adapter"), None);
+        // Of another program.
+        fs::create_dir(at("checkpoint-9")).unwrap();
+        assert_eq!(foreign("checkpoint-9"), None, "an empty folder holds nothing");
+        fs::write(at("checkpoint-9/adapter_config.json"), "{}").unwrap();
+        assert_eq!(foreign("checkpoint-9"), Some(at("checkpoint-9/adapter_config.json")));
+        fs::create_dir(at("tb")).unwrap();
+        fs::write(at("tb/events.out.tfevents.1.host.2.0"), "").unwrap();
+        assert_eq!(foreign("tb"), None);
+        fs::write(at("plain"), "").unwrap();
+        std::os::unix::fs::symlink(at("adapter"), at("link")).unwrap();
+        assert_eq!((foreign("plain"), foreign("link")), (Some(at("plain")), Some(at("link"))));
+    }
+
+    #[test]
+    fn what_is_foreign_stays_beside_what_takes_its_place() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let save = || publish(&RealDisk, &at("adapter"), |staging| staging.write_json("state.json", &1)).unwrap();
+        assert_eq!(save().kept, None);
+        assert_eq!(save().kept, None);
+        for number in 1..3 {
+            fs::write(at("adapter/mine"), "mine").unwrap();
+            let kept = at(&format!("adapter.kept-{number}"));
+            assert_eq!(save().kept.as_ref(), Some(&kept));
+            assert_eq!(fs::read_to_string(kept.join("mine")).unwrap(), "mine");
+            assert_eq!(foreign_in(&at("adapter")).unwrap(), None);
+        }
+        fs::remove_dir_all(at("adapter")).unwrap();
+        fs::write(at("adapter"), "a plain file").unwrap();
+        assert_eq!(fs::read_to_string(save().kept.unwrap()).unwrap(), "a plain file");
+        fs::remove_dir_all(at("adapter")).unwrap();
+        std::os::unix::fs::symlink(at("nowhere"), at("adapter")).unwrap();
+        assert!(save().kept.unwrap().is_symlink());
+    }
+}

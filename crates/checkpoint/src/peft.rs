@@ -1,0 +1,222 @@
+//! Adapters as PEFT writes and reads them: `adapter_config.json` ([`AdapterConfig`]) and `adapter_model.safetensors`,
+//! whose names are the base model's behind [`PREFIX`]. An adapter of a multimodal model names its modules as Transformers
+//! does, now or in older versions; here they have the names of the language model alone.
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::adapter_config::AdapterConfig;
+use super::atomic::Staging;
+use super::former;
+use tunesmith_base::Kind;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::staged;
+use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, Vocabulary, is_decoders, plain_name};
+use tunesmith_model::targets::token_rows;
+use tunesmith_model::weights::{WeightFiles, write_safetensors, write_safetensors_to};
+
+/// The file with the adapter's settings.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+/// The file with the adapter's tensors.
+pub const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+/// What PEFT puts before a tensor's name in the base model.
+pub const PREFIX: &str = "base_model.model.";
+
+/// Tensors by name with their shapes.
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// Writes both files of an adapter; the tensors have the base model's names (`<module>.lora_A.weight`, or a whole tensor's).
+///
+/// # Errors
+/// [`Kind::Io`].
+pub fn stage(
+    staging: &mut Staging<'_>,
+    config: &AdapterConfig,
+    tensors: &[(String, Vec<usize>, &[f32])],
+) -> Result<()> {
+    staging.write_json(CONFIG_FILE, &config.to_json())?;
+    let named = with_prefix(config, tensors);
+    staging.write(WEIGHTS_FILE, |writer| write_safetensors_to(writer, &named, &[("format", "pt")]))
+}
+
+/// Writes both files of an adapter into the existing folder `dir`, which has none yet.
+///
+/// # Errors
+/// [`Kind::Io`].
+pub fn save_adapter(dir: &Path, config: &AdapterConfig, tensors: &[(String, Vec<usize>, &[f32])]) -> Result<()> {
+    let path = dir.join(CONFIG_FILE);
+    staged::replace(&path, format!("{:#}\n", config.to_json()).as_bytes())
+        .map_err(|error| Error::io("write", &path, &error))?;
+    write_safetensors(&dir.join(WEIGHTS_FILE), &with_prefix(config, tensors), &[("format", "pt")])
+}
+
+fn with_prefix<'a>(
+    config: &AdapterConfig,
+    tensors: &[(String, Vec<usize>, &'a [f32])],
+) -> Vec<(String, Vec<usize>, &'a [f32])> {
+    let stored = |name: &str| format!("{PREFIX}{}", config.stored_name(name));
+    let named = tensors.iter().map(|(name, shape, values)| (stored(name), shape.clone(), *values));
+    let shared = tensors.iter().filter(|(name, ..)| config.shares_head && name == EMBEDDING);
+    named.chain(shared.map(|(_, shape, values)| (stored(LM_HEAD), shape.clone(), *values))).collect()
+}
+
+/// Opens `dir/adapter_model.safetensors`, whose tensors get the names of the language model alone.
+///
+/// # Errors
+/// [`Kind::Checkpoint`].
+pub fn open_weights(dir: &Path) -> Result<WeightFiles> {
+    let path = dir.join(WEIGHTS_FILE);
+    if !path.exists() && dir.join("adapter_model.bin").exists() {
+        return Err(Error::checkpoint(format!("{}: not yet: adapter_model.bin", dir.display()))
+            .hint("save the adapter again with safetensors (PEFT's save_pretrained does)"));
+    }
+    let plain = |name: &str| match name.strip_prefix(PREFIX) {
+        Some(module) => format!("{PREFIX}{}", plain_name(module)),
+        None => name.to_owned(),
+    };
+    let weights = WeightFiles::open_file(&path).and_then(|weights| weights.renamed(plain));
+    weights.map_err(|error| error.with_kind(Kind::Checkpoint))
+}
+
+/// Whether an adapter's tensor is on a part of a multimodal model that sees or hears.
+fn is_beside(plain: &str) -> bool {
+    let parts = ["vision", "visual", "image", "video", "audio", "projector", "connector", "perceiver"];
+    !is_decoders(plain) && parts.iter().any(|part| plain.contains(part))
+}
+
+/// Whether an adapter with such values leaves its module as it is. One that PEFT has put on a vision tower too does, where
+/// it was trained on text: nothing there had a gradient.
+fn is_idle(name: &str, values: &[f32]) -> bool {
+    let all = |wanted: f32| values.iter().all(|value| *value == wanted);
+    match name {
+        _ if name.contains(".lora_A.") || name.ends_with(".lora_magnitude_vector") => true,
+        _ if name.contains(".lora_B.") || name.contains(".oft_R.") => all(0.0),
+        _ => name.contains(".ia3_l") && all(1.0),
+    }
+}
+
+/// Reads an adapter: its settings, and its tensors in f32 under the base model's names.
+///
+/// # Errors
+/// [`Kind::Checkpoint`].
+pub fn load_adapter(dir: &Path) -> Result<(AdapterConfig, Tensors)> {
+    let mut config = AdapterConfig::from_dir(dir)?;
+    let weights = open_weights(dir)?;
+    let mut tensors = Tensors::new();
+    for name in weights.names() {
+        let Some(plain) = name.strip_prefix(PREFIX) else {
+            return Err(Error::checkpoint(format!(
+                "{}: tensor {name:?}, expected names that begin with {PREFIX:?}",
+                dir.join(WEIGHTS_FILE).display()
+            ))
+            .hint("save the adapter as PEFT does (save_pretrained); names as in a state_dict are not enough"));
+        };
+        // Copies that PEFT writes where a vocabulary has grown: the base's own rows, a shared head's rows again, and the parts
+        // of what is saved whole.
+        let copy = name.ends_with(".token_adapter.base_layer.weight")
+            || plain.ends_with(".original_module.weight")
+            || plain.ends_with(".modules_to_save.weight")
+            || (plain.starts_with("lm_head.token_adapter.") && config.token_rows.head.is_empty());
+        if copy {
+            continue;
+        }
+        let tensor = weights.read(name).map_err(|error| error.with_kind(Kind::Checkpoint))?;
+        if is_beside(plain) {
+            if is_idle(plain, &tensor.1) {
+                continue;
+            }
+            return Err(Error::checkpoint(format!(
+                "{}: tensor {name:?} changes what is no part of the language model, which this version leaves as it is",
+                dir.join(WEIGHTS_FILE).display()
+            ))
+            .hint("train with target_modules that match the language model alone, such as .*language_model.*\\.(q|v)_proj"));
+        }
+        tensors.insert(plain.to_owned(), tensor);
+    }
+    // PEFT also stores the tables of a vocabulary that was resized, trained or not, and takes them from there.
+    let tables = [(EMBEDDING, "embed_tokens"), (LM_HEAD, "lm_head")];
+    let stored = tables.into_iter().filter(|(table, _)| tensors.contains_key(*table)).map(|(_, module)| module);
+    config.save_whole(&stored.collect::<Vec<_>>());
+    Ok((config, former::stacked(tensors)))
+}
+
+/// As [`load_adapter`], on a model that has what the adapter makes of the vocabulary ([`Arch::fit`]): a matrix that embedding
+/// and head share is there once.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]; the file has two matrices for it.
+pub fn open_adapter(dir: &Path, arch: &Arch) -> Result<(AdapterConfig, Tensors)> {
+    let (config, mut tensors) = load_adapter(dir)?;
+    if !arch.ties_head() {
+        return Ok((config, tensors));
+    }
+    let tables = [[EMBEDDING, LM_HEAD].map(str::to_owned), [EMBEDDING, LM_HEAD].map(token_rows)];
+    let differs = |[embedding, head]: &[String; 2]| match (tensors.get(embedding), tensors.get(head)) {
+        (Some(embedding), Some(head)) => embedding != head,
+        _ => false,
+    };
+    if let Some([embedding, head]) = tables.iter().find(|pair| differs(pair)) {
+        return Err(Error::checkpoint(format!(
+            "{}: tensor {head:?} is not {embedding:?}, though the model and the adapter's settings make them one",
+            dir.join(WEIGHTS_FILE).display()
+        ))
+        .hint("the adapter must belong to this model and these settings"));
+    }
+    for [embedding, head] in &tables {
+        if tensors.contains_key(embedding) {
+            tensors.remove(head);
+        }
+    }
+    Ok((config, tensors))
+}
+
+/// What the adapter in `dir` makes of the vocabulary, by its settings and the sizes of its tables.
+///
+/// # Errors
+/// [`Kind::Checkpoint`]: its files cannot be read.
+pub fn vocabulary(dir: &Path) -> Result<Vocabulary> {
+    let config = AdapterConfig::from_dir(dir)?;
+    let apart = config.targets().apart().to_vec();
+    let weights = open_weights(dir)?;
+    let sizes = [EMBEDDING, LM_HEAD].map(|name| weights.shape(&format!("{PREFIX}{name}")).and_then(<[usize]>::first));
+    let whole = sizes.into_iter().flatten().copied().max().unwrap_or_default();
+    Ok(Vocabulary { rows: config.token_rows, whole, apart, origin: dir.to_owned() })
+}
+
+/// Holds an adapter's tensors against what the model needs: the same names, the same shapes.
+///
+/// # Errors
+/// [`Kind::Checkpoint`] with both sides.
+pub fn check_tensors(dir: &Path, found: &Tensors, expected: &[(String, Vec<usize>)]) -> Result<()> {
+    let shapes = found.iter().map(|(name, (shape, _))| (name.as_str(), shape.as_slice()));
+    same_tensors(
+        &dir.join(WEIGHTS_FILE),
+        shapes,
+        expected.iter().map(|(name, shape)| (name.as_str(), shape.as_slice())),
+    )
+}
+
+/// As [`check_tensors`], for any two sets.
+pub(super) fn same_tensors<'n>(
+    path: &Path,
+    found: impl IntoIterator<Item = (&'n str, &'n [usize])>,
+    expected: impl IntoIterator<Item = (&'n str, &'n [usize])>,
+) -> Result<()> {
+    let (found, expected): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        (found.into_iter().collect(), expected.into_iter().collect());
+    let fail = |message: String| {
+        let both = format!("{} tensors there, {} expected", found.len(), expected.len());
+        Err(Error::checkpoint(format!("{}: {message} ({both})", path.display()))
+            .hint("the adapter must belong to this model and these settings"))
+    };
+    for (name, shape) in &expected {
+        match found.get(name) {
+            None => return fail(format!("no tensor {name:?}, expected {shape:?}")),
+            Some(other) if other != shape => return fail(format!("tensor {name:?} is {other:?}, expected {shape:?}")),
+            Some(_) => {}
+        }
+    }
+    match found.iter().find(|(name, _)| !expected.contains_key(*name)) {
+        Some((name, shape)) => fail(format!("tensor {name:?} {shape:?} has no place in the model")),
+        None => Ok(()),
+    }
+}

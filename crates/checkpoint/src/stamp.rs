@@ -1,0 +1,422 @@
+//! What a checkpoint belongs to (`backend.json`): resume compares it with the run at hand and refuses what would not
+//! give the same curve.
+//!
+//! Three classes of differences: `mode`, `adapter` and the optimizer never fit, since the tensors do not; the number of
+//! ranks together with `grad_accum`, so that a step keeps its rows, and settings that only say how long to train or what to write ([`FREE`]) may differ; everything else is refused
+//! unless the user allows it by name.
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::{Config, OptionDef, nearest, schema};
+use tunesmith_model::adapters::{self, KINDS, Method};
+use tunesmith_model::targets::Placement;
+
+/// Who the run was meant for: `bnb` does not go on as `unsloth` unless it is allowed to, as in SFT-Play.
+const BACKEND_WORD: &str = "tuning.backend";
+
+/// Settings that shape the training curve: compared one by one, as are those of an adapter's kind that shape training alone
+/// ([`tunesmith_model::adapters::About::training`]). Its other settings are covered by what is placed.
+pub const COMPARED: &[&str] = &[
+    "task",
+    "data.labels",
+    "train.class_weights",
+    "model.max_seq_len",
+    "train.loss_scale",
+    "train.initial_scale_power",
+    "train.loss_scale_window",
+    "train.hysteresis",
+    "train.grad_dtype",
+    "train.min_loss_scale",
+    // The word that was asked for; `backend` says whose kernels computed.
+    BACKEND_WORD,
+    "train.batch_size",
+    "train.grad_accum",
+    "train.learning_rate",
+    "train.learning_rates",
+    "train.optim",
+    "train.optim_args",
+    "train.weight_decay",
+    "train.adam_beta1",
+    "train.adam_beta2",
+    "train.adam_epsilon",
+    "train.decay_norms_and_bias",
+    "train.lr_scheduler_type",
+    "train.lr_scheduler_kwargs",
+    "train.warmup_ratio",
+    "train.warmup_steps",
+    "train.max_grad_norm",
+    "train.label_smoothing_factor",
+    "train.z_loss",
+    "train.neftune_noise_alpha",
+    "train.ema_decay",
+    "train.seed",
+    "train.data_seed",
+    "train.group_by_length",
+    "data.shuffle",
+    "data.packing",
+    "data.split_special_tokens",
+];
+
+/// Settings whose effect is in a field of the stamp (base model, dtype, backend, data, adapter), or that matter only at
+/// step 0.
+pub const COVERED: &[&str] = &[
+    "model.dtype",
+    "train.bf16",
+    "train.fp16",
+    // In `train.learning_rate` and the warm-up, which are compared as they are used.
+    "train.lr_scaling",
+    "train.lr_scaling_batch",
+    "model.name",
+    "model.revision",
+    "model.local_dir",
+    "model.init",
+    "model.quantization",
+    "model.double_quant",
+    "model.quantization_skip_modules",
+    "tuning.mode",
+    "tuning.adapter",
+    "tuning.adapters",
+    "tuning.new_tokens",
+    "tuning.freeze.trainable_layers",
+    "tuning.freeze.trainable_modules",
+    "tuning.freeze.trainable_patterns",
+    "data.train_path",
+    "data.datasets",
+    "data.mix_strategy",
+    "data.format",
+    "data.template_path",
+    "data.chat_template",
+    "data.template_date",
+    "data.split",
+    "data.min_length",
+    "data.max_length",
+    "data.dedupe",
+    "data.dedupe_threshold",
+    "data.contamination",
+    "data.loss_on",
+    "data.truncation",
+    "data.max_turn_growth",
+    "data.max_rows",
+    "data.val_path",
+    "data.test_path",
+];
+
+/// Settings that may change on resume: how long to train, what to measure, keep and write, how to use the machine.
+/// With a decaying schedule another length gives another learning rate from here on, as it should; the run says so.
+pub const FREE: &[&str] = &[
+    "eval.metrics",
+    "eval.normalization",
+    "eval.rouge_stemmer",
+    "eval.json_schema",
+    "eval.scorer",
+    "eval.scorer_timeout",
+    "eval.confidence",
+    "eval.bootstrap_samples",
+    "train.output_dir",
+    "train.num_train_epochs",
+    "train.max_steps",
+    "train.eval_batch_size",
+    "train.gradient_checkpointing",
+    "train.effective_batch",
+    "train.target_tokens_per_device_step",
+    "train.memory_budget",
+    "train.max_tokens_per_pass",
+    "train.logging_steps",
+    "train.eval_strategy",
+    "train.eval_steps",
+    "train.eval_on_start",
+    "train.final_eval",
+    "train.predict_with_generate",
+    "train.generation_max_new_tokens",
+    "train.generation_num_beams",
+    "train.generation_rows",
+    "train.metric_for_best_model",
+    "train.greater_is_better",
+    "train.eval_accumulation_steps",
+    "train.save_strategy",
+    "train.save_steps",
+    "train.save_total_limit",
+    "train.save_async",
+    "train.load_best_model_at_end",
+    "train.early_stopping_patience",
+    "train.early_stopping_threshold",
+    "train.resume_from_checkpoint",
+    "train.max_nonfinite_steps",
+    "train.num_threads",
+    "train.strategy",
+    "train.deepspeed",
+    "train.accelerate",
+    "train.fsdp",
+    "train.fsdp_config",
+    "train.dp_ranks",
+    "train.fsdp_sharding_strategy",
+    "train.ddp_bucket_cap_mb",
+    "train.reduce_every_pass",
+    "train.ddp_backend",
+    "train.ddp_timeout",
+    "train.replica_check_steps",
+    "data.num_proc",
+    "data.cache_dir",
+    "data.use_cache",
+    "logging.tensorboard",
+    "logging.logging_dir",
+    "logging.run_name",
+    "logging.report",
+    "logging.timeline_step",
+    "gen.max_new_tokens",
+    "gen.num_samples",
+    "gen.do_sample",
+    "gen.temperature",
+    "gen.top_k",
+    "gen.top_p",
+    "gen.min_p",
+    "gen.seed",
+    "gen.repetition_penalty",
+    "gen.num_beams",
+    "gen.length_penalty",
+    "gen.early_stopping",
+    "gen.stop_strings",
+];
+
+/// What a checkpoint belongs to.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stamp {
+    /// Version of tunesmith that wrote it.
+    pub engine_version: String,
+    /// Whose kernels computed: `fused` or `reference`.
+    pub backend: String,
+    /// The instruction set that they ran on, which moves the last bits.
+    pub simd: String,
+    /// How the base weights are held: `none`, or the form of their codes.
+    pub quantization: String,
+    /// What base weights and activations are held in.
+    pub dtype: String,
+    /// `tuning.mode`.
+    pub mode: String,
+    /// Which modules have adapters, of which rank and scale, and what is trained in full.
+    pub adapter: String,
+    /// Hash of the base model's weights.
+    pub base_model: String,
+    /// Hash of the tokenizer.
+    pub tokenizer: String,
+    /// Hash of the chat template.
+    pub chat_template: String,
+    /// Fingerprint of the tokenized training data.
+    pub data: String,
+    /// Ranks.
+    pub world_size: usize,
+    /// The settings that shape the curve.
+    pub training: BTreeMap<String, Value>,
+}
+
+/// What computes, as it really runs and not as it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Engine {
+    /// See [`Stamp::backend`].
+    pub backend: &'static str,
+    /// See [`Stamp::simd`].
+    pub simd: &'static str,
+    /// See [`Stamp::quantization`].
+    pub quantization: String,
+    /// See [`Stamp::dtype`].
+    pub dtype: String,
+}
+
+/// The hashes that go into a stamp.
+#[derive(Debug, Clone, Copy)]
+pub struct Hashes<'a> {
+    /// Of the base weights, or what says how they were drawn.
+    pub base_model: &'a str,
+    /// Of the tokenizer.
+    pub tokenizer: &'a str,
+    /// Of the chat template.
+    pub chat_template: &'a str,
+    /// Of the tokenized training data.
+    pub data: &'a str,
+}
+
+/// A setting or hash that is not the same on both sides.
+struct Difference {
+    key: String,
+    saved: String,
+    now: String,
+}
+
+impl Stamp {
+    /// The stamp of a run: `placements` are its adapters, `saved` the tensors trained in full or by rows beside them or, with
+    /// `mode: freeze`, alone; both are empty in full mode.
+    pub fn new(
+        config: &Config,
+        placements: &[Placement],
+        saved: &[String],
+        hashes: Hashes<'_>,
+        engine: Engine,
+    ) -> Self {
+        let training = schema::options().filter(|option| is_compared(option)).map(|option| {
+            let value = match option.path().as_str() {
+                "train.data_seed" => config.train.data_seed.unwrap_or(config.train.seed).into(),
+                _ => (option.get)(config),
+            };
+            (option.path(), value)
+        });
+        Self {
+            engine_version: env!("CARGO_PKG_VERSION").into(),
+            backend: engine.backend.into(),
+            simd: engine.simd.into(),
+            quantization: engine.quantization,
+            dtype: engine.dtype,
+            mode: config.tuning.mode.as_str().into(),
+            adapter: match adapters::of(&config.tuning).and_then(Method::start) {
+                Some(start) => format!("{}; {start}", describe_adapter(placements, saved)),
+                None => describe_adapter(placements, saved),
+            },
+            base_model: hashes.base_model.into(),
+            tokenizer: hashes.tokenizer.into(),
+            chat_template: hashes.chat_template.into(),
+            data: hashes.data.into(),
+            world_size: 1,
+            training: training.collect(),
+        }
+    }
+
+    /// Holds the stamp of a checkpoint (`self`, from `dir`) against that of the run at hand. Returns a line for each
+    /// difference that `allow` lets pass.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`] with every refused difference, both sides shown; [`tunesmith_base::Kind::Config`] where
+    /// `allow` names no field.
+    pub fn compare(&self, now: &Self, allow: &[String], dir: &Path) -> Result<Vec<String>> {
+        let (saved, now) = (self.fields()?, now.fields()?);
+        for key in allow {
+            if !now.contains_key(key) || NEVER.contains(&key.as_str()) {
+                let names = now.keys().map(String::as_str).filter(|key| !NEVER.contains(key));
+                let near = nearest(key, names.clone()).map_or_else(
+                    || format!("these may be allowed: {}", names.collect::<Vec<_>>().join(", ")),
+                    |name| format!("did you mean {name}?"),
+                );
+                return Err(Error::config(format!("--allow {key}: no such field, or none that may differ")).hint(near));
+            }
+        }
+        let nothing = Value::Null;
+        let keys = saved.keys().chain(now.keys().filter(|key| !saved.contains_key(*key)));
+        // Other kernels differ in `backend`; the word for them says no more.
+        let other_kernels = saved.get("backend") != now.get("backend");
+        let keys = keys.filter(|key| *key != BACKEND_WORD || (saved.contains_key(*key) && !other_kernels));
+        let differences = keys.filter_map(|key| {
+            let (saved, now) = (saved.get(key).unwrap_or(&nothing), now.get(key).unwrap_or(&nothing));
+            (saved != now).then(|| Difference { key: key.clone(), saved: show(saved), now: show(now) })
+        });
+        // The same rows in each step: then it makes no difference how many ranks share them.
+        let rows = |fields: &BTreeMap<String, Value>| -> Option<u64> {
+            let factors = ["world_size", "train.batch_size", "train.grad_accum"].map(|key| fields.get(key)?.as_u64());
+            factors.into_iter().product()
+        };
+        let same_rows = rows(&saved).is_some() && rows(&saved) == rows(&now);
+        let passes = |difference: &Difference| {
+            (same_rows && ["world_size", "train.grad_accum"].contains(&&*difference.key))
+                || allow.contains(&difference.key)
+        };
+        let (passed, refused): (Vec<_>, Vec<_>) = differences.partition(passes);
+        if refused.is_empty() {
+            let note = |d: Difference| format!("{} differs: {} in the checkpoint, {} now", d.key, d.saved, d.now);
+            return Ok(passed.into_iter().map(note).collect());
+        }
+        let mut message = format!("{} belongs to another run:", dir.display());
+        for difference in &refused {
+            let Difference { key, saved, now } = difference;
+            let _ = write!(message, "\n    {key}: {saved} in the checkpoint, {now} now"); // a String never fails
+        }
+        let error = Error::checkpoint(message);
+        let may = refused.iter().filter(|difference| !NEVER.contains(&difference.key.as_str()));
+        let flags: Vec<_> = may.map(|difference| format!("--allow {}", difference.key)).collect();
+        Err(if flags.len() == refused.len() {
+            error.hint(format!("set these as they were, or go on in spite of it with {}", flags.join(" ")))
+        } else {
+            error.hint("set these as they were, or start a new run in another train.output_dir")
+        })
+    }
+
+    /// All fields in one level, as they read back from a file.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: a field that JSON does not have.
+    pub fn fields(&self) -> Result<BTreeMap<String, Value>> {
+        let bad = |error: serde_json::Error| Error::checkpoint(format!("the stamp cannot be written: {error}"));
+        let text = serde_json::to_string(self).map_err(bad)?;
+        let mut fields: BTreeMap<String, Value> = serde_json::from_str(&text).map_err(bad)?;
+        if let Some(Value::Object(training)) = fields.remove("training") {
+            fields.extend(training);
+        }
+        Ok(fields)
+    }
+}
+
+fn is_compared(option: &OptionDef) -> bool {
+    let kind = KINDS.iter().find(|about| about.section.name == option.section);
+    kind.map_or_else(|| COMPARED.contains(&&*option.path()), |about| about.training.contains(&option.name))
+}
+
+/// Differences in these mean tensors that do not fit.
+const NEVER: &[&str] = &["mode", "adapter", "train.optim"];
+
+/// `84 modules, rank 4, alpha 8; 1 tensor in full; <hash>`.
+pub(super) fn describe_adapter(placements: &[Placement], saved: &[String]) -> String {
+    if placements.is_empty() && saved.is_empty() {
+        return "none".into();
+    }
+    let mut hasher = blake3::Hasher::new();
+    let (mut ranks, mut alphas) = (Vec::new(), Vec::new());
+    for placement in placements {
+        let Placement { module, adapter, .. } = placement;
+        hasher.update(format!("{module:?} {}\n", adapter.describe()).as_bytes());
+        if let Some(rank) = adapter.rank() {
+            ranks.push(rank.r as f64);
+            alphas.push(rank.alpha);
+        }
+    }
+    hasher.update(format!("{saved:?}").as_bytes());
+    let hash = &hasher.finalize().to_hex()[..16];
+    if ranks.is_empty() {
+        return format!("{} modules; {} tensors in full; {hash}", placements.len(), saved.len());
+    }
+    let (ranks, alphas) = (distinct(ranks), distinct(alphas));
+    format!("{} modules, rank {ranks}, alpha {alphas}; {} tensors in full; {hash}", placements.len(), saved.len())
+}
+
+/// The distinct values in order, with slashes between.
+fn distinct(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    values.iter().map(f64::to_string).collect::<Vec<_>>().join("/")
+}
+
+fn show(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COMPARED, COVERED, FREE};
+    use tunesmith_config::{OptionDef, schema};
+    use tunesmith_model::adapters::KINDS;
+
+    #[test]
+    fn every_setting_is_compared_covered_or_free() {
+        let mut listed: Vec<_> = [COMPARED, COVERED, FREE].concat();
+        let of_adapter = |section: &str| KINDS.iter().any(|about| about.section.name == section);
+        let mut known: Vec<_> =
+            schema::options().filter(|option| !of_adapter(option.section)).map(OptionDef::path).collect();
+        listed.sort_unstable();
+        known.sort();
+        assert_eq!(listed, known, "a new setting must be put into one of the three lists");
+    }
+}

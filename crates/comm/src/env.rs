@@ -1,0 +1,256 @@
+//! What a launcher says in the environment: `tunesmith launch`, torchrun (and `accelerate launch`, Kubernetes'
+//! `PyTorchJob`, which set the same), Open MPI, MPICH and its kin (PMI), Slurm; in this order.
+use super::World;
+use super::slurm::{first_host, tasks_of};
+use super::token::Token;
+use tunesmith_base::error::{Error, Result};
+
+/// Where the launcher `tunesmith launch` holds the rendezvous: `address:port`.
+pub const STORE: &str = "TUNESMITH_STORE";
+/// The run's token.
+pub const TOKEN: &str = "TUNESMITH_TOKEN";
+/// The file that a rank's last error goes to, for the launcher to show once.
+pub const ERROR_FILE: &str = "TUNESMITH_ERROR_FILE";
+/// How to make a token.
+pub const MAKE_TOKEN: &str =
+    "on every machine the same secret: export TUNESMITH_TOKEN=…, made once with `openssl rand -hex 16`";
+/// The port of the rendezvous where nobody names one (torchrun's).
+const PORT: u16 = 29500;
+
+/// Where the ranks meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// At a host that stands already.
+    Held(String),
+    /// At rank 0, which says through torchrun's store where that is.
+    Agent(String),
+    /// At rank 0, here.
+    First(String),
+}
+
+/// What a launcher says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Launch {
+    /// Who has spoken.
+    pub launcher: &'static str,
+    /// This rank's place.
+    pub world: World,
+    /// Where the ranks meet.
+    pub place: Place,
+    /// The run's token; with [`Place::Agent`] rank 0 makes it.
+    pub token: Option<Token>,
+}
+
+/// Reads the environment; nothing where there is no launcher, or only one rank.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming the variable: it is missing, no number, or contradicts another.
+pub fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Launch>> {
+    let variables = Variables(&|name| variable(name).filter(|value| !value.is_empty()));
+    let Some((launcher, world)) = variables.world()? else { return Ok(None) };
+    if world.rank >= world.size || world.local_rank >= world.local_size || world.local_size > world.size {
+        let World { rank, size, local_rank, local_size } = world;
+        return Err(Error::config(format!(
+            "{launcher}: rank {rank} of {size}, {local_rank} of {local_size} on its machine: these contradict each other"
+        ))
+        .hint("ranks count from 0; unset RANK and WORLD_SIZE (and LOCAL_RANK, LOCAL_WORLD_SIZE) to run alone"));
+    }
+    if world.size == 1 {
+        return Ok(None);
+    }
+    let place = variables.place(launcher, world)?;
+    let token = match (variables.get(TOKEN), &place) {
+        (Some(token), _) => Some(Token::given(&token)?),
+        (None, Place::Agent(_)) => None,
+        (None, _) => {
+            return Err(Error::config(format!(
+                "{launcher}: env {TOKEN} is not set: any process could pass for a rank"
+            ))
+            .hint(MAKE_TOKEN));
+        }
+    };
+    Ok(Some(Launch { launcher, world, place, token }))
+}
+
+struct Variables<'a>(&'a dyn Fn(&str) -> Option<String>);
+
+const OURS: &str = "tunesmith launch";
+const TORCH: &str = "torchrun";
+const SLURM: &str = "Slurm";
+
+impl Variables<'_> {
+    fn get(&self, name: &str) -> Option<String> {
+        (self.0)(name)
+    }
+
+    fn number(&self, name: &str) -> Result<Option<usize>> {
+        let Some(text) = self.get(name) else { return Ok(None) };
+        let number = text.trim().parse();
+        number.map(Some).map_err(|_| {
+            Error::config(format!("env {name}={text}: expected a number"))
+                .hint("the launcher sets it; unset it to run alone")
+        })
+    }
+
+    fn needed(&self, launcher: &str, name: &str) -> Result<usize> {
+        let missing =
+            || Error::config(format!("{launcher}: env {name} is not set")).hint("set it, or unset the others");
+        self.number(name)?.ok_or_else(missing)
+    }
+
+    fn world(&self) -> Result<Option<(&'static str, World)>> {
+        let launcher = if self.get(STORE).is_some() { OURS } else { TORCH };
+        // RANK alone may mean anything.
+        if self.get("RANK").is_some() && self.get("WORLD_SIZE").is_some() {
+            let (rank, size) = (self.needed(launcher, "RANK")?, self.needed(launcher, "WORLD_SIZE")?);
+            // PyTorchJob names neither: its pods have one rank each.
+            let local_rank = self.number("LOCAL_RANK")?.unwrap_or(0);
+            let local_size = self.number("LOCAL_WORLD_SIZE")?.unwrap_or(1).max(local_rank + 1);
+            return Ok(Some((launcher, World { rank, size, local_rank, local_size })));
+        }
+        for (launcher, [rank, size, local_rank, local_size]) in [
+            ("mpirun", ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"].map(|name| format!("OMPI_COMM_WORLD_{name}"))),
+            ("PMI", ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"].map(String::from)),
+        ] {
+            if self.get(&rank).is_some() && self.get(&size).is_some() {
+                let (rank, size) = (self.needed(launcher, &rank)?, self.needed(launcher, &size)?);
+                // Without word of machines there is one.
+                let local_rank = self.number(&local_rank)?.unwrap_or(rank);
+                let local_size = self.number(&local_size)?.unwrap_or(size);
+                return Ok(Some((launcher, World { rank, size, local_rank, local_size })));
+            }
+        }
+        // A batch script has SLURM_PROCID too, but is no task: only srun sets the number of a step.
+        if self.get("SLURM_STEP_ID").is_some() && self.get("SLURM_PROCID").is_some() {
+            let rank = self.needed(SLURM, "SLURM_PROCID")?;
+            let size = match self.number("SLURM_STEP_NUM_TASKS")? {
+                Some(size) => size,
+                None => self.needed(SLURM, "SLURM_NTASKS")?,
+            };
+            let (local_rank, node) = (self.needed(SLURM, "SLURM_LOCALID")?, self.number("SLURM_NODEID")?.unwrap_or(0));
+            let counts = self.get("SLURM_STEP_TASKS_PER_NODE").or_else(|| self.get("SLURM_TASKS_PER_NODE"));
+            let local_size = counts.and_then(|counts| tasks_of(&counts, node)).unwrap_or(local_rank + 1);
+            return Ok(Some((SLURM, World { rank, size, local_rank, local_size })));
+        }
+        Ok(None)
+    }
+
+    fn place(&self, launcher: &'static str, world: World) -> Result<Place> {
+        if let Some(address) = self.get(STORE) {
+            return Ok(Place::Held(address));
+        }
+        let port = match self.number("MASTER_PORT")? {
+            Some(port) => u16::try_from(port)
+                .map_err(|_| Error::config(format!("env MASTER_PORT={port}: expected a number up to 65535")))?,
+            None => PORT,
+        };
+        let host = match self.get("MASTER_ADDR") {
+            Some(host) => host,
+            None if launcher == SLURM => {
+                let list =
+                    self.get("SLURM_STEP_NODELIST").or_else(|| self.get("SLURM_JOB_NODELIST")).unwrap_or_default();
+                first_host(&list).ok_or_else(|| {
+                    Error::config(format!("{SLURM}: no first host in SLURM_STEP_NODELIST={list:?}"))
+                        .hint("set MASTER_ADDR to the first machine's name")
+                })?
+            }
+            None if world.local_size == world.size => "127.0.0.1".to_owned(),
+            None => {
+                return Err(Error::config(format!("{launcher}: env MASTER_ADDR is not set"))
+                    .hint("set it to the name or address of rank 0's machine"));
+            }
+        };
+        let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let agent = self.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        Ok(if agent { Place::Agent(address) } else { Place::First(address) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch(variables: &[(&str, &str)]) -> Result<Option<Launch>> {
+        read(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    fn place_of(variables: &[(&str, &str)]) -> (&'static str, [usize; 4], Place) {
+        let token = [(TOKEN, "0123456789abcdef")];
+        let found = launch(&[variables, &token[..]].concat()).unwrap().unwrap();
+        let World { rank, size, local_rank, local_size } = found.world;
+        (found.launcher, [rank, size, local_rank, local_size], found.place)
+    }
+
+    const TORCH4: [(&str, &str); 6] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "2"),
+        ("MASTER_ADDR", "10.0.0.1"),
+        ("MASTER_PORT", "4000"),
+    ];
+
+    #[test]
+    fn every_launcher_is_understood() {
+        let first = |address: &str| Place::First(address.to_owned());
+        assert_eq!(place_of(&TORCH4), ("torchrun", [3, 4, 1, 2], first("10.0.0.1:4000")));
+        let agent = [&TORCH4[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
+        assert_eq!(place_of(&agent).2, Place::Agent("10.0.0.1:4000".to_owned()));
+        let ours = [&TORCH4[..], &[(STORE, "127.0.0.1:9")]].concat();
+        assert_eq!(place_of(&ours), ("tunesmith launch", [3, 4, 1, 2], Place::Held("127.0.0.1:9".to_owned())));
+        // PyTorchJob.
+        assert_eq!(
+            place_of(&[("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "job-master-0"), ("MASTER_PORT", "23456")]),
+            ("torchrun", [1, 2, 0, 1], first("job-master-0:23456"))
+        );
+        let mpi = [
+            ("OMPI_COMM_WORLD_RANK", "1"),
+            ("OMPI_COMM_WORLD_SIZE", "2"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ];
+        assert_eq!(place_of(&mpi), ("mpirun", [1, 2, 1, 2], first("127.0.0.1:29500")));
+        assert_eq!(
+            place_of(&[("PMI_RANK", "0"), ("PMI_SIZE", "3"), ("MASTER_ADDR", "::1")]),
+            ("PMI", [0, 3, 0, 3], first("[::1]:29500"))
+        );
+        let slurm = [
+            ("SLURM_STEP_ID", "0"),
+            ("SLURM_PROCID", "5"),
+            ("SLURM_NTASKS", "7"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_NODEID", "1"),
+            ("SLURM_TASKS_PER_NODE", "4,3"),
+            ("SLURM_JOB_NODELIST", "gpu[07-08]"),
+        ];
+        assert_eq!(place_of(&slurm), ("Slurm", [5, 7, 1, 3], first("gpu07:29500")));
+    }
+
+    #[test]
+    fn without_a_launcher_there_is_one_rank() {
+        assert_eq!(launch(&[]).unwrap(), None);
+        assert_eq!(launch(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap(), None);
+        assert_eq!(launch(&[("RANK", "")]).unwrap(), None);
+        // A batch script of Slurm, not a task.
+        assert_eq!(launch(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_LOCALID", "0")]).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let said = |variables: &[(&str, &str)]| {
+            let error = launch(variables).unwrap_err();
+            assert_eq!(error.kind(), tunesmith_base::Kind::Config);
+            error.message().to_owned()
+        };
+        assert!(said(&TORCH4).contains("TUNESMITH_TOKEN is not set"));
+        assert!(said(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("env RANK=x: expected a number"));
+        assert!(said(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("rank 2 of 2"));
+        let spread = [("RANK", "0"), ("WORLD_SIZE", "2"), (TOKEN, "0123456789abcdef")];
+        assert!(said(&spread).contains("MASTER_ADDR is not set"));
+        let port = [&TORCH4[..5], &[("MASTER_PORT", "70000")]].concat();
+        assert!(said(&port).contains("MASTER_PORT=70000"));
+        // torchrun's agent carries a token of rank 0's making.
+        let agent = [&TORCH4[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
+        assert_eq!(launch(&agent).unwrap().unwrap().token, None);
+    }
+}

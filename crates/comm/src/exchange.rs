@@ -1,0 +1,286 @@
+//! Sums and gathers over parts that lie anywhere. What lies whole and is neither short nor too long travels as it lies; several
+//! short pieces go in one message, a long one in several. Nothing beside the pieces takes more than
+//! [`Limits::bucket`](super::Limits) bytes for a message. Sums go from the first rank to the last, as everywhere in [`super`], so
+//! that neither the messages nor the parts move a bit.
+use std::ops::Range;
+
+use super::bytes::{self, Element as _};
+use super::{Collectives, World};
+use tunesmith_base::error::Result;
+
+/// Values of which each rank has a part.
+#[derive(Debug)]
+pub struct Piece<'a> {
+    /// The values, those of the other ranks too.
+    pub values: &'a mut [f32],
+    /// Every rank's part: where it lies in `values`.
+    pub parts: Vec<Range<usize>>,
+}
+
+/// Buffers of messages, kept from one to the next.
+#[derive(Debug, Default)]
+pub struct Exchange {
+    send: Vec<f32>,
+    receive: Vec<f32>,
+}
+
+/// Pieces from so many bytes on are not put together with others.
+const LARGE: usize = 64 << 10;
+
+impl Piece<'_> {
+    /// Every rank's part in bytes, if the parts follow one another from end to end and make up so many bytes.
+    fn whole(&self, bytes: Range<usize>) -> Option<Vec<Range<usize>>> {
+        let ends = std::iter::once(0).chain(self.parts.iter().map(|part| part.end));
+        let whole = self.parts.iter().zip(ends).all(|(part, end)| part.start == end && part.end >= end)
+            && self.parts.last().is_some_and(|last| last.end == self.values.len())
+            && bytes.contains(&size_of_val(self.values));
+        let width = size_of::<f32>();
+        whole.then(|| self.parts.iter().map(|part| part.start * width..part.end * width).collect())
+    }
+}
+
+/// A stretch of a rank's parts: where it lies in which piece.
+type Stretch = (usize, Range<usize>);
+
+/// The numbers `from..to` of a rank's parts, which are counted through all pieces.
+fn stretches(pieces: &[&mut Piece<'_>], rank: usize, from: usize, to: usize) -> Vec<Stretch> {
+    let (mut found, mut at) = (Vec::new(), 0);
+    for (index, piece) in pieces.iter().enumerate() {
+        let part = &piece.parts[rank];
+        let (low, high) = (from.max(at), to.min(at + part.len()));
+        if low < high {
+            found.push((index, part.start + low - at..part.start + high - at));
+        }
+        at += part.len();
+    }
+    found
+}
+
+/// What travels together: as many numbers of each rank's parts, as far as they go.
+struct Message {
+    /// Every rank's stretches.
+    stretches: Vec<Vec<Stretch>>,
+    /// Their place in the message, in bytes.
+    parts: Vec<Range<usize>>,
+}
+
+/// Cuts what all ranks have in `pieces` into messages of at most `bucket` bytes.
+fn messages(pieces: &[&mut Piece<'_>], size: usize, bucket: usize) -> Vec<Message> {
+    let count = |rank: usize| pieces.iter().map(|piece| piece.parts[rank].len()).sum::<usize>();
+    let most = (0..size).map(count).max().unwrap_or(0);
+    let step = (bucket / (size * size_of::<f32>())).max(1);
+    let message = |from: usize| {
+        let stretches: Vec<_> =
+            (0..size).map(|rank| stretches(pieces, rank, from, from.saturating_add(step))).collect();
+        let mut end = 0;
+        let parts = stretches.iter().map(|of_rank: &Vec<Stretch>| {
+            let start = end;
+            end += of_rank.iter().map(|(_, range)| size_of::<f32>() * range.len()).sum::<usize>();
+            start..end
+        });
+        let parts = parts.collect();
+        Message { stretches, parts }
+    };
+    (0..most).step_by(step).map(message).collect()
+}
+
+impl Exchange {
+    /// Replaces this rank's parts by their sums over ranks; the rest of the values stays as it is.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`]: a peer is gone or late.
+    pub fn reduce_scatter(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
+        let World { rank, size, .. } = comm.world();
+        if size == 1 {
+            return Ok(());
+        }
+        if let Some(threads) = comm.shared_memory() {
+            return threads.sum_parts(pieces);
+        }
+        let bucket = comm.limits().bucket;
+        let mut rest = Vec::new();
+        for piece in pieces {
+            let Some(parts) = piece.whole(LARGE..bucket.saturating_add(1)) else {
+                rest.push(piece);
+                continue;
+            };
+            let own = piece.parts[rank].clone();
+            let receive = room(&mut self.receive, own.len() * size);
+            comm.all_to_all_bytes(bytes::of(piece.values), &parts, bytes::of_mut(receive))?;
+            f32::sum(&mut piece.values[own], receive);
+        }
+        for Message { stretches, parts } in messages(&rest, size, bucket) {
+            self.send.clear();
+            for (piece, range) in stretches.iter().flatten() {
+                self.send.extend_from_slice(&rest[*piece].values[range.clone()]);
+            }
+            let own = parts[rank].len() / size_of::<f32>();
+            let receive = room(&mut self.receive, own * size);
+            comm.all_to_all_bytes(bytes::of(&self.send), &parts, bytes::of_mut(receive))?;
+            let sums = &mut self.send[..own];
+            f32::sum(sums, receive);
+            let mut sums = &sums[..];
+            for (piece, range) in &stretches[rank] {
+                let (now, later) = sums.split_at(range.len());
+                rest[*piece].values[range.clone()].copy_from_slice(now);
+                sums = later;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills in the parts of the other ranks.
+    ///
+    /// # Errors
+    /// As [`Exchange::reduce_scatter`].
+    pub fn all_gather(&mut self, comm: &dyn Collectives, pieces: &mut [Piece<'_>]) -> Result<()> {
+        let World { rank, size, .. } = comm.world();
+        if size == 1 {
+            return Ok(());
+        }
+        if let Some(threads) = comm.shared_memory() {
+            return threads.fill_parts(pieces);
+        }
+        let mut rest = Vec::new();
+        for piece in pieces {
+            match piece.whole(LARGE..usize::MAX) {
+                Some(parts) => comm.all_gather_bytes(bytes::of_mut(piece.values), &parts)?,
+                None => rest.push(piece),
+            }
+        }
+        for Message { stretches, parts } in messages(&rest, size, comm.limits().bucket) {
+            let floats = |range: &Range<usize>| range.start / size_of::<f32>()..range.end / size_of::<f32>();
+            let message = room(&mut self.receive, floats(&parts[size - 1]).end);
+            let mut own = &mut message[floats(&parts[rank])];
+            for (piece, range) in &stretches[rank] {
+                let (now, later) = own.split_at_mut(range.len());
+                now.copy_from_slice(&rest[*piece].values[range.clone()]);
+                own = later;
+            }
+            comm.all_gather_bytes(bytes::of_mut(message), &parts)?;
+            let mut all = &message[..];
+            for (piece, range) in stretches.iter().flatten() {
+                let (now, later) = all.split_at(range.len());
+                rest[*piece].values[range.clone()].copy_from_slice(now);
+                all = later;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The first `length` numbers of a buffer, whatever they are.
+fn room(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    if buffer.len() < length {
+        buffer.resize(length, 0.0);
+    }
+    &mut buffer[..length]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Limits, part, threads};
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What rank `rank` holds at `index`: nothing that sums exactly.
+    fn value(rank: usize, index: usize) -> f32 {
+        ((rank * 7919 + index * 104_729) % 10_007) as f32 / 97.0 - 50.0
+    }
+
+    /// Threads that do not look into each other's memory.
+    struct Apart(threads::Threads);
+
+    impl Collectives for Apart {
+        fn world(&self) -> World {
+            self.0.world()
+        }
+
+        fn limits(&self) -> Limits {
+            self.0.limits()
+        }
+
+        fn name(&self) -> &'static str {
+            "apart"
+        }
+
+        fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
+            self.0.all_to_all_bytes(send, parts, receive)
+        }
+
+        fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
+            self.0.all_gather_bytes(data, parts)
+        }
+
+        fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
+            self.0.broadcast_bytes(data, root)
+        }
+
+        fn barrier(&self) -> Result<()> {
+            self.0.barrier()
+        }
+
+        fn beside(&self, who: super::super::Among) -> Result<Box<dyn Collectives>> {
+            self.0.beside(who)
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+        #[test]
+        fn pieces_of_any_size_are_summed_and_gathered_in_messages_of_any_size(
+            lengths in prop::collection::vec(prop_oneof![4 => 0usize..300, 1 => 16_000usize..40_000], 1..6), size in 2usize..5,
+            bucket in prop_oneof![4usize..3000, 100_000usize..200_000], shift in 0usize..40,
+            messages: bool,
+        ) {
+            let total: usize = lengths.iter().sum();
+            let column = |index: usize| (1..size).fold(value(0, index), |sum, rank| sum + value(rank, index));
+            let whole: Vec<f32> = (0..total).map(column).collect();
+            // Parts need not be even.
+            let parts = |length: usize| -> Vec<Range<usize>> {
+                let end = |rank: usize| if rank == size { length } else { (part(length, size, rank).start + shift * rank.min(1)).min(length) };
+                (0..size).map(|rank| end(rank)..end(rank + 1)).collect()
+            };
+            let limits = Limits { bucket, ..Limits::default() };
+            let found: Vec<(Vec<f32>, Vec<f32>)> = std::thread::scope(|scope| {
+                let work = |comm: threads::Threads| {
+                    let (lengths, parts) = (&lengths, &parts);
+                    scope.spawn(move || {
+                        let comm: Box<dyn Collectives> = if messages { Box::new(Apart(comm)) } else { Box::new(comm) };
+                        let rank = comm.world().rank;
+                        let mut values: Vec<f32> = (0..total).map(|index| value(rank, index)).collect();
+                        let mut exchange = Exchange::default();
+                        let pieces = |values: &mut Vec<f32>, act: &mut dyn FnMut(&mut [Piece<'_>])| {
+                            let mut rest = &mut values[..];
+                            let mut pieces = Vec::new();
+                            for &length in lengths {
+                                let (now, later) = rest.split_at_mut(length);
+                                pieces.push(Piece { values: now, parts: parts(length) });
+                                rest = later;
+                            }
+                            act(&mut pieces);
+                        };
+                        pieces(&mut values, &mut |pieces| exchange.reduce_scatter(&*comm, pieces).unwrap());
+                        let summed = values.clone();
+                        pieces(&mut values, &mut |pieces| exchange.all_gather(&*comm, pieces).unwrap());
+                        (summed, values)
+                    })
+                };
+                let running: Vec<_> = threads::world(size, limits).into_iter().map(work).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            });
+            for (rank, (summed, gathered)) in found.into_iter().enumerate() {
+                prop_assert!(gathered == whole, "the sums in the order of ranks, to the bit");
+                let mut start = 0;
+                for &length in &lengths {
+                    for index in 0..length {
+                        let own = parts(length)[rank].contains(&index);
+                        let expected = if own { whole[start + index] } else { value(rank, start + index) };
+                        prop_assert_eq!(summed[start + index], expected);
+                    }
+                    start += length;
+                }
+            }
+        }
+    }
+}

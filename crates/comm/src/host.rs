@@ -1,0 +1,251 @@
+//! The host of a run's rendezvous, in one process (the launcher, or rank 0): a map from names to small values, and the
+//! [`Roll`] of who has come. [`super::store`] has the protocol.
+use std::collections::{HashMap, VecDeque};
+use std::io::{ErrorKind, Read, Result as IoResult, Write};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::roll::{Claim, LONGEST_CLAIM, Roll, Welcome};
+use super::token::{Token, random};
+use super::wire::{Until, notice_loss, put_bytes, read_bytes, read_u32};
+use tunesmith_base::error::{Error, Result};
+
+/// What both sides begin with: the protocol and its version.
+pub(super) const MAGIC: [u8; 8] = *b"tsmith02";
+/// The longest name.
+const LONGEST_NAME: usize = 1 << 10;
+/// The longest value: nothing larger is made room for.
+pub(super) const LONGEST: usize = 1 << 20;
+/// All values together.
+const ALL_VALUES: usize = 64 << 20;
+/// Who has connected must have proved itself by then.
+pub(super) const GREETING: Duration = Duration::from_secs(3);
+/// How long a request, once begun, and its answer may take.
+const REQUEST: Duration = Duration::from_secs(10);
+/// Visitors that may be greeted at a time. The one that has been there longest makes room for a new one.
+const VISITORS: usize = 128;
+/// How long the host of a run whose ranks do not fit together waits for ranks that have not heard of it.
+const LINGER: Duration = Duration::from_secs(4);
+
+pub(super) const SET: u8 = 1;
+pub(super) const GET: u8 = 2;
+pub(super) const ROLL: u8 = 3;
+/// Says that no value has been set.
+pub(super) const NOTHING: u32 = u32::MAX;
+
+/// How a rank has been received, on the wire.
+pub(super) const IN: u8 = 0;
+pub(super) const OVER: u8 = 1;
+pub(super) const FULL: u8 = 2;
+pub(super) const DISPUTE: u8 = 3;
+
+/// The answer to [`ROLL`], as JSON.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Called {
+    pub present: Vec<u32>,
+    pub dispute: Option<String>,
+}
+
+/// What the host knows.
+#[derive(Debug, Default)]
+pub(super) struct Shelf {
+    values: HashMap<String, Vec<u8>>,
+    /// Bytes of the values and their names.
+    bytes: usize,
+    roll: Roll,
+}
+
+/// The host. It serves for the rest of the process's life.
+#[derive(Debug)]
+pub struct Host {
+    address: SocketAddr,
+    shelf: Arc<Mutex<Shelf>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Host {
+    /// Serves on `address` (port 0: a free one).
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`]: the address cannot be listened on.
+    pub fn serve(address: SocketAddr, token: Token) -> Result<Self> {
+        let fail = |error: std::io::Error| {
+            Error::peer(format!("cannot listen on {address} for the other ranks: {error}"))
+                .hint("another run may hold the port: set another one, or none for a free one")
+        };
+        let listener = TcpListener::bind(address).map_err(fail)?;
+        let address = listener.local_addr().map_err(fail)?;
+        let shelf: Arc<Mutex<Shelf>> = Arc::default();
+        let served = Arc::clone(&shelf);
+        let accept = move || {
+            let visitors: Arc<Mutex<Visitors>> = Arc::default();
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else {
+                    // Such as: no file is left. It passes, or the others run into their timeouts.
+                    std::thread::sleep(Duration::from_millis(20));
+                    continue;
+                };
+                let (shelf, token, visitors) = (Arc::clone(&served), token.clone(), Arc::clone(&visitors));
+                let number = lock(&visitors).enter(&stream);
+                // A visitor that says something else than it should is left alone: nobody is to be told.
+                let receive = move || drop(receive(&stream, &token, &shelf, || lock(&visitors).leave(number)));
+                // Where the system has no thread left the visitor is turned away by the drop of its connection.
+                drop(std::thread::Builder::new().name("visitor".into()).spawn(receive));
+            }
+        };
+        std::thread::Builder::new()
+            .name("rendezvous".into())
+            .spawn(accept)
+            .map_err(|error| Error::no_thread(&error))?;
+        Ok(Self { address, shelf })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stays until the other ranks have heard that the run cannot be, or for four seconds.
+    pub fn linger(&self) {
+        let began = Instant::now();
+        while began.elapsed() < LINGER && !lock(&self.shelf).roll.all_told() {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Connections that have not proved themselves yet, the oldest first.
+#[derive(Debug, Default)]
+struct Visitors {
+    waiting: VecDeque<(u64, TcpStream)>,
+    next: u64,
+}
+
+impl Visitors {
+    fn enter(&mut self, stream: &TcpStream) -> u64 {
+        self.next += 1;
+        if let Ok(stream) = stream.try_clone() {
+            self.waiting.push_back((self.next, stream));
+        }
+        if self.waiting.len() > VISITORS
+            && let Some((_, oldest)) = self.waiting.pop_front()
+        {
+            // It may have gone by itself.
+            let _ = oldest.shutdown(Shutdown::Both);
+        }
+        self.next
+    }
+
+    fn leave(&mut self, number: u64) {
+        self.waiting.retain(|(other, _)| *other != number);
+    }
+}
+
+/// One visitor, from its greeting to the end of its connection.
+fn receive(stream: &TcpStream, token: &Token, shelf: &Mutex<Shelf>, greeted: impl FnOnce()) -> IoResult<()> {
+    let from = stream.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |from| from.ip());
+    stream.set_nodelay(true)?;
+    notice_loss(stream);
+    let admitted = admit(&mut Until::after(stream, GREETING), token, shelf, from);
+    greeted();
+    let Some(rank) = admitted? else { return Ok(()) };
+    let served = serve(stream, shelf, rank);
+    lock(shelf).roll.leave(rank);
+    served
+}
+
+/// Greets a visitor: its rank, if it has been taken in as one.
+pub(super) fn admit(
+    stream: &mut (impl Read + Write),
+    token: &Token,
+    shelf: &Mutex<Shelf>,
+    from: IpAddr,
+) -> IoResult<Option<u32>> {
+    let refuse = |_| std::io::Error::from(ErrorKind::PermissionDenied);
+    let ours = random().map_err(refuse)?;
+    stream.write_all(&[&MAGIC[..], &ours].concat())?;
+    let (mut magic, mut theirs, mut proof) = ([0; 8], [0; 32], [0; 32]);
+    stream.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    stream.read_exact(&mut theirs)?;
+    let rank = read_u32(stream)?;
+    let claim = read_bytes(stream, LONGEST_CLAIM)?;
+    stream.read_exact(&mut proof)?;
+    // blake3's own type compares in constant time.
+    if token.proof("rank", &[&ours, &theirs, &rank.to_le_bytes(), &claim]) != blake3::Hash::from(proof) {
+        lock(shelf).roll.stranger(rank, from, Instant::now());
+        return Err(ErrorKind::PermissionDenied.into());
+    }
+    let claim: Claim = serde_json::from_slice(&claim)?;
+    if claim.rank != rank {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let (status, text) = match lock(shelf).roll.come(claim, from) {
+        Welcome::In => (IN, String::new()),
+        Welcome::Over => (OVER, String::new()),
+        Welcome::Full(text) => (FULL, text),
+        Welcome::Dispute(text) => (DISPUTE, text),
+    };
+    let mut answer = vec![status];
+    put_bytes(&mut answer, text.as_bytes());
+    answer.extend(token.proof("host", &[&theirs, &ours, &[status], text.as_bytes()]).as_bytes());
+    let answered = stream.write_all(&answer);
+    if status != IN {
+        return answered.map(|()| None);
+    }
+    if answered.is_err() {
+        lock(shelf).roll.leave(rank);
+    }
+    answered.map(|()| Some(rank))
+}
+
+fn serve(stream: &TcpStream, shelf: &Mutex<Shelf>, rank: u32) -> IoResult<()> {
+    loop {
+        let mut operation = [0];
+        stream.set_read_timeout(None)?;
+        (&mut &*stream).read_exact(&mut operation)?;
+        answer(operation[0], &mut Until::after(stream, REQUEST), shelf, rank)?;
+    }
+}
+
+/// Answers one request, of which the operation has been read.
+pub(super) fn answer(operation: u8, stream: &mut (impl Read + Write), shelf: &Mutex<Shelf>, rank: u32) -> IoResult<()> {
+    let name = String::from_utf8_lossy(&read_bytes(stream, LONGEST_NAME)?).into_owned();
+    let value = read_bytes(stream, LONGEST)?;
+    let mut shelf = lock(shelf);
+    let found = match operation {
+        SET => {
+            let new = name.len() + value.len();
+            let old = shelf.values.get(&name).map_or(0, |old| name.len() + old.len());
+            if shelf.bytes - old + new > ALL_VALUES {
+                return Err(ErrorKind::InvalidData.into());
+            }
+            shelf.bytes = shelf.bytes - old + new;
+            shelf.values.insert(name, value);
+            None
+        }
+        GET => shelf.values.get(&name).cloned(),
+        ROLL => {
+            let dispute = shelf.roll.dispute(rank, Instant::now());
+            Some(serde_json::to_vec(&Called { present: shelf.roll.present(), dispute })?)
+        }
+        _ => return Err(ErrorKind::InvalidData.into()),
+    };
+    let mut answer = Vec::new();
+    match found {
+        Some(value) => put_bytes(&mut answer, &value),
+        None => answer.extend(NOTHING.to_le_bytes()),
+    }
+    let gone: Vec<u8> = shelf.roll.gone().flat_map(u32::to_le_bytes).collect();
+    drop(shelf);
+    put_bytes(&mut answer, &gone);
+    stream.write_all(&answer)
+}

@@ -1,0 +1,276 @@
+//! Layer 3: who takes part in a run ([`World`]) and how ranks combine tensors ([`Collectives`]). World size 1
+//! runs the same code as any other: the engine is then [`single::Single`].
+//!
+//! An engine only moves bytes. What is computed on the way, sums, is computed here, in one place and in one order (rank
+//! 0 first), so that the result is the same to the last bit on every rank, in every run and with every engine:
+//!
+//! ```text
+//! reduce_scatter = all_to_all + the sum of what arrived, in the order of ranks
+//! all_reduce     = reduce_scatter + all_gather        (small ones: all_gather + sum)
+//! ```
+//!
+//! Which rank owns which part of what is trained says [`partition`]; sums and gathers over such parts are in [`exchange`].
+//!
+//! How ranks find each other: [`mod@env`] reads what a launcher says, [`meet`] brings them to one [`store`] (through
+//! torchrun's own, [`c10d`], where there is one), [`gloo`], `nccl` or [`threads`] carries the bytes.
+pub mod bytes;
+pub mod c10d;
+pub mod env;
+pub mod exchange;
+pub mod gloo;
+pub mod gloo_library;
+pub mod host;
+mod lent;
+pub mod line;
+pub mod meet;
+#[cfg(feature = "cuda")]
+pub mod nccl;
+pub mod partition;
+pub mod process;
+pub mod roll;
+pub mod single;
+pub mod slurm;
+pub mod store;
+pub mod threads;
+pub mod token;
+mod wire;
+
+use std::ops::Range;
+use std::time::Duration;
+
+pub use bytes::Element;
+pub use partition::Partition;
+use tunesmith_base::error::Result;
+
+/// The place of this rank among all that train together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct World {
+    /// This rank's number, `0..size`.
+    pub rank: usize,
+    /// How many ranks take part.
+    pub size: usize,
+    /// This rank's number on its machine.
+    pub local_rank: usize,
+    /// How many ranks are on its machine.
+    pub local_size: usize,
+}
+
+impl World {
+    /// A rank that is alone.
+    pub const ALONE: Self = Self { rank: 0, size: 1, local_rank: 0, local_size: 1 };
+
+    /// Its place among those.
+    #[must_use]
+    pub const fn among(self, who: Among) -> Self {
+        match who {
+            Among::All => self,
+            Among::Machine => Self { rank: self.local_rank, size: self.local_size, ..self },
+        }
+    }
+
+    /// Whether this rank writes what a run leaves behind.
+    pub const fn is_first(self) -> bool {
+        self.rank == 0
+    }
+
+    /// This rank's part of `length` elements.
+    pub fn part(self, length: usize) -> Range<usize> {
+        part(length, self.size, self.rank)
+    }
+}
+
+/// The part of `length` elements that belongs to `rank` of `size`: parts differ by one element at most.
+pub fn part(length: usize, size: usize, rank: usize) -> Range<usize> {
+    let end = |rank: usize| (length as u128 * rank as u128 / size.max(1) as u128) as usize;
+    end(rank)..end(rank + 1)
+}
+
+/// The ranks of a world beside another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Among {
+    /// All.
+    All,
+    /// Those of a machine.
+    Machine,
+}
+
+/// How an engine works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// How long an operation may take.
+    pub timeout: Duration,
+    /// Bytes that an [`all_reduce`](trait.Collectives.html#method.all_reduce) moves at a time; what it needs beside the
+    /// data is no more than this.
+    pub bucket: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(600), bucket: 25 << 20 }
+    }
+}
+
+/// An engine: moves bytes between ranks. Every rank calls the same operations in the same order with the same sizes.
+///
+/// All operations fail with [`tunesmith_base::Kind::Peer`], naming rank, operation and peer, when a peer is gone or an operation
+/// takes longer than [`Limits::timeout`]. After that the engine is not used again.
+///
+/// The typed operations that the run uses are methods of `dyn Collectives`: [`all_reduce`](#method.all_reduce),
+/// [`reduce_scatter`](#method.reduce_scatter), [`all_gather`](#method.all_gather), [`broadcast`](#method.broadcast).
+pub trait Collectives: Send + Sync {
+    /// The place of this rank.
+    fn world(&self) -> World;
+    /// Timeout and size of pieces.
+    fn limits(&self) -> Limits;
+    /// What it is called.
+    fn name(&self) -> &'static str;
+    /// Itself, if its ranks are threads of one process, which look into each other's memory.
+    fn shared_memory(&self) -> Option<&threads::Threads> {
+        None
+    }
+    /// Sends the bytes `parts[r]` of `send` to rank r, and receives this rank's part of every rank's, in the order of
+    /// ranks: `receive` is `[size, parts[rank].len()]`. `parts` are the same on every rank, one behind the other.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()>;
+    /// Fills in the parts of the other ranks; `data[parts[rank]]` is what this one gives.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()>;
+    /// Replaces `data` by that of rank `root`.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()>;
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn barrier(&self) -> Result<()>;
+    /// A world beside this one, of the same ranks or of those of a machine alone, numbered as they are there: its operations
+    /// do not meet those of this one. Every rank calls it, once at most for each kind.
+    ///
+    /// # Errors
+    /// As the trait says.
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>>;
+}
+
+/// Up to so many bytes, every rank sums everything: one message less.
+const SMALL: usize = 4096;
+
+/// What helps where another rank does not answer.
+const LOST: &str =
+    "another rank ended, or it cannot be reached: its own message says why; after that, go on with --resume";
+/// What helps where a rank finds no way to the others.
+const NO_WAY: &str = "check MASTER_ADDR, MASTER_PORT and the machines' names, and that no firewall closes the port";
+
+impl dyn Collectives + '_ {
+    /// Whether what one rank holds counts against the memory of all.
+    pub fn shares_memory(&self) -> bool {
+        self.shared_memory().is_some()
+    }
+
+    /// Replaces `data` on every rank by the sum over ranks. Integers wrap around; f16 and bf16 are summed in f32 and
+    /// rounded once.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`]: a peer is gone or late.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T]) -> Result<()> {
+        let world = self.world();
+        if world.size == 1 || data.is_empty() {
+            return Ok(());
+        }
+        if size_of_val(data) <= SMALL {
+            let mut all = vec![T::ZERO; data.len() * world.size];
+            all[world.rank * data.len()..][..data.len()].copy_from_slice(data);
+            self.all_gather(&mut all)?;
+            T::sum(data, &all);
+            return Ok(());
+        }
+        for piece in data.chunks_mut((self.limits().bucket / size_of::<T>()).max(1)) {
+            self.reduce_scatter(piece)?;
+            self.all_gather(piece)?;
+        }
+        Ok(())
+    }
+
+    /// Replaces this rank's [`World::part`] of `data` by the sum over ranks and returns where it is; the rest of `data`
+    /// stays as it is. Sums as [`all_reduce`](#method.all_reduce).
+    ///
+    /// # Errors
+    /// As [`all_reduce`](#method.all_reduce).
+    pub fn reduce_scatter<T: Element>(&self, data: &mut [T]) -> Result<Range<usize>> {
+        let world = self.world();
+        let own = world.part(data.len());
+        if world.size == 1 || data.is_empty() {
+            return Ok(own);
+        }
+        let mut all = vec![T::ZERO; own.len() * world.size];
+        self.all_to_all_bytes(bytes::of(data), &byte_parts::<T>(data.len(), world.size), bytes::of_mut(&mut all))?;
+        T::sum(&mut data[own.clone()], &all);
+        Ok(own)
+    }
+
+    /// Fills `data`, of which each rank gives its [`World::part`].
+    ///
+    /// # Errors
+    /// As [`all_reduce`](#method.all_reduce).
+    pub fn all_gather<T: Element>(&self, data: &mut [T]) -> Result<()> {
+        let size = self.world().size;
+        if size == 1 || data.is_empty() {
+            return Ok(());
+        }
+        let parts = byte_parts::<T>(data.len(), size);
+        self.all_gather_bytes(bytes::of_mut(data), &parts)
+    }
+
+    /// Replaces `data` by that of rank `root`.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](#method.all_reduce).
+    pub fn broadcast<T: Element>(&self, data: &mut [T], root: usize) -> Result<()> {
+        if self.world().size == 1 || data.is_empty() {
+            return Ok(());
+        }
+        self.broadcast_bytes(bytes::of_mut(data), root)
+    }
+
+    /// What every rank has to say: `[size, values.len()]`, in the order of ranks.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](#method.all_reduce).
+    pub fn collect<T: Element>(&self, values: &[T]) -> Result<Vec<T>> {
+        let world = self.world();
+        let mut all = vec![T::ZERO; values.len() * world.size];
+        all[world.rank * values.len()..][..values.len()].copy_from_slice(values);
+        self.all_gather(&mut all)?;
+        Ok(all)
+    }
+}
+
+/// Every rank's part of `length` elements, in bytes.
+fn byte_parts<T>(length: usize, size: usize) -> Vec<Range<usize>> {
+    let bytes = |index: usize| index * size_of::<T>();
+    let part = |rank| part(length, size, rank);
+    (0..size).map(|rank| bytes(part(rank).start)..bytes(part(rank).end)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_cover_everything_once_and_differ_by_one() {
+        for length in [0, 1, 2, 7, 64, 1001] {
+            for size in 1..=5 {
+                let parts: Vec<_> = (0..size).map(|rank| part(length, size, rank)).collect();
+                assert_eq!((parts[0].start, parts[size - 1].end), (0, length));
+                assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+                let lengths = || parts.iter().map(ExactSizeIterator::len);
+                assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1, "{parts:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! NCCL's functions, loaded at run time, as Gloo's are. The types are cudarc's; its own loader does not look for
+//! `libnccl.so.2`, which is all that NCCL's run-time packages have, and panics where it finds nothing.
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::path::PathBuf;
+
+use cudarc::driver::sys::CUstream;
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
+
+use tunesmith_base::error::{Error, Result};
+
+/// Says where NCCL is, when the system's loader does not know.
+pub const LIBRARY_VARIABLE: &str = "TUNESMITH_NCCL";
+
+/// NCCL's result codes; newer ones are known by their texts.
+pub(super) type Code = c_int;
+pub(super) const SUCCESS: Code = 0;
+pub(super) const IN_PROGRESS: Code = 7;
+
+type Count = unsafe extern "C" fn(*mut c_int) -> Code;
+type GetUniqueId = unsafe extern "C" fn(*mut ncclUniqueId) -> Code;
+type Init = unsafe extern "C" fn(*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut ncclConfig_t) -> Code;
+type AsyncError = unsafe extern "C" fn(ncclComm_t, *mut Code) -> Code;
+type OfComm = unsafe extern "C" fn(ncclComm_t) -> Code;
+type Group = unsafe extern "C" fn() -> Code;
+type Send = unsafe extern "C" fn(*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> Code;
+type Receive = unsafe extern "C" fn(*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> Code;
+type Broadcast =
+    unsafe extern "C" fn(*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, CUstream) -> Code;
+type ErrorString = unsafe extern "C" fn(Code) -> *const c_char;
+
+/// The loaded functions. The object is never unloaded: NCCL has threads of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Functions {
+    pub get_version: Count,
+    pub get_unique_id: GetUniqueId,
+    pub init: Init,
+    pub async_error: AsyncError,
+    pub abort: OfComm,
+    pub finalize: OfComm,
+    pub destroy: OfComm,
+    pub group_start: Group,
+    pub group_end: Group,
+    pub send: Send,
+    pub receive: Receive,
+    pub broadcast: Broadcast,
+    error_string: ErrorString,
+}
+
+const INSTALL: &str = "install NCCL's run-time library (`apt-get install libnccl2` from NVIDIA's repository, or `pip install \
+                       nvidia-nccl-cu12` and TUNESMITH_NCCL=…/libnccl.so.2), or set train.ddp_backend: gloo";
+
+impl Functions {
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: there is no NCCL, or one that is too old.
+    pub fn load() -> Result<Self> {
+        let named = std::env::var_os(LIBRARY_VARIABLE).filter(|named| !named.is_empty()).map(PathBuf::from);
+        let names = named.map_or_else(|| vec!["libnccl.so.2".into(), "libnccl.so".into()], |named| vec![named]);
+        let mut why = String::new();
+        for name in names {
+            match open(&name.into_os_string().into_encoded_bytes()) {
+                Ok(library) => return Self::find(library),
+                Err(error) => why = if why.is_empty() { error } else { why },
+            }
+        }
+        Err(Error::config(format!("train.ddp_backend: nccl, but NCCL cannot be loaded: {why}")).hint(INSTALL))
+    }
+
+    fn find(library: *mut c_void) -> Result<Self> {
+        let find = |name: &CStr| {
+            // SAFETY: an open library and a C string.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            if found.is_null() {
+                let message = format!("this NCCL lacks {}: 2.18 or newer is needed", name.to_string_lossy());
+                return Err(Error::config(message).hint(INSTALL));
+            }
+            Ok(found)
+        };
+        // SAFETY: the signatures are those of nccl.h, unchanged since 2.18.
+        unsafe {
+            Ok(Self {
+                get_version: std::mem::transmute::<*mut c_void, Count>(find(c"ncclGetVersion")?),
+                get_unique_id: std::mem::transmute::<*mut c_void, GetUniqueId>(find(c"ncclGetUniqueId")?),
+                init: std::mem::transmute::<*mut c_void, Init>(find(c"ncclCommInitRankConfig")?),
+                async_error: std::mem::transmute::<*mut c_void, AsyncError>(find(c"ncclCommGetAsyncError")?),
+                abort: std::mem::transmute::<*mut c_void, OfComm>(find(c"ncclCommAbort")?),
+                finalize: std::mem::transmute::<*mut c_void, OfComm>(find(c"ncclCommFinalize")?),
+                destroy: std::mem::transmute::<*mut c_void, OfComm>(find(c"ncclCommDestroy")?),
+                group_start: std::mem::transmute::<*mut c_void, Group>(find(c"ncclGroupStart")?),
+                group_end: std::mem::transmute::<*mut c_void, Group>(find(c"ncclGroupEnd")?),
+                send: std::mem::transmute::<*mut c_void, Send>(find(c"ncclSend")?),
+                receive: std::mem::transmute::<*mut c_void, Receive>(find(c"ncclRecv")?),
+                broadcast: std::mem::transmute::<*mut c_void, Broadcast>(find(c"ncclBroadcast")?),
+                error_string: std::mem::transmute::<*mut c_void, ErrorString>(find(c"ncclGetErrorString")?),
+            })
+        }
+    }
+
+    /// A code in NCCL's words.
+    pub fn words(&self, code: Code) -> String {
+        // SAFETY: NCCL gives a C string that is never freed, for any code.
+        let words = unsafe { (self.error_string)(code) };
+        if words.is_null() {
+            return format!("NCCL error {code}");
+        }
+        // SAFETY: as above.
+        format!("NCCL: {}", unsafe { CStr::from_ptr(words) }.to_string_lossy())
+    }
+
+    /// What the library calls itself: `2.27.5`.
+    pub fn version(&self) -> String {
+        let mut version = 0;
+        // SAFETY: writes one int.
+        unsafe { (self.get_version)(&raw mut version) };
+        format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+    }
+}
+
+fn open(name: &[u8]) -> std::result::Result<*mut c_void, String> {
+    let name = CString::new(name).map_err(|_| "a NUL in its name".to_owned())?;
+    // SAFETY: a C string; the object's constructors are NCCL's.
+    let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if !library.is_null() {
+        return Ok(library);
+    }
+    // SAFETY: after a failed dlopen, dlerror gives a C string that is good until the next call, or null.
+    let said = unsafe { libc::dlerror() };
+    if said.is_null() {
+        return Err(format!("{}: cannot be loaded", name.to_string_lossy()));
+    }
+    // SAFETY: as above.
+    Err(unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned())
+}

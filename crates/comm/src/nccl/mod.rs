@@ -1,0 +1,415 @@
+//! NCCL between processes, each with a GPU of its own. The communicator is non-blocking: nothing here waits inside NCCL, so
+//! that a rank that is gone or late ends an operation at its timeout, by an abort, and is named.
+//!
+//! What is computed lies in main memory in this version; bytes travel through a buffer on the GPU.
+mod library;
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::result::{self as driver, DriverError};
+use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUresult, CUstream};
+use cudarc::nccl::sys::{ncclComm_t, ncclConfig_t, ncclDataType_t, ncclUniqueId};
+
+use super::meet::Meeting;
+use super::{Among, Collectives, LOST, Limits, World};
+use library::{Code, Functions, IN_PROGRESS, SUCCESS};
+use tunesmith_base::error::{Error, Result};
+
+pub use library::LIBRARY_VARIABLE;
+
+/// `NCCL_CONFIG_INITIALIZER` of nccl.h: a configuration whose fields are those of 2.18, and no value of its own in them.
+const CONFIG_MAGIC: u32 = 0xcafe_beef;
+const CONFIG_VERSION: u32 = 21_801;
+const UNDEFINED: i32 = i32::MIN;
+const BYTES: ncclDataType_t = ncclDataType_t::ncclUint8;
+/// A peer that has left is given so long to have had its last word.
+const GONE: Duration = Duration::from_secs(2);
+/// The name of what all ranks begin with, in the store.
+const ID: &str = "nccl/id";
+
+/// One rank of a world of processes with a GPU each.
+#[derive(Debug)]
+pub struct Nccl {
+    functions: Functions,
+    lane: Mutex<Lane>,
+    meeting: Meeting,
+    /// Of all ranks, or of those of this machine.
+    world: World,
+    limits: Limits,
+}
+
+/// What one thread at a time uses.
+#[derive(Debug)]
+struct Lane {
+    /// None after an abort.
+    comm: Option<ncclComm_t>,
+    device: CUdevice,
+    context: CUcontext,
+    stream: CUstream,
+    buffer: CUdeviceptr,
+    /// Bytes that the buffer holds.
+    room: usize,
+}
+
+// SAFETY: the handles belong to no thread; a Mutex lets one in at a time, and each sets the context before it does anything.
+unsafe impl Send for Lane {}
+
+/// Whether NCCL and a GPU's driver can be loaded, and NCCL's version.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], with what to install.
+pub fn probe() -> Result<String> {
+    // SAFETY: tries to load the driver's library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::config("train.ddp_backend: nccl, but there is no NVIDIA driver (libcuda.so.1)")
+            .hint("set train.ddp_backend: gloo, which needs no GPU; `tunesmith gpu-info` says what is here"));
+    }
+    Functions::load().map(|functions| functions.version())
+}
+
+/// What the driver says, as an error of the configuration: the GPU is not what was asked for.
+fn of_driver(what: &str) -> impl Fn(DriverError) -> Error {
+    move |error| Error::config(format!("train.ddp_backend: nccl: {what}: {error:?}"))
+}
+
+impl Nccl {
+    /// Connects this rank with every other, through the GPU of its local number.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: NCCL, the driver or this rank's GPU is missing; [`tunesmith_base::Kind::Peer`]: a rank does not come.
+    pub fn connect(meeting: Meeting, limits: Limits) -> Result<Self> {
+        let world = meeting.world;
+        Self::connect_as(meeting, world, ID, limits)
+    }
+
+    /// As a rank of `world`, whose first rank says under the name `group` what they begin with.
+    fn connect_as(meeting: Meeting, world: World, group: &str, limits: Limits) -> Result<Self> {
+        probe()?;
+        let functions = Functions::load()?;
+        let World { rank, size, local_rank, .. } = world;
+        let lane = Lane::new(local_rank)?;
+        let this = Self { functions, lane: Mutex::new(lane), meeting, world, limits };
+        let id = this.unique_id(group)?;
+        let mut config = ncclConfig_t {
+            size: size_of::<ncclConfig_t>(),
+            magic: CONFIG_MAGIC,
+            version: CONFIG_VERSION,
+            blocking: 0,
+            cgaClusterSize: UNDEFINED,
+            minCTAs: UNDEFINED,
+            maxCTAs: UNDEFINED,
+            netName: std::ptr::null(),
+            splitShare: UNDEFINED,
+        };
+        this.operate("connect", |functions, lane| {
+            let mut comm = std::ptr::null_mut();
+            // SAFETY: pointers to living values; the id is rank 0's.
+            let code = unsafe { (functions.init)(&raw mut comm, size as i32, id, rank as i32, &raw mut config) };
+            lane.comm = (!comm.is_null()).then_some(comm);
+            code
+        })?;
+        Ok(this)
+    }
+
+    /// Rank 0 makes it, the others find it in the store.
+    fn unique_id(&self, group: &str) -> Result<ncclUniqueId> {
+        let mut id = ncclUniqueId { internal: [0; 128] };
+        if self.world.is_first() {
+            // SAFETY: writes the 128 bytes.
+            let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
+            if code != SUCCESS {
+                return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code)))
+                    .hint("set NCCL_DEBUG=WARN to see why"));
+            }
+            self.meeting.store.set(group, &id.internal.map(|letter| letter as u8))?;
+        } else {
+            let bytes = self.meeting.store.wait(group, Some(self.limits.timeout))?;
+            let bytes: [u8; 128] = bytes.try_into().map_err(|_| {
+                Error::peer("rank 0 gave no NCCL id of 128 bytes")
+                    .hint("start all ranks with the same version of tunesmith")
+            })?;
+            id.internal = bytes.map(|byte| byte as _);
+        }
+        Ok(id)
+    }
+
+    /// Lets `act` hand NCCL its work, then waits until that is done. After a failure nothing is done any more.
+    fn operate(&self, operation: &str, act: impl FnOnce(&Functions, &mut Lane) -> Code) -> Result<()> {
+        let began = Instant::now();
+        let mut lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = lane.enter().and_then(|()| {
+            let code = act(&self.functions, &mut lane);
+            self.wait(&lane, code, began)
+        });
+        done.map_err(|why| {
+            if let Some(comm) = lane.comm.take() {
+                // SAFETY: a communicator that nothing uses after this.
+                unsafe { (self.functions.abort)(comm) };
+            }
+            let waited = began.elapsed().as_secs_f64();
+            let cause = self.meeting.roll_call(operation);
+            let rank = self.meeting.world.rank;
+            Error::peer(format!("rank {rank}: {operation}: {cause}, after {waited:.1} s ({why})")).hint(LOST)
+        })
+    }
+
+    /// Waits for NCCL and then for the stream.
+    fn wait(&self, lane: &Lane, code: Code, began: Instant) -> std::result::Result<(), String> {
+        if code != SUCCESS && code != IN_PROGRESS {
+            return Err(self.functions.words(code));
+        }
+        let Some(comm) = lane.comm else { return Err("NCCL gave no communicator".to_owned()) };
+        let (mut pause, mut asked, mut left) = (Duration::from_micros(5), Instant::now(), None);
+        loop {
+            let mut state = SUCCESS;
+            // SAFETY: a living communicator; writes one int.
+            let code = unsafe { (self.functions.async_error)(comm, &raw mut state) };
+            match (code, state) {
+                (SUCCESS, SUCCESS) => {
+                    // SAFETY: the stream lives as long as the lane.
+                    match unsafe { sys::cuStreamQuery(lane.stream) } {
+                        CUresult::CUDA_SUCCESS => return Ok(()),
+                        CUresult::CUDA_ERROR_NOT_READY => {}
+                        other => return Err(format!("{:?}", DriverError(other))),
+                    }
+                }
+                (SUCCESS, IN_PROGRESS) => {}
+                (SUCCESS, code) | (code, _) => return Err(self.functions.words(code)),
+            }
+            if began.elapsed() > self.limits.timeout {
+                return Err(format!("timed out after {:.1?}", self.limits.timeout));
+            }
+            // NCCL itself does not notice a process that has died on the same machine.
+            if asked.elapsed() > GONE / 4 {
+                asked = Instant::now();
+                let gone = self.meeting.store.look(ID).map_err(|error| error.message().to_owned())?.gone;
+                let since = left.get_or_insert(asked);
+                if gone.is_empty() {
+                    left = None;
+                } else if since.elapsed() > GONE {
+                    return Err("a peer has ended".to_owned());
+                }
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(1));
+        }
+    }
+
+    /// Fills in the other ranks' parts of `data`: each is broadcast by its rank, all at once.
+    fn gather(&self, operation: &str, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
+        assert_eq!(parts.len(), self.world.size, "a part for each rank");
+        assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), data.len(), "parts cover the data");
+        let from = data.to_vec();
+        self.through_gpu(operation, &from, (0, data), |functions, comm, stream, buffer| {
+            let mut worst = SUCCESS;
+            for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
+                let at = buffer + part.start as u64;
+                // SAFETY: the part lies within the buffer, which lives until the stream is waited for.
+                let code = unsafe {
+                    (functions.broadcast)(at as *const _, at as *mut _, part.len(), BYTES, root as i32, comm, stream)
+                };
+                worst = if code == SUCCESS || code == IN_PROGRESS { worst } else { code };
+            }
+            worst
+        })
+    }
+
+    /// Copies `from` to the GPU, lets `act` hand NCCL its work on the address of the buffer there, and copies what then lies behind its
+    /// first `skip` bytes into `into`.
+    fn through_gpu(
+        &self,
+        operation: &str,
+        from: &[u8],
+        (skip, into): (usize, &mut [u8]),
+        act: impl FnOnce(&Functions, ncclComm_t, CUstream, CUdeviceptr) -> Code,
+    ) -> Result<()> {
+        let room = from.len().max(skip + into.len());
+        self.lane.lock().unwrap_or_else(PoisonError::into_inner).reserve(room)?;
+        let mut copied = Ok(());
+        self.operate(operation, |functions, lane| {
+            // SAFETY: the buffer has room for `from`, which lives until the stream is waited for.
+            copied = unsafe { driver::memcpy_htod_async(lane.buffer, from, lane.stream) };
+            match (lane.comm, &copied) {
+                (Some(comm), Ok(())) => {
+                    // SAFETY: takes nothing.
+                    unsafe { (functions.group_start)() };
+                    let code = act(functions, comm, lane.stream, lane.buffer);
+                    // SAFETY: ends what was just begun.
+                    let ended = unsafe { (functions.group_end)() };
+                    if code == SUCCESS { ended } else { code }
+                }
+                _ => SUCCESS,
+            }
+        })?;
+        let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the buffer has `skip + into.len()` bytes, and nothing runs on the stream.
+        let back = copied.and_then(|()| unsafe {
+            driver::ctx::set_current(lane.context)?;
+            driver::memcpy_dtoh_sync(into, lane.buffer + skip as u64)
+        });
+        back.map_err(|error| {
+            let rank = self.meeting.world.rank;
+            Error::peer(format!("rank {rank}: {operation}: copying between memory and the GPU: {error:?}"))
+                .hint("look at the GPU (nvidia-smi), and at the system's log (dmesg)")
+        })
+    }
+}
+
+impl Lane {
+    fn new(ordinal: usize) -> Result<Self> {
+        driver::init().map_err(of_driver("starting the driver"))?;
+        let count = driver::device::get_count().map_err(of_driver("counting GPUs"))?;
+        if ordinal as i64 >= i64::from(count) {
+            let message = format!("train.ddp_backend: nccl: local rank {ordinal} has no GPU of its own: {count} here");
+            return Err(Error::config(message)
+                .hint("start one rank a GPU, or set train.ddp_backend: gloo for ranks that share one"));
+        }
+        let device = driver::device::get(ordinal as i32).map_err(of_driver("opening the GPU"))?;
+        // SAFETY: the device is the driver's.
+        let context = unsafe { driver::primary_ctx::retain(device) }.map_err(of_driver("opening the GPU"))?;
+        let mut lane = Self { comm: None, device, context, stream: std::ptr::null_mut(), buffer: 0, room: 0 };
+        // SAFETY: the context was just retained.
+        unsafe { driver::ctx::set_current(context) }.map_err(of_driver("opening the GPU"))?;
+        lane.stream =
+            driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(of_driver("making a stream"))?;
+        Ok(lane)
+    }
+
+    /// Makes the GPU this thread's.
+    fn enter(&self) -> std::result::Result<(), String> {
+        // SAFETY: the context is retained as long as the lane lives.
+        unsafe { driver::ctx::set_current(self.context) }.map_err(|error| format!("{error:?}"))
+    }
+
+    /// Makes the buffer at least so large.
+    fn reserve(&mut self, room: usize) -> Result<()> {
+        if room <= self.room {
+            return Ok(());
+        }
+        let no_room = |error: DriverError| {
+            Error::memory(format!("{room} bytes of GPU memory for what travels between ranks: {error:?}"))
+                .hint("lower train.ddp_bucket_cap_mb")
+        };
+        // SAFETY: nothing runs on the stream; the old buffer is freed once, and forgotten.
+        unsafe {
+            driver::ctx::set_current(self.context).map_err(no_room)?;
+            if self.room > 0 {
+                self.room = 0;
+                driver::free_sync(self.buffer).map_err(no_room)?;
+            }
+            self.buffer = driver::malloc_sync(room).map_err(no_room)?;
+        }
+        self.room = room;
+        Ok(())
+    }
+}
+
+impl Collectives for Nccl {
+    fn world(&self) -> World {
+        self.world
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn name(&self) -> &'static str {
+        "nccl"
+    }
+
+    fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
+        let World { rank, size, .. } = self.world;
+        let own = parts[rank].len();
+        assert!(parts.len() == size && receive.len() == own * size, "a part for each rank");
+        assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), send.len(), "parts cover what is sent");
+        // What comes back lies behind what is sent.
+        self.through_gpu("all_to_all", send, (send.len(), receive), |functions, comm, stream, buffer| {
+            let mut worst = SUCCESS;
+            for (peer, part) in parts.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+                let (from, to) = (buffer + part.start as u64, buffer + (send.len() + peer * own) as u64);
+                // SAFETY: both lie within the buffer, which lives until the stream is waited for.
+                let codes = unsafe {
+                    let sent = match part.len() {
+                        0 => SUCCESS,
+                        length => (functions.send)(from as *const _, length, BYTES, peer as i32, comm, stream),
+                    };
+                    let received = match own {
+                        0 => SUCCESS,
+                        length => (functions.receive)(to as *mut _, length, BYTES, peer as i32, comm, stream),
+                    };
+                    [sent, received]
+                };
+                worst = codes.into_iter().find(|&code| code != SUCCESS && code != IN_PROGRESS).unwrap_or(worst);
+            }
+            worst
+        })?;
+        receive[rank * own..][..own].copy_from_slice(&send[parts[rank].clone()]);
+        Ok(())
+    }
+
+    fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
+        self.gather("all_gather", data, parts)
+    }
+
+    fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
+        let size = self.world.size;
+        assert!(root < size, "the root is one of the ranks");
+        // As a gathering of which everything is the root's.
+        let end = |rank: usize| if rank < root { 0 } else { data.len() };
+        let parts: Vec<_> = (0..size).map(|rank| if rank == 0 { 0 } else { end(rank - 1) }..end(rank)).collect();
+        self.gather("broadcast", data, &parts)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let size = self.world.size;
+        let parts: Vec<_> = (0..size).map(|rank| rank..rank + 1).collect();
+        self.gather("barrier", &mut vec![0; size], &parts)
+    }
+
+    fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
+        let World { rank, local_rank, .. } = self.meeting.world;
+        let group = match who {
+            Among::All => format!("{ID} beside"),
+            Among::Machine => format!("{ID} of rank {}", rank - local_rank.min(rank)),
+        };
+        let world = self.meeting.world.among(who);
+        Ok(Box::new(Self::connect_as(self.meeting.clone(), world, &group, self.limits)?))
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let lane = self.lane.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if lane.enter().is_err() {
+            return;
+        }
+        if let Some(comm) = lane.comm.take() {
+            let began = Instant::now();
+            // SAFETY: the communicator lives until it is destroyed or aborted here, once.
+            unsafe {
+                let mut state = (self.functions.finalize)(comm);
+                while state == IN_PROGRESS && began.elapsed() < GONE {
+                    std::thread::sleep(Duration::from_millis(1));
+                    if (self.functions.async_error)(comm, &raw mut state) != SUCCESS {
+                        break;
+                    }
+                }
+                if state == SUCCESS {
+                    (self.functions.destroy)(comm)
+                } else {
+                    (self.functions.abort)(comm)
+                };
+            }
+        }
+        // SAFETY: each is the lane's own, and nothing runs on the stream any more.
+        unsafe {
+            if lane.room > 0 {
+                let _ = driver::free_sync(lane.buffer);
+            }
+            let _ = driver::stream::destroy(lane.stream);
+            let _ = driver::primary_ctx::release(lane.device);
+        }
+    }
+}

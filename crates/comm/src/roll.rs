@@ -1,0 +1,298 @@
+//! Which ranks have connected to a run's rendezvous, and whether they agree: rank numbers, world size, and facts that must be
+//! equal on all ranks (version, engine, settings that decide which collectives run). Pure bookkeeping; [`super::host`] calls it.
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::World;
+
+/// Facts that must be equal on all ranks: name to value.
+pub type Facts = BTreeMap<String, String>;
+
+/// What a rank sends when it connects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Its number.
+    pub rank: u32,
+    /// The world size it expects.
+    pub size: u32,
+    /// Its process and machine, for messages.
+    pub who: String,
+    /// Its facts.
+    pub facts: Facts,
+}
+
+/// The longest claim, in bytes.
+pub const LONGEST_CLAIM: usize = 32 << 10;
+/// How long a peer with a wrong token must keep retrying as a missing rank before the run fails. A single attempt, or a
+/// replayed greeting, fails nothing.
+const INSISTS: Duration = Duration::from_secs(5);
+/// The longest pause between its attempts, and since the last one.
+const RECENT: Duration = Duration::from_secs(2);
+/// The most differences that a message lists.
+const SHOWN: usize = 8;
+
+impl Claim {
+    /// That of this process.
+    pub fn of(world: World, facts: Facts) -> Self {
+        let host = tunesmith_base::files::system("/proc/sys/kernel/hostname").unwrap_or_default();
+        let host = if host.trim().is_empty() { "this machine" } else { host.trim() };
+        let who = format!("process {} on {host}", std::process::id());
+        Self { rank: world.rank as u32, size: world.size as u32, who, facts }
+    }
+
+    /// The facts with the size of the world among them.
+    fn all_facts(&self) -> BTreeMap<&str, String> {
+        let size = ("world size", self.size.to_string());
+        self.facts.iter().map(|(key, value)| (key.as_str(), value.clone())).chain([size]).collect()
+    }
+}
+
+/// The answer to a peer with the right token.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Welcome {
+    /// It is a rank of this run.
+    In,
+    /// The run has lost a rank; the peer belongs to a restart.
+    Over,
+    /// All ranks are connected already.
+    Full(String),
+    /// The ranks disagree.
+    Dispute(String),
+}
+
+#[derive(Debug)]
+struct Seen {
+    claim: Claim,
+    from: IpAddr,
+}
+
+impl Seen {
+    fn name(&self) -> String {
+        format!("rank {} ({}, at {})", self.claim.rank, self.claim.who, self.from)
+    }
+}
+
+#[derive(Debug)]
+struct Stranger {
+    from: IpAddr,
+    first: Instant,
+    last: Instant,
+}
+
+/// The ranks that have connected.
+#[derive(Debug, Default)]
+pub struct Roll {
+    /// In the order in which they connected.
+    seen: Vec<Seen>,
+    gone: BTreeSet<u32>,
+    strangers: BTreeMap<u32, Stranger>,
+    dispute: Option<String>,
+    /// Ranks that have received the dispute.
+    told: BTreeSet<u32>,
+}
+
+impl Roll {
+    /// Registers a peer with the right token.
+    pub fn come(&mut self, claim: Claim, from: IpAddr) -> Welcome {
+        let rank = claim.rank;
+        if let Some(dispute) = self.dispute.clone() {
+            self.told.insert(rank);
+            return Welcome::Dispute(dispute);
+        }
+        if !self.gone.is_empty() {
+            return Welcome::Over;
+        }
+        let new = Seen { claim, from };
+        if self.is_complete() {
+            let there = self.seen.iter().find(|seen| seen.claim.rank == rank).map_or(String::new(), Seen::name);
+            let size = self.seen.len();
+            let there = if there.is_empty() { there } else { format!(", including {there}") };
+            return Welcome::Full(format!("all {size} ranks of its run are connected{there}"));
+        }
+        let dispute = self.against(&new);
+        self.seen.push(new);
+        if let Some(dispute) = dispute {
+            self.told.insert(rank);
+            self.dispute = Some(dispute.clone());
+            return Welcome::Dispute(dispute);
+        }
+        Welcome::In
+    }
+
+    /// Why `new` cannot join the connected ranks.
+    fn against(&self, new: &Seen) -> Option<String> {
+        let Claim { rank, size, .. } = new.claim;
+        if rank >= size {
+            return Some(format!("{} has a world size of {size}: its number must be smaller", new.name()));
+        }
+        if let Some(there) = self.seen.iter().find(|seen| seen.claim.rank == rank) {
+            return Some(format!("rank {rank} connected twice: {} and {}", there.name(), new.name()));
+        }
+        let first = self.seen.first()?;
+        let (ours, theirs) = (first.claim.all_facts(), new.claim.all_facts());
+        let keys: BTreeSet<&str> = ours.keys().chain(theirs.keys()).copied().collect();
+        let differing: Vec<&str> = keys.into_iter().filter(|key| ours.get(key) != theirs.get(key)).collect();
+        if differing.is_empty() {
+            return None;
+        }
+        let mut text = format!("{} and {} disagree:", first.name(), new.name());
+        for key in differing.iter().take(SHOWN) {
+            let side = |facts: &BTreeMap<&str, String>| facts.get(key).map_or("nothing", String::as_str).to_owned();
+            // A String never fails.
+            let _ = write!(
+                text,
+                "\n    {key}: {} on rank {}, {} on rank {rank}",
+                side(&ours),
+                first.claim.rank,
+                side(&theirs)
+            );
+        }
+        if let Some(more) = differing.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+            let _ = write!(text, "\n    and {more} more");
+        }
+        Some(text)
+    }
+
+    /// Registers a peer that claims to be `rank` and has a wrong token.
+    pub fn stranger(&mut self, rank: u32, from: IpAddr, now: Instant) {
+        // At most one entry for each rank of the world.
+        let awaited = self.seen.first().map_or(1, |first| first.claim.size);
+        if rank < awaited && !self.is_complete() {
+            let stranger = self.strangers.entry(rank).or_insert(Stranger { from, first: now, last: now });
+            // A long pause starts the count again.
+            let first = if now - stranger.last > RECENT { now } else { stranger.first };
+            *stranger = Stranger { from, first, last: now };
+        }
+    }
+
+    /// A rank's connection has ended.
+    pub fn leave(&mut self, rank: u32) {
+        self.gone.insert(rank);
+    }
+
+    /// Ranks whose connections have ended.
+    pub fn gone(&self) -> impl Iterator<Item = u32> + '_ {
+        self.gone.iter().copied()
+    }
+
+    /// Ranks that have connected.
+    pub fn present(&self) -> Vec<u32> {
+        self.seen.iter().map(|seen| seen.claim.rank).collect()
+    }
+
+    fn is_complete(&self) -> bool {
+        self.dispute.is_none() && self.seen.first().is_some_and(|first| self.seen.len() == first.claim.size as usize)
+    }
+
+    /// Why the ranks disagree, for `rank`.
+    pub fn dispute(&mut self, rank: u32, now: Instant) -> Option<String> {
+        if self.dispute.is_none() && !self.is_complete() {
+            self.dispute = self.insisting(now);
+        }
+        if self.dispute.is_some() {
+            self.told.insert(rank);
+        }
+        self.dispute.clone()
+    }
+
+    fn insisting(&self, now: Instant) -> Option<String> {
+        let first = self.seen.first()?;
+        let here = |rank: &u32| self.seen.iter().any(|seen| seen.claim.rank == *rank);
+        let insists = |(rank, stranger): &(&u32, &Stranger)| {
+            !here(rank) && stranger.last - stranger.first >= INSISTS && now - stranger.last <= RECENT
+        };
+        let (rank, stranger) = self.strangers.iter().find(insists)?;
+        Some(format!("rank {rank} (at {}) does not have the token of {}", stranger.from, first.name()))
+    }
+
+    /// Whether every rank has received the dispute.
+    pub fn all_told(&self) -> bool {
+        let most = self.seen.iter().map(|seen| seen.claim.size).max().unwrap_or(0);
+        self.told.len() >= most as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    const HERE: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn claim(rank: u32, size: u32, facts: &[(&str, &str)]) -> Claim {
+        let facts = facts.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+        Claim { rank, size, who: format!("process {rank}"), facts }
+    }
+
+    fn said(welcome: Welcome) -> String {
+        match welcome {
+            Welcome::Dispute(text) | Welcome::Full(text) => text,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn those_that_do_not_fit_are_named_with_both_sides() {
+        let facts = |version| [("version", version), ("engine", "gloo")];
+        let mut roll = Roll::default();
+        assert_eq!(roll.come(claim(0, 2, &facts("1")), HERE), Welcome::In);
+        let text = said(roll.come(claim(1, 3, &facts("2")), HERE));
+        for side in ["rank 0 (process 0", "rank 1 (process 1", "world size: 2 on rank 0, 3 on rank 1"] {
+            assert!(text.contains(side), "{text}");
+        }
+        assert!(text.contains("version: 1 on rank 0, 2 on rank 1") && !text.contains("engine"), "{text}");
+        // Everybody hears the same, also who comes later.
+        assert_eq!(roll.dispute(0, Instant::now()).unwrap(), text);
+        assert_eq!(said(roll.come(claim(2, 3, &facts("1")), HERE)), text);
+        assert!(roll.all_told());
+
+        let mut roll = Roll::default();
+        roll.come(claim(1, 3, &[]), HERE);
+        assert!(said(roll.come(claim(1, 3, &[]), HERE)).contains("rank 1 connected twice"));
+        assert!(said(Roll::default().come(claim(3, 3, &[]), HERE)).contains("rank 3"));
+    }
+
+    #[test]
+    fn a_run_that_is_complete_lets_nobody_in_and_nothing_disturbs_it() {
+        let mut roll = Roll::default();
+        for rank in 0..2 {
+            assert_eq!(roll.come(claim(rank, 2, &[]), HERE), Welcome::In);
+        }
+        let text = said(roll.come(claim(1, 4, &[]), HERE));
+        assert!(text.contains("all 2 ranks") && text.contains("rank 1 (process 1"), "{text}");
+        let now = Instant::now();
+        for second in 0..9 {
+            roll.stranger(1, HERE, now + Duration::from_secs(second));
+        }
+        assert_eq!(roll.dispute(0, now + Duration::from_secs(9)), None);
+        roll.leave(1);
+        assert_eq!(roll.come(claim(1, 2, &[]), HERE), Welcome::Over);
+    }
+
+    #[test]
+    fn only_who_keeps_trying_with_another_token_ends_a_run() {
+        let now = Instant::now();
+        let after = |milliseconds| now + Duration::from_millis(milliseconds);
+        let mut roll = Roll::default();
+        roll.come(claim(0, 2, &[]), HERE);
+        roll.stranger(1, HERE, now);
+        roll.stranger(7, HERE, now);
+        assert_eq!(roll.dispute(0, after(60_000)), None, "once is not enough");
+        for try_at in (0..6000).step_by(500) {
+            roll.stranger(1, HERE, after(60_000 + try_at));
+        }
+        let text = roll.dispute(0, after(66_000)).unwrap();
+        assert!(text.contains("rank 1 (at 127.0.0.1) does not have the token of rank 0 (process 0"), "{text}");
+        let mut roll = Roll::default();
+        roll.come(claim(0, 2, &[]), HERE);
+        for try_at in (0..6000).step_by(500) {
+            roll.stranger(1, HERE, after(try_at));
+        }
+        assert_eq!(roll.come(claim(1, 2, &[]), HERE), Welcome::In);
+        assert_eq!(roll.dispute(0, after(6000)), None, "the right one came");
+    }
+}

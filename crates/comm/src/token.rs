@@ -1,0 +1,67 @@
+//! The run's token: what its ranks know and nobody else. It never travels; proofs of knowing it do.
+use std::io::Read as _;
+
+use tunesmith_base::error::{Error, Result};
+
+/// What the ranks of a run know and nobody else.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A token that someone has chosen.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: it is shorter than 16 characters.
+    pub fn given(text: &str) -> Result<Self> {
+        match text.len() {
+            16..=1024 => Ok(Self(text.to_owned())),
+            length => {
+                Err(Error::config(format!("env {}: {length} characters, expected 16 to 1024", super::env::TOKEN))
+                    .hint(super::env::MAKE_TOKEN))
+            }
+        }
+    }
+
+    /// A fresh one, of the system's random numbers.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the system gives none.
+    pub fn fresh() -> Result<Self> {
+        Ok(Self(blake3::Hash::from(random()?).to_hex().to_string()))
+    }
+
+    /// Its text, for the environment of a rank.
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+
+    /// What only someone who knows the token can say about `parts`. `side` keeps one side's proof from serving as the
+    /// other's, and the length of each part is hashed, so that no bytes can move from one part to the next.
+    pub(super) fn proof(&self, side: &str, parts: &[&[u8]]) -> blake3::Hash {
+        let key = blake3::derive_key("tunesmith rendezvous 2", self.0.as_bytes());
+        let mut hasher = blake3::Hasher::new_keyed(&key);
+        for part in std::iter::once(side.as_bytes()).chain(parts.iter().copied()) {
+            hasher.update(&(part.len() as u64).to_le_bytes());
+            hasher.update(part);
+        }
+        hasher.finalize()
+    }
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(…)")
+    }
+}
+
+/// Random bytes of the system.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`]: the system gives none.
+pub(super) fn random() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let source = "/dev/urandom";
+    let read = std::fs::File::open(source).and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(|error| Error::io("read", source, &error))?;
+    Ok(bytes)
+}

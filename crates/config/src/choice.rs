@@ -1,0 +1,500 @@
+//! The settings that are one of a few words, and those that are a word or something else.
+use super::choices::choices;
+use super::pattern::Pattern;
+use super::value::{ConfigValue, Node, Refusal};
+use serde_json::{Value as Json, json};
+use std::path::PathBuf;
+
+choices! {
+    /// What the model learns to say of a row.
+    Task {
+        /// The tokens that follow.
+        CausalLm = "causal_lm",
+        /// Which of some labels it has.
+        Classification = "classification",
+        /// A number.
+        Regression = "regression",
+    };
+
+    /// Where the base model's weights come from.
+    Init {
+        /// From the model folder's safetensors.
+        Pretrained = "pretrained",
+        /// Drawn afresh from `config.json`'s `initializer_range`: pretraining from scratch.
+        Random = "random",
+    };
+
+    /// How the weights that are not trained are kept in memory. Products are computed in float32 in any case.
+    Dtype {
+        /// As the checkpoint has them: bfloat16 where it does, which loses nothing, else float32.
+        Auto = "auto",
+        /// All in float32.
+        Float32 = "float32" | "fp32",
+        /// Matrices in bfloat16, rounded where the checkpoint is more precise.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
+    /// How gradients of what is trained are kept from pass to pass of a step. A pass adds them up in float32 in any case.
+    GradDtype {
+        /// In float32.
+        Float32 = "float32" | "fp32",
+        /// In bfloat16: half the memory; a step rounds a gradient once for each of its passes.
+        Bfloat16 = "bfloat16" | "bf16",
+    };
+
+    /// How the matrices of the base are coded in memory, as bitsandbytes does it.
+    Quantization {
+        /// As the checkpoint has them; `nf4` with `tuning.mode: qlora`.
+        Auto = "auto",
+        /// Not at all: those of a quantized checkpoint are widened.
+        None = "none",
+        /// 4 bits a number, with the values of a normal distribution's quantiles.
+        Nf4 = "nf4",
+        /// 4 bits a number, as floating point.
+        Fp4 = "fp4",
+        /// 8 bits a number, with a scale for each row.
+        Int8 = "int8",
+    };
+
+    /// Which kernels compute.
+    Backend {
+        /// Ours, with the widest vectors that the processor has.
+        Fused = "fused",
+        /// The same operations without vector instructions: slow, to check against.
+        Reference = "reference",
+        /// The name in SFT-Play's configurations for `fused` on a base that is kept as `tuning.mode` says.
+        Unsloth = "unsloth",
+        /// The name in SFT-Play's configurations for `fused`, likewise; with `tuning.mode: qlora` on bitsandbytes' NF4.
+        Bnb = "bnb",
+    };
+
+    /// Which biases are trained beside the adapters.
+    Bias {
+        /// None.
+        None = "none",
+        /// Every one in the model.
+        All = "all",
+        /// Those of the modules that have an adapter.
+        LoraOnly = "lora_only",
+    };
+
+    /// How several ranks share the work.
+    Strategy {
+        /// `single` with one rank; with several the first of `ddp`, `zero1`, `zero2` and `fsdp` that fits in memory, else the one that needs least.
+        Auto = "auto",
+        /// One process, and an error where a launcher has started several.
+        Single = "single",
+        /// `dp_ranks` ranks as threads of one process, each with its own copy of the model.
+        Dp = "dp",
+        /// A process a rank, started by `tunesmith launch`, torchrun, mpirun or srun; gradients are summed over Gloo.
+        Ddp = "ddp",
+        /// As `ddp`, but each rank keeps a share of the optimizer's state alone; with `dp_ranks` ranks are threads.
+        Zero1 = "zero1",
+        /// As `zero1`, and each rank keeps a share of the gradients alone, which are summed after every pass.
+        Zero2 = "zero2",
+        /// As `zero2`, and each rank keeps a share of the weights alone; a segment's are brought together while it is at work.
+        Zero3 = "zero3",
+        /// As `zero3`, in the way of `fsdp_sharding_strategy`.
+        Fsdp = "fsdp",
+    };
+
+    /// What ranks keep of the weights with `strategy: fsdp`, as PyTorch's `ShardingStrategy`.
+    Sharding {
+        /// A share; a segment's are brought together for its forward and again for its backward.
+        FullShard = "full_shard",
+        /// A share outside of passes; what is brought together for forward stays until backward.
+        ShardGradOp = "shard_grad_op",
+        /// Everything, as `ddp`.
+        NoShard = "no_shard",
+        /// A share of the frozen weights within a machine: every machine has all of them, and what is brought together does
+        /// not leave it. What is trained is shared as with `zero2`.
+        HybridShard = "hybrid_shard",
+    };
+
+    /// How the learning rate follows the rows of a step.
+    LrScaling {
+        /// It does not: `learning_rate` is what is used.
+        None = "none",
+        /// It grows as they do.
+        Linear = "linear",
+        /// It grows with their square root.
+        Sqrt = "sqrt",
+    };
+
+    /// What carries the bytes between ranks in processes of their own.
+    RankBackend {
+        /// `gloo` where the model is computed on the CPU, as in this version.
+        Auto = "auto",
+        /// Gloo over TCP, from and to main memory.
+        Gloo = "gloo",
+        /// NCCL, through a GPU of each rank's own.
+        Nccl = "nccl",
+    } later ["mpi", "ccl", "hccl", "xccl"];
+
+    /// When the validation loss is measured.
+    EvalStrategy {
+        /// Never.
+        No = "no",
+        /// Every `eval_steps` optimizer steps.
+        Steps = "steps",
+        /// At the end of each epoch.
+        Epoch = "epoch",
+    };
+
+    /// When a checkpoint is written. The end of a run always writes one.
+    SaveStrategy {
+        /// Only at the end.
+        No = "no",
+        /// Every `save_steps` optimizer steps.
+        Steps = "steps",
+        /// At the end of each epoch.
+        Epoch = "epoch",
+    } later ["best"];
+
+    /// A chat template that is built in.
+    BuiltinTemplate {
+        /// `<|im_start|>role … <|im_end|>`.
+        Chatml = "chatml",
+        /// Llama 3's header tokens.
+        Llama3 = "llama3",
+        /// Gemma's turns.
+        Gemma = "gemma",
+        /// `[INST] … [/INST]`.
+        Mistral = "mistral",
+        /// `<|user|> … <|end|>`.
+        Phi = "phi",
+    };
+
+    /// Which tokens carry the loss.
+    LossOn {
+        /// Every assistant turn.
+        Assistant = "assistant",
+        /// The last assistant turn, or the completion.
+        Completion = "completion",
+        /// Every token.
+        All = "all",
+    };
+
+    /// What happens to a row longer than `model.max_seq_len`.
+    Truncation {
+        /// Its end is cut off.
+        Right = "right",
+        /// Its beginning is cut off.
+        Left = "left",
+        /// It is left out.
+        Drop = "drop",
+        /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
+        Split = "split",
+    };
+
+    /// How large a mix of sources is in which each has its share.
+    MixStrategy {
+        /// As large as it can be without using a row twice.
+        InterleaveUnder = "interleave_under",
+        /// As small as it can be with every row in it; rows of other sources repeat.
+        InterleaveOver = "interleave_over",
+    };
+
+    /// What is measured of generated answers.
+    EvalMetric {
+        /// The answer is the reference, once both are normalized.
+        ExactMatch = "exact_match" | "em",
+        /// The reference stands in the answer, once both are normalized.
+        Contains = "contains",
+        /// ROUGE-1, -2, -L and -Lsum: their mean F measure, 0 to 1, as the package rouge-score.
+        Rouge = "rouge",
+        /// BLEU of the corpus, 0 to 100, as sacrebleu.
+        Bleu = "bleu",
+        /// chrF of the corpus, 0 to 100, as sacrebleu.
+        Chrf = "chrf",
+        /// The same with words beside characters.
+        ChrfPlusPlus = "chrf++",
+        /// METEOR, 0 to 1, by equal words and stems; synonyms do not count.
+        Meteor = "meteor",
+        /// SARI of rewritten text, 0 to 100, by what the source, the answer and the reference have.
+        Sari = "sari",
+        /// Whether the answer is JSON, the reference's JSON, and what `json_schema` says.
+        Json = "json",
+    } later ["accuracy", "f1", "bertscore", "comet", "ter"];
+
+    /// What is done to an answer and its reference before they are compared.
+    Normalization {
+        /// White space at both ends is taken off.
+        Trim = "trim",
+        /// As the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
+        Squad = "squad",
+    };
+
+    /// Which training rows count as repetitions.
+    Dedupe {
+        /// None.
+        None = "none",
+        /// Those that say the same to the letter.
+        Exact = "exact",
+        /// Those that say the same, or nearly (`MinHash`, `dedupe_threshold`).
+        Minhash = "minhash",
+    };
+
+    /// What happens to training rows that are also in the validation or test rows.
+    Contamination {
+        /// Nobody looks.
+        Off = "off",
+        /// They are counted and named.
+        Warn = "warn",
+        /// They are left out of training.
+        Drop = "drop",
+    };
+}
+
+/// The enums of what `tunesmith_base::registry` lists.
+macro_rules! optim {
+    ($($name:ident = $module:ident, $word:literal $(| $alias:literal)*, $doc:literal $(, $trait:ident)?;)+) => {
+        choices! {
+            /// The optimizer.
+            Optim { $( #[doc = $doc] $name = $word $(| $alias)*, )+ }
+            later *tunesmith_base::registry::OTHER_OPTIMIZERS;
+        }
+
+        impl Optim {
+            /// Whether it averages weights instead of following a schedule.
+            pub fn averages(self) -> bool {
+                [$( $( (Self::$name, stringify!($trait)), )? )+].contains(&(self, "averages"))
+            }
+        }
+    };
+}
+tunesmith_base::registry::optimizers!(optim);
+
+macro_rules! lr_scheduler {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        choices! {
+            /// How the learning rate goes over the run.
+            LrScheduler { $( #[doc = $doc] $name = $word, )+ } later ["reduce_lr_on_plateau", "greedy"];
+        }
+    };
+}
+tunesmith_base::registry::schedules!(lr_scheduler);
+
+macro_rules! row_format {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        choices! {
+            /// The form of a data row.
+            Format {
+                /// Recognised by the names of the first row's fields; the file's name says whether it is JSON or CSV.
+                Auto = "auto" | "chat" | "jsonl" | "json" | "csv",
+                $( #[doc = $doc] $name = $word, )+
+            };
+        }
+    };
+}
+tunesmith_base::registry::row_forms!(row_format);
+
+macro_rules! modes {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        choices! {
+            /// What is trained.
+            Mode {
+                $( #[doc = $doc] $mode = $word $( | $alias ($alias_doc) )?, )*
+                /// Every weight.
+                Full = "full",
+                /// Those weights that `tuning.freeze` names.
+                Freeze = "freeze",
+            };
+        }
+
+        impl Mode {
+            /// Whether what is trained is an adapter, which the base needs to stay as it is.
+            pub const fn adapts(self) -> bool {
+                matches!(self, $( Self::$mode )|*)
+            }
+        }
+    };
+}
+tunesmith_base::registry::adapters!(modes);
+
+/// Which linear layers get an adapter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TargetModules {
+    /// `auto`: every linear layer of the decoder blocks.
+    Auto,
+    /// `all-linear`: what PEFT means by it. Of a model with experts these and the router have adapters too.
+    AllLinear,
+    /// Layers whose name ends with one of these.
+    List(Vec<String>),
+    /// Layers whose whole name matches.
+    Regex(String),
+}
+
+impl ConfigValue for TargetModules {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Str(word) if word == "auto" => Ok(Self::Auto),
+            Node::Str(word) if word.eq_ignore_ascii_case("all-linear") => Ok(Self::AllLinear),
+            Node::Str(pattern) if !pattern.is_empty() => match Pattern::compile(pattern) {
+                Ok(_) => Ok(Self::Regex(pattern.clone())),
+                Err(reason) => {
+                    let expected = format!("a valid regular expression ({reason})");
+                    Err(Refusal::new(node, expected).hint("a list of names needs [brackets]"))
+                }
+            },
+            Node::List(items) if !items.is_empty() => Vec::from_node(node).map(Self::List),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::Auto => "auto".into(),
+            Self::AllLinear => "all-linear".into(),
+            Self::List(names) => names.to_json(),
+            Self::Regex(pattern) => pattern.as_str().into(),
+        }
+    }
+
+    fn expected() -> String {
+        "auto, all-linear, a list of module names, or a regular expression".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [String::schema(), { "type": "array", "items": String::schema(), "minItems": 1 }] })
+    }
+}
+
+/// How fresh LoRA matrices are filled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum InitLora {
+    /// `true`: A uniform as Kaiming's rule says, B zero.
+    Kaiming,
+    /// `"gaussian"`: A normal with deviation 1/r, B zero.
+    Gaussian,
+    /// `false`: A and B both random, so that the adapter changes the model from the start (for tests).
+    Random,
+    /// `"pissa"`: the largest singular values of the weight, which keeps the rest (`PiSSA`).
+    Pissa,
+    /// `"pissa_niter_N"`: the same by N rounds of a randomized method: much faster, nearly as exact.
+    PissaRounds(u32),
+    /// `"loftq"`: what the quantization of the weight loses, as far as the rank reaches (`LoftQ`).
+    Loftq,
+}
+
+/// Ways to start that other toolkits have.
+const LATER_INITS: [&str; 6] = ["olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
+
+impl InitLora {
+    /// Whether the base weight gives up what the adapter starts with.
+    pub const fn is_pissa(self) -> bool {
+        matches!(self, Self::Pissa | Self::PissaRounds(_))
+    }
+}
+
+impl ConfigValue for InitLora {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(true) => Ok(Self::Kaiming),
+            Node::Bool(false) => Ok(Self::Random),
+            Node::Str(word) if word == "gaussian" => Ok(Self::Gaussian),
+            Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
+            Node::Str(word) if word == "loftq" => Ok(Self::Loftq),
+            Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
+                Err(Refusal::new(node, Self::expected()).hint(super::option::not_yet(word)))
+            }
+            Node::Str(word) => match word.strip_prefix("pissa_niter_").map(str::parse) {
+                Some(Ok(rounds @ 0..=1000)) => Ok(Self::PissaRounds(rounds)),
+                _ => Err(Refusal::new(node, Self::expected())),
+            },
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::Kaiming => true.into(),
+            Self::Random => false.into(),
+            Self::Gaussian => "gaussian".into(),
+            Self::Pissa => "pissa".into(),
+            Self::Loftq => "loftq".into(),
+            Self::PissaRounds(rounds) => format!("pissa_niter_{rounds}").into(),
+        }
+    }
+
+    fn expected() -> String {
+        "true, false, gaussian, pissa, pissa_niter_N or loftq".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [{ "enum": [true, false, "gaussian", "pissa", "loftq"] }, { "type": "string", "pattern": "^pissa_niter_[0-9]+$" }] })
+    }
+}
+
+/// When a beam search ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BeamStop {
+    /// `false`: when the best running beam, ranked by its length now, is below the worst finished one.
+    False,
+    /// `true`: as soon as there are as many finished answers as beams.
+    True,
+    /// `"never"`: when no running beam can get above the worst finished one.
+    Never,
+}
+
+impl ConfigValue for BeamStop {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(false) => Ok(Self::False),
+            Node::Bool(true) => Ok(Self::True),
+            Node::Str(word) if word == "never" => Ok(Self::Never),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::False => false.into(),
+            Self::True => true.into(),
+            Self::Never => "never".into(),
+        }
+    }
+
+    fn expected() -> String {
+        "true, false or never".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "enum": [true, false, "never"] })
+    }
+}
+
+/// Which checkpoint a run goes on from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resume {
+    /// The newest complete one in the output directory.
+    Latest,
+    /// This one, or the one that this file of a run (`latest`, `best`) names.
+    Dir(PathBuf),
+}
+
+impl ConfigValue for Resume {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(true) => Ok(Self::Latest),
+            Node::Str(word) if word == "latest" => Ok(Self::Latest),
+            Node::Str(_) => PathBuf::from_node(node).map(Self::Dir),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        match self {
+            Self::Latest => "latest".into(),
+            Self::Dir(path) => path.to_json(),
+        }
+    }
+
+    fn expected() -> String {
+        "latest or a checkpoint folder".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [String::schema(), { "const": true }] })
+    }
+}

@@ -1,0 +1,88 @@
+//! [`choices`]: settings that are one of a few words.
+use super::value::{Node, Refusal};
+
+/// Makes an enum of words. `later` names the words that a later version will accept.
+macro_rules! choices {
+    ($(
+        $(#[doc = $doc:literal])*
+        $name:ident { $( $(#[doc = $variant_doc:literal])* $variant:ident = $word:literal $( | $alias:literal $( ($alias_doc:literal) )? )*, )+ } $( later $later:expr )?;
+    )*) => {$(
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
+
+        impl $name {
+            /// The words that the configuration accepts, less second names.
+            pub const WORDS: &'static [&'static str] = &[$($word),+];
+            /// The words that a message names: second names too, where they have a meaning of their own.
+            const TOLD: &'static [&'static str] = &[$($word, $( $( choices!(@told $alias $alias_doc), )? )*)+];
+            /// Every word that is accepted.
+            const ACCEPTED: &'static [&'static str] = &[$($word, $( $alias, )*)+];
+            const LATER: &'static [&'static str] = choices!(@or $($later)?);
+            /// All of them, in the order of the documentation.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word of the configuration.
+            pub const fn as_str(self) -> &'static str {
+                match self { $( Self::$variant => $word, )+ }
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl $crate::ConfigValue for $name {
+            fn from_node(node: &$crate::Node) -> Result<Self, $crate::Refusal> {
+                match node {
+                    $( $crate::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
+                    _ => Err($crate::choices::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
+                }
+            }
+
+            fn to_json(&self) -> serde_json::Value {
+                self.as_str().into()
+            }
+
+            fn expected() -> String {
+                $crate::choices::one_of(Self::TOLD)
+            }
+
+            fn schema() -> serde_json::Value {
+                serde_json::json!({ "oneOf": [
+                    $(
+                        { "const": $word, "description": concat!($($variant_doc),*).trim() },
+                        $( { "const": $alias, "description": choices!(@alias $word $($alias_doc)?) }, )*
+                    )+
+                ] })
+            }
+        }
+    )*};
+    (@alias $word:literal) => { concat!("The same as `", $word, "`.") };
+    (@alias $word:literal $doc:literal) => { $doc };
+    (@told $alias:literal $doc:literal) => { $alias };
+    (@or) => { &[] };
+    (@or $later:expr) => { &$later };
+}
+
+pub(super) use choices;
+
+/// The words of a message.
+pub(super) fn one_of(words: &[&str]) -> String {
+    format!("one of {}", words.join(", "))
+}
+
+/// Refuses what is none of the accepted words, with the nearest of them; `told` are those that the message names.
+pub(super) fn refuse_word(node: &Node, told: &[&str], accepted: &[&str], later: &[&str]) -> Refusal {
+    let refusal = Refusal::new(node, one_of(told));
+    let Node::Str(word) = node else { return refusal };
+    if later.contains(&word.as_str()) {
+        return refusal.hint(super::option::not_yet(word));
+    }
+    match super::option::nearest(word, accepted.iter().copied()) {
+        Some(near) => refusal.hint(format!("did you mean {near}?")),
+        None => refusal,
+    }
+}

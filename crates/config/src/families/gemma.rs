@@ -1,0 +1,43 @@
+//! Gemma (the first): GeGLU, norm weights counted from 1, embeddings scaled by the root of the width.
+use super::{Family, Gguf};
+use crate::arch::{Activation, Arch};
+use crate::hf_json::{Defaults, Source};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "gemma",
+    class_name: "GemmaForCausalLM",
+    models: "Gemma 2B and 7B, CodeGemma",
+    features: "GeGLU, norm weights counted from 1, scaled embeddings",
+    sparse: false,
+    classifier: Some("GemmaForSequenceClassification"),
+    gguf: Some(Gguf { tied: true, ..Gguf::named("gemma") }),
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults { kv_heads: Some(16), activation: ("hidden_act", Activation::GeluTanh), ..defaults() };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
+    gemma(&mut arch);
+    Ok(arch)
+}
+
+/// What the classes of all Gemmas assume.
+pub(super) fn defaults() -> Defaults {
+    Defaults {
+        kv_heads: Some(4),
+        head_dim: Some(256),
+        context: 8192,
+        tied: true,
+        pad: Some(0),
+        activation: ("hidden_activation", Activation::GeluTanh),
+        ..Defaults::default()
+    }
+}
+
+/// What all Gemmas share.
+pub(super) fn gemma(arch: &mut Arch) {
+    arch.norm_offset = 1.0;
+    arch.embedding_scale = (arch.hidden_size as f64).sqrt();
+}

@@ -1,0 +1,28 @@
+//! Granite: Llama with four constants: on embeddings, scores, residual branches and logits.
+use super::{Family, Gguf};
+use crate::arch::Arch;
+use crate::hf_json::{Defaults, Source};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "granite",
+    class_name: "GraniteForCausalLM",
+    models: "Granite 3.0 to 3.3 (dense)",
+    features: "constants on embeddings, scores, residual branches and logits",
+    sparse: false,
+    classifier: None,
+    gguf: Some(Gguf { pairs: true, scales: true, ..Gguf::named("granite") }),
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let mut arch = source.decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() })?;
+    (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
+    arch.mlp_bias = source.flag("mlp_bias", false)?;
+    arch.embedding_scale = source.positive("embedding_multiplier", 1.0)?;
+    arch.embedding_scaled_outside = true;
+    arch.attention_scale = source.positive("attention_multiplier", 1.0)?;
+    arch.residual_scale = source.positive("residual_multiplier", 1.0)?;
+    arch.logit_scale = 1.0 / source.positive("logits_scaling", 1.0)?;
+    Ok(arch)
+}

@@ -1,0 +1,28 @@
+//! Mixtral: Mistral with experts in every block, two of them a token.
+use super::{Family, Gguf};
+use crate::arch::{Arch, Experts};
+use crate::hf_json::{Defaults, Source};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "mixtral",
+    class_name: "MixtralForCausalLM",
+    models: "Mixtral 8x7B and 8x22B",
+    features: "experts in every block, an optional sliding window",
+    sparse: true,
+    classifier: Some("MixtralForSequenceClassification"),
+    gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults = Defaults { kv_heads: Some(8), context: 4096 * 32, theta: 1e6, eps: 1e-5, ..Defaults::default() };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    let window = source.window(None)?;
+    let experts = source.experts("num_local_experts", "intermediate_size", (8, 2, 14_336))?;
+    arch.experts = Some(Experts { mixtral: true, ..experts });
+    for block in &mut arch.blocks {
+        (block.window, block.sparse) = (window, true);
+    }
+    Ok(arch)
+}

@@ -1,0 +1,26 @@
+//! Phi-3: Llama with q, k, v in one matrix and gate and up in another, a part of each head turned, `longrope`.
+use super::{Family, Gguf};
+use crate::arch::Arch;
+use crate::hf_json::{Defaults, Source};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "phi3",
+    class_name: "Phi3ForCausalLM",
+    models: "Phi-3 and Phi-3.5 mini and medium, Phi-4, Phi-4 mini",
+    features: "q, k, v in one matrix, gate and up in another, partial rotary, longrope, an optional sliding window",
+    sparse: false,
+    classifier: Some("Phi3ForSequenceClassification"),
+    gguf: Some(Gguf { windows: &[|_| true, |_| false], ropes: &["longrope", "partial"], ..Gguf::named("phi3") }),
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let defaults =
+        Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: true, ..Defaults::default() };
+    let mut arch = source.decoder(&FAMILY, &defaults)?;
+    arch.fused = true;
+    let window = source.window(None)?;
+    arch.blocks.iter_mut().for_each(|block| block.window = window);
+    Ok(arch)
+}

@@ -1,0 +1,23 @@
+//! Qwen2: Llama with biases on q, k and v, and a window in the later blocks where it is switched on.
+use super::{Family, Gguf};
+use crate::arch::Arch;
+use crate::hf_json::{Defaults, Source};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen2",
+    class_name: "Qwen2ForCausalLM",
+    models: "Qwen2, Qwen2.5, Qwen2.5-Coder, DeepSeek-R1-Distill-Qwen",
+    features: "biases on q, k and v; an optional sliding window in the later blocks",
+    sparse: false,
+    classifier: Some("Qwen2ForSequenceClassification"),
+    gguf: Some(Gguf { ropes: &["llama3"], ..Gguf::named("qwen2") }),
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let mut arch = source.decoder(&FAMILY, &Defaults { kv_heads: Some(32), ..Defaults::default() })?;
+    arch.qkv_bias = true;
+    source.late_windows(&mut arch)?;
+    Ok(arch)
+}

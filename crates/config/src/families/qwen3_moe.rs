@@ -1,0 +1,28 @@
+//! Qwen3-MoE: Qwen3 with experts in some blocks.
+use super::{Family, Gguf};
+use crate::arch::{Arch, QkNorm};
+use crate::hf_json::{Defaults, Source};
+use tunesmith_base::error::Result;
+
+pub(super) static FAMILY: Family = Family {
+    model_type: "qwen3_moe",
+    class_name: "Qwen3MoeForCausalLM",
+    models: "Qwen3-30B-A3B, Qwen3-235B-A22B, Qwen3-Coder",
+    features: "norms on each head of q and k, experts, an optional sliding window",
+    sparse: true,
+    classifier: Some("Qwen3MoeForSequenceClassification"),
+    gguf: Some(Gguf::named("qwen3moe")),
+    read,
+};
+
+fn read(source: &Source<'_>) -> Result<Arch> {
+    let mut arch = source.decoder(&FAMILY, &Defaults { kv_heads: Some(4), ..Defaults::default() })?;
+    (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
+    arch.qk_norm = QkNorm::Head;
+    if source.flag("use_sliding_window", false)? {
+        let window = source.window(Some(4096))?;
+        arch.blocks.iter_mut().for_each(|block| block.window = window);
+    }
+    source.qwen_experts(&mut arch, None, (128, 8, 768))?;
+    Ok(arch)
+}

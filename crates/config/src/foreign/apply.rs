@@ -1,0 +1,209 @@
+//! How what foreign files say meets what the configuration says.
+use super::super::resolve::{Resolved, Resolver, Setting, Source, find};
+use super::super::schema::Config;
+use super::super::value::{ConfigValue as _, Node};
+use super::super::yaml::Document;
+use super::super::{OptionDef, TrainConfig};
+use super::named::json_of;
+use super::taken::{Fate, Foreign, NotNeeded};
+use super::walk::take_key;
+use super::{Format, KEYS, Line, Row, format_of, read};
+use std::path::Path;
+use tunesmith_base::error::{Error, Result};
+
+impl Resolver {
+    /// Takes a file that is none of ours but one of DeepSpeed, Accelerate or FSDP for what the key of its kind names; says whether it is
+    /// one.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(in super::super) fn foreign_file(&mut self, path: &Path) -> Result<bool> {
+        let Some(format) = format_of(&Document::read(path)?.entries) else { return Ok(false) };
+        let named = || Node::Str(path.display().to_string());
+        let (title, settings) = match format {
+            Format::DeepSpeed => (format.title(), vec![("train.deepspeed", named())]),
+            Format::Accelerate => (format.title(), vec![("train.accelerate", named())]),
+            Format::Fsdp => ("FSDP", vec![("train.fsdp", Node::Bool(true)), ("train.fsdp_config", named())]),
+            Format::Trainer => return Ok(false),
+        };
+        let source = || Source::File { path: path.to_owned(), line: 1, column: 1 };
+        let key = settings.last().map_or("", |(key, _)| *key);
+        self.notes.push(format!("{}: a configuration of {title}, read as {key}", path.display()));
+        for (key, node) in settings {
+            if let Some(def) = find(key) {
+                self.put(def, key, node, source())?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes over a key of the trainer's table, and returns the keys of ours that it sets.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the value is refused.
+    pub(in super::super) fn take_trainer(
+        &mut self,
+        row: &Row,
+        spelled: &str,
+        node: &Node,
+        source: &Source,
+    ) -> Result<Vec<String>> {
+        let taken = take_key(row, spelled, node, source)?;
+        match taken.why {
+            Some(note) => {
+                let entry = NotNeeded { key: spelled.to_owned(), value: json_of(node), source: source.clone(), note };
+                self.not_needed.insert(spelled.to_owned(), entry);
+            }
+            None => drop(self.not_needed.remove(spelled)),
+        }
+        let mut ours = Vec::new();
+        for (key, node) in taken.settings {
+            if let Some(def) = find(&key) {
+                self.put(def, spelled, node, source.clone())?;
+                ours.push(key);
+            }
+        }
+        Ok(ours)
+    }
+
+    /// Reads the foreign files that the settings name, and takes over what they say: over the defaults and over what is left
+    /// `auto`, not over what is given nearer to the user; what is given as near must be the same.
+    ///
+    /// # Errors
+    /// Those of [`read`]; a contradiction, with both sides.
+    pub(in super::super) fn take_foreign(&mut self) -> Result<()> {
+        let named = KEYS.iter().filter_map(|key| {
+            let found = self.found.get(*key)?;
+            Some((*key, found.node.clone(), found.source.clone()))
+        });
+        let named: Vec<_> = named.collect();
+        self.foreign = read(&named)?;
+        self.notes.append(&mut self.foreign.notes);
+        let lines = std::mem::take(&mut self.foreign.lines);
+        // First what is said outright, then what follows from it or depends on it.
+        let (later, first): (Vec<Line>, Vec<Line>) =
+            lines.into_iter().partition(|line| line.soft || line.only_with.is_some());
+        for line in first.into_iter().chain(later) {
+            self.take_line(line)?;
+        }
+        self.rows_of_a_step()
+    }
+
+    fn take_line(&mut self, line: Line) -> Result<()> {
+        let def = find(&line.key).ok_or_else(|| Error::config(format!("{}: unknown key {}", line.source, line.key)))?;
+        if let Some(switch) = line.only_with
+            && !self.is_on(switch)
+        {
+            self.foreign.overrule(&line, Fate::Same, format!("{} is read only with {switch}", line.key));
+            return Ok(());
+        }
+        let open = |node: &Node| matches!(node, Node::Str(word) if word == "auto");
+        if let Some(found) = self.found.get(&line.key).filter(|found| !open(&found.node)) {
+            if value_of(def, &found.node) == value_of(def, &line.node) {
+                return Ok(());
+            }
+            let of_shell = |source: &Source| matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_));
+            if line.soft || of_shell(&found.source) {
+                let text = format!("{}: {} ({})", line.key, shown(def, &found.node), found.source);
+                self.foreign.overrule(&line, Fate::Overridden, text);
+                return Ok(());
+            }
+            // A file that the shell names goes before the files that it does not.
+            if !(of_shell(&line.named_by) && matches!(found.source, Source::File { .. })) {
+                let sides = [(&found.node, &found.source), (&line.node, &line.source)];
+                let [ours, theirs] =
+                    sides.map(|(node, source)| format!("{}: {} ({source})", line.key, shown(def, node)));
+                return Err(Error::config(format!("{ours} contradicts {theirs}")).hint(
+                    "make them the same, or set \"auto\" in the file; a word or variable of the shell goes before both",
+                ));
+            }
+        }
+        self.put(def, &line.key, line.node, line.source)
+    }
+
+    fn is_on(&self, key: &str) -> bool {
+        match self.found.get(key) {
+            Some(found) => found.node == Node::Bool(true),
+            None => find(key).is_some_and(|def| (def.get)(&Config::default()) == serde_json::Value::Bool(true)),
+        }
+    }
+
+    /// Where `train_batch_size` is given and a size is left open, it is what measuring aims at.
+    fn rows_of_a_step(&mut self) -> Result<()> {
+        let Some((rows, source)) = self.foreign.expected.rows.clone() else { return Ok(()) };
+        let open = |key: &str| matches!(self.found.get(key), Some(found) if matches!(&found.node, Node::Str(word) if word == "auto"));
+        if !open("train.batch_size") && !open("train.grad_accum") {
+            return Ok(());
+        }
+        let key = "train.effective_batch";
+        let Some(def) = find(key) else { return Ok(()) };
+        let rows = Node::Int(rows as i128);
+        if let Some(found) = self.found.get(key)
+            && value_of(def, &found.node) != value_of(def, &rows)
+        {
+            let (ours, theirs) = (shown(def, &found.node), shown(def, &rows));
+            return Err(Error::config(format!("{key}: {ours} ({}) contradicts {theirs} ({source})", found.source)));
+        }
+        self.put(def, key, rows, source)
+    }
+}
+
+/// The value that a setting takes from a node.
+fn value_of(def: &OptionDef, node: &Node) -> serde_json::Value {
+    let mut scratch = Config::default();
+    match (def.set)(&mut scratch, node) {
+        Ok(()) => (def.get)(&scratch),
+        Err(_) => serde_json::Value::Null,
+    }
+}
+
+fn shown(def: &OptionDef, node: &Node) -> String {
+    value_of(def, node).to_string()
+}
+
+impl Foreign {
+    /// Notes what became of a line in the end.
+    fn overrule(&mut self, line: &Line, fate: Fate, text: String) {
+        let told = self.told.iter_mut().find(|told| told.source == line.source && told.key.as_ref() == Some(&line.key));
+        if let Some(told) = told {
+            (told.fate, told.text) = (fate, text);
+        }
+    }
+
+    /// Shows what holds where a file leaves it to us.
+    pub(in super::super) fn show_auto(&mut self, settings: &[Setting]) {
+        for told in self.told.iter_mut().filter(|told| told.fate == Fate::Auto) {
+            let setting = settings.iter().find(|setting| Some(&setting.key) == told.key.as_ref());
+            let Some(Setting { key, value, source }) = setting else { continue };
+            told.text = match (key.as_str(), value.is_null()) {
+                ("train.effective_batch", true) => "train.batch_size x train.grad_accum x ranks".to_owned(),
+                ("train.max_steps", _) if *value == TrainConfig::default().max_steps.to_json() => {
+                    "as many as the epochs have".to_owned()
+                }
+                _ => format!("{key}: {value} ({source})"),
+            };
+        }
+    }
+}
+
+impl Resolved {
+    /// The configuration as `world` ranks use it, `local` of them on this machine: what foreign files say of the ranks holds, and
+    /// the size that they leave to arithmetic is there.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`], with both sides.
+    pub fn in_world(&self, world: usize, local: usize, launcher: Option<&str>) -> Result<Self> {
+        let mut settled = self.clone();
+        self.foreign.expected.settle(&mut settled.config, world, local, launcher)?;
+        for setting in &mut settled.settings {
+            let train = &settled.config.train;
+            match setting.key.as_str() {
+                "train.batch_size" => setting.value = train.batch_size.to_json(),
+                "train.grad_accum" => setting.value = train.grad_accum.to_json(),
+                "train.effective_batch" => setting.value = train.effective_batch.to_json(),
+                _ => {}
+            }
+        }
+        Ok(settled)
+    }
+}

@@ -1,0 +1,82 @@
+//! JSON as DeepSpeed takes it, with comments, made into JSON as our reader of YAML takes it: every line stays where it is.
+
+/// Blanks `// …`, `# …` and `/* … */` outside of strings, and tabs, character by character.
+pub(in super::super) fn blanked(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut chars = text.chars().peekable();
+    let mut previous = '\n';
+    while let Some(letter) = chars.next() {
+        match (letter, chars.peek().copied()) {
+            ('"', _) => {
+                out.push('"');
+                while let Some(inner) = chars.next() {
+                    out.push(inner);
+                    match inner {
+                        '\\' => out.extend(chars.next()),
+                        '"' => break,
+                        _ => {}
+                    }
+                }
+            }
+            ('/', Some('/')) => blank_line(&mut out, &mut chars, 1),
+            ('#', _) if previous.is_whitespace() || ",{}[]".contains(previous) => blank_line(&mut out, &mut chars, 1),
+            ('/', Some('*')) => {
+                chars.next();
+                out.push_str("  ");
+                let mut star = false;
+                for inner in chars.by_ref() {
+                    out.push(if inner == '\n' { '\n' } else { ' ' });
+                    if star && inner == '/' {
+                        break;
+                    }
+                    star = inner == '*';
+                }
+            }
+            ('\t', _) => out.push(' '),
+            _ => out.push(letter),
+        }
+        previous = letter;
+    }
+    out
+}
+
+/// Blanks what is left of the line; `begun` characters of it are taken already.
+fn blank_line(out: &mut String, chars: &mut std::iter::Peekable<std::str::Chars<'_>>, begun: usize) {
+    out.push_str(&" ".repeat(begun));
+    while chars.peek().is_some_and(|letter| *letter != '\n') {
+        chars.next();
+        out.push(' ');
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn comments_go_and_lines_stay() {
+        let text =
+            "{\n\t// one: 1\n  \"a\": 1, # two\n  /* three\n  */ \"b//c\": \"x#y /* z */ \\\" // w\", \"d\": \"e\"}";
+        let plain = blanked(text);
+        assert_eq!(plain.lines().count(), text.lines().count());
+        let read = crate::parse_yaml(&plain).expect("it reads");
+        let Node::Map(entries) = read else { panic!("{read:?}") };
+        assert_eq!(
+            entries,
+            [
+                ("a".to_owned(), Node::Int(1)),
+                ("b//c".to_owned(), Node::Str("x#y /* z */ \" // w".to_owned())),
+                ("d".to_owned(), Node::Str("e".to_owned())),
+            ]
+        );
+    }
+
+    #[test]
+    fn what_never_ends_is_blanked_to_the_end() {
+        assert_eq!(blanked("{} /* a\nb"), "{}     \n ");
+        assert_eq!(blanked("\"a\\"), "\"a\\");
+        assert_eq!(blanked("a#b"), "a#b");
+    }
+
+    use crate::Node;
+}

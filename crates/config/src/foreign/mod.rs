@@ -1,0 +1,255 @@
+//! Configuration files of DeepSpeed and Accelerate, Transformers' `fsdp`, and keys of Transformers' and TRL's arguments: each key becomes
+//! one of ours, is not needed here, or is refused, as one table a format says ([`Row`]). Nothing in them is ignored in silence.
+//!
+//! Such a file stands beside the configuration: a value that both give must be the same, `auto` is ours, and what the
+//! environment, words and flags say goes before both.
+mod accelerate;
+mod apply;
+mod comments;
+mod deepspeed;
+pub mod docs;
+mod fsdp;
+mod named;
+mod optimizer;
+mod taken;
+mod trainer;
+mod walk;
+
+use super::option::Scalar;
+use super::resolve::Source;
+use super::value::Node;
+use std::path::Path;
+use tunesmith_base::error::{Error, Result};
+
+pub(super) use comments::blanked as without_comments;
+pub use named::{Inline, Switch};
+pub use taken::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
+pub(super) use trainer::{NULL_IS_DEFAULT, find as trainer_row, names as trainer_names};
+pub use walk::{Reader, Value};
+
+/// Whose file it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// DeepSpeed's JSON.
+    DeepSpeed,
+    /// Accelerate's YAML.
+    Accelerate,
+    /// Transformers' `fsdp_config`, and the section `fsdp_config` of Accelerate's file.
+    Fsdp,
+    /// Transformers' `TrainingArguments` and TRL's `SFTConfig`: keys that stand in our own configuration.
+    Trainer,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp, Self::Trainer];
+
+    /// Its name.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::DeepSpeed => "DeepSpeed",
+            Self::Accelerate => "Accelerate",
+            Self::Fsdp => "Transformers' fsdp_config",
+            Self::Trainer => "Transformers' TrainingArguments, TRL's SFTConfig and SFT-Play",
+        }
+    }
+
+    /// Its table.
+    pub const fn rows(self) -> &'static [Row] {
+        match self {
+            Self::DeepSpeed => deepspeed::ROWS,
+            Self::Accelerate => accelerate::ROWS,
+            Self::Fsdp => fsdp::ROWS,
+            Self::Trainer => trainer::ROWS,
+        }
+    }
+
+    /// The table's line for a key, by whichever of its names; for a whole section that is handled as one, the section's.
+    pub fn row(self, key: &str) -> Option<&'static Row> {
+        let exact = |key: &str| self.rows().iter().find(|row| row.key == key);
+        exact(key).or_else(|| match self {
+            Self::DeepSpeed => {
+                let rest = key.strip_prefix("zero_optimization.");
+                let stage3 = rest.and_then(|rest| exact(&format!("zero_optimization.stage3_{rest}")));
+                stage3.or_else(|| exact(&format!("bf16.{}", key.strip_prefix("bfloat16.")?)))
+            }
+            Self::Accelerate => {
+                let bare = key.strip_prefix("fsdp_config.")?;
+                Self::Fsdp.row(bare)
+            }
+            Self::Fsdp => exact(key.strip_prefix("fsdp_")?),
+            Self::Trainer => None,
+        })
+    }
+
+    /// As [`Format::row`], or the line of a section that the key lies in.
+    pub fn covers(self, key: &str) -> Option<&'static Row> {
+        let sections = key.match_indices('.').map(|(end, _)| &key[..end]);
+        self.row(key).or_else(|| sections.filter_map(|section| self.row(section)).find(|row| row.whole))
+    }
+}
+
+/// What becomes of a key.
+#[derive(Clone, Copy)]
+pub enum Act {
+    /// The same value under our key.
+    To(&'static str),
+    /// A function of the value; what it does, in words.
+    With(Take, &'static str),
+    /// Read by the function of a sibling; which, in words.
+    Together(&'static str),
+    /// It is always so here. Another value than these has no effect, and a warning says why.
+    Always(&'static [Scalar], &'static str),
+    /// No effect here, with a warning that says why.
+    Warned(&'static str),
+    /// These values ask for nothing; any other is refused, and why.
+    Unless(&'static [Scalar], &'static str),
+}
+
+/// Takes a value over.
+pub type Take = fn(&mut Reader, &Value) -> Result<()>;
+
+/// A key of a foreign format, and what becomes of it.
+#[derive(Clone, Copy)]
+pub struct Row {
+    /// The full key, or a section.
+    pub key: &'static str,
+    /// What is done.
+    pub act: Act,
+    /// A whole section, all keys below it.
+    pub whole: bool,
+}
+
+/// A line of a table.
+const fn row(key: &'static str, act: Act) -> Row {
+    Row { key, act, whole: false }
+}
+
+/// A line for a section and all below it.
+const fn section(key: &'static str, act: Act) -> Row {
+    Row { key, act, whole: true }
+}
+
+/// The keys of ours that name foreign files, in the order in which they are read.
+pub const KEYS: [&str; 4] = ["train.accelerate", "train.deepspeed", "train.fsdp", "train.fsdp_config"];
+
+/// What one of our keys gets.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Line {
+    /// Our key.
+    pub key: String,
+    /// Its value.
+    pub node: Node,
+    /// Where it stands.
+    pub source: Source,
+    /// It counts only where this key of ours is on.
+    pub only_with: Option<&'static str>,
+    /// It counts only where nothing else sets the key.
+    pub soft: bool,
+    /// What names the file, which tells how near it is to the user.
+    pub named_by: Source,
+}
+
+/// Reads the files that `named` has: key, value and source of each of [`KEYS`] that is set.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: no such file, no JSON or YAML, an unknown key, or a value that is refused.
+pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
+    let mut taken = Foreign::default();
+    // A mapping says something even where each of its values is off.
+    let says = |node: &Node| matches!(node, Node::Map(entries) if !entries.is_empty()) || !is_off(node);
+    let of = |key: &str| named.iter().find(|(name, node, _)| *name == key && says(node));
+    if let Some((key, node, source)) = of("train.accelerate") {
+        Reader::open(Format::Accelerate, key, node, source)?.run(accelerate::finish, &mut taken)?;
+    }
+    if let Some((file, source)) = taken.nested.take() {
+        let key = "deepspeed_config.deepspeed_config_file";
+        Reader::open(Format::DeepSpeed, key, &Node::Str(file), &source)?.run(deepspeed::finish, &mut taken)?;
+    }
+    if let Some((key, node, source)) = of("train.deepspeed") {
+        Reader::open(Format::DeepSpeed, key, node, source)?.run(deepspeed::finish, &mut taken)?;
+    }
+    match (of("train.fsdp"), of("train.fsdp_config")) {
+        (Some((_, words, source)), config) => fsdp::read((words, source), config, &mut taken)?,
+        (None, Some((_, node, source))) if !is_off(node) => {
+            return Err(Error::config(format!(
+                "{}: train.fsdp_config without train.fsdp has no effect",
+                source.place()
+            ))
+            .hint("set train.fsdp: true, or remove train.fsdp_config"));
+        }
+        (None, _) => {}
+    }
+    Ok(taken)
+}
+
+/// Reads a text as a file of that format; `path` stands for it in messages. Gives how ranks share the model, as `train.strategy` and what
+/// belongs to it.
+///
+/// # Errors
+/// As a file with that text.
+pub fn check(format: Format, path: &Path, text: &str) -> Result<Vec<(String, Node)>> {
+    let mut taken = Foreign::default();
+    let finish: fn(&mut Reader) -> Result<()> = match format {
+        Format::Accelerate => accelerate::finish,
+        Format::DeepSpeed => deepspeed::finish,
+        Format::Fsdp | Format::Trainer => |_: &mut Reader| Ok(()),
+    };
+    Reader::of_text(format, path, text)?.run(finish, &mut taken)?;
+    let shares = |line: &Line| line.key == "train.strategy" || line.key.starts_with("train.fsdp");
+    Ok(taken.lines.into_iter().filter(shares).map(|line| (line.key, line.node)).collect())
+}
+
+/// Whose configuration a file is, by its top-level keys; nothing where it is one of ours, or nobody's.
+pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
+    let ours = |key: &str| {
+        key == "include"
+            || super::schema::SECTIONS.iter().any(|section| {
+                section.name == key || section.options.iter().any(|def| section.name.is_empty() && def.name == key)
+            })
+    };
+    if entries.iter().any(|(key, _)| ours(key)) {
+        return None;
+    }
+    let known = |format: Format| {
+        let named = |key: &str| {
+            format.row(key).is_some()
+                || format.rows().iter().any(|row| row.key.split('.').next() == Some(key))
+                || (format == Format::Accelerate && key == "fsdp_config")
+        };
+        entries.iter().filter(|(key, _)| named(key)).count()
+    };
+    let counts = [Format::DeepSpeed, Format::Accelerate, Format::Fsdp].map(|format| (known(format), format));
+    // Of two that know as many keys the first, which has more of them.
+    counts.into_iter().rev().max_by_key(|(count, _)| *count).filter(|(count, _)| *count > 0).map(|(_, format)| format)
+}
+
+/// Why a full key of the trainer's table is not needed, whatever its value.
+pub fn needless(key: &str) -> Option<&'static str> {
+    match trainer::find(key)?.act {
+        Act::Warned(why) => Some(why),
+        _ => None,
+    }
+}
+
+/// What each key of the trainer's table is, for the JSON Schema.
+pub(super) fn trainer_keys() -> impl Iterator<Item = (String, String)> {
+    trainer::names().filter_map(|key| {
+        let (fate, what) = docs::describe(trainer::find(&key)?.act);
+        Some((key, format!("A key of other toolkits, {fate}: {what}.")))
+    })
+}
+
+/// Whether a value asks for nothing: `null`, `false`, `none`, or a section with nothing in it that is on.
+fn is_off(node: &Node) -> bool {
+    match node {
+        Node::Null | Node::Bool(false) => true,
+        Node::Bool(true) | Node::Int(_) | Node::Float(_) => false,
+        Node::Str(text) => matches!(text.to_lowercase().as_str(), "" | "none" | "no" | "false" | "null"),
+        Node::List(items) => items.is_empty(),
+        Node::Map(entries) => {
+            let enabled = entries.iter().find(|(key, _)| key == "enabled");
+            enabled.map_or_else(|| entries.iter().all(|(_, node)| is_off(node)), |(_, node)| is_off(node))
+        }
+    }
+}

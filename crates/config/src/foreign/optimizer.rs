@@ -1,0 +1,115 @@
+//! The sections `optimizer` and `scheduler` of DeepSpeed's files.
+use super::super::value::Node;
+use super::walk::{Reader, Value};
+use tunesmith_base::error::Result;
+
+/// Why schedules that go up and down, and those that look for a rate, are refused.
+pub(super) const CYCLES: &str =
+    "OneCycle and LRRangeTest are not part of this version; train.lr_scheduler_type has the schedules that are";
+
+/// `betas: [0.9, 0.999]`.
+pub(super) fn betas(reader: &mut Reader, value: &Value) -> Result<()> {
+    if value.is_auto() {
+        reader.auto(value, "train.adam_beta1")?;
+        return reader.auto(value, "train.adam_beta2");
+    }
+    let Node::List(items) = &value.node else { return Err(value.expected("two numbers")) };
+    let [first, second] = &items[..] else { return Err(value.expected("two numbers")) };
+    reader.put(value, "train.adam_beta1", first.clone(), "")?;
+    reader.put(value, "train.adam_beta2", second.clone(), "")
+}
+
+/// SGD's own arguments; all of them are written once, with the type.
+pub(super) fn argument(reader: &mut Reader, value: &Value) -> Result<()> {
+    if value.is_auto() {
+        return reader.auto(value, "train.optim_args");
+    }
+    Ok(())
+}
+
+/// The type, and arguments that only it has.
+pub(super) fn optimizer(reader: &mut Reader) -> Result<()> {
+    let arguments = ["momentum", "dampening", "nesterov"].map(|name| (name, format!("optimizer.params.{name}")));
+    let given = |reader: &Reader, key: &str| reader.get(key).filter(|value| !value.is_auto());
+    let kind = match reader.get("optimizer.type") {
+        None => None,
+        Some(value) if value.is_auto() => {
+            reader.auto(&value, "train.optim")?;
+            None
+        }
+        Some(value) => {
+            let ours = match value.word()?.as_str() {
+                "adam" | "adamw" => "adamw_torch",
+                "lion" => "lion",
+                "sgd" => "sgd",
+                _ => {
+                    let why = "train.optim has the optimizers of this version, and docs/optimization.md says what they do; of \
+                               DeepSpeed's there are Adam, AdamW, Lion and SGD";
+                    return Err(value.refused(why));
+                }
+            };
+            reader.put(&value, "train.optim", Node::Str(ours.to_owned()), "")?;
+            Some(ours)
+        }
+    };
+    let mut entries = Vec::new();
+    let mut first = None;
+    for (name, key) in &arguments {
+        let Some(value) = given(reader, key) else { continue };
+        if kind.is_some_and(|kind| kind != "sgd") {
+            return Err(value.refused("only SGD has it; remove the key"));
+        }
+        let node = if *name == "nesterov" { Node::Bool(value.flag()?) } else { Node::Float(value.number()?) };
+        entries.push(((*name).to_owned(), node));
+        first.get_or_insert(value);
+    }
+    match first {
+        Some(value) => reader.put(&value, "train.optim_args", Node::Map(entries), ""),
+        None => Ok(()),
+    }
+}
+
+/// `total_num_steps`: the run is as long as its schedule.
+pub(super) fn total_steps(reader: &mut Reader, value: &Value) -> Result<()> {
+    if value.is_auto() {
+        return reader.auto(value, "train.max_steps");
+    }
+    let steps = value.count(1)?;
+    reader.put(value, "train.max_steps", Node::Int(i128::from(steps)), "a schedule is as long as its run")
+}
+
+/// The type, and what it takes for granted.
+pub(super) fn scheduler(reader: &mut Reader) -> Result<()> {
+    let floor = reader.get("scheduler.params.cos_min_ratio");
+    let Some(value) = reader.get("scheduler.type") else { return Ok(()) };
+    if value.is_auto() {
+        return reader.auto(&value, "train.lr_scheduler_type");
+    }
+    let ours = match value.word()?.as_str() {
+        "warmuplr" => "constant_with_warmup",
+        "warmupdecaylr" => "linear",
+        "warmupcosinelr" => "cosine_with_min_lr",
+        "onecycle" | "lrrangetest" => return Err(value.refused(CYCLES)),
+        _ => return Err(value.expected("one of WarmupLR, WarmupDecayLR, WarmupCosineLR")),
+    };
+    let why = if ours == "cosine_with_min_lr" { "DeepSpeed's cosine is one step ahead" } else { "" };
+    reader.put(&value, "train.lr_scheduler_type", Node::Str(ours.to_owned()), why)?;
+    if ours == "cosine_with_min_lr" {
+        let at = floor.clone().unwrap_or_else(|| value.clone());
+        let rate = floor.map_or(Ok(1e-4), |floor| floor.number())?;
+        let kwargs = Node::Map(vec![("min_lr_rate".to_owned(), Node::Float(rate))]);
+        reader.put(&at, "train.lr_scheduler_kwargs", kwargs, "")?;
+    } else if let Some(floor) = floor {
+        reader.warn(&floor, "only WarmupCosineLR has it")?;
+    }
+    if reader.get("scheduler.params.warmup_num_steps").is_none() {
+        reader.imply(&value, "train.warmup_steps", Node::Int(1000), "DeepSpeed's default")?;
+    }
+    if reader.get("scheduler.params.warmup_type").is_none() {
+        reader.warn(
+            &value,
+            "DeepSpeed's default warm-up is logarithmic; here the rate rises on a line, as with warmup_type: linear",
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! One setting's definition as data ([`OptionDef`]), and the macro that makes a section's struct, its defaults
+//! and its definitions from one text.
+use super::schema::Config;
+use super::value::{ConfigValue, NATURAL, Node, Refusal};
+
+/// A section of the YAML file.
+#[derive(Debug)]
+pub struct Section {
+    /// Its path: `train`, `tuning.lora`.
+    pub name: &'static str,
+    /// What it is about.
+    pub doc: &'static str,
+    /// Its keys, in the order of the documentation.
+    pub options: &'static [OptionDef],
+}
+
+/// One setting: everything that the resolver, the documentation and the JSON schema say about it.
+#[derive(Debug)]
+pub struct OptionDef {
+    /// The section's path.
+    pub section: &'static str,
+    /// The key within the section.
+    pub name: &'static str,
+    /// Other spellings that are accepted; one with a dot is a full key, in whatever section.
+    pub aliases: &'static [&'static str],
+    /// What it does; the first line is a summary.
+    pub doc: &'static str,
+    /// What a number must lie within.
+    pub range: Range,
+    /// Words that a later version will accept.
+    pub later: &'static [&'static str],
+    /// What is accepted, in words: `a number`, `one of no, steps, epoch`.
+    pub expected: fn() -> String,
+    /// What is accepted, as JSON Schema.
+    pub schema: fn() -> serde_json::Value,
+    /// Reads a value into the configuration.
+    pub set: fn(&mut Config, &Node) -> Result<(), Refusal>,
+    /// The value that the configuration holds.
+    pub get: fn(&Config) -> serde_json::Value,
+}
+
+impl OptionDef {
+    /// The full key: `train.batch_size`; of a key outside of any section its name.
+    pub fn path(&self) -> String {
+        self.spelled(self.name)
+    }
+
+    fn spelled(&self, name: &str) -> String {
+        if self.section.is_empty() || name.contains('.') { name.to_owned() } else { format!("{}.{name}", self.section) }
+    }
+
+    /// The environment variable: `TRAIN_BATCH_SIZE`.
+    pub fn env(&self) -> String {
+        variable(&self.path())
+    }
+
+    /// The canonical name and the aliases, each as a full key.
+    pub fn spellings(&self) -> impl Iterator<Item = String> + '_ {
+        std::iter::once(self.name).chain(self.aliases.iter().copied()).map(|name| self.spelled(name))
+    }
+
+    /// What is accepted, with the range.
+    pub fn expectation(&self) -> String {
+        format!("{}{}", (self.expected)(), self.range)
+    }
+}
+
+/// The environment variable of a full key: the path in upper snake case.
+pub fn env_name(path: &str) -> String {
+    path.replace('.', "_").to_uppercase()
+}
+
+/// The environment variable that sets a full key. A single word of ours would be too common: `task` is `TUNESMITH_TASK`.
+pub fn variable(key: &str) -> String {
+    if key.contains('.') { env_name(key) } else { format!("TUNESMITH_{}", env_name(key)) }
+}
+
+/// A value that can stand in a `static`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Scalar {
+    /// `null`.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// A string.
+    Str(&'static str),
+}
+
+/// The bounds of a number; [`Range::ANY`] for everything else.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Range {
+    /// The least value.
+    pub min: Option<f64>,
+    /// The value that must be exceeded.
+    pub above: Option<f64>,
+    /// The greatest value.
+    pub max: Option<f64>,
+    /// The value that must not be reached.
+    pub below: Option<f64>,
+}
+
+impl Range {
+    /// No bounds.
+    pub const ANY: Self = Self { min: None, above: None, max: None, below: None };
+
+    /// At least `min`.
+    pub const fn at_least(min: f64) -> Self {
+        Self { min: Some(min), ..Self::ANY }
+    }
+
+    /// Greater than `above`.
+    pub const fn greater_than(above: f64) -> Self {
+        Self { above: Some(above), ..Self::ANY }
+    }
+
+    /// From `min` to `max`, both allowed.
+    pub const fn within(min: f64, max: f64) -> Self {
+        Self { min: Some(min), max: Some(max), ..Self::ANY }
+    }
+
+    /// From `min` up to, not including, `below`.
+    pub const fn from_to_below(min: f64, below: f64) -> Self {
+        Self { min: Some(min), below: Some(below), ..Self::ANY }
+    }
+
+    fn contains(&self, number: f64) -> bool {
+        self.min.is_none_or(|bound| number >= bound)
+            && self.above.is_none_or(|bound| number > bound)
+            && self.max.is_none_or(|bound| number <= bound)
+            && self.below.is_none_or(|bound| number < bound)
+    }
+
+    /// The bounds as JSON Schema keywords.
+    pub fn keywords(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let words = [
+            ("minimum", self.min),
+            ("exclusiveMinimum", self.above),
+            ("maximum", self.max),
+            ("exclusiveMaximum", self.below),
+        ];
+        words.into_iter().filter_map(|(word, bound)| bound.map(|bound| (word, bound)))
+    }
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let (Some(min), Some(max)) = (self.min, self.max) {
+            return write!(f, ", {min} to {max}");
+        }
+        let words =
+            [("at least", self.min), ("greater than", self.above), ("at most", self.max), ("below", self.below)];
+        let words: Vec<String> =
+            words.iter().filter_map(|(word, bound)| bound.map(|bound| format!("{word} {bound}"))).collect();
+        if words.is_empty() { Ok(()) } else { write!(f, ", {}", words.join(" and ")) }
+    }
+}
+
+/// Reads a value of the option's type and holds it against the range.
+pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
+    let expected = || format!("{}{range}", T::expected());
+    let value = T::from_node(node).map_err(|mut refusal| {
+        if refusal.expected == T::expected() || (refusal.expected == NATURAL && *range != Range::ANY) {
+            refusal.expected = expected();
+        }
+        match node {
+            Node::Str(word) if later.contains(&word.as_str()) => refusal.hint(not_yet(word)),
+            _ => refusal,
+        }
+    })?;
+    if value.numbers().iter().all(|&number| range.contains(number)) {
+        Ok(value)
+    } else {
+        Err(Refusal::new(node, expected()))
+    }
+}
+
+/// The hint for what a later version will do.
+pub(super) fn not_yet(what: &str) -> String {
+    format!("{what} is not yet part of this version")
+}
+
+/// The name that `word` was probably meant to be: at most a third of its letters differ, or it is part of it.
+pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let lower = word.to_lowercase();
+    let rated = names.into_iter().map(|name| (strsim::osa_distance(&lower, &name.to_lowercase()), name));
+    let (distance, name) = rated.min_by_key(|(distance, _)| *distance)?;
+    (distance <= (lower.chars().count() / 3).max(1)).then_some(name)
+}
+
+/// Makes a section: the struct with its documentation, `Default`, and `NAME: Section` with every key's definition.
+///
+/// `key: type = default, aliases […], range …;` gives a field.
+macro_rules! section {
+    (
+        $(#[doc = $section_doc:literal])*
+        $name:ident, $constant:ident = $section:literal at $($path:ident).+ {
+            $(
+                $(#[doc = $doc:literal])*
+                $field:ident: $type:ty = $default:expr $(, aliases $aliases:expr)? $(, range $range:expr)? $(, later $later:expr)?;
+            )*
+        }
+        $( nested { $( $(#[doc = $nested_doc:literal])* $nested:ident: $nested_type:ty; )* } )?
+    ) => {
+        $(#[doc = $section_doc])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $name {
+            $( $(#[doc = $doc])* pub $field: $type, )*
+            $( $( $(#[doc = $nested_doc])* pub $nested: $nested_type, )* )?
+        }
+
+        impl Default for $name {
+            fn default() -> Self {
+                Self {
+                    $( $field: $default, )*
+                    $( $( $nested: <$nested_type>::default(), )* )?
+                }
+            }
+        }
+
+        impl AsRef<$name> for $crate::Config {
+            fn as_ref(&self) -> &$name {
+                &self.$($path).+
+            }
+        }
+
+        impl AsMut<$name> for $crate::Config {
+            fn as_mut(&mut self) -> &mut $name {
+                &mut self.$($path).+
+            }
+        }
+
+        #[doc = concat!("The definitions of the section `", $section, "`.")]
+        pub static $constant: $crate::Section = $crate::Section {
+            name: $section,
+            doc: concat!($($section_doc, "\n",)*),
+            options: &[
+                $( $crate::OptionDef {
+                    section: $section,
+                    name: stringify!($field),
+                    aliases: $crate::option::section!(@or &[], $(&$aliases)?),
+                    doc: concat!($($doc, "\n",)*),
+                    range: $crate::option::section!(@or $crate::Range::ANY, $($range)?),
+                    later: $crate::option::section!(@or &[], $(&$later)?),
+                    expected: <$type as $crate::ConfigValue>::expected,
+                    schema: <$type as $crate::ConfigValue>::schema,
+                    set: |config, node| {
+                        const RANGE: $crate::Range = $crate::option::section!(@or $crate::Range::ANY, $($range)?);
+                        const LATER: &[&str] = $crate::option::section!(@or &[], $(&$later)?);
+                        AsMut::<$name>::as_mut(config).$field = $crate::option::read(node, &RANGE, LATER)?;
+                        Ok(())
+                    },
+                    get: |config| $crate::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
+                }, )*
+            ],
+        };
+    };
+    (@or $default:expr,) => { $default };
+    (@or $default:expr, $given:expr) => { $given };
+}
+pub(crate) use section;

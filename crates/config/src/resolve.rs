@@ -1,0 +1,589 @@
+//! From files, environment, words and flags to one [`Resolved`] configuration, where every value has a source.
+//!
+//! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
+//! Every value is checked where it stands, even one that a later source replaces.
+use super::choice::Quantization;
+use super::foreign::{self, Foreign, NotNeeded};
+use super::later::{LATER, WORDS};
+use super::option::{OptionDef, env_name, nearest, variable};
+use super::schema::{Config, SECTIONS, VARIABLES, options};
+use super::sizes::Auto;
+use super::validate;
+use super::value::{ConfigValue, Node, Refusal, quoted};
+use super::yaml::{self, Document};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fmt;
+use std::path::{Path, PathBuf};
+use tunesmith_base::error::{Error, Result};
+
+/// The deepest chain of includes.
+const MAX_INCLUDE_DEPTH: usize = 16;
+/// The most files that one configuration may be made of.
+const MAX_FILES: usize = 64;
+
+/// A configuration in which nothing is open any more.
+#[derive(Debug, Clone)]
+pub struct Resolved {
+    /// The values.
+    pub config: Config,
+    /// Each value with its source, in the order of the documentation.
+    pub settings: Vec<Setting>,
+    /// The file that was named.
+    pub path: PathBuf,
+    /// What a user should know, a sentence each.
+    pub notes: Vec<String>,
+    /// What files of DeepSpeed, Accelerate and FSDP have said.
+    pub foreign: Foreign,
+    /// Keys of other toolkits that were given and have no meaning here, by name.
+    pub not_needed: Vec<NotNeeded>,
+}
+
+impl Resolved {
+    /// Whether the keys that have no default are there: the model and the training rows.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`], naming what is missing.
+    pub fn check_runnable(&self) -> Result<()> {
+        validate::required(self)
+    }
+
+    /// Where the value of `key` comes from; [`Source::Default`] for a key that does not exist.
+    pub fn source(&self, key: &str) -> &Source {
+        self.settings.iter().find(|setting| setting.key == key).map_or(&Source::Default, |setting| &setting.source)
+    }
+}
+
+/// One effective value.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Setting {
+    /// The full key: `train.batch_size`.
+    pub key: String,
+    /// The value.
+    pub value: serde_json::Value,
+    /// Where it comes from.
+    pub source: Source,
+}
+
+/// Where a value comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// Nothing sets it.
+    Default,
+    /// A line of a file.
+    File {
+        /// The file as it was named.
+        path: PathBuf,
+        /// Counted from 1.
+        line: usize,
+        /// Counted from 1.
+        column: usize,
+    },
+    /// A key of a file of DeepSpeed or Accelerate, or of FSDP's.
+    Foreign {
+        /// File and line.
+        place: String,
+        /// The key.
+        key: String,
+    },
+    /// This environment variable.
+    Env(String),
+    /// This `KEY=VALUE` word.
+    Word(String),
+    /// This flag.
+    Flag(String),
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line, .. } => write!(f, "{}:{line}", path.display()),
+            Self::Foreign { place, key } => write!(f, "{place} {key}"),
+            Self::Env(name) => write!(f, "env {name}"),
+            Self::Word(_) => f.write_str("argument"),
+            Self::Flag(name) => write!(f, "flag {name}"),
+        }
+    }
+}
+
+impl Source {
+    /// The place as an error message begins with it: with the column, or the whole word.
+    pub(super) fn place(&self) -> String {
+        match self {
+            Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),
+            Self::Word(word) => format!("argument {}", quoted(word)),
+            other => other.to_string(),
+        }
+    }
+}
+
+impl serde::Serialize for Source {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A command-line flag that sets a key.
+#[derive(Debug, Clone)]
+pub struct Flag {
+    /// As the user knows it: `--resume`.
+    pub name: &'static str,
+    /// The full key that it sets.
+    pub key: &'static str,
+    /// The value.
+    pub value: String,
+}
+
+/// Reads a configuration that is to be run: all of [`load_partial`], and the keys that have no default are there.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming the file and line, variable or word, the key, what was found and what is expected.
+pub fn load(path: &Path, words: &[String], env: &[(String, String)], flags: &[Flag]) -> Result<Resolved> {
+    let resolved = load_partial(path, words, env, flags)?;
+    resolved.check_runnable()?;
+    Ok(resolved)
+}
+
+/// Reads a configuration that may lack the model or the data, to show it.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], flags: &[Flag]) -> Result<Resolved> {
+    load_optional(Some(path), words, env, flags)
+}
+
+/// As [`load_partial`], where there may be no file: the rest then stands on the defaults.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_optional(
+    path: Option<&Path>,
+    words: &[String],
+    env: &[(String, String)],
+    flags: &[Flag],
+) -> Result<Resolved> {
+    let mut resolver = Resolver::default();
+    if let Some(path) = path
+        && !resolver.foreign_file(path)?
+    {
+        resolver.file(path, None, &mut Vec::new())?;
+    }
+    resolver.environment(env)?;
+    words.iter().try_for_each(|word| resolver.word(word))?;
+    for flag in flags {
+        let source = Source::Flag(flag.name.to_owned());
+        let def = find(flag.key).ok_or_else(|| unknown(&source, flag.key))?;
+        resolver.text(def, flag.key, &flag.value, source)?;
+    }
+    resolver.take_foreign()?;
+    resolver.of_nccl(env)?;
+    let mut resolved = resolver.finish(path.unwrap_or(Path::new("the command line")))?;
+    validate::rows_of_the_shell(&mut resolved);
+    validate::contradictions(&resolved)?;
+    Ok(resolved)
+}
+
+/// Reads a configuration that is no file yet and has no includes; `path` stands for it in messages. It may lack the model
+/// or the data.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(path: &Path, text: &str) -> Result<Resolved> {
+    let mut resolver = Resolver::default();
+    let document = Document::parse(path, text.as_bytes().to_vec())?;
+    resolver.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())?;
+    resolver.take_foreign()?;
+    let resolved = resolver.finish(path)?;
+    validate::contradictions(&resolved)?;
+    Ok(resolved)
+}
+
+/// Whether this version accepts a value under a full key.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], with why not.
+pub fn try_setting(key: &str, node: &Node) -> Result<()> {
+    let source = Source::Word(key.to_owned());
+    let def = find(key).ok_or_else(|| unknown(&source, key))?;
+    (def.set)(&mut Config::default(), node).map_err(|refusal| refused(&source, key, refusal))
+}
+
+/// The value, or where the key refuses a text that is a number, the number: some YAML readers take `2e-5` for a text.
+pub fn unquoted(key: &str, node: Node) -> Node {
+    let number = match &node {
+        Node::Str(text) => text.trim().parse::<f64>().ok().filter(|number| number.is_finite()),
+        _ => None,
+    };
+    match number {
+        Some(number) if try_setting(key, &node).is_err() && try_setting(key, &Node::Float(number)).is_ok() => {
+            Node::Float(number)
+        }
+        _ => node,
+    }
+}
+
+/// A value on its way, with where it was found.
+pub(super) struct Found {
+    pub node: Node,
+    pub source: Source,
+}
+
+#[derive(Default)]
+pub(super) struct Resolver {
+    /// By canonical key.
+    pub found: BTreeMap<String, Found>,
+    files: usize,
+    pub notes: Vec<String>,
+    pub foreign: Foreign,
+    /// By full key.
+    pub not_needed: BTreeMap<String, NotNeeded>,
+}
+
+impl Resolver {
+    /// Takes over what a file says, its includes first. `includer` is the line that named it.
+    fn file(&mut self, path: &Path, includer: Option<&Source>, stack: &mut Vec<PathBuf>) -> Result<()> {
+        let blame = |error: Error| match includer {
+            Some(line) => error.context(format!("{}: include", line.place())),
+            None => error,
+        };
+        let identity = path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        if stack.contains(&identity) {
+            return Err(blame(Error::config(format!("{} includes itself", path.display())).hint("break the circle")));
+        }
+        self.files += 1;
+        if stack.len() >= MAX_INCLUDE_DEPTH || self.files > MAX_FILES {
+            let limits = format!("more than {MAX_INCLUDE_DEPTH} levels or {MAX_FILES} files");
+            return Err(blame(Error::config(limits)));
+        }
+        let document = Document::read(path).map_err(blame)?;
+        stack.push(identity);
+        for (index, (_, node)) in document.entries.iter().enumerate().filter(|(_, (key, _))| key == "include") {
+            let source = source_in(&document, &[index]);
+            let names = Vec::<PathBuf>::from_node(node).map_err(|refusal| refused(&source, "include", refusal))?;
+            for name in names {
+                self.file(&path.with_file_name(name), Some(&source), stack)?;
+            }
+        }
+        stack.pop();
+        self.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())
+    }
+
+    /// Takes over the keys of one section of a file. `steps` leads to the section, `seen` holds the file's keys.
+    fn section(
+        &mut self,
+        document: &Document,
+        section: &str,
+        entries: &[(String, Node)],
+        steps: &mut Vec<usize>,
+        seen: &mut BTreeMap<String, (String, Source)>,
+    ) -> Result<()> {
+        for (index, (key, node)) in entries.iter().enumerate() {
+            steps.push(index);
+            let spelled = if section.is_empty() { key.clone() } else { format!("{section}.{key}") };
+            let source = source_in(document, steps);
+            let def = find(&spelled);
+            // SFT-Play's `data.split: {val_ratio: 0.1}`.
+            let parts = matches!(node, Node::Map(_)) && spelled == "data.split";
+            let canonical = match def {
+                Some(def) if !parts => def.path(),
+                _ => spelled.clone(),
+            };
+            let canonical = if parts { format!("{canonical}.") } else { canonical };
+            if let Some((earlier, at)) = seen.get(&canonical) {
+                let what = if *earlier == spelled {
+                    format!("{spelled} is given twice")
+                } else {
+                    format!("{spelled} and {earlier} are the same setting")
+                };
+                return Err(Error::config(format!("{}: {what}; the first is at {at}", source.place())).hint("keep one"));
+            }
+            seen.insert(canonical, (spelled.clone(), source.clone()));
+            if is_section(&spelled) || parts {
+                match node {
+                    Node::Map(entries) => self.section(document, &spelled, entries, steps, seen)?,
+                    Node::Null => {}
+                    other => return Err(refused(&source, &spelled, Refusal::new(other, "keys, indented below it"))),
+                }
+            } else if let Some(def) = def {
+                self.put(def, &spelled, node.clone(), source)?;
+            } else if let Some(row) = foreign::trainer_row(&spelled) {
+                for ours in self.take_trainer(row, &spelled, node, &source)? {
+                    if let Some((earlier, at)) = seen.insert(ours, (spelled.clone(), source.clone())) {
+                        let what = format!("{spelled} and {earlier} are the same setting; the first is at {at}");
+                        return Err(Error::config(format!("{}: {what}", source.place())).hint("keep one"));
+                    }
+                }
+            } else if spelled != "include" {
+                return Err(unknown(&source, &spelled));
+            }
+            steps.pop();
+        }
+        Ok(())
+    }
+
+    /// Takes over the environment. An empty variable counts as unset.
+    fn environment(&mut self, env: &[(String, String)]) -> Result<()> {
+        let env: BTreeMap<&str, &str> =
+            env.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (&**name, &**value)).collect();
+        let mut known = HashSet::new();
+        for def in options() {
+            let mut earlier: Option<String> = None;
+            for (name, spelled) in variables(def) {
+                if let Some(value) = env.get(&*name) {
+                    if let Some(earlier) = earlier {
+                        return Err(Error::config(format!("env {earlier} and env {name} are the same setting"))
+                            .hint("unset one of them"));
+                    }
+                    self.text(def, &spelled, value, Source::Env(name.clone()))?;
+                    earlier = Some(name.clone());
+                }
+                known.insert(name);
+            }
+        }
+        for key in foreign::trainer_names() {
+            let name = variable(&key);
+            if let (Some(value), Some(row)) = (env.get(&*name), foreign::trainer_row(&key)) {
+                self.take_trainer(row, &key, &yaml::parse_value(value), &Source::Env(name.clone()))?;
+            }
+            known.insert(name);
+        }
+        for name in env.keys().filter(|name| !known.contains(**name)) {
+            self.notes.extend(check_foreign(name, &known)?);
+        }
+        Ok(())
+    }
+
+    /// Takes over one `KEY=VALUE` word.
+    fn word(&mut self, word: &str) -> Result<()> {
+        let source = Source::Word(word.to_owned());
+        let Some((key, value)) = word.split_once('=') else {
+            return Err(Error::config(format!("{}: expected KEY=VALUE", source.place()))
+                .hint("one configuration file, then words such as train.batch_size=1 or TRAIN_BATCH_SIZE=1"));
+        };
+        let name = env_name(key);
+        if let Some((def, spelled)) = find_env(&name).or_else(|| find_env(&variable(&name))) {
+            return self.text(def, &spelled, value, source);
+        }
+        let named = foreign::trainer_names().find(|key| variable(key) == name);
+        match named.as_deref().and_then(|key| Some((key, foreign::trainer_row(key)?))) {
+            Some((key, row)) => self.take_trainer(row, key, &yaml::parse_value(value), &source).map(drop),
+            None if is_secret(key) => Err(unknown(&Source::Word(format!("{key}=***")), &dotted(key))),
+            None => Err(unknown(&source, &dotted(key))),
+        }
+    }
+
+    /// Takes over a value that is given as text: YAML, or where the key wants it so, the text itself.
+    fn text(&mut self, def: &'static OptionDef, spelled: &str, text: &str, source: Source) -> Result<()> {
+        let mut scratch = Config::default();
+        let node = yaml::parse_value(text);
+        let literal = Node::Str(text.to_owned());
+        let plain = !matches!(node, Node::List(_));
+        if plain && (def.set)(&mut scratch, &node).is_err() && (def.set)(&mut scratch, &literal).is_ok() {
+            return self.put(def, spelled, literal, source);
+        }
+        let node = match comma_list(text).filter(|list| (def.set)(&mut scratch, list).is_ok()) {
+            Some(list) if matches!(node, Node::Str(_)) && !Path::new(text).exists() => list,
+            _ => node,
+        };
+        self.put(def, spelled, node, source)
+    }
+
+    /// Checks a value and puts it over an earlier one. Mappings of two files are merged, key by key.
+    pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
+        if let Node::Map(entries) = &node {
+            let mut names = HashSet::new();
+            if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
+                return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
+            }
+        }
+        if node == Node::Null && foreign::NULL_IS_DEFAULT.contains(&def.path().as_str()) {
+            self.found.remove(&def.path());
+            return Ok(());
+        }
+        (def.set)(&mut Config::default(), &node).map_err(|refusal| {
+            let word = |given: &str| WORDS.iter().find(|(key, word, _)| def.path() == *key && *word == given);
+            match &node {
+                Node::Str(given) => match word(&given.to_lowercase()) {
+                    Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
+                    None => refused(&source, spelled, refusal),
+                },
+                _ => refused(&source, spelled, refusal),
+            }
+        })?;
+        let node = match (self.found.remove(&def.path()), node, &source) {
+            (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
+            (_, node, _) => node,
+        };
+        self.found.insert(def.path(), Found { node, source });
+        Ok(())
+    }
+
+    fn finish(mut self, path: &Path) -> Result<Resolved> {
+        let mut config = Config::default();
+        let mut settings = Vec::new();
+        for def in options() {
+            let key = def.path();
+            let (source, word) = match self.found.remove(&key) {
+                Some(Found { node, source }) => {
+                    (def.set)(&mut config, &node).map_err(|refusal| refused(&source, &key, refusal))?;
+                    (source, Some(node))
+                }
+                None => (Source::Default, None),
+            };
+            // `qlora` is `lora` on a base of 4 bits; the word stays as it was asked for.
+            let qlora = key == "tuning.mode" && matches!(&word, Some(Node::Str(word)) if word == "qlora");
+            let value = if qlora { "qlora".into() } else { (def.get)(&config) };
+            if qlora && config.model.quantization == Quantization::Auto {
+                config.model.quantization = Quantization::Nf4;
+                set_by(&mut settings, "model.quantization", config.model.quantization.to_json(), &source);
+            }
+            settings.push(Setting { key, value, source });
+        }
+        // Where rows are measured, how many of them make a step is not left to what was measured.
+        let open = |setting: &&mut Setting| setting.key == "train.grad_accum" && setting.source == Source::Default;
+        if let (Auto::Auto, Some(setting)) = (config.train.batch_size, settings.iter_mut().find(open)) {
+            config.train.grad_accum = Auto::Auto;
+            setting.value = config.train.grad_accum.to_json();
+        }
+        self.foreign.show_auto(&settings);
+        let not_needed: Vec<NotNeeded> = self.not_needed.into_values().collect();
+        self.notes.extend(not_needed.iter().map(NotNeeded::text));
+        Ok(Resolved { config, settings, path: path.to_owned(), notes: self.notes, foreign: self.foreign, not_needed })
+    }
+}
+
+/// Gives a setting a value that follows from another's.
+pub(super) fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
+    if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key) {
+        setting.value = value;
+        setting.source = source.clone();
+    }
+}
+
+/// `a,b` as a list, for keys that take one; patterns with brackets keep their commas.
+fn comma_list(text: &str) -> Option<Node> {
+    let items: Vec<&str> = text.split(',').map(str::trim).collect();
+    let plain = items.len() > 1 && !text.contains(['(', '[', '{']) && items.iter().all(|item| !item.is_empty());
+    plain.then(|| Node::List(items.into_iter().map(yaml::parse_value).collect()))
+}
+
+fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
+    let places: HashMap<String, usize> = below.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
+    for (key, node) in above {
+        match places.get(&key) {
+            Some(&at) => below[at].1 = node,
+            None => below.push((key, node)),
+        }
+    }
+    Node::Map(below)
+}
+
+fn source_in(document: &Document, steps: &[usize]) -> Source {
+    let position = document.position(steps);
+    Source::File { path: document.path().to_owned(), line: position.line, column: position.column }
+}
+
+pub(super) fn find(spelled: &str) -> Option<&'static OptionDef> {
+    options().find(|def| def.spellings().any(|spelling| spelling == spelled))
+}
+
+/// The setting of an environment name, and the spelling that gave it.
+fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
+    options().find_map(|def| variables(def).find(|(variable, _)| variable == name).map(|(_, spelled)| (def, spelled)))
+}
+
+/// The environment variables of a setting, each with the spelling of the key that it stands for.
+fn variables(def: &'static OptionDef) -> impl Iterator<Item = (String, String)> {
+    let further =
+        VARIABLES.iter().filter(|(_, key)| def.path() == *key).map(|(name, key)| ((*name).into(), (*key).into()));
+    def.spellings().map(|spelled| (variable(&spelled), spelled)).chain(further)
+}
+
+fn is_section(path: &str) -> bool {
+    SECTIONS.iter().any(|section| section.name == path)
+}
+
+/// `TRAIN_BATCH_SIZE` as a full key, for messages: the longest section name that it begins with, then the rest.
+fn dotted(key: &str) -> String {
+    if key.contains('.') {
+        return key.to_owned();
+    }
+    let lower = key.to_lowercase();
+    let sections = SECTIONS.iter().filter_map(|section| {
+        let rest = lower.strip_prefix(&section.name.replace('.', "_"))?.strip_prefix('_')?;
+        Some((section.name.len(), format!("{}.{rest}", section.name)))
+    });
+    sections.max_by_key(|(length, _)| *length).map_or(lower.clone(), |(_, key)| key)
+}
+
+fn refused(source: &Source, key: &str, refusal: Refusal) -> Error {
+    let error =
+        Error::config(format!("{}: {key}: expected {}, found {}", source.place(), refusal.expected, refusal.found));
+    match refusal.hint {
+        Some(hint) => error.hint(hint),
+        None => error,
+    }
+}
+
+/// Whether the value of a key that is none of ours may be something that no message shows.
+fn is_secret(key: &str) -> bool {
+    let key = key.to_lowercase();
+    ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word))
+}
+
+/// The error for a key that does not exist: not yet, or the nearest that does.
+fn unknown(source: &Source, key: &str) -> Error {
+    // A whole section may be one of a later version.
+    let refused = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
+    if let Some((_, reason)) = LATER.iter().find(|(name, _)| refused(name)) {
+        return Error::config(format!("{}: {key} is not supported", source.place())).hint(*reason);
+    }
+    let error = Error::config(format!("{}: unknown key {key}", source.place()));
+    if let Some(def) = options().find(|def| def.section == key) {
+        return error.hint(format!("{key} is a section; did you mean {}, or another key of it?", def.env()));
+    }
+    match suggestion(key) {
+        Some(near) => error.hint(format!("did you mean {near}?")),
+        None => error.hint("`tunesmith config --docs` lists every key"),
+    }
+}
+
+fn suggestion(key: &str) -> Option<String> {
+    let (section, leaf) = key.rsplit_once('.').unwrap_or(("", key));
+    // The right name in the wrong section.
+    let everything: Vec<String> = options().flat_map(OptionDef::spellings).chain(foreign::trainer_names()).collect();
+    let parts = |path: &'_ str| path.rsplit_once('.').map(|(section, leaf)| (section.to_owned(), leaf.to_owned()));
+    if let Some(misplaced) = everything.iter().find(|path| parts(path).is_some_and(|(_, name)| name == leaf)) {
+        return Some(misplaced.clone());
+    }
+    let leaves = everything.iter().filter_map(|path| path.rsplit_once('.').filter(|(place, _)| *place == section));
+    if let Some(near) = nearest(leaf, leaves.map(|(_, leaf)| leaf)) {
+        return Some(format!("{section}.{near}"));
+    }
+    let names = everything.iter().map(String::as_str).chain(SECTIONS.iter().map(|section| section.name));
+    nearest(key, names.chain(["include"]).filter(|name| !name.is_empty())).map(str::to_owned)
+}
+
+/// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
+/// begins as ours do.
+fn check_foreign(name: &str, known: &HashSet<String>) -> Result<Option<String>> {
+    let mut named = SECTIONS.iter().filter(|section| !section.name.is_empty());
+    let ours = named.any(|section| name.starts_with(&format!("{}_", env_name(section.name))));
+    if !ours {
+        return Ok(None);
+    }
+    if let Some((key, reason)) = LATER.iter().find(|(key, _)| key.contains('.') && env_name(key) == name) {
+        return Err(Error::config(format!("env {name}: {key} is not supported")).hint(*reason));
+    }
+    // Short names are near to everything: the allowed distance grows with the part after the section.
+    let near = known.iter().filter_map(|candidate| {
+        let leaf = candidate.split_once('_').map_or(0, |(_, rest)| rest.len());
+        let distance = strsim::osa_distance(name, candidate);
+        (distance <= 2.min(leaf / 3)).then_some((distance, candidate))
+    });
+    match near.min() {
+        Some((_, candidate)) => Err(Error::config(format!("env {name}: unknown setting"))
+            .hint(format!("did you mean {candidate}? (unset {name} if it is not meant for tunesmith)"))),
+        None => Ok(Some(format!("env {name} is ignored: no key reads it"))),
+    }
+}

@@ -1,0 +1,190 @@
+//! Rotary positions in `config.json`: `rope_scaling` (Transformers 4) or `rope_parameters` (5).
+use serde_json::Value;
+
+use super::arch::{Arch, Rope, RopeScaling};
+use super::hf_json::{Source, brief};
+use tunesmith_base::error::Result;
+
+/// What an entry leaves to the file around it.
+struct Around {
+    head_dim: usize,
+    max_position_embeddings: usize,
+    theta: f64,
+    partial: f64,
+    /// `original_max_position_embeddings` beside the entry, where some families keep it.
+    original: Option<usize>,
+}
+
+impl Source<'_> {
+    /// The rule of blocks that see the whole sequence.
+    pub(super) fn rope(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Rope> {
+        let around = self.around(head_dim, max_position_embeddings, theta)?;
+        match self.rope_entry("full_attention")? {
+            Some(entry) => entry.read_rope(&around),
+            None => Source::empty(self.origin).read_rope(&around),
+        }
+    }
+
+    /// The rule of blocks with a window, for families that have two: `sliding_attention` of `rope_parameters`, or
+    /// `rope_local_base_freq`. `theta`: the base where neither has one.
+    pub(super) fn local_rope(&self, arch: &Arch, theta: f64) -> Result<Rope> {
+        let theta = self.positive("rope_local_base_freq", theta)?;
+        let mut around = self.around(arch.head_dim, arch.max_position_embeddings, theta)?;
+        around.theta = theta;
+        match self.rope_object()? {
+            Some(object) if object.is_nested() => match object.inner("sliding_attention")? {
+                Some(entry) => entry.read_rope(&around),
+                None => Source::empty(self.origin).read_rope(&around),
+            },
+            _ => Source::empty(self.origin).read_rope(&around),
+        }
+    }
+
+    fn around(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Around> {
+        let original = match self.get("original_max_position_embeddings") {
+            Some(_) => Some(self.size_up_to("original_max_position_embeddings", None, usize::MAX >> 1)?),
+            None => None,
+        };
+        Ok(Around {
+            head_dim,
+            max_position_embeddings,
+            theta: self.positive("rope_theta", theta)?,
+            partial: self.positive("partial_rotary_factor", 1.0)?,
+            original,
+        })
+    }
+
+    /// The object that holds the rule, in either spelling.
+    fn rope_object(&self) -> Result<Option<Self>> {
+        let filled = |key: &&str| match self.get(key) {
+            Some(Value::Object(map)) => !map.is_empty(),
+            Some(_) => true,
+            None => false,
+        };
+        match ["rope_scaling", "rope_parameters"].into_iter().find(filled) {
+            Some(key) => self.inner(key),
+            None => Ok(None),
+        }
+    }
+
+    fn is_nested(&self) -> bool {
+        self.map.values().any(Value::is_object)
+    }
+
+    /// The rule of one kind of block: the object itself, or its entry of that name where it has one for each kind.
+    fn rope_entry(&self, kind: &str) -> Result<Option<Self>> {
+        match self.rope_object()? {
+            Some(object) if object.is_nested() => object.inner(kind),
+            object => Ok(object),
+        }
+    }
+
+    fn read_rope(&self, around: &Around) -> Result<Rope> {
+        let theta = self.positive("rope_theta", around.theta)?;
+        let partial = self.positive("partial_rotary_factor", around.partial)?;
+        let rotary_dim = (around.head_dim as f64 * partial) as usize;
+        if partial > 1.0 || rotary_dim == 0 || !rotary_dim.is_multiple_of(2) {
+            return Err(self.error(format!(
+                "partial_rotary_factor is {partial}, expected a share of head_dim {} that is an even number of features",
+                around.head_dim
+            )));
+        }
+        let required = |key: &str| match self.number(key)? {
+            Some(_) => self.positive(key, 1.0),
+            None => Err(self.mismatch(key, "a number above 0")),
+        };
+        let context = || match around.original {
+            Some(original) => Ok(original),
+            None => self.size_up_to(
+                "original_max_position_embeddings",
+                Some(around.max_position_embeddings),
+                usize::MAX >> 1,
+            ),
+        };
+        let stretch = |original: usize| around.max_position_embeddings as f64 / original as f64;
+        let kind = self.text("rope_type")?.or(self.text("type")?).unwrap_or("default");
+        let scaling = match kind {
+            "default" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: required("factor")? },
+            "dynamic" if rotary_dim > 2 => RopeScaling::Dynamic {
+                factor: required("factor")?,
+                max_position_embeddings: around.max_position_embeddings,
+            },
+            "yarn" => {
+                let original = context()?;
+                let factor = required("factor")?;
+                let (beta_fast, beta_slow) = (self.positive("beta_fast", 32.0)?, self.positive("beta_slow", 1.0)?);
+                let share = |scale: f64, mscale: f64| if scale <= 1.0 { 1.0 } else { 0.1 * mscale * scale.ln() + 1.0 };
+                let nonzero = |key: &str| self.number(key).map(|number| number.filter(|&value| value != 0.0));
+                let attention_factor =
+                    match (self.number("attention_factor")?, nonzero("mscale")?, nonzero("mscale_all_dim")?) {
+                        (Some(_), ..) => self.positive("attention_factor", 1.0)?,
+                        (None, Some(mscale), Some(all)) => share(factor, mscale) / share(factor, all),
+                        _ => share(factor, 1.0),
+                    };
+                RopeScaling::Yarn {
+                    factor,
+                    beta_fast,
+                    beta_slow,
+                    truncate: self.flag("truncate", true)?,
+                    attention_factor,
+                    original_max_position_embeddings: original,
+                }
+            }
+            "longrope" | "su" => {
+                let original = context()?;
+                let factor = self.positive("factor", stretch(original))?;
+                let attention_factor = match self.number("attention_factor")? {
+                    Some(_) => self.positive("attention_factor", 1.0)?,
+                    None if factor <= 1.0 => 1.0,
+                    None => (1.0 + factor.ln() / (original as f64).ln()).sqrt(),
+                };
+                RopeScaling::LongRope {
+                    short_factor: self.factors("short_factor", rotary_dim / 2)?,
+                    long_factor: self.factors("long_factor", rotary_dim / 2)?,
+                    attention_factor,
+                    original_max_position_embeddings: original,
+                }
+            }
+            "llama3" => {
+                let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
+                if high <= low {
+                    return Err(self.mismatch("high_freq_factor", &format!("more than low_freq_factor {low}")));
+                }
+                RopeScaling::Llama3 {
+                    factor: required("factor")?,
+                    low_freq_factor: low,
+                    high_freq_factor: high,
+                    original_max_position_embeddings: context()?,
+                }
+            }
+            other => {
+                return Err(self
+                    .not_yet(format!("{}rope_type {other:?}", self.prefix))
+                    .hint("supported: \"default\", \"linear\", \"dynamic\", \"yarn\", \"longrope\", \"llama3\""));
+            }
+        };
+        Ok(Rope { theta, rotary_dim, scaling })
+    }
+
+    fn factors(&self, key: &str, count: usize) -> Result<Vec<f64>> {
+        let expected = || self.mismatch(key, &format!("a list of {count} numbers above 0"));
+        let values = self.get(key).and_then(Value::as_array).ok_or_else(expected)?;
+        let good = |value: &Value| value.as_f64().filter(|value| (1e-30..=1e30).contains(value));
+        let factors: Option<Vec<f64>> = values.iter().map(good).collect();
+        factors.filter(|factors| factors.len() == count).ok_or_else(expected)
+    }
+
+    /// The object under a key; its errors name the key.
+    fn inner(&self, key: &str) -> Result<Option<Self>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(map)) => {
+                Ok(Some(Self { origin: self.origin, map: map.clone(), prefix: format!("{}{key}.", self.prefix) }))
+            }
+            Some(other) => {
+                Err(self.error(format!("{}{key} is {}, expected an object or null", self.prefix, brief(other))))
+            }
+        }
+    }
+}

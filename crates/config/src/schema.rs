@@ -1,0 +1,467 @@
+//! Every setting, defined once: name, type, default, aliases, bounds, documentation. The structs, the resolver,
+//! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
+use super::adapters;
+use super::arguments::Arguments;
+use super::choice::{
+    Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
+    Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
+    SaveStrategy, Sharding, Strategy, Task, Truncation,
+};
+use super::datasets::DatasetSpec;
+use super::foreign::{Inline, Switch};
+use super::labels::{ClassWeights, Labels};
+use super::option::{OptionDef, Range, Section, section};
+use super::sizes::{Auto, Bytes, Checkpointing};
+use super::value::Patterns;
+use std::path::PathBuf;
+
+/// The whole configuration. Field names are the YAML names, except `generation`, which YAML calls `gen`.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Config {
+    /// The keys outside of any section.
+    pub top: TopConfig,
+    /// The section `model`.
+    pub model: ModelConfig,
+    /// The section `tuning`.
+    pub tuning: TuningConfig,
+    /// The section `train`.
+    pub train: TrainConfig,
+    /// The section `data`.
+    pub data: DataConfig,
+    /// The section `logging`.
+    pub logging: LoggingConfig,
+    /// The section `gen`.
+    pub generation: GenerationConfig,
+    /// The section `eval`.
+    pub eval: EvalConfig,
+}
+
+/// Environment variables that stand for a key beside those that follow from its name.
+pub static VARIABLES: [(&str, &str); 3] = [
+    ("TUNESMITH_MEMORY_BUDGET", "train.memory_budget"),
+    ("DEEPSPEED_CONFIG", "train.deepspeed"),
+    ("ACCELERATE_CONFIG_FILE", "train.accelerate"),
+];
+
+impl Config {
+    /// What the model learns.
+    pub const fn task(&self) -> Task {
+        self.top.task
+    }
+}
+
+/// Every key.
+pub fn options() -> impl Iterator<Item = &'static OptionDef> {
+    SECTIONS.iter().flat_map(|section| section.options)
+}
+
+section! {
+    /// What stands outside of any section.
+    TopConfig, TOP = "" at top {
+        /// What the model learns. `classification` and `regression` put a small head in the place of the language model's, which
+        /// gives a score for each label, or one number, from the last token of a row `{text, label}` (`docs/guides/classification.md`).
+        task: Task = Task::CausalLm;
+    }
+}
+
+section! {
+    /// The base model: a folder as Hugging Face writes it, or a repository of the Hugging Face Hub.
+    ModelConfig, MODEL = "model" at model {
+        /// The model: a folder with `config.json`, safetensors and tokenizer files, or a name of the hub, `owner/name`,
+        /// which is fetched into the cache (`docs/hub.md`).
+        name: Option<String> = None;
+        /// The branch, tag or commit of a model of the hub (`null`: `main`).
+        revision: Option<String> = None;
+        /// A folder to use instead of `name`.
+        local_dir: Option<PathBuf> = None;
+        /// The longest row in tokens; `data.truncation` says what happens to longer ones.
+        max_seq_len: usize = 2048, aliases ["max_seq_length", "train.max_length", "train.max_seq_length"], range Range::within(2.0, 16_777_216.0);
+        /// Where the base weights come from.
+        /// `random` draws them from `config.json` alone, to pretrain from scratch.
+        init: Init = Init::Pretrained;
+        /// How the weights that are not trained are kept in memory; products are computed in float32 in any case.
+        dtype: Dtype = Dtype::Auto, aliases ["torch_dtype"];
+        /// How the matrices of the base's linear layers are coded in memory, while adapters are trained on them. The head, embeddings,
+        /// norms and routers stay as they are (`docs/quantization.md`).
+        quantization: Quantization = Quantization::Auto;
+        /// With `nf4` and `fp4`: code the scales of the blocks too, which saves 0.37 bits a number.
+        double_quant: bool = true, aliases ["bnb_4bit_use_double_quant"];
+        /// Linear layers that are not quantized: ends of module names, or their beginnings.
+        quantization_skip_modules: Vec<String> = Vec::new(), aliases ["llm_int8_skip_modules"];
+    }
+}
+
+macro_rules! tuning {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        section! {
+            /// What is trained.
+            TuningConfig, TUNING = "tuning" at tuning {
+                /// Which values are trained. What an adapter is like, or which weights those of `freeze` are, says the section of the same name.
+                mode: Mode = Mode::Lora;
+                /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
+                backend: Backend = Backend::Fused;
+                /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
+                adapter: Option<PathBuf> = None;
+                /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
+                /// adapter is trained on top of them and needs them again where it is used.
+                adapters: Vec<PathBuf> = Vec::new();
+                /// Tokens that the tokenizer gets, and the model rows for in its embedding and head. They start as the mean of all rows
+                /// and are trained.
+                new_tokens: Vec<String> = Vec::new();
+            }
+            nested {
+                $(
+                    /// The section of an adapter's kind.
+                    $module: adapters::$module::$settings;
+                )*
+                /// The section `tuning.freeze`.
+                freeze: FreezeConfig;
+            }
+        }
+
+        /// Every section with its keys.
+        pub static SECTIONS: &[&Section] = &[
+            &TOP, &MODEL, &TUNING, $( &adapters::$module::SECTION, )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+        ];
+    };
+}
+tunesmith_base::registry::adapters!(tuning);
+
+section! {
+    /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.
+    FreezeConfig, FREEZE = "tuning.freeze" at tuning.freeze {
+        /// Decoder blocks: the last so many if above 0, the first so many if below 0; 0 for all that the other keys name.
+        trainable_layers: i64 = 0;
+        /// Parts by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it. The words
+        /// `norms`, `embeddings` and `head` name kinds; what lies outside the blocks always counts.
+        trainable_modules: Vec<String> = Vec::new();
+        /// Regular expressions that must match a tensor's name from its start, such as `model.layers.(30|31).mlp`; in addition.
+        trainable_patterns: Vec<String> = Vec::new();
+    }
+}
+
+section! {
+    /// The optimization and the run; names and meaning are those of Hugging Face's `TrainingArguments`.
+    TrainConfig, TRAIN = "train" at train {
+        /// The folder for checkpoints, the adapter, metrics and the report.
+        output_dir: PathBuf = PathBuf::from("runs/run");
+        /// How often the data set is gone through.
+        num_train_epochs: f64 = 3.0, aliases ["epochs"], range Range::greater_than(0.0);
+        /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
+        max_steps: i64 = -1, range Range::at_least(-1.0);
+        /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
+        batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size", "per_gpu_train_batch_size"], range Range::within(1.0, 1e6);
+        /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
+        /// `effective_batch` or `target_tokens_per_device_step` asks for; with `batch_size: auto` that is the default.
+        grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
+        /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step, on all ranks together (`null`: by tokens).
+        effective_batch: Option<usize> = None, range Range::within(1.0, 1e9);
+        /// With `batch_size` or `grad_accum: auto`: tokens of an optimizer step on one rank, about, where `effective_batch` is not set.
+        target_tokens_per_device_step: usize = 16384, range Range::at_least(1.0);
+        /// The most bytes that the process may hold, such as `12GiB`: batches are cut, and with `auto` chosen, so that it is never
+        /// exceeded (`null`: what the machine or its control group has free, less a tenth). Also read from `TUNESMITH_MEMORY_BUDGET`.
+        memory_budget: Option<Bytes> = None;
+        /// Rows of a validation batch.
+        eval_batch_size: usize = 8, aliases ["per_device_eval_batch_size", "per_gpu_eval_batch_size"], range Range::within(1.0, 1e6);
+        /// The highest learning rate of the schedule.
+        learning_rate: f64 = 2e-4, aliases ["lr"], range Range::at_least(0.0);
+        /// Learning rates of tensors that have their own: a regular expression on the end of a tensor's or a module's name, then
+        /// the highest rate. Of several that match, the first counts.
+        learning_rates: Patterns<f64> = Patterns::default(), range Range::at_least(0.0);
+        /// Whether the learning rates grow with the rows of an optimizer step. Where they do and no warm-up is set, the rate rises in
+        /// the first twentieth of the steps; the table before step 1 shows both.
+        lr_scaling: LrScaling = LrScaling::None;
+        /// With `lr_scaling`: the rows of a step for which `learning_rate` is meant (`null`: those of one rank's step, so that the rate
+        /// grows with the number of ranks).
+        lr_scaling_batch: Option<usize> = None, range Range::within(1.0, 1e9);
+        /// The optimizer; in brackets what `optim_args` may set.
+        optim: Optim = Optim::AdamW;
+        /// Arguments of the optimizer: a mapping, or a string `momentum=0.9,nesterov=true`.
+        optim_args: Arguments = Arguments::default();
+        /// Weight decay: decoupled, but for `sgd`, which adds it to the gradient.
+        weight_decay: f64 = 0.0, range Range::at_least(0.0);
+        /// Decay of the first moment.
+        adam_beta1: f64 = 0.9, range Range::from_to_below(0.0, 1.0);
+        /// Decay of the second moment.
+        adam_beta2: f64 = 0.999, range Range::from_to_below(0.0, 1.0);
+        /// AdamW's denominator offset.
+        adam_epsilon: f64 = 1e-8, range Range::greater_than(0.0);
+        /// Decay norm weights and biases too. The default leaves them out, as Hugging Face does.
+        decay_norms_and_bias: bool = false;
+        /// How the learning rate goes over the run; in brackets what `lr_scheduler_kwargs` may set.
+        lr_scheduler_type: LrScheduler = LrScheduler::Linear;
+        /// Arguments of the schedule: a mapping, or a string `num_cycles=2`.
+        lr_scheduler_kwargs: Arguments = Arguments::default();
+        /// The share of all steps in which the learning rate rises from 0.
+        warmup_ratio: f64 = 0.0, range Range::within(0.0, 1.0);
+        /// The number of steps in which the learning rate rises from 0.
+        warmup_steps: u64 = 0;
+        /// Gradients are scaled down to this norm; 0 turns clipping off.
+        max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
+        /// How much of each label's weight is spread over the whole vocabulary.
+        label_smoothing_factor: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// With `task: classification`: what a row's loss counts by its label. The loss is divided by the sum of these weights, as
+        /// PyTorch's `CrossEntropyLoss(weight)` does it. `balanced`: rows / (labels x rows with the label), as scikit-learn has it; a
+        /// mapping from label to weight: 1 for labels that it leaves out.
+        class_weights: ClassWeights = ClassWeights::None, range Range::at_least(0.0);
+        /// The factor of `log(Z)^2`, `Z` the sum of a token's exponentials, that is added to its loss (`PaLM`: 1e-4).
+        z_loss: f64 = 0.0, range Range::at_least(0.0);
+        /// `NEFTune`: in training, uniform noise of at most `alpha / sqrt(tokens x width)` is added to a sequence's embeddings
+        /// (`null`: none).
+        neftune_noise_alpha: Option<f64> = None, range Range::at_least(0.0);
+        /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
+        /// (`null`: none).
+        ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
+        /// What blocks keep for the backward pass. `false`: what products of matrices gave; norms and activation functions are
+        /// computed again. `true`: nothing, each block is run again: less memory, a third more time. `none`: everything.
+        /// `{full: N, none: M}`: the first N blocks are run again, the last M keep everything. `auto`: the fastest that fits.
+        gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
+        /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
+        /// (`null`: never cut). A single longer row stays whole. Only a loss for uneven use of experts is each part's own.
+        max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
+        /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
+        logging_steps: u64 = 1, aliases ["logging.log_interval"], range Range::at_least(1.0);
+        /// When the validation loss is measured.
+        eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];
+        /// Steps between validations; needed with `eval_strategy: steps`.
+        eval_steps: Option<u64> = None, range Range::at_least(1.0);
+        /// Validate once before step 1 too, to see where the run starts. (A small trial validation is always made.)
+        eval_on_start: bool = false;
+        /// Validate after the last step too, whatever `eval_steps` says.
+        final_eval: bool = true;
+        /// Let the model answer the validation rows as well, and score the answers beside the loss.
+        predict_with_generate: bool = false;
+        /// The longest answer in a validation (`null`: `gen.max_new_tokens`).
+        generation_max_new_tokens: Option<usize> = None, range Range::within(1.0, 1e6);
+        /// Beams of a validation's answers (`null`: `gen.num_beams`).
+        generation_num_beams: Option<usize> = None, range Range::within(1.0, 256.0);
+        /// How many validation rows are answered, the first ones (`null`: all); the loss is always that of all rows.
+        generation_rows: Option<usize> = None, range Range::at_least(1.0);
+        /// The measure of the best checkpoint and of early stopping: `eval_loss`, with `predict_with_generate` one of the
+        /// scores, such as `eval_exact_match`, or of another `task` one of its measures, such as `f1_macro`; `eval_` may be left out.
+        metric_for_best_model: String = "eval_loss".to_owned();
+        /// Whether a higher value of it is better (`null`: known of every measure).
+        greater_is_better: Option<bool> = None;
+        /// How many batches of `eval_batch_size` prompts are in memory at once while a validation answers (`null`: 256 rows); their
+        /// answers are scored as they end, so nothing else is kept, and the scores are the same.
+        eval_accumulation_steps: Option<u64> = None, range Range::at_least(1.0);
+        /// When a checkpoint is written.
+        save_strategy: SaveStrategy = SaveStrategy::Steps;
+        /// Steps between checkpoints.
+        save_steps: u64 = 500, range Range::at_least(1.0);
+        /// How many checkpoints are kept, besides the best one (`null`: all).
+        save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
+        /// Write checkpoints beside the steps, from a copy of what is trained and of the optimizer's state, whose memory is
+        /// taken before step 1. `false`: the run waits while they are written, and needs no copy.
+        save_async: bool = true;
+        /// End with the weights of the checkpoint that is the best by `metric_for_best_model`.
+        load_best_model_at_end: bool = false;
+        /// Stop after this many validations in a row without improvement; 0 never stops.
+        early_stopping_patience: usize = 0;
+        /// By how much the measure must improve to count as improvement.
+        early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
+        /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
+        /// Products are computed in float32.
+        bf16: bool = false;
+        /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
+        /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
+        fp16: bool = false;
+        /// How gradients are kept between the passes of a step and its update: `bfloat16` takes half the memory, which counts
+        /// where all weights are trained.
+        grad_dtype: GradDtype = GradDtype::Float32, aliases ["gradient_dtype"];
+        /// The loss scale of `fp16`; 0 for one that moves.
+        loss_scale: f64 = 0.0, range Range::at_least(0.0);
+        /// The moving loss scale starts at 2 to this power.
+        initial_scale_power: u64 = 16, range Range::within(0.0, 40.0);
+        /// After so many steps without overflow the moving loss scale is doubled.
+        loss_scale_window: u64 = 1000, range Range::at_least(1.0);
+        /// The overflow with which the moving loss scale is first halved; counted anew after it has been doubled.
+        hysteresis: u64 = 2, range Range::at_least(1.0);
+        /// The moving loss scale is never lower.
+        min_loss_scale: f64 = 1.0, range Range::greater_than(0.0);
+        /// The seed of adapter initialisation and dropout.
+        seed: u64 = 42;
+        /// The seed of shuffling and splitting (`null`: `seed`).
+        data_seed: Option<u64> = None;
+        /// Go on from a checkpoint: `latest`, its folder, or a run's file that names one, such as `runs/my-run/best`.
+        resume_from_checkpoint: Option<Resume> = None;
+        /// Shuffle so that rows of like length come together.
+        group_by_length: bool = false;
+        /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
+        max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
+        /// How several ranks share the work; each takes its part of every step's micro-batches (`docs/distributed.md`).
+        strategy: Strategy = Strategy::Auto;
+        /// A configuration of DeepSpeed: a JSON file, in which there may be comments, or a mapping (`docs/foreign-configs.md`). Also read
+        /// from `DEEPSPEED_CONFIG`.
+        deepspeed: Inline = Inline::default();
+        /// A configuration of Accelerate, as `accelerate config` writes it. Also read from `ACCELERATE_CONFIG_FILE`.
+        accelerate: Option<PathBuf> = None;
+        /// FSDP as Transformers asks for it: `true`, or words such as `full_shard auto_wrap`.
+        fsdp: Switch = Switch::default();
+        /// With `fsdp`: its settings as Transformers has them, a JSON file or a mapping.
+        fsdp_config: Inline = Inline::default();
+        /// With `strategy: fsdp`: what ranks keep of the weights.
+        fsdp_sharding_strategy: Sharding = Sharding::FullShard;
+        /// How many ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` where
+        /// no launcher has started processes.
+        dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
+        /// What carries the bytes between ranks that are processes.
+        ddp_backend: RankBackend = RankBackend::Auto;
+        /// Mebibytes of gradients that are reduced over ranks at a time.
+        ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
+        /// Sum gradients over ranks after every pass and not once a step, as `zero2` does: float additions are then in its
+        /// order, so that `ddp` gives its bits for any `grad_accum`.
+        reduce_every_pass: bool = false;
+        /// Seconds that an operation between ranks may take before the run ends with exit code 7.
+        ddp_timeout: f64 = 600.0, range Range { above: Some(0.0), max: Some(1e9), ..Range::ANY };
+        /// Steps between comparisons of the ranks' trained values, which must be equal to the bit; a difference ends the run with
+        /// exit code 8 (0: never).
+        replica_check_steps: u64 = 100;
+        /// CPU threads of a rank (`null`: one a core, divided among the ranks of a machine).
+        num_threads: Option<usize> = None, range Range::within(1.0, 1024.0);
+    }
+}
+
+section! {
+    /// Where rows come from and how they become tokens and labels.
+    DataConfig, DATA = "data" at data {
+        /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
+        /// `hf://datasets/owner/name/file` is one of the hub.
+        train_path: Vec<PathBuf> = Vec::new();
+        /// Validation rows.
+        val_path: Vec<PathBuf> = Vec::new();
+        /// Test rows.
+        test_path: Vec<PathBuf> = Vec::new();
+        /// Training rows from several sources, instead of `train_path`: a list of `{path, weight, format}`, or of
+        /// `{name, config, split, revision, weight, format}` for data sets of the hub. Without weights every row is taken once.
+        datasets: Vec<DatasetSpec> = Vec::new();
+        /// How large a mix by weight is.
+        mix_strategy: MixStrategy = MixStrategy::InterleaveUnder;
+        /// The form of a row.
+        format: Format = Format::Auto;
+        /// A Jinja file to use as the chat template.
+        template_path: Option<PathBuf> = None, aliases ["train.chat_template_path"];
+        /// A built-in chat template (`null`: the tokenizer's own).
+        chat_template: Option<BuiltinTemplate> = None;
+        /// The date that templates write as today's, as `2025-07-26` (`null`: today).
+        template_date: Option<String> = None;
+        /// Special tokens that a message, a tool or a prompt writes out (`<|im_end|>`) are plain text; those that the template writes
+        /// are not concerned. `false`: they are tokens, as in Transformers. Rows of plain text and `--raw` prompts always keep them.
+        split_special_tokens: bool = true;
+        /// With `task: classification`: the labels, in the order of their numbers (empty: those of the training rows, sorted). A row
+        /// with another label is an error.
+        labels: Labels = Labels::default();
+        /// The share of the training rows that is set apart for validation; 0 for none. Of each label the same share.
+        split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
+        /// Which tokens carry the loss.
+        loss_on: LossOn = LossOn::Assistant;
+        /// Draw a new order each epoch; `false` keeps the order of the files.
+        shuffle: bool = true;
+        /// Put several short rows into one of up to `model.max_seq_len` tokens; attention never crosses a boundary.
+        packing: bool = false, aliases ["train.packing"];
+        /// What happens to rows that are too long.
+        truncation: Truncation = Truncation::Right;
+        /// Rows with fewer tokens are left out.
+        min_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Rows with more tokens, before any truncation, are left out.
+        max_length: Option<usize> = None, range Range::at_least(1.0);
+        /// Where the chat template rewrites earlier turns (drops their reasoning, moves the tools), a row is rendered once for
+        /// each turn that a later rendering changes. All renderings of a row have at most so many times the tokens of the
+        /// longest one; beyond that its first turns are not learned, and the data report counts such rows: a higher number learns
+        /// more of them, and takes more tokens.
+        max_turn_growth: f64 = 8.0, range Range::at_least(1.0);
+        /// Leave out training rows that repeat an earlier one.
+        dedupe: Dedupe = Dedupe::None;
+        /// How alike two rows must be to count as near-duplicates: the share of their sequences of five words that both have.
+        dedupe_threshold: f64 = 0.8, range Range::within(0.1, 1.0);
+        /// What happens to training rows that are also in the validation or test rows.
+        contamination: Contamination = Contamination::Off;
+        /// Threads that tokenize (`null`: one a core).
+        num_proc: Option<usize> = None, aliases ["dataset_num_proc", "train.dataset_num_proc"], range Range::within(1.0, 1024.0);
+        /// The folder for tokenized data, about 4 bytes a token (`null`: `~/.cache/tunesmith`).
+        cache_dir: Option<PathBuf> = None;
+        /// Keep tokenized data for the next run, keyed by content; `false` removes it when the run ends.
+        use_cache: bool = true;
+        /// Use only this many rows of each file set, or of each source.
+        max_rows: Option<usize> = None, range Range::at_least(1.0);
+    }
+}
+
+section! {
+    /// What a run writes besides checkpoints.
+    LoggingConfig, LOGGING = "logging" at logging {
+        /// Write TensorBoard event files.
+        tensorboard: bool = true;
+        /// The folder for them (`null`: `tb` in `train.output_dir`).
+        logging_dir: Option<PathBuf> = None, aliases ["train.logging_dir"];
+        /// The run's name in TensorBoard and the report.
+        run_name: Option<String> = None, aliases ["train.run_name"];
+        /// Write `report.html` at the end.
+        report: bool = true;
+        /// The optimizer step of which rank 0 tells what it did when: passes, and the summing of gradients over ranks
+        /// (`docs/distributed.md`).
+        timeline_step: Option<u64> = None, range Range::at_least(1.0);
+    }
+}
+
+section! {
+    /// How answers are made: the samples of the report, those of `train.predict_with_generate`, `tunesmith infer` and `chat`.
+    /// Names and meaning are those of Transformers' `GenerationConfig`.
+    GenerationConfig, GENERATION = "gen" at generation {
+        /// The longest answer in tokens.
+        max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
+        /// Answers before and after training, side by side; 0 for none.
+        num_samples: usize = 8, range Range::within(0.0, 10_000.0);
+        /// Draw each token from its probability; `false` takes the most probable one, so that runs can be compared.
+        do_sample: bool = false;
+        /// With `do_sample`: below 1 what is probable becomes more so.
+        temperature: f64 = 1.0, range Range::greater_than(0.0);
+        /// With `do_sample`: draw from the so many most probable tokens only; 0 for all.
+        top_k: usize = 50;
+        /// With `do_sample`: of these the most probable ones that together have at least this probability.
+        top_p: f64 = 1.0, range Range { above: Some(0.0), max: Some(1.0), ..Range::ANY };
+        /// With `do_sample`: of these the ones with at least this share of the largest probability; 0 for all.
+        min_p: f64 = 0.0, range Range::within(0.0, 1.0);
+        /// The seed of the draws (`null`: `train.seed`).
+        seed: Option<u64> = None;
+        /// Above 1 tokens that the text has become less probable.
+        repetition_penalty: f64 = 1.0, range Range::greater_than(0.0);
+        /// Beams of a beam search; 1 for none.
+        num_beams: usize = 1, range Range::within(1.0, 256.0);
+        /// With beams: a finished answer's log-probability is divided by its length to this power; above 0 favours long ones.
+        length_penalty: f64 = 1.0;
+        /// With beams: when the search ends.
+        early_stopping: BeamStop = BeamStop::False;
+        /// Strings that end an answer; they are no part of it.
+        stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
+    }
+}
+
+section! {
+    /// What is measured of generated answers (`docs/evaluation.md`).
+    EvalConfig, EVAL = "eval" at eval {
+        /// The measures; the loss and the perplexity of the references come besides.
+        metrics: Vec<EvalMetric> = vec![EvalMetric::ExactMatch, EvalMetric::Contains, EvalMetric::Rouge, EvalMetric::Bleu, EvalMetric::Chrf];
+        /// What is done before `exact_match` and `contains` compare.
+        normalization: Normalization = Normalization::Trim;
+        /// Let ROUGE compare words by their stems.
+        rouge_stemmer: bool = false;
+        /// A JSON Schema that answers must fit, for the measure `json`.
+        json_schema: Option<PathBuf> = None;
+        /// A program of yours and its arguments, as a list, that scores answers: it reads and writes JSON lines.
+        scorer: Vec<String> = Vec::new();
+        /// How many seconds it has for a row.
+        scorer_timeout: f64 = 60.0, range Range { above: Some(0.0), max: Some(86_400.0), ..Range::ANY };
+        /// The share of a confidence interval.
+        confidence: f64 = 0.95, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
+        /// Replicates of the bootstrap that makes the intervals; 0 for none.
+        bootstrap_samples: usize = 1000, range Range::within(0.0, 100_000.0);
+    }
+}
+
+impl EvalConfig {
+    /// Whether a measure looks at what an answer was asked by.
+    pub fn reads_sources(&self) -> bool {
+        self.metrics.contains(&EvalMetric::Sari) || !self.scorer.is_empty()
+    }
+}

@@ -1,0 +1,59 @@
+//! What goes with `task: classification` and `regression`: their measures, and what contradicts them.
+use super::resolve::Resolved;
+use super::validate::conflict;
+use super::{ClassWeights, Format, Task};
+use tunesmith_base::error::Result;
+
+/// The measures of a classification over all labels.
+pub const CLASS_MEASURES: [&str; 8] =
+    ["accuracy", "f1_macro", "f1_micro", "f1_weighted", "precision_macro", "recall_macro", "roc_auc", "roc_auc_ovr"];
+/// The measures of a classification of one label, each behind the name: `f1.spam`.
+pub const LABEL_MEASURES: [&str; 3] = ["precision", "recall", "f1"];
+/// The measures of a regression.
+pub const NUMBER_MEASURES: [&str; 4] = ["mse", "mae", "r2", "pearson"];
+
+/// Refuses keys that contradict the task.
+pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let (task, train, data) = (config.task(), &config.train, &config.data);
+    let both = |refuse: bool, first: &str, second: &str, why: &str| {
+        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+    };
+    if task == Task::CausalLm {
+        return Ok(());
+    }
+    both(
+        data.datasets.iter().any(|source| source.format.is_some_and(|format| format != Format::Auto)),
+        "data.datasets",
+        "task",
+        "the rows of this task are {text, label} or {messages, label}; remove format",
+    )?;
+    let weighted = task == Task::Classification && train.class_weights != ClassWeights::None;
+    both(
+        train.label_smoothing_factor > 0.0 && (weighted || task == Task::Regression),
+        "train.label_smoothing_factor",
+        if weighted { "train.class_weights" } else { "task" },
+        "smoothing is there for labels that count alike; keep one",
+    )?;
+    both(
+        train.z_loss > 0.0 && task == Task::Regression,
+        "train.z_loss",
+        "task",
+        "a number has no probabilities; remove it",
+    )?;
+    let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
+    let of_label = metric.split_once('.').is_some_and(|(measure, label)| {
+        let known = data.labels.0.is_empty() || data.labels.0.iter().any(|known| known == label);
+        LABEL_MEASURES.contains(&measure) && known
+    });
+    let (known, names) = match task {
+        Task::Classification => (of_label || CLASS_MEASURES.contains(&metric), &CLASS_MEASURES[..]),
+        Task::Regression | Task::CausalLm => (NUMBER_MEASURES.contains(&metric), &NUMBER_MEASURES[..]),
+    };
+    both(
+        metric != "loss" && !known,
+        "train.metric_for_best_model",
+        "task",
+        &format!("this task measures loss, {}; of one label f1.LABEL and its like", names.join(", ")),
+    )
+}

@@ -1,0 +1,184 @@
+//! Keys that others decide about: what only one mode, or only a switch that is on, reads. Given where nothing reads it, a key
+//! is refused, never accepted and ignored.
+use super::resolve::{Resolved, Setting, Source};
+use super::validate::conflict;
+use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, Task, schema};
+use tunesmith_base::error::Result;
+
+/// What decides whether some keys are read.
+struct Switch {
+    /// The key that decides.
+    key: &'static str,
+    /// Whether they are read.
+    on: fn(&Config) -> bool,
+    /// They: keys, or a section with a dot at its end.
+    keys: &'static [&'static str],
+    /// What to do.
+    why: &'static str,
+}
+
+macro_rules! sections_of_adapters {
+    ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
+        const ADAPTERS: &[Switch] = &[$( Switch {
+            key: "tuning.mode",
+            on: |config| config.tuning.mode == Mode::$mode,
+            keys: &[concat!("tuning.", $word, ".")],
+            why: concat!("it shapes an adapter of mode: ", $word, ", which this mode does not train; set that, or remove it"),
+        }, )*];
+    };
+}
+tunesmith_base::registry::adapters!(sections_of_adapters);
+
+const SWITCHES: &[Switch] = &[
+    Switch {
+        key: "tuning.mode",
+        on: |config| config.tuning.mode == Mode::Freeze,
+        keys: &["tuning.freeze."],
+        why: "it says what mode: freeze trains; set that, or remove it",
+    },
+    Switch {
+        key: "task",
+        on: |config| config.task() == Task::Classification,
+        keys: &["train.class_weights", "data.labels"],
+        why: "only task: classification has labels; set that, or remove it",
+    },
+    Switch {
+        key: "task",
+        on: |config| config.task() == Task::CausalLm,
+        keys: &[
+            "gen.",
+            "eval.metrics",
+            "eval.normalization",
+            "eval.rouge_stemmer",
+            "eval.json_schema",
+            "eval.scorer",
+            "train.predict_with_generate",
+            "data.format",
+            "data.loss_on",
+        ],
+        why: "the rows of this task are {text, label}, and nothing is generated: all its measures are always made; remove it",
+    },
+    Switch {
+        key: "train.eval_strategy",
+        on: |config| config.train.eval_strategy != EvalStrategy::No,
+        keys: &[
+            "train.eval_on_start",
+            "train.eval_steps",
+            "train.predict_with_generate",
+            "train.metric_for_best_model",
+            "train.greater_is_better",
+        ],
+        why: "without validations nothing reads it; set eval_strategy: steps or epoch, or remove it",
+    },
+    Switch {
+        key: "train.predict_with_generate",
+        on: |config| config.train.predict_with_generate,
+        keys: &[
+            "train.generation_max_new_tokens",
+            "train.generation_num_beams",
+            "train.generation_rows",
+            "train.eval_accumulation_steps",
+        ],
+        why: "it is about the answers of validations; set predict_with_generate: true, or remove it",
+    },
+    Switch {
+        key: "train.lr_scaling",
+        on: |config| config.train.lr_scaling != LrScaling::None,
+        keys: &["train.lr_scaling_batch"],
+        why: "the rate is not scaled; set lr_scaling: linear or sqrt, or remove it",
+    },
+    Switch {
+        key: "train.early_stopping_patience",
+        on: |config| config.train.early_stopping_patience > 0,
+        keys: &["train.early_stopping_threshold"],
+        why: "early stopping is off; set the patience in validations, or remove it",
+    },
+    Switch {
+        key: "gen.do_sample",
+        on: |config| config.generation.do_sample,
+        keys: &["gen.temperature", "gen.top_k", "gen.top_p", "gen.min_p", "gen.seed"],
+        why: "the most probable token is taken, nothing is drawn; set do_sample: true, or remove it",
+    },
+    Switch {
+        key: "gen.num_beams",
+        on: |config| {
+            config.generation.num_beams > 1 || config.train.generation_num_beams.is_some_and(|beams| beams > 1)
+        },
+        keys: &["gen.length_penalty", "gen.early_stopping"],
+        why: "there is no beam search; set num_beams above 1, or remove it",
+    },
+    Switch {
+        key: "eval.metrics",
+        on: |config| config.eval.metrics.contains(&EvalMetric::Json),
+        keys: &["eval.json_schema"],
+        why: "the measure json is not asked for; add it to the metrics, or remove the schema",
+    },
+    Switch {
+        key: "eval.metrics",
+        on: |config| config.eval.metrics.contains(&EvalMetric::Rouge),
+        keys: &["eval.rouge_stemmer"],
+        why: "the measure rouge is not asked for; add it to the metrics, or remove the key",
+    },
+    Switch {
+        key: "eval.scorer",
+        on: |config| !config.eval.scorer.is_empty(),
+        keys: &["eval.scorer_timeout"],
+        why: "there is no scorer; name its program, or remove the key",
+    },
+];
+
+/// The switch for which `config` does not read `key`.
+fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
+    let names = |switch: &&Switch| {
+        switch.keys.iter().any(|name| if name.ends_with('.') { key.starts_with(name) } else { key == *name })
+    };
+    // A task without answers shows none anyway.
+    let asks_for_nothing = key == "gen.num_samples" && config.generation.num_samples == 0;
+    ADAPTERS.iter().chain(SWITCHES).filter(names).find(|switch| !(switch.on)(config)).filter(|_| !asks_for_nothing)
+}
+
+impl Setting {
+    /// Whether `config` reads it: the shape of an adapter is nothing to full training.
+    pub fn is_read(&self, config: &Config) -> bool {
+        switch(&self.key, config).is_none()
+    }
+}
+
+/// Which of some settings would be refused beside each other, and why; values that no key may have are left to others.
+pub fn unread<'a>(settings: &[(&'a str, &Node)]) -> Vec<(&'a str, &'static str)> {
+    let mut config = Config::default();
+    for (key, node) in settings {
+        if let Some(def) = schema::options().find(|def| def.path() == *key) {
+            let _ = (def.set)(&mut config, node);
+        }
+    }
+    settings.iter().filter_map(|(key, _)| switch(key, &config).map(|switch| (*key, switch.why))).collect()
+}
+
+/// Refuses settings that nothing reads, where they are given as near to the user as what decides about them: a file that is
+/// included may serve several modes, and a switch from the shell may override that of a file.
+pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
+    let nearness = |source: &Source| match source {
+        Source::Default => 0,
+        Source::File { path, .. } if *path != resolved.path => 1,
+        Source::File { .. } | Source::Foreign { .. } => 2,
+        Source::Env(_) => 3,
+        Source::Word(_) => 4,
+        Source::Flag(_) => 5,
+    };
+    let default = Config::default();
+    for def in schema::options().filter(|def| (def.get)(&default) != (def.get)(&resolved.config)) {
+        let key = def.path();
+        let Some(switch) = switch(&key, &resolved.config) else { continue };
+        let (source, chosen) = (resolved.source(&key), resolved.source(switch.key));
+        let other_file = match (source, chosen) {
+            (Source::File { path: here, .. }, Source::File { path: there, .. }) => here != there,
+            _ => false,
+        };
+        let (near, chosen_near) = (nearness(source), nearness(chosen));
+        if near > chosen_near || (near == chosen_near && !other_file) {
+            return Err(conflict(resolved, &key, switch.key, switch.why));
+        }
+    }
+    Ok(())
+}

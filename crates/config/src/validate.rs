@@ -1,0 +1,442 @@
+//! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
+use super::arch::Arch;
+use super::resolve::{Resolved, Source, set_by};
+use super::unread;
+use super::value::ConfigValue as _;
+use super::{
+    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy,
+    Sharding, Strategy, Task, TrainConfig, adapters, task,
+};
+use std::path::{Path, PathBuf};
+use tunesmith_base::error::{Error, Result};
+
+/// Whether a value is given on the command line or in the environment.
+const fn of_shell(source: &Source) -> bool {
+    matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_))
+}
+
+/// A configuration that validates may get its rows from the shell, and those without any to validate on: then nothing is validated, and a
+/// note says so. In one file the two contradict each other.
+pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
+    let (train, data) = (&resolved.config.train, &resolved.config.data);
+    let validates = !data.val_path.is_empty() || data.split > 0.0;
+    let rows = ["data.train_path", "data.datasets"].map(|key| resolved.source(key).clone());
+    let strategy = resolved.source("train.eval_strategy").clone();
+    let Some(rows) = rows.into_iter().find(of_shell).filter(|_| !validates && !of_shell(&strategy)) else { return };
+    if train.eval_strategy == EvalStrategy::No || train.load_best_model_at_end || train.early_stopping_patience > 0 {
+        return;
+    }
+    resolved.notes.push(format!(
+        "train.eval_strategy: {} ({strategy}) validates nothing: there are no validation rows; set data.val_path or data.split",
+        train.eval_strategy
+    ));
+    resolved.config.train.eval_strategy = EvalStrategy::No;
+    set_by(&mut resolved.settings, "train.eval_strategy", EvalStrategy::No.to_json(), &rows);
+}
+
+/// Refuses keys that contradict each other, naming both with their sources.
+pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let (train, data, tuning) = (&config.train, &config.data, &config.tuning);
+    let evaluates = train.eval_strategy != EvalStrategy::No;
+    let validation = !data.val_path.is_empty() || data.split > 0.0;
+    let both = |refuse: bool, first: &str, second: &str, why: &str| {
+        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+    };
+    both(
+        train.warmup_ratio > 0.0 && train.warmup_steps > 0,
+        "train.warmup_ratio",
+        "train.warmup_steps",
+        "both say how long the warm-up is; keep one",
+    )?;
+    let warms = if train.warmup_steps > 0 { "train.warmup_steps" } else { "train.warmup_ratio" };
+    both(
+        train.lr_scheduler_type == LrScheduler::Constant && (train.warmup_ratio > 0.0 || train.warmup_steps > 0),
+        warms,
+        "train.lr_scheduler_type",
+        "this schedule has no warm-up; use constant_with_warmup",
+    )?;
+    both(
+        train.dp_ranks.is_some() && matches!(train.strategy, Strategy::Auto | Strategy::Single | Strategy::Ddp),
+        "train.dp_ranks",
+        "train.strategy",
+        "strategy: dp, zero1, zero2, zero3 and fsdp have ranks as threads; other ranks are started by a launcher",
+    )?;
+    both(
+        train.fsdp_sharding_strategy != Sharding::FullShard && train.strategy != Strategy::Fsdp,
+        "train.fsdp_sharding_strategy",
+        "train.strategy",
+        "only strategy: fsdp has ways to share weights",
+    )?;
+    both(
+        train.reduce_every_pass && train.strategy == Strategy::Zero1,
+        "train.reduce_every_pass",
+        "train.strategy",
+        "sums after every pass leave nothing to keep whole: that is strategy: zero2",
+    )?;
+    let schedule_free = train.optim.averages();
+    let constant = matches!(train.lr_scheduler_type, LrScheduler::Constant | LrScheduler::ConstantWithWarmup);
+    both(
+        schedule_free && !constant,
+        "train.optim",
+        "train.lr_scheduler_type",
+        "its averages take the place of a schedule; set lr_scheduler_type: constant, or constant_with_warmup for a warm-up",
+    )?;
+    both(
+        schedule_free && train.ema_decay.is_some(),
+        "train.optim",
+        "train.ema_decay",
+        "the optimizer averages the weights itself; keep one",
+    )?;
+    both(train.bf16 && train.fp16, "train.bf16", "train.fp16", "activations are kept in one of them; keep one")?;
+    let default = TrainConfig::default();
+    let scaling = [
+        (train.loss_scale != default.loss_scale, "train.loss_scale"),
+        (train.initial_scale_power != default.initial_scale_power, "train.initial_scale_power"),
+        (train.loss_scale_window != default.loss_scale_window, "train.loss_scale_window"),
+        (train.hysteresis != default.hysteresis, "train.hysteresis"),
+        (train.min_loss_scale != default.min_loss_scale, "train.min_loss_scale"),
+    ];
+    for (set, key) in scaling {
+        both(set && !train.fp16, key, "train.fp16", "gradients are scaled with fp16 only; set it, or remove the key")?;
+    }
+    both(
+        train.min_loss_scale > 2f64.powi(train.initial_scale_power as i32),
+        "train.min_loss_scale",
+        "train.initial_scale_power",
+        "the first loss scale would be below the lowest; raise the power",
+    )?;
+    let given = train.batch_size != Auto::Auto && train.grad_accum != Auto::Auto;
+    both(
+        given && train.effective_batch.is_some(),
+        "train.effective_batch",
+        "train.grad_accum",
+        "batch_size and grad_accum say it already; set one of them to auto, or remove effective_batch",
+    )?;
+    let target = train.target_tokens_per_device_step != TrainConfig::default().target_tokens_per_device_step;
+    both(
+        given && target,
+        "train.target_tokens_per_device_step",
+        "train.grad_accum",
+        "it is read only with batch_size or grad_accum: auto; set one of them, or remove it",
+    )?;
+    both(
+        target && train.effective_batch.is_some(),
+        "train.target_tokens_per_device_step",
+        "train.effective_batch",
+        "both say how large a step is; keep one",
+    )?;
+    // A file for others to include may leave the data to them.
+    both(
+        evaluates && !validation && (!data.train_path.is_empty() || !data.datasets.is_empty()),
+        "train.eval_strategy",
+        "data.val_path",
+        "there are no validation rows; set data.val_path or data.split",
+    )?;
+    both(
+        train.eval_strategy == EvalStrategy::Steps && train.eval_steps.is_none(),
+        "train.eval_strategy",
+        "train.eval_steps",
+        "set train.eval_steps to the number of steps between validations",
+    )?;
+    both(
+        !data.val_path.is_empty() && data.split > 0.0,
+        "data.val_path",
+        "data.split",
+        "both say where validation rows come from; keep one",
+    )?;
+    both(
+        !data.train_path.is_empty() && !data.datasets.is_empty(),
+        "data.train_path",
+        "data.datasets",
+        "both say where training rows come from; keep one",
+    )?;
+    both(
+        data.min_length.zip(data.max_length).is_some_and(|(min, max)| min > max),
+        "data.min_length",
+        "data.max_length",
+        "no row can be both; swap them",
+    )?;
+    both(
+        data.contamination != Contamination::Off && !validation && data.test_path.is_empty(),
+        "data.contamination",
+        "data.val_path",
+        "there are no validation or test rows; set data.val_path, data.split or data.test_path",
+    )?;
+    both(
+        train.load_best_model_at_end && !evaluates,
+        "train.load_best_model_at_end",
+        "train.eval_strategy",
+        "the best checkpoint is known only by validation; set train.eval_strategy",
+    )?;
+    let same_moments = match (train.eval_strategy, train.save_strategy) {
+        (EvalStrategy::Steps, SaveStrategy::Steps) => {
+            train.eval_steps.is_none_or(|every| train.save_steps.is_multiple_of(every))
+        }
+        (EvalStrategy::Epoch, SaveStrategy::Epoch) => true,
+        _ => false,
+    };
+    let (save, eval) = if train.save_strategy == SaveStrategy::Steps && train.eval_strategy == EvalStrategy::Steps {
+        ("train.save_steps", "train.eval_steps")
+    } else {
+        ("train.save_strategy", "train.eval_strategy")
+    };
+    both(
+        train.load_best_model_at_end && !same_moments,
+        save,
+        eval,
+        "with train.load_best_model_at_end every checkpoint needs its validation: use the same strategy, and save_steps \
+         a multiple of eval_steps",
+    )?;
+    both(
+        train.early_stopping_patience > 0 && !evaluates,
+        "train.early_stopping_patience",
+        "train.eval_strategy",
+        "early stopping watches the validation loss; set train.eval_strategy",
+    )?;
+    let metric = train.metric_for_best_model.strip_prefix("eval_").unwrap_or(&train.metric_for_best_model);
+    both(
+        !matches!(metric, "loss" | "perplexity" | "byte_perplexity")
+            && !train.predict_with_generate
+            && config.task() == Task::CausalLm,
+        "train.metric_for_best_model",
+        "train.predict_with_generate",
+        "without answers a validation measures the loss and the perplexity alone; set train.predict_with_generate: true",
+    )?;
+    both(
+        !metric.starts_with("scorer.") && train.greater_is_better == Some(!greater_is_better(metric)),
+        "train.greater_is_better",
+        "train.metric_for_best_model",
+        "which direction is better is known of this measure; remove greater_is_better",
+    )?;
+    let answers = &config.generation;
+    both(
+        answers.do_sample && answers.num_beams > 1,
+        "gen.do_sample",
+        "gen.num_beams",
+        "a beam search draws nothing; keep one",
+    )?;
+    both(
+        answers.do_sample && train.generation_num_beams.is_some_and(|beams| beams > 1),
+        "gen.do_sample",
+        "train.generation_num_beams",
+        "a beam search draws nothing; keep one",
+    )?;
+    both(
+        data.template_path.is_some() && data.chat_template.is_some(),
+        "data.template_path",
+        "data.chat_template",
+        "both say which chat template is used; keep one",
+    )?;
+    both(
+        train.group_by_length && !data.shuffle,
+        "train.group_by_length",
+        "data.shuffle",
+        "rows in file order cannot be grouped by length; keep one",
+    )?;
+    both(
+        train.group_by_length && data.packing,
+        "train.group_by_length",
+        "data.packing",
+        "packed rows are all of one length; keep one",
+    )?;
+    both(
+        !tuning.mode.adapts() && tuning.adapter.is_some(),
+        "tuning.mode",
+        "tuning.adapter",
+        "this mode trains no adapter; set the adapter's, such as lora, remove the adapter, or merge it with tuning.adapters",
+    )?;
+    both(
+        adapters::trains_tokens(tuning.mode) == Some(false) && !tuning.new_tokens.is_empty(),
+        "tuning.mode",
+        "tuning.new_tokens",
+        "this kind of adapter has no rows of tokens; use mode: lora, full or freeze",
+    )?;
+    unread::refuse(resolved)?;
+    let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
+    both(
+        from_weights && tuning.adapter.is_some(),
+        "tuning.lora.init_lora_weights",
+        "tuning.adapter",
+        "an adapter to go on from has started already; remove one of them",
+    )?;
+    task::contradictions(resolved)?;
+    quantization(resolved)
+}
+
+/// What does not go with a quantized base.
+fn quantization(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let (lora, kind) = (&config.tuning.lora, config.model.quantization);
+    let both = |refuse: bool, first: &str, second: &str, why: &str| {
+        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+    };
+    let qlora = resolved.settings.iter().any(|setting| setting.key == "tuning.mode" && setting.value == "qlora");
+    let coded = !matches!(kind, Quantization::Auto | Quantization::None);
+    both(
+        qlora && kind == Quantization::None,
+        "tuning.mode",
+        "model.quantization",
+        "qlora trains on a quantized base; set mode: lora, or remove model.quantization",
+    )?;
+    both(
+        coded && !config.tuning.mode.adapts(),
+        "model.quantization",
+        "tuning.mode",
+        "quantized weights cannot be trained themselves; train an adapter, such as mode: qlora, or set quantization: none",
+    )?;
+    both(
+        coded && lora.init_lora_weights.is_pissa(),
+        "tuning.lora.init_lora_weights",
+        "model.quantization",
+        "what PiSSA leaves of a weight is no quantized model that others have; use loftq",
+    )?;
+    both(
+        lora.init_lora_weights == InitLora::Loftq && !matches!(kind, Quantization::Nf4 | Quantization::Fp4),
+        "tuning.lora.init_lora_weights",
+        "model.quantization",
+        "LoftQ makes up for a quantization of 4 bits; set tuning.mode: qlora",
+    )?;
+    both(
+        lora.loftq_iter > 1 && lora.init_lora_weights != InitLora::Loftq,
+        "tuning.lora.loftq_iter",
+        "tuning.lora.init_lora_weights",
+        "only loftq has rounds; set init_lora_weights: loftq, or remove the key",
+    )
+}
+
+/// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
+pub fn greater_is_better(measure: &str) -> bool {
+    !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
+}
+
+pub(super) fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
+    let show = |key: &str| {
+        let value =
+            resolved.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.to_string());
+        format!("{key}: {} ({})", value.unwrap_or_default(), resolved.source(key))
+    };
+    Error::config(format!("{} contradicts {}", show(first), show(second))).hint(why)
+}
+
+/// Refuses a configuration without a model or training rows.
+pub(super) fn required(resolved: &Resolved) -> Result<()> {
+    let config = &resolved.config;
+    let missing =
+        |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", resolved.path.display())).hint(hint));
+    if config.model.name.is_none() && config.model.local_dir.is_none() {
+        return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
+    }
+    if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
+        return missing(
+            "data.train_path is not set",
+            "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
+        );
+    }
+    Ok(())
+}
+
+/// Names of folders where people keep models and runs, which are never owners on the hub: `models/my-model` is looked for on this
+/// machine alone, whether the folder is there or not.
+const FOLDERS: &[&str] = &[
+    "adapters",
+    "checkpoint",
+    "checkpoints",
+    "ckpt",
+    "ckpts",
+    "data",
+    "local",
+    "merged",
+    "model",
+    "models",
+    "out",
+    "output",
+    "outputs",
+    "run",
+    "runs",
+    "tmp",
+    "weights",
+];
+
+/// Whether a name looks like `owner/model` of the hub, and is no folder here.
+pub fn is_hub_name(name: &str) -> bool {
+    let part = |part: &str| {
+        !part.is_empty()
+            && !part.starts_with('.')
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let looks = name.split_once('/').is_some_and(|(owner, model)| part(owner) && part(model));
+    let folder = name.split('/').next().is_some_and(|folder| FOLDERS.contains(&folder));
+    looks
+        && !folder
+        && !Path::new(name).exists()
+        && !name.split('/').next().is_some_and(|folder| Path::new(folder).is_dir())
+}
+
+impl Resolved {
+    /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
+    /// what a file says where the shell (`other_model`) or another file names the model, with a note.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the model sees fewer tokens.
+    pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
+        let asked = self.config.model.max_seq_len;
+        match self.source("model.max_seq_len") {
+            Source::Default => Ok((asked.min(context), None)),
+            _ if asked <= reach => Ok((asked, None)),
+            source @ Source::File { path, .. }
+                if other_model || of_shell(self.source("model.name")) || self.names_model_elsewhere(path) =>
+            {
+                let note = format!(
+                    "model.max_seq_len: {reach}, which is what this model sees by its config.json, and not {asked} ({source})"
+                );
+                Ok((reach, Some(note)))
+            }
+            source => Err(Error::config(format!(
+                "{source}: model.max_seq_len = {asked} is longer than what the model sees, {reach} tokens by its config.json"
+            ))
+            .hint(format!("set model.max_seq_len to at most {reach}"))),
+        }
+    }
+
+    /// The configuration with the length that a run would use ([`Self::max_seq_len`]), and what is to be known of it.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the model sees fewer tokens.
+    pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
+        let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
+        let mut config = self.config.clone();
+        config.model.max_seq_len = length;
+        Ok((config, note))
+    }
+
+    /// Whether the model is named in another file than `path`, which includes that one or is included by it.
+    fn names_model_elsewhere(&self, path: &Path) -> bool {
+        ["model.local_dir", "model.name"]
+            .iter()
+            .map(|key| self.source(key))
+            .find(|source| **source != Source::Default)
+            .is_some_and(|source| matches!(source, Source::File { path: other, .. } if other != path))
+    }
+}
+
+impl ModelConfig {
+    /// The local model folder: `local_dir`, or else `name`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`] when neither is set, [`tunesmith_base::Kind::Model`] when there is no such folder.
+    pub fn dir(&self) -> Result<PathBuf> {
+        let (key, dir) = match (&self.local_dir, &self.name) {
+            (Some(dir), _) => ("model.local_dir", dir.clone()),
+            (None, Some(name)) => ("model.name", PathBuf::from(name)),
+            (None, None) => return Err(Error::config("model.name is not set").hint("set it to a model folder")),
+        };
+        if dir.is_dir() {
+            return Ok(dir);
+        }
+        let what = if dir.exists() { "is no folder" } else { "does not exist" };
+        Err(Error::model(format!("{key}: {} {what}", dir.display())).hint(
+            "paths are relative to the current directory, not to the configuration file; a model of the hub is owner/name",
+        ))
+    }
+}

@@ -1,0 +1,346 @@
+//! What stands in a configuration before it has a type ([`Node`]), and how each type of setting is read from it.
+use serde_json::{Value as Json, json};
+use std::path::PathBuf;
+use tunesmith_base::words::count;
+
+/// A YAML value.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Node {
+    /// Nothing, `null` or `~`.
+    Null,
+    /// `true` or `false`.
+    Bool(bool),
+    /// An integer.
+    Int(i128),
+    /// A number with a point or an exponent.
+    Float(f64),
+    /// A string.
+    Str(String),
+    /// A list.
+    List(Vec<Node>),
+    /// A mapping, in file order.
+    Map(Vec<(String, Node)>),
+}
+
+impl Node {
+    /// The value in words, for messages: `the string "abc"`.
+    pub fn describe(&self) -> String {
+        match self {
+            Self::Null => "nothing".to_owned(),
+            Self::Bool(value) => format!("{value}"),
+            Self::Int(value) => format!("the integer {value}"),
+            Self::Float(value) => format!("the number {value:?}"),
+            Self::Str(text) => format!("the string {}", quoted(text)),
+            Self::List(items) => format!("a list of {}", count(items.len(), "item")),
+            Self::Map(entries) => format!("a mapping of {}", count(entries.len(), "key")),
+        }
+    }
+}
+
+impl From<&Json> for Node {
+    fn from(value: &Json) -> Self {
+        match value {
+            Json::Null => Self::Null,
+            Json::Bool(value) => Self::Bool(*value),
+            Json::Number(number) => match number.as_i128() {
+                Some(integer) => Self::Int(integer),
+                None => Self::Float(number.as_f64().unwrap_or(f64::NAN)),
+            },
+            Json::String(text) => Self::Str(text.clone()),
+            Json::Array(items) => Self::List(items.iter().map(Self::from).collect()),
+            Json::Object(map) => Self::Map(map.iter().map(|(key, value)| (key.clone(), Self::from(value))).collect()),
+        }
+    }
+}
+
+/// The text in quotes, control characters escaped, cut at 60 characters.
+pub(super) fn quoted(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// Why a value is not accepted. The resolver adds the place and the key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// What stood there.
+    pub found: String,
+    /// What is accepted.
+    pub expected: String,
+    /// What to do about it, if it is not obvious.
+    pub hint: Option<String>,
+}
+
+impl Refusal {
+    /// `node` where `expected` should be.
+    pub fn new(node: &Node, expected: impl Into<String>) -> Self {
+        Self { found: node.describe(), expected: expected.into(), hint: None }
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// A type that a setting can have.
+pub trait ConfigValue: Sized {
+    /// Reads it.
+    ///
+    /// # Errors
+    /// What was found and what is expected.
+    fn from_node(node: &Node) -> Result<Self, Refusal>;
+    /// The effective value, for `tunesmith config` and the files of a run.
+    fn to_json(&self) -> Json;
+    /// What is accepted, in words.
+    fn expected() -> String;
+    /// What is accepted, as JSON Schema.
+    fn schema() -> Json;
+    /// The numbers in it, to be held against the option's range.
+    fn numbers(&self) -> Vec<f64> {
+        Vec::new()
+    }
+}
+
+impl ConfigValue for bool {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Bool(value) => Ok(*value),
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        (*self).into()
+    }
+
+    fn expected() -> String {
+        "true or false".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "boolean" })
+    }
+}
+
+/// A hint where a number was written as a string.
+fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
+    match node {
+        Node::Str(text) if text.trim().parse::<f64>().is_ok() => refusal.hint(format!("write {text} without quotes")),
+        _ => refusal,
+    }
+}
+
+/// What is expected where a negative number stands and the option has no bounds of its own.
+pub(super) const NATURAL: &str = "an integer of at least 0";
+
+macro_rules! integers {
+    ($($type:ty)*) => {$(
+        impl ConfigValue for $type {
+            fn from_node(node: &Node) -> Result<Self, Refusal> {
+                let refusal = || unquote_hint(Refusal::new(node, Self::expected()), node);
+                match node {
+                    Node::Int(value) => Self::try_from(*value).map_err(|_| match refusal() {
+                        refusal if *value < 0 && Self::MIN == 0 => Refusal { expected: NATURAL.to_owned(), ..refusal },
+                        refusal => refusal,
+                    }),
+                    _ => Err(refusal()),
+                }
+            }
+
+            fn to_json(&self) -> Json {
+                (*self).into()
+            }
+
+            fn expected() -> String {
+                "an integer".to_owned()
+            }
+
+            fn schema() -> Json {
+                json!({ "type": "integer" })
+            }
+
+            fn numbers(&self) -> Vec<f64> {
+                vec![*self as f64]
+            }
+        }
+    )*};
+}
+integers!(i64 u64 usize);
+
+impl ConfigValue for f64 {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Int(value) => Ok(*value as Self),
+            Node::Float(value) if value.is_finite() => Ok(*value),
+            _ => Err(unquote_hint(Refusal::new(node, Self::expected()), node)),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        (*self).into()
+    }
+
+    fn expected() -> String {
+        "a number".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "number" })
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        vec![*self]
+    }
+}
+
+impl ConfigValue for String {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        let refusal = Refusal::new(node, Self::expected());
+        match node {
+            Node::Str(text) if !text.is_empty() => Ok(text.clone()),
+            Node::Bool(_) | Node::Int(_) | Node::Float(_) => Err(refusal.hint("put it in quotes")),
+            _ => Err(refusal),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        self.as_str().into()
+    }
+
+    fn expected() -> String {
+        "a string".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "minLength": 1 })
+    }
+}
+
+impl ConfigValue for PathBuf {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Str(text) if text.contains('\0') => Err(Refusal::new(node, "a path without NUL bytes")),
+            _ => String::from_node(node)
+                .map(Self::from)
+                .map_err(|refusal| Refusal { expected: Self::expected(), ..refusal }),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        self.to_string_lossy().into()
+    }
+
+    fn expected() -> String {
+        "a path".to_owned()
+    }
+
+    fn schema() -> Json {
+        json!({ "type": "string", "minLength": 1 })
+    }
+}
+
+impl<T: ConfigValue> ConfigValue for Option<T> {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Null => Ok(None),
+            _ => T::from_node(node).map(Some).map_err(|mut refusal| {
+                if refusal.expected == T::expected() {
+                    refusal.expected = Self::expected();
+                }
+                refusal
+            }),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        self.as_ref().map_or(Json::Null, ConfigValue::to_json)
+    }
+
+    fn expected() -> String {
+        format!("{} or null", T::expected())
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [T::schema(), { "type": "null" }] })
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        self.iter().flat_map(ConfigValue::numbers).collect()
+    }
+}
+
+/// One value or a list of them; `null` is the empty list.
+impl<T: ConfigValue> ConfigValue for Vec<T> {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Null => Ok(Self::new()),
+            Node::List(items) => items.iter().map(T::from_node).collect(),
+            _ => T::from_node(node)
+                .map(|item| vec![item])
+                .map_err(|refusal| Refusal { expected: Self::expected(), ..refusal }),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        self.iter().map(ConfigValue::to_json).collect()
+    }
+
+    fn expected() -> String {
+        format!("{} or a list of them", T::expected())
+    }
+
+    fn schema() -> Json {
+        json!({ "anyOf": [T::schema(), { "type": "array", "items": T::schema() }, { "type": "null" }] })
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        self.iter().flat_map(ConfigValue::numbers).collect()
+    }
+}
+
+/// Values by pattern, in file order: of several patterns that match a name, the first counts.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Patterns<T>(pub Vec<(String, T)>);
+
+impl<T: ConfigValue> ConfigValue for Patterns<T> {
+    fn from_node(node: &Node) -> Result<Self, Refusal> {
+        match node {
+            Node::Null => Ok(Self(Vec::new())),
+            Node::Map(entries) => {
+                let entries = entries.iter().map(|(pattern, node)| match T::from_node(node) {
+                    Ok(value) => Ok((pattern.clone(), value)),
+                    Err(refusal) => {
+                        Err(Refusal { expected: format!("{} for {}", refusal.expected, quoted(pattern)), ..refusal })
+                    }
+                });
+                entries.collect::<Result<_, _>>().map(Self)
+            }
+            _ => Err(Refusal::new(node, Self::expected())),
+        }
+    }
+
+    fn to_json(&self) -> Json {
+        self.0
+            .iter()
+            .map(|(pattern, value)| (pattern.clone(), value.to_json()))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    }
+
+    fn expected() -> String {
+        format!("a mapping from module-name pattern to {}", T::expected())
+    }
+
+    fn schema() -> Json {
+        json!({ "type": ["object", "null"], "additionalProperties": T::schema() })
+    }
+
+    fn numbers(&self) -> Vec<f64> {
+        self.0.iter().flat_map(|(_, value)| value.numbers()).collect()
+    }
+}

@@ -1,0 +1,43 @@
+//! Variables of the shell that belong to other programs, and what they come to here.
+use super::resolve::{Resolver, Source, find};
+use super::value::Node;
+use tunesmith_base::error::Result;
+
+impl Resolver {
+    /// NCCL's variables: `NCCL_TIMEOUT`, in seconds, is `train.ddp_timeout` where nothing sets that; NCCL itself reads all others, where
+    /// ranks use it.
+    ///
+    /// # Errors
+    /// None; a value that is no time is named in a note.
+    pub(super) fn of_nccl(&mut self, env: &[(String, String)]) -> Result<()> {
+        const TIMEOUT: &str = "NCCL_TIMEOUT";
+        const KEY: &str = "train.ddp_timeout";
+        let given = |name: &str| env.iter().find(|(key, value)| key == name && !value.is_empty());
+        if let (Some((_, text)), false, Some(def)) = (given(TIMEOUT), self.found.contains_key(KEY), find(KEY)) {
+            let seconds = text.trim().parse::<f64>().ok().map(Node::Float);
+            match seconds.filter(|node| super::try_setting(KEY, node).is_ok()) {
+                Some(node) => {
+                    self.put(def, KEY, node, Source::Env(TIMEOUT.to_owned()))?;
+                    self.notes.push(format!("env {TIMEOUT}={text}: read as {KEY}, in seconds"));
+                }
+                None => self.notes.push(format!("env {TIMEOUT} is ignored: expected seconds, found {text:?}")),
+            }
+        }
+        let nccl = |node: &Node| matches!(node, Node::Str(word) if word == "nccl");
+        if self.found.get("train.ddp_backend").is_some_and(|found| nccl(&found.node)) {
+            return Ok(());
+        }
+        let others = env.iter().filter(|(name, value)| {
+            (name.starts_with("NCCL_") || name.starts_with("TORCH_NCCL_")) && name != TIMEOUT && !value.is_empty()
+        });
+        let names: Vec<&str> = others.map(|(name, _)| name.as_str()).collect();
+        if !names.is_empty() {
+            self.notes.push(format!(
+                "env {}: NCCL reads {} with train.ddp_backend: nccl only; not needed: ranks on the CPU talk over Gloo",
+                names.join(", "),
+                if names.len() == 1 { "it" } else { "them" },
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,135 @@
+//! Training rows that are also in the validation or test rows. Two signs: the same words in the same order, or half of
+//! an evaluation row's sequences of 13 words. Sequences that stand in many evaluation rows (instructions, boilerplate)
+//! are no sign of anything and don't count. System messages are not looked at.
+use std::collections::{HashMap, HashSet};
+
+use super::dedupe::{Members, leave_out};
+use super::inputs::Inputs;
+use super::minhash::{sequence, shingles};
+use super::report::Counts;
+use super::row::{Form, Row};
+use super::source::RawRow;
+use super::split::{RowId, Split};
+use super::walk::Walker;
+use tunesmith_base::error::Result;
+
+/// Words of a sequence.
+const WORDS: usize = 13;
+/// A sequence that stands in more evaluation rows than this, and in more than a tenth of them, is boilerplate.
+const COMMON: usize = 8;
+
+/// What is known of a row's words.
+struct Sketch {
+    whole: Option<u64>,
+    /// Sorted, each once; nothing of shorter rows.
+    sequences: Vec<u64>,
+}
+
+impl Sketch {
+    fn of(row: &Row) -> Self {
+        let words = row.words(false);
+        let whole = (!words.is_empty()).then(|| sequence(&words));
+        Self { whole, sequences: if words.len() < WORDS { Vec::new() } else { shingles(&words, WORDS) } }
+    }
+}
+
+/// The evaluation rows.
+#[derive(Default)]
+struct Evaluation {
+    whole: HashSet<u64>,
+    /// The rows that a sequence stands in.
+    rows_of: HashMap<u64, Vec<u32>>,
+    /// The sequences of each row that count.
+    sequences: Vec<u32>,
+}
+
+impl Evaluation {
+    fn add(&mut self, sketch: &Sketch) {
+        let row = self.sequences.len() as u32;
+        self.whole.extend(sketch.whole);
+        for &sequence in &sketch.sequences {
+            self.rows_of.entry(sequence).or_default().push(row);
+        }
+        self.sequences.push(sketch.sequences.len() as u32);
+    }
+
+    /// Takes boilerplate out.
+    fn finish(&mut self) {
+        let (limit, sequences) = (COMMON.max(self.sequences.len() / 10), &mut self.sequences);
+        self.rows_of.retain(|_, rows| {
+            let stays = rows.len() <= limit;
+            if !stays {
+                for &row in &*rows {
+                    sequences[row as usize] -= 1;
+                }
+            }
+            stays
+        });
+    }
+
+    fn has(&self, sketch: &Sketch) -> bool {
+        if sketch.whole.is_some_and(|whole| self.whole.contains(&whole)) {
+            return true;
+        }
+        let mut shared: HashMap<u32, u32> = HashMap::new();
+        for row in sketch.sequences.iter().filter_map(|sequence| self.rows_of.get(sequence)).flatten() {
+            *shared.entry(*row).or_default() += 1;
+        }
+        shared.into_iter().any(|(row, count)| 2 * count >= self.sequences[row as usize])
+    }
+}
+
+/// Looks for training rows (`pool`) among the validation and test rows, which are those of `inputs`, and `held_out`
+/// where validation rows were taken from the training files. Counts them, and leaves them out if `drop`.
+///
+/// # Errors
+/// Those of reading the rows again.
+pub fn check(
+    walker: &Walker<'_>,
+    inputs: &Inputs,
+    held_out: Option<&Split>,
+    pool: &mut Split,
+    drop: bool,
+    counts: &mut Counts,
+) -> Result<()> {
+    let mut evaluation = Evaluation::default();
+    let sketch = |row: RawRow, forms: &[Form]| Ok(Sketch::of(&row.parse(forms)?));
+    for input in inputs.validation.iter().chain(&inputs.test) {
+        walker.walk("reading evaluation rows", input, &sketch, &mut |sketch| {
+            evaluation.add(&sketch);
+            Ok(())
+        })?;
+    }
+    for (set, input) in inputs.train.iter().enumerate().filter(|_| held_out.is_some()) {
+        let mut members = Members::of(held_out.map_or(&[], |split| &split.rows), set);
+        walker.walk("reading evaluation rows", input, &sketch, &mut |sketch| {
+            if members.next().is_some() {
+                evaluation.add(&sketch);
+            }
+            Ok(())
+        })?;
+    }
+    evaluation.finish();
+    if evaluation.sequences.is_empty() {
+        return Ok(());
+    }
+    let mut found: Vec<RowId> = Vec::new();
+    for (set, input) in inputs.train.iter().enumerate() {
+        let mut members = Members::of(&pool.rows, set);
+        let look = |row: RawRow, forms: &[Form]| {
+            let place = row.place.clone();
+            Ok((place, evaluation.has(&Sketch::of(&row.parse(forms)?))))
+        };
+        walker.walk("looking for evaluation rows in train", input, &look, &mut |(place, is_known)| {
+            if let Some(id) = members.next().filter(|_| is_known) {
+                found.push(id);
+                counts.contaminated.add(place);
+            }
+            Ok(())
+        })?;
+    }
+    if drop {
+        leave_out(pool, &found);
+    }
+    Ok(())
+}

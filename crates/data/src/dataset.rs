@@ -1,0 +1,512 @@
+//! A configuration's data, ready to train on: read, tokenized in parallel (or taken from the cache), cleared of
+//! repetitions, split, mixed, counted.
+use std::cell::{Cell, RefCell};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use super::encode::{EncodeOptions, Encoder, Outcome};
+use super::fields::Parsed;
+use super::inputs::{Input, Inputs};
+use super::labels::{self, Class};
+use super::report::{Counts, Report, Share};
+use super::row::Form;
+use super::sampler::{Sampler, SamplerOptions};
+use super::source::{self, RawRow};
+use super::split::Split;
+use super::template::ChatTemplate;
+use super::tokenizer::Tokenizer;
+use super::tokens::{self, TokenSet, TokenWriter};
+use super::walk::Walker;
+use super::{clock, contamination, dedupe, mix, process};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+use tunesmith_config::arch::Arch;
+use tunesmith_config::{Config, Contamination, Dedupe, Task, Truncation};
+
+/// Is told how far a long piece of work has come.
+pub trait Progress {
+    /// `total` units of work begin.
+    fn begin(&self, what: &str, total: u64);
+    /// `by` more units are done.
+    fn advance(&self, by: u64);
+    /// The work is over.
+    fn end(&self);
+}
+
+/// Tells nobody.
+pub struct Silent;
+
+impl Progress for Silent {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+/// Everything that a run needs of the data.
+#[derive(Debug)]
+pub struct Dataset {
+    /// What is trained on.
+    pub train: Split,
+    /// What is measured during training: `data.val_path`, or the share `data.split` of the training rows.
+    pub validation: Option<Split>,
+    /// `data.test_path`.
+    pub test: Option<Split>,
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if there is one.
+    pub template: Option<ChatTemplate>,
+    /// How the data came about.
+    pub report: Report,
+    /// BLAKE3 of the training and validation tokens and labels, in hex.
+    pub fingerprint: String,
+    /// BLAKE3 of the tokenizer and the template, in hex.
+    pub tokenizer_fingerprint: String,
+    /// The files that it was read from.
+    pub inputs: Inputs,
+    /// The labels of a classification, in the order of their numbers; empty for other tasks.
+    pub classes: Vec<Class>,
+    known: Known,
+}
+
+/// What evaluations need of the validation rows beside their tokens, found once.
+#[derive(Debug, Default)]
+struct Known {
+    label_bytes: OnceLock<u64>,
+    sources: OnceLock<Vec<String>>,
+}
+
+impl Dataset {
+    /// The order of training that the configuration asks for; steps of one row where it leaves their size open. With
+    /// several ranks a step has the micro-batches of all.
+    pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
+        Sampler::new(
+            &self.train.lengths(),
+            SamplerOptions {
+                batch_size: config.train.batch_size.or(1),
+                grad_accum: config.train.grad_accum.or(1) * ranks,
+                seed: data_seed(config),
+                shuffle: config.data.shuffle,
+                group_by_length: config.train.group_by_length,
+                packing: config.data.packing.then_some(config.model.max_seq_len),
+            },
+        )
+    }
+
+    /// The folder of what is kept for the next run, unless the configuration keeps nothing.
+    pub fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
+        let kept = config.data.use_cache;
+        kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
+    }
+
+    /// An example as a question and its answer, where it has both: raw text has no question, whatever the tokenizer puts
+    /// before it.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn question(&self, split: &Split, index: usize) -> Result<Option<(Vec<u32>, Vec<u32>)>> {
+        let (prompt, answer) = split.prompt(index)?;
+        let asks = prompt.iter().any(|&id| !self.tokenizer.is_special(id)) && !answer.is_empty();
+        Ok(asks.then_some((prompt, answer)))
+    }
+
+    /// The bytes of the validation rows' labels as text ([`Split::label_bytes`]); 0 without such rows.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validation_bytes(&self) -> Result<u64> {
+        if let Some(&bytes) = self.known.label_bytes.get() {
+            return Ok(bytes);
+        }
+        let bytes = self.validation.as_ref().map_or(Ok(0), |split| split.label_bytes(&self.tokenizer))?;
+        Ok(*self.known.label_bytes.get_or_init(|| bytes))
+    }
+
+    /// What each validation row is asked by: [`process::sources`] of them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn validation_sources(&self, config: &Config) -> Result<&[String]> {
+        if let Some(sources) = self.known.sources.get() {
+            return Ok(sources);
+        }
+        let sources = process::sources(self, config, process::Part::Validation)?;
+        Ok(self.known.sources.get_or_init(|| sources))
+    }
+
+    /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn stop_ids(&self) -> Result<Vec<u32>> {
+        let mut ids = self.tokenizer.stop_ids().to_vec();
+        // A template ends all its turns alike: some rows show how.
+        for index in 0..self.train.len().min(64) {
+            ids.extend(self.train.prompt(index)?.1.last().filter(|id| self.tokenizer.is_special(**id)));
+        }
+        ids.sort_unstable();
+        ids.dedup();
+        Ok(ids)
+    }
+}
+
+/// `train.data_seed`, or `train.seed`.
+fn data_seed(config: &Config) -> u64 {
+    config.train.data_seed.unwrap_or(config.train.seed)
+}
+
+/// The threads that read and tokenize: `data.num_proc`.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Memory`]: they cannot be started.
+pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new().num_threads(config.data.num_proc.unwrap_or(0)).build().map_err(|error| {
+        Error::memory(format!("data.num_proc: cannot start threads: {error}"))
+            .hint("raise the limits of processes and memory (ulimit -u, ulimit -v), or set data.num_proc=1")
+    })
+}
+
+/// Reads and tokenizes all data of a configuration. `vocab_size` is the model's.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`], naming file and line, what was found and what is expected.
+pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
+    let data = &config.data;
+    let inputs = Inputs::of(config)?;
+    let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
+    let date = data.template_date.as_deref().map(clock::parse_date).transpose()?;
+    let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
+        .map(|template| template.at(date));
+    let options = EncodeOptions {
+        max_seq_len: config.model.max_seq_len,
+        truncation: data.truncation,
+        loss_on: data.loss_on,
+        vocab_size,
+        min_length: data.min_length,
+        max_length: data.max_length,
+        max_turn_growth: data.max_turn_growth,
+        split_special_tokens: data.split_special_tokens,
+        task: config.task(),
+        padding: if config.task() == Task::CausalLm { None } else { Arch::from_dir(model_dir)?.padding() },
+    };
+    let names = match config.task() {
+        Task::Classification if data.labels.0.is_empty() => labels::found(config, progress)?,
+        Task::Classification => data.labels.0.clone(),
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
+    let numbers = names.iter().cloned().zip(0..).collect();
+    let threads = threads(config)?;
+    let loader = Loader {
+        encoder: Encoder { tokenizer, template, options, labels: numbers },
+        config,
+        walker: Walker { threads: &threads, progress, max_rows: data.max_rows },
+        cache_dir: data.cache_dir.clone().or_else(tokens::default_dir),
+        missed: Cell::new(false),
+        warnings: RefCell::default(),
+    };
+    let mut report = Report::default();
+    let (mut pool, source_counts) = loader.load_train(&inputs.train)?;
+    for counts in &source_counts {
+        report.train.merge(counts);
+    }
+    let optional = |set: &str, input: Option<&Input>| -> Result<(Option<Split>, Option<Counts>)> {
+        let Some(input) = input else { return Ok((None, None)) };
+        let (tokens, counts) = loader.load_input(set, input)?;
+        loader.refuse_unusable(set, std::slice::from_ref(input), &counts)?;
+        Ok((Some(Split::of(vec![Arc::new(tokens)])), Some(counts)))
+    };
+    let (mut validation, validation_counts) = optional("validation", inputs.validation.as_ref())?;
+    let (mut test, test_counts) = optional("test", inputs.test.as_ref())?;
+    loader.refuse_unusable("train", &inputs.train, &report.train)?;
+
+    match data.dedupe {
+        Dedupe::None => {}
+        Dedupe::Exact => dedupe::exact(&loader.walker, &inputs.train, &mut pool, &mut report.train)?,
+        Dedupe::Minhash => {
+            dedupe::exact(&loader.walker, &inputs.train, &mut pool, &mut report.train)?;
+            let threshold = data.dedupe_threshold;
+            dedupe::near(&loader.walker, &inputs.train, threshold, &mut pool, &mut report.train)?;
+        }
+    }
+    // A configuration with both is refused when it is read.
+    if data.split > 0.0 && validation.is_none() {
+        if pool.len() < 2 {
+            return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", pool.len())));
+        }
+        validation = Some(match config.task() {
+            Task::Classification => pool.take_share_of_each(data.split, data_seed(config), names.len())?,
+            Task::CausalLm | Task::Regression => pool.take_share(data.split, data_seed(config)),
+        });
+        if pool.is_empty() {
+            return Err(Error::data(format!("data.split={} leaves no row to train on", data.split)));
+        }
+    }
+    let dropped = data.contamination == Contamination::Drop;
+    if data.contamination != Contamination::Off {
+        let held_out = validation.as_ref().filter(|_| inputs.validation.is_none());
+        contamination::check(&loader.walker, &inputs, held_out, &mut pool, dropped, &mut report.train)?;
+        if pool.is_empty() {
+            return Err(Error::data("every training row is also in the validation or test rows")
+                .hint("check data.val_path and test_path, or set data.contamination: warn"));
+        }
+    }
+    if data.truncation == Truncation::Split {
+        let most = config.model.max_seq_len;
+        report.cut = pool.cut(most);
+        for held_out in [&mut validation, &mut test].into_iter().flatten() {
+            held_out.cut(most);
+        }
+    }
+    let mut train = loader.mix(pool, &inputs.train, &mut report)?;
+    let classes = match config.task() {
+        Task::Classification => labels::classes(&names, &config.train.class_weights, &train, validation.as_ref())?,
+        Task::CausalLm | Task::Regression => Vec::new(),
+    };
+    for split in [Some(&mut train), validation.as_mut(), test.as_mut()].into_iter().flatten() {
+        split.class_weights = labels::weights(&classes);
+    }
+
+    let mut hasher = blake3::Hasher::new();
+    train.hash_into(&mut hasher);
+    if let Some(validation) = &validation {
+        validation.hash_into(&mut hasher);
+    }
+    let fingerprint = hasher.finalize().to_hex().to_string();
+    let tokenizer_fingerprint = loader.encoder_hash().to_hex().to_string();
+    report.from_cache = !loader.missed.get();
+    report.templated = forms(&inputs.train).iter().any(|form| !form.is_plain());
+    report.warnings = loader.warnings.take();
+    report.warnings.extend(labels::warnings(&classes));
+    let sets =
+        [("train", Some(&report.train)), ("validation", validation_counts.as_ref()), ("test", test_counts.as_ref())];
+    for (set, counts) in sets {
+        report
+            .warnings
+            .extend(counts.iter().flat_map(|counts| counts.warnings(set, config.model.max_seq_len, dropped)));
+    }
+    (report.validation, report.test) = (validation_counts, test_counts);
+    let Encoder { tokenizer, template, .. } = loader.encoder;
+    if let Some(template) =
+        template.as_ref().filter(|template| report.templated && template.is_dated() && date.is_none())
+    {
+        report.warnings.push(format!(
+            "the chat template ({}) writes today's date: set data.template_date for a run that can be repeated on another day",
+            template.origin()
+        ));
+    }
+    Ok(Dataset {
+        train,
+        validation,
+        test,
+        tokenizer,
+        template,
+        report,
+        fingerprint,
+        tokenizer_fingerprint,
+        inputs,
+        classes,
+        known: Known::default(),
+    })
+}
+
+/// The forms that the first rows of each file show.
+fn forms(inputs: &[Input]) -> Vec<Form> {
+    let of = |input: &Input| -> Vec<Form> {
+        input.paths.iter().flat_map(|path| source::forms(path, input.format)).collect()
+    };
+    inputs.iter().flat_map(of).collect()
+}
+
+struct Loader<'a> {
+    encoder: Encoder,
+    config: &'a Config,
+    walker: Walker<'a>,
+    /// Where tokenized data is kept, or lies while the program runs.
+    cache_dir: Option<PathBuf>,
+    /// Whether something was not in the cache.
+    missed: Cell<bool>,
+    warnings: RefCell<Vec<String>>,
+}
+
+impl Loader<'_> {
+    /// All training rows, a set for each source.
+    fn load_train(&self, inputs: &[Input]) -> Result<(Split, Vec<Counts>)> {
+        let (mut sets, mut counts) = (Vec::new(), Vec::new());
+        for input in inputs {
+            let (set, of_set) = self.load_input("train", input)?;
+            sets.push(Arc::new(set));
+            counts.push(of_set);
+        }
+        Ok((Split::of(sets), counts))
+    }
+
+    fn load_input(&self, set: &str, input: &Input) -> Result<(TokenSet, Counts)> {
+        let key = self.key(input).map_err(|error| error.context(&input.setting))?;
+        let kept =
+            self.config.data.use_cache.then(|| self.cache_dir.as_ref().map(|dir| tokens::path(dir, &key))).flatten();
+        if let Some(found) = kept.as_ref().and_then(|path| TokenSet::open(path, &key)) {
+            return Ok(found);
+        }
+        self.missed.set(true);
+        self.encode(set, input, self.writer(kept.as_deref(), &key)?)
+    }
+
+    /// Opens the file for tokenized rows: in the cache, or else beside it or in the system's folder for temporary files.
+    fn writer(&self, kept: Option<&Path>, key: &blake3::Hash) -> Result<TokenWriter> {
+        if let Some(path) = kept {
+            match TokenWriter::kept(path, key) {
+                Ok(writer) => return Ok(writer),
+                Err(error) => self
+                    .warnings
+                    .borrow_mut()
+                    .push(format!("cannot keep tokenized data in {}: {error}", path.display())),
+            }
+        }
+        if let Some(writer) = self.cache_dir.iter().find_map(|dir| TokenWriter::scratch(dir).ok()) {
+            return Ok(writer);
+        }
+        let dir = std::env::temp_dir();
+        TokenWriter::scratch(&dir)
+            .map_err(|error| Error::io("write tokenized data to", &dir, &error).hint("set data.cache_dir"))
+    }
+
+    /// Refuses a set in which no row can be used.
+    fn refuse_unusable(&self, set: &str, inputs: &[Input], counts: &Counts) -> Result<()> {
+        if counts.kept > counts.weightless {
+            return Ok(());
+        }
+        let names: Vec<String> =
+            inputs.iter().flat_map(|input| &input.paths).map(|path| path.display().to_string()).collect();
+        let names = names.join(", ");
+        if counts.rows == 0 {
+            return Err(Error::data(format!("{names}: found no rows in the {set} data")));
+        }
+        if counts.kept > 0 {
+            return Err(Error::data(format!(
+                "{names}: each of the {} has \"loss_weight\": 0",
+                count(counts.kept, &format!("{set} row"))
+            ))
+            .hint("nothing would be learned: take the field out of some rows"));
+        }
+        let limit = self.config.model.max_seq_len;
+        let all = format!("{names}: none of the {} can be used", count(counts.rows, &format!("{set} row")));
+        let filtered = counts.below_min_length + counts.above_max_length;
+        if filtered > 0 {
+            return Err(Error::data(format!(
+                "{all}: {} are below data.min_length, {} above data.max_length, {} too long or without labels",
+                counts.below_min_length,
+                counts.above_max_length,
+                counts.too_long + counts.unlabeled,
+            ))
+            .hint("lengths are counted in tokens"));
+        }
+        if counts.too_long + counts.unlabeled_by_truncation > 0 {
+            let policy: Truncation = self.config.data.truncation;
+            return Err(Error::data(format!(
+                "{all}: {} are longer than model.max_seq_len={limit} and lost to data.truncation={policy}, {} have no labels",
+                counts.too_long + counts.unlabeled_by_truncation,
+                counts.unlabeled - counts.unlabeled_by_truncation,
+            ))
+            .hint("raise model.max_seq_len"));
+        }
+        let forms = forms(inputs);
+        let hint = match &self.encoder.template {
+            Some(template) if !forms.iter().all(|form| form.is_plain()) => {
+                format!("are there assistant turns? does the chat template ({}) write them?", template.origin())
+            }
+            _ if forms.contains(&Form::Tokenized) => "is every label -100? The first of a row never counts".into(),
+            _ => "are the texts empty?".into(),
+        };
+        Err(Error::data(format!("{all}: no token carries a loss")).hint(hint))
+    }
+
+    /// Reads, tokenizes and labels the rows of some files.
+    fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter) -> Result<(TokenSet, Counts)> {
+        let mut counts = Counts::default();
+        let encoder = &self.encoder;
+        let encode = |row: RawRow, forms: &[Form]| {
+            let place = row.place.clone();
+            let Parsed { row, weight, unread } = row.parse_noting(forms)?;
+            let (outcome, mut notes) = encoder.encode(row).map_err(|error| error.context(&place))?;
+            notes.unwritten.extend(unread);
+            Ok((place, outcome, weight, notes))
+        };
+        self.walker.walk(&format!("tokenizing {set}"), input, &encode, &mut |(place, outcome, weight, notes)| {
+            counts.rows += 1;
+            counts.add_notes(notes, &place);
+            let mut kept = None;
+            match outcome {
+                Outcome::Kept { examples, truncated, limited } => {
+                    counts.kept += 1;
+                    counts.truncated += u64::from(truncated);
+                    counts.weightless += u64::from(weight == 0.0);
+                    if examples.len() > 1 {
+                        counts.turns.add(examples.iter().map(|example| example.input_ids.len()));
+                    }
+                    if limited {
+                        counts.turns.limited.add(place);
+                    }
+                    kept = Some((examples, weight));
+                }
+                Outcome::TooLong => counts.too_long += 1,
+                Outcome::BelowMinimum => counts.below_min_length += 1,
+                Outcome::AboveMaximum => counts.above_max_length += 1,
+                Outcome::Unlabeled { truncated } => counts.add_unlabeled(place, truncated),
+            }
+            writer.push(kept.as_ref().map(|(examples, weight)| (examples.as_slice(), *weight)))
+        })?;
+        Ok((writer.finish(&counts)?, counts))
+    }
+
+    /// The mix of the sources' rows; all rows where no source has a weight.
+    fn mix(&self, pool: Split, inputs: &[Input], report: &mut Report) -> Result<Split> {
+        if inputs.len() < 2 {
+            return Ok(pool);
+        }
+        let weighted = inputs.iter().any(|input| input.weight.is_some());
+        // The rows of a source stand together, in the order of the sources.
+        let starts: Vec<usize> =
+            (0..=inputs.len()).map(|set| pool.rows.partition_point(|id| (id.set as usize) < set)).collect();
+        let sizes: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
+        let weights: Vec<f64> = inputs.iter().map(|input| input.weight.unwrap_or(1.0)).collect();
+        let strategy = self.config.data.mix_strategy;
+        let counts = if weighted { mix::counts(&sizes, &weights, strategy)? } else { sizes.clone() };
+        let share = |(number, input): (usize, &Input)| Share {
+            source: input.name.clone(),
+            weight: weighted.then_some(weights[number]),
+            available: sizes[number] as u64,
+            used: counts[number] as u64,
+        };
+        report.mix = inputs.iter().enumerate().map(share).collect();
+        if !weighted {
+            return Ok(pool);
+        }
+        let order = mix::order(&sizes, &counts, data_seed(self.config));
+        let rows = order.into_iter().map(|(source, row)| pool.rows[starts[source] + row]).collect();
+        Ok(Split { rows, ..pool })
+    }
+
+    /// What the tokens of a text depend on, besides the options.
+    fn encoder_hash(&self) -> blake3::Hash {
+        let Encoder { tokenizer, template, .. } = &self.encoder;
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(tokenizer.hash().as_bytes());
+        hasher.update(&serde_json::to_vec(&(tokenizer.special_tokens(), tokenizer.eos_id())).unwrap_or_default());
+        if let Some(template) = template {
+            hasher.update(template.source().as_bytes());
+            hasher.update(template.date().as_bytes());
+        }
+        hasher.finalize()
+    }
+
+    /// The key of a cache entry.
+    fn key(&self, input: &Input) -> Result<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 3").as_bytes());
+        hasher.update(self.encoder_hash().as_bytes());
+        let options = format!("{:?} {:?} {:?}", self.encoder.options, input.format, self.config.data.max_rows);
+        hasher.update(options.as_bytes());
+        hasher.update(format!("{:?}", self.encoder.labels).as_bytes());
+        source::hash_files(&input.paths, &mut hasher)?;
+        Ok(hasher.finalize())
+    }
+}

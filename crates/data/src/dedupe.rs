@@ -1,0 +1,174 @@
+//! Rows that say what an earlier row says are left out: to the letter (the hash of the normalised row), or nearly
+//! (`MinHash`). The first of several stays. Rows are compared across all sources.
+use std::collections::HashSet;
+use std::slice::from_ref;
+
+use rayon::prelude::*;
+
+use super::batch::Example;
+use super::inputs::Input;
+use super::minhash::{band, bands, likeness, signature};
+use super::report::{Counts, NAMED_ROWS};
+use super::split::{RowId, Split};
+use super::tokens::{TokenSet, TokenWriter};
+use super::walk::Walker;
+use tunesmith_base::error::{Error, Result};
+
+/// How many earlier rows of a band a row is compared with.
+const COMPARED: usize = 16;
+
+/// Which of the rows that a pass hands on in order belong to a split.
+pub struct Members<'a> {
+    rows: std::iter::Peekable<std::iter::Copied<std::slice::Iter<'a, RowId>>>,
+    next: RowId,
+}
+
+impl<'a> Members<'a> {
+    /// Those of one set; the split's rows are in order.
+    pub fn of(rows: &'a [RowId], set: usize) -> Self {
+        let set = set as u32;
+        let begin = rows.partition_point(|id| id.set < set);
+        Self { rows: rows[begin..].iter().copied().peekable(), next: RowId { set, row: 0, piece: 0 } }
+    }
+
+    /// The number of the next row, if it belongs to the split.
+    pub fn next(&mut self) -> Option<RowId> {
+        let id = self.next;
+        self.next.row += 1;
+        self.rows.next_if_eq(&id)
+    }
+}
+
+/// Leaves out rows that repeat an earlier one to the letter.
+///
+/// # Errors
+/// Those of reading the rows again.
+pub fn exact(walker: &Walker<'_>, inputs: &[Input], pool: &mut Split, counts: &mut Counts) -> Result<()> {
+    let (mut seen, mut dropped) = (HashSet::new(), Vec::new());
+    for (set, input) in inputs.iter().enumerate() {
+        let mut members = Members::of(&pool.rows, set);
+        let hash = |row: super::source::RawRow, forms: &[super::row::Form]| {
+            let place = row.place.clone();
+            let text = row.parse(forms)?.into_json().to_string();
+            let hash = *blake3::hash(text.as_bytes()).as_bytes().first_chunk::<16>().expect("32 bytes");
+            Ok((place, u128::from_le_bytes(hash)))
+        };
+        walker.walk("looking for duplicates", input, &hash, &mut |(place, hash)| {
+            if let Some(id) = members.next()
+                && !seen.insert(hash)
+            {
+                dropped.push(id);
+                counts.duplicates.add(place);
+            }
+            Ok(())
+        })?;
+    }
+    leave_out(pool, &dropped);
+    Ok(())
+}
+
+/// Takes rows out of a split; both are in order.
+pub fn leave_out(pool: &mut Split, dropped: &[RowId]) {
+    pool.rows.retain(|id| dropped.binary_search(id).is_err());
+}
+
+/// Leaves out rows that are at least `threshold` alike to an earlier one.
+///
+/// # Errors
+/// Those of reading the rows again, and of the file that signatures lie in meanwhile.
+pub fn near(
+    walker: &Walker<'_>,
+    inputs: &[Input],
+    threshold: f64,
+    pool: &mut Split,
+    counts: &mut Counts,
+) -> Result<()> {
+    let dir = std::env::temp_dir();
+    let mut writer = TokenWriter::scratch(&dir).map_err(|error| Error::io("write to", &dir, &error))?;
+    let sign = |row: super::source::RawRow, forms: &[super::row::Form]| Ok(signature(&row.parse(forms)?.words(true)));
+    for (set, input) in inputs.iter().enumerate() {
+        let mut members = Members::of(&pool.rows, set);
+        walker.walk("looking for near-duplicates", input, &sign, &mut |signature| {
+            // A signature lies on disk as a row of numbers would: 512 bytes a row are too many for memory.
+            let stored = |numbers: Vec<u32>| {
+                let labels = numbers.iter().map(|&number| number as i32).collect();
+                Example { input_ids: numbers, labels }
+            };
+            if members.next().is_some() {
+                writer.push(signature.map(stored).as_ref().map(|stored| (from_ref(stored), 1.0)))?;
+            }
+            Ok(())
+        })?;
+    }
+    let signatures = writer.finish(&Counts::default())?;
+    let roots = walker.threads.install(|| clusters(&signatures, threshold))?;
+    let repeated = (0..).zip(&roots).filter(|(row, root)| row != *root);
+    let dropped: Vec<RowId> = repeated.map(|(row, _): (u32, _)| pool.rows[row as usize]).collect();
+    let named = &dropped[..dropped.len().min(NAMED_ROWS)];
+    places(walker, inputs, named)?.into_iter().for_each(|place| counts.near_duplicates.add(place));
+    counts.near_duplicates.rows += (dropped.len() - named.len()) as u64;
+    leave_out(pool, &dropped);
+    Ok(())
+}
+
+/// Where rows stand, as `file:line`; they are in order. Reads their files again up to the last of them, since the places of
+/// all rows would not fit into memory.
+fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<String>> {
+    let mut places = Vec::with_capacity(rows.len());
+    for ids in rows.chunk_by(|one, other| one.set == other.set) {
+        let last = ids.last().map_or(0, |id| id.row as usize + 1);
+        let short = Walker { max_rows: Some(last), ..*walker };
+        let mut members = Members::of(ids, ids[0].set as usize);
+        let place = |row: super::source::RawRow, _: &[super::row::Form]| Ok(row.place);
+        short.walk("naming near-duplicates", &inputs[ids[0].set as usize], &place, &mut |place| {
+            if members.next().is_some() {
+                places.push(place.to_string());
+            }
+            Ok(())
+        })?;
+    }
+    Ok(places)
+}
+
+/// For each row the first row that it is alike to, over any number of steps.
+fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
+    let (bands, rows) = bands(threshold);
+    let mut roots: Vec<u32> = (0..signatures.rows() as u32).collect();
+    let read = |row: u32| {
+        signatures.read(row).map(|(stored, _)| stored.into_iter().flat_map(|one| one.input_ids).collect::<Vec<u32>>())
+    };
+    for number in 0..bands {
+        let usable: Vec<u32> = signatures.usable().collect();
+        let key = |row: u32| Ok((band(&read(row)?, number, rows), row));
+        let mut keys: Vec<(u64, u32)> = usable.into_par_iter().map(key).collect::<Result<_>>()?;
+        keys.par_sort_unstable();
+        for bucket in keys.chunk_by(|one, other| one.0 == other.0).filter(|bucket| bucket.len() > 1) {
+            let mut earlier: Vec<(u32, Vec<u32>)> = Vec::new();
+            for &(_, row) in bucket {
+                let own = root(&mut roots, row);
+                if earlier.iter().any(|(other, _)| *other == own) {
+                    continue;
+                }
+                let signature = read(row)?;
+                let alike = earlier.iter().find(|(_, other)| likeness(&signature, other) >= threshold);
+                if let Some(&(other, _)) = alike {
+                    let other = root(&mut roots, other);
+                    roots[own.max(other) as usize] = own.min(other);
+                } else if earlier.len() < COMPARED {
+                    earlier.push((own, signature));
+                }
+            }
+        }
+    }
+    let all = 0..roots.len() as u32;
+    Ok(all.map(|row| root(&mut roots, row)).collect())
+}
+
+fn root(roots: &mut [u32], mut row: u32) -> u32 {
+    while roots[row as usize] != row {
+        // Half the way, so that ways stay short.
+        roots[row as usize] = roots[roots[row as usize] as usize];
+        row = roots[row as usize];
+    }
+    row
+}

@@ -1,0 +1,443 @@
+//! The text of a DOCX file: a zip archive of XML parts, of which three are read: the document, the styles (which of them are
+//! headings) and the numbering (which lists are ordered). Nothing is unpacked beyond a bound, no entity is expanded, and
+//! depth costs nothing: the XML is read as a stream of events.
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{BufReader, Read as _, Seek as _, SeekFrom};
+use std::path::Path;
+
+use quick_xml::Reader;
+use quick_xml::escape::resolve_xml_entity;
+use quick_xml::events::{BytesStart, Event};
+use zip::{CompressionMethod, ZipArchive};
+
+use super::MAX_BYTES;
+use super::page::{Line, Page, Table};
+use crate::isolate::isolated;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+
+const DOCUMENT: &str = "word/document.xml";
+/// Parts that help, and that a document may lack, are read up to this size.
+const MAX_HELPER: u64 = 16 << 20;
+/// What ends a zip archive is found within so many bytes of its end.
+const TAIL: u64 = (64 << 10) + 64;
+/// Marks an archive of more than 65,535 entries or 4 GiB.
+const ZIP64: &[u8] = b"PK\x06\x07";
+/// Paragraphs within paragraphs (text boxes) further in are left out.
+const BOXES: usize = 16;
+/// Levels of a list.
+const LEVELS: usize = 9;
+
+/// The text of a file.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: no DOCX file, a broken or an encrypted one, one that unpacks to more than it may.
+pub(super) fn text(path: &Path) -> Result<String> {
+    let broken = |what: String| {
+        Error::data(format!("{}: {what}", path.display()))
+            .hint("expected a DOCX file; a .doc file has to be saved as .docx")
+    };
+    let mut file =
+        files::open(path).map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
+    let read = (|| {
+        let size = file.seek(SeekFrom::End(0))?;
+        file.seek(SeekFrom::Start(size.saturating_sub(TAIL)))?;
+        let mut tail = Vec::new();
+        (&file).take(TAIL).read_to_end(&mut tail)?;
+        file.rewind()?;
+        std::io::Result::Ok(tail)
+    })();
+    let tail = read.map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
+    // Without it there are at most 65,535 entries, whatever the file's size: they are held in memory.
+    if tail.windows(ZIP64.len()).any(|bytes| bytes == ZIP64) {
+        return Err(broken("a zip archive of the 64-bit form, which no DOCX file needs".into()));
+    }
+    let archive = isolated("reading a zip archive", || ZipArchive::new(BufReader::new(file)))
+        .map_err(|error| error.context(path.display()))?;
+    let mut archive = archive.map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    let mut part = |name: &str, most: u64| -> Result<Option<String>> {
+        isolated("reading a zip archive", || unpack(&mut archive, name, most))
+            .and_then(|part| part)
+            .map_err(|error| error.context(path.display()))
+    };
+    let document = part(DOCUMENT, MAX_BYTES)?.ok_or_else(|| broken(format!("a zip archive without {DOCUMENT}")))?;
+    let styles = part("word/styles.xml", MAX_HELPER)?;
+    let numbering = part("word/numbering.xml", MAX_HELPER)?;
+    let place = |name: &'static str| move |error: Error| error.context(format!("{}: {name}", path.display()));
+    let styles = styles.as_deref().map_or(Ok(HashMap::new()), self::styles).map_err(place("word/styles.xml"))?;
+    let ordered = numbering.as_deref().map_or(Ok(HashMap::new()), ordered).map_err(place("word/numbering.xml"))?;
+    body(&document, &styles, &ordered).map_err(place(DOCUMENT))
+}
+
+/// A part of the archive as text; none if there is no such part.
+fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> Result<Option<String>> {
+    let broken = |what: String| Error::data(format!("{name}: {what}"));
+    let Some(index) = archive.index_for_name(name) else { return Ok(None) };
+    let entry = archive.by_index_raw(index).map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    if entry.encrypted() {
+        return Err(broken("encrypted".into()).hint("save it without a password"));
+    }
+    let (method, sum) = (entry.compression(), entry.crc32());
+    let mut bytes = Vec::new();
+    // What the archive says of the size is not believed.
+    let read = match method {
+        CompressionMethod::STORE => entry.take(most + 1).read_to_end(&mut bytes),
+        CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
+        other => return Err(broken(format!("packed by {other}, expected Deflate or none"))),
+    };
+    read.map_err(|error| broken(format!("broken zip archive: {error}")))?;
+    if bytes.len() as u64 > most {
+        return Err(broken(format!("unpacks to more than {} MiB", most >> 20)));
+    }
+    let mut check = flate2::Crc::new();
+    check.update(&bytes);
+    if check.sum() != sum {
+        return Err(broken("broken zip archive: the checksum is another".into()));
+    }
+    let text = String::from_utf8(bytes)
+        .map_err(|error| broken(format!("invalid UTF-8 at byte {}", error.utf8_error().valid_up_to() + 1)))?;
+    Ok(Some(match text.strip_prefix('\u{feff}') {
+        Some(rest) => rest.to_owned(),
+        None => text,
+    }))
+}
+
+/// Hands the events of an XML text on until it ends; an element without content as a start and an end.
+fn events(xml: &str, take: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()> {
+    let mut reader = Reader::from_str(xml);
+    reader.config_mut().expand_empty_elements = true;
+    let mut depth = 0u64;
+    loop {
+        match reader.read_event() {
+            Ok(Event::Eof) if depth == 0 => return Ok(()),
+            Ok(Event::Eof) => return Err(Error::data("malformed XML: it ends within an element")),
+            Ok(Event::DocType(_)) => {
+                return Err(Error::data("a document type, which may define entities: Word writes none"));
+            }
+            Ok(event) => {
+                match event {
+                    Event::Start(_) => depth += 1,
+                    Event::End(_) => depth -= 1,
+                    _ => {}
+                }
+                take(event)?;
+            }
+            Err(error) => {
+                return Err(Error::data(format!("malformed XML at byte {}: {error}", reader.error_position())));
+            }
+        }
+    }
+}
+
+/// An element's attribute of this name, whatever its prefix.
+fn attribute(element: &BytesStart<'_>, name: &str) -> Option<String> {
+    let found = element.attributes().with_checks(false).flatten().find(|one| one.key.local_name().into_inner() == name);
+    found.map(|found| found.value.into_owned())
+}
+
+/// What a paragraph's style makes of it.
+#[derive(Debug, Clone, Default)]
+struct Style {
+    /// The level of a heading.
+    heading: Option<usize>,
+    /// The number and level of the list that it is an item of.
+    list: Option<(String, usize)>,
+}
+
+impl Style {
+    /// Takes a property of a paragraph or a style into account.
+    fn set(&mut self, property: &str, value: &str) {
+        match property {
+            "outlineLvl" => self.heading = value.parse().ok().filter(|level| *level < 6).map(|level: usize| level + 1),
+            "numId" => {
+                let level = self.list.take().map_or(0, |(_, level)| level);
+                self.list = Some((value.to_owned(), level));
+            }
+            "ilvl" => {
+                let number = self.list.take().map_or_else(String::new, |(number, _)| number);
+                self.list = Some((number, value.parse().unwrap_or(0).min(LEVELS - 1)));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The styles by their ids. A heading is known by its outline level, or by its name, which is English whatever the language
+/// of the program.
+fn styles(xml: &str) -> Result<HashMap<String, Style>> {
+    let (mut found, mut id): (HashMap<String, Style>, _) = (HashMap::new(), None);
+    events(xml, &mut |event| {
+        let Event::Start(element) = event else { return Ok(()) };
+        let (name, value) = (element.local_name().into_inner(), attribute(&element, "val").unwrap_or_default());
+        if name == "style" {
+            id = attribute(&element, "styleId");
+        }
+        let Some(id) = &id else { return Ok(()) };
+        let style = found.entry(id.clone()).or_default();
+        match name {
+            "name" => {
+                let named = match value.to_lowercase().as_str() {
+                    "title" => Some(1),
+                    name => name.strip_prefix("heading ").and_then(|level| level.parse().ok()),
+                };
+                style.heading = style.heading.or(named);
+            }
+            property => style.set(property, &value),
+        }
+        Ok(())
+    })?;
+    Ok(found)
+}
+
+/// Whether the levels of each numbering are counted, by its number and the level.
+fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
+    let (mut kinds, mut of_number) = (HashMap::new(), Vec::new());
+    let (mut kind, mut level, mut number) = (String::new(), 0usize, String::new());
+    events(xml, &mut |event| {
+        let Event::Start(element) = event else { return Ok(()) };
+        let value = |name: &str| attribute(&element, name).unwrap_or_default();
+        match element.local_name().into_inner() {
+            "abstractNum" => kind = value("abstractNumId"),
+            "lvl" => level = value("ilvl").parse().unwrap_or_default(),
+            "numFmt" => {
+                kinds.insert((kind.clone(), level), !matches!(value("val").as_str(), "bullet" | "none"));
+            }
+            "num" => {
+                number = value("numId");
+                // What it changes of the levels is not looked at.
+                kind.clear();
+            }
+            "abstractNumId" => of_number.push((number.clone(), value("val"))),
+            _ => {}
+        }
+        Ok(())
+    })?;
+    let mut found = HashMap::new();
+    for (number, kind) in of_number {
+        for level in 0..LEVELS {
+            if let Some(&counted) = kinds.get(&(kind.clone(), level)) {
+                found.insert((number.clone(), level), counted);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// A paragraph under way.
+#[derive(Default)]
+struct Paragraph {
+    line: Line,
+    style: Style,
+}
+
+struct Body<'a> {
+    page: Page,
+    styles: &'a HashMap<String, Style>,
+    ordered: &'a HashMap<(String, usize), bool>,
+    /// The open paragraphs, one within the other.
+    open: Vec<Paragraph>,
+    /// Paragraphs that are too deep.
+    deeper: usize,
+    /// Items of each list so far, by level.
+    counted: HashMap<String, [u32; LEVELS]>,
+    table: Option<Table>,
+    inner_tables: usize,
+    /// Elements within one that is left out.
+    left_out: usize,
+    in_text: bool,
+}
+
+fn body(xml: &str, styles: &HashMap<String, Style>, ordered: &HashMap<(String, usize), bool>) -> Result<String> {
+    let mut body = Body {
+        page: Page::default(),
+        styles,
+        ordered,
+        open: Vec::new(),
+        deeper: 0,
+        counted: HashMap::new(),
+        table: None,
+        inner_tables: 0,
+        left_out: 0,
+        in_text: false,
+    };
+    let mut seen = false;
+    events(xml, &mut |event| {
+        match event {
+            Event::Start(element) => {
+                seen |= element.local_name().into_inner() == "document";
+                body.start(&element);
+            }
+            Event::End(element) => body.end(element.local_name().into_inner()),
+            Event::Text(text) => body.text(&text),
+            Event::CData(text) => body.text(&text),
+            Event::GeneralRef(name) => {
+                let letter = match name.resolve_char_ref() {
+                    Ok(Some(letter)) => Some(letter.to_string()),
+                    _ => resolve_xml_entity(&name).map(str::to_owned),
+                };
+                body.text(&letter.ok_or_else(|| Error::data(format!("malformed XML: unknown entity &{};", &*name)))?);
+            }
+            _ => {}
+        }
+        Ok(())
+    })?;
+    if !seen {
+        return Err(Error::data("no element `document`"));
+    }
+    Ok(body.page.finish())
+}
+
+impl Body<'_> {
+    fn text(&mut self, text: &str) {
+        if self.in_text && self.left_out == 0 && self.deeper == 0 {
+            self.open.last_mut().into_iter().for_each(|open| open.line.push(text));
+        }
+    }
+
+    fn start(&mut self, element: &BytesStart<'_>) {
+        if self.left_out > 0 {
+            self.left_out += 1;
+            return;
+        }
+        let value = |name: &str| attribute(element, name).unwrap_or_default();
+        let (name, depth) = (element.local_name(), self.open.len());
+        match (name.into_inner(), self.open.last_mut()) {
+            // The same once more: for programs that do not know the first, and where it was before it was moved.
+            ("Fallback" | "moveFrom", _) => self.left_out = 1,
+            ("p", _) if depth == BOXES => self.deeper += 1,
+            ("p", _) => self.open.push(Paragraph::default()),
+            ("t", _) => self.in_text = true,
+            ("pStyle", Some(open)) => open.style = self.styles.get(&value("val")).cloned().unwrap_or_default(),
+            (property @ ("outlineLvl" | "numId" | "ilvl"), Some(open)) => open.style.set(property, &value("val")),
+            ("tab" | "ptab", Some(open)) => open.line.push(" "),
+            ("br" | "cr", Some(open)) => open.line.end_line(),
+            ("noBreakHyphen", Some(open)) => open.line.push("-"),
+            ("tbl", _) if self.table.is_some() => self.inner_tables += 1,
+            ("tbl", _) => self.table = Some(Table::default()),
+            ("tc", _) if self.inner_tables == 0 => self.table.iter_mut().for_each(Table::begin_cell),
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, name: &str) {
+        if self.left_out > 0 {
+            self.left_out -= 1;
+            return;
+        }
+        match name {
+            "p" if self.deeper > 0 => self.deeper -= 1,
+            "p" => self.end_paragraph(),
+            "t" => self.in_text = false,
+            "tbl" if self.inner_tables > 0 => self.inner_tables -= 1,
+            "tbl" => {
+                if let Some(table) = self.table.take() {
+                    self.page.table(&table.finish());
+                }
+            }
+            "tr" if self.inner_tables == 0 => self.table.iter_mut().for_each(Table::end_row),
+            "tc" if self.inner_tables == 0 => self.table.iter_mut().for_each(Table::end_cell),
+            _ => {}
+        }
+    }
+
+    fn end_paragraph(&mut self) {
+        let Some(Paragraph { mut line, style: Style { heading, list } }) = self.open.pop() else { return };
+        let text = line.take();
+        if text.is_empty() || self.table.as_mut().is_some_and(|table| table.add(&text)) {
+            return;
+        }
+        // Numbering 0 takes a paragraph out of its style's list.
+        match (heading, list.filter(|(number, _)| !matches!(number.as_str(), "" | "0"))) {
+            (Some(level), _) => self.page.heading(level, &text),
+            (None, Some(list)) => {
+                let counts = self.ordered.get(&list).copied().unwrap_or(false);
+                let number = counts.then(|| self.count(&list));
+                self.page.item(list.1, number, &text);
+            }
+            (None, None) => self.page.paragraph(&text),
+        }
+    }
+
+    /// The number of a list's next item; the levels below begin anew.
+    fn count(&mut self, (number, level): &(String, usize)) -> u32 {
+        let counted = self.counted.entry(number.clone()).or_default();
+        counted[level + 1..].fill(0);
+        counted[*level] = counted[*level].saturating_add(1);
+        counted[*level]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(inner: &str) -> Result<String> {
+        let style = |heading, list| Style { heading, list };
+        let styles = HashMap::from([
+            ("berschrift2".to_owned(), style(Some(2), None)),
+            ("Liste".to_owned(), style(None, Some(("1".to_owned(), 0)))),
+        ]);
+        let ordered = HashMap::from([(("2".to_owned(), 0), true)]);
+        body(&format!("<w:document xmlns:w=\"x\"><w:body>{inner}</w:body></w:document>"), &styles, &ordered)
+    }
+
+    fn paragraph(properties: &str, text: &str) -> String {
+        format!("<w:p><w:pPr>{properties}</w:pPr><w:r><w:t xml:space=\"preserve\">{text}</w:t></w:r></w:p>")
+    }
+
+    #[test]
+    fn paragraphs_headings_lists_and_tables_become_text() {
+        let item = |number: &str, level: &str, text: &str| {
+            let list = format!("<w:numPr><w:ilvl w:val=\"{level}\"/><w:numId w:val=\"{number}\"/></w:numPr>");
+            paragraph(&list, text)
+        };
+        let cell = |text: &str| format!("<w:tc><w:tcPr/>{}</w:tc>", paragraph("", text));
+        let inner = [
+            paragraph("<w:pStyle w:val=\"berschrift2\"/>", "A &amp; B"),
+            "<w:p><w:r><w:t>so</w:t><w:tab/><w:t>it </w:t><w:delText>was</w:delText></w:r><w:r><w:t> is</w:t><w:br/><w:t>&#x2603;</w:t></w:r></w:p>".into(),
+            item("2", "0", "one"),
+            item("1", "1", "in"),
+            item("2", "0", "two"),
+            paragraph("<w:pStyle w:val=\"Liste\"/>", "bullet"),
+            item("0", "0", "none"),
+            format!("<w:tbl><w:tr>{}{}</w:tr><w:tr>{}<w:tc><w:tbl><w:tr>{}</w:tr></w:tbl></w:tc></w:tr></w:tbl>", cell("k"), cell("v"), cell("1"), cell("inner")),
+            "<mc:AlternateContent><mc:Choice><w:p><w:r><w:t>box</w:t></w:r></w:p></mc:Choice><mc:Fallback><w:p><w:r><w:t>box</w:t></w:r></w:p></mc:Fallback></mc:AlternateContent>".into(),
+            paragraph("", ""),
+        ]
+        .concat();
+        assert_eq!(
+            of(&inner).unwrap(),
+            "## A & B\n\nso it is\n☃\n\n1. one\n  - in\n2. two\n- bullet\n\nnone\n\n| k | v |\n| --- | --- |\n| 1 | inner |\n\nbox"
+        );
+    }
+
+    #[test]
+    fn hostile_xml_is_refused_or_costs_nothing() {
+        let error = |xml: &str| body(xml, &HashMap::new(), &HashMap::new()).unwrap_err().to_string();
+        let bomb = "<!DOCTYPE x [<!ENTITY a \"ha\"><!ENTITY b \"&a;&a;\">]><w:document>&b;</w:document>";
+        assert!(error(bomb).contains("document type"), "{}", error(bomb));
+        assert!(error("<w:document>&b;</w:document>").contains("unknown entity &b;"));
+        assert!(error("<w:document><w:p>").contains("ends within"));
+        assert!(error("<w:document></w:p>").contains("malformed XML"));
+        assert!(error("<html></html>").contains("no element `document`"));
+        let deep = 100_000;
+        let inner = "<w:p><w:r>".repeat(deep) + "<w:t>x</w:t>" + &"</w:r></w:p>".repeat(deep);
+        assert_eq!(of(&inner).unwrap(), "", "too deep to be read");
+        assert_eq!(
+            of("<w:p><w:r><w:pict><w:p><w:r><w:t>box</w:t></w:r></w:p></w:pict><w:t>x</w:t></w:r></w:p>").unwrap(),
+            "box\n\nx"
+        );
+    }
+
+    #[test]
+    fn styles_and_lists_are_known_by_number_name_and_level() {
+        let found = styles("<s><w:style w:styleId=\"a\"><w:name w:val=\"Heading 3\"/></w:style><w:style w:styleId=\"b\"><w:name w:val=\"x\"/>\
+            <w:pPr><w:outlineLvl w:val=\"0\"/><w:numPr><w:numId w:val=\"7\"/></w:numPr></w:pPr></w:style></s>").unwrap();
+        assert_eq!((found["a"].heading, found["b"].heading), (Some(3), Some(1)));
+        assert_eq!(found["b"].list, Some(("7".to_owned(), 0)));
+        let found = ordered("<n><w:abstractNum w:abstractNumId=\"0\"><w:lvl w:ilvl=\"0\"><w:numFmt w:val=\"decimal\"/></w:lvl><w:lvl w:ilvl=\"1\">\
+            <w:numFmt w:val=\"bullet\"/></w:lvl></w:abstractNum><w:num w:numId=\"5\"><w:abstractNumId w:val=\"0\"/></w:num></n>").unwrap();
+        assert_eq!(found, HashMap::from([(("5".to_owned(), 0), true), (("5".to_owned(), 1), false)]));
+    }
+}

@@ -1,0 +1,350 @@
+//! Documents as people have them, plain text, Markdown, HTML and DOCX, as text to train on: what `tunesmith ingest` writes.
+//!
+//! What has a structure becomes Markdown: headings, lists, tables. Markdown itself stays as it is, less its front matter and
+//! comments. The input is not trusted: sizes are bounded, whatever an archive claims, and a broken file is an error that
+//! names it.
+mod docx;
+mod html;
+mod page;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_base::registry::EXTENSIONS;
+
+/// The largest file of text, and the largest text that a DOCX file may unpack to.
+const MAX_BYTES: u64 = 128 << 20;
+/// How many folders deep documents are looked for.
+const MAX_DEPTH: usize = 32;
+
+/// The kind of a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// `.txt`, `.text`
+    Text,
+    /// `.md`, `.markdown`
+    Markdown,
+    /// `.html`, `.htm`, `.xhtml`
+    Html,
+    /// `.docx`
+    Docx,
+}
+
+impl Kind {
+    /// The kind of a file by its extension; none if it is not read.
+    pub fn of(path: &Path) -> Option<Self> {
+        Some(match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "txt" | "text" => Self::Text,
+            "md" | "markdown" => Self::Markdown,
+            "html" | "htm" | "xhtml" => Self::Html,
+            "docx" => Self::Docx,
+            _ => return None,
+        })
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Markdown => "Markdown",
+            Self::Html => "HTML",
+            Self::Docx => "DOCX",
+        }
+    }
+}
+
+/// The documents in some files and folders.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Files that are read, in order.
+    pub documents: Vec<(PathBuf, Kind)>,
+    /// Files in folders that are not, by extension.
+    pub others: BTreeMap<String, u64>,
+    /// Links that lead out of their folder: what they lead to is not read.
+    pub outside: Vec<PathBuf>,
+    /// Folders that lie too deep and are not looked into.
+    pub too_deep: Vec<PathBuf>,
+}
+
+/// Finds the documents that some paths name: files, and those in folders and the folders within, in the order of their
+/// names. Hidden files and folders, links to folders, and links that lead out of the folder are left alone.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: a path that is not there, or a file that is no document.
+pub fn find(paths: &[PathBuf]) -> Result<Found> {
+    let mut found = Found::default();
+    for path in paths {
+        if path.is_dir() {
+            let root = path
+                .canonicalize()
+                .map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
+            walk(path, (&root, 0), &mut found)?;
+            continue;
+        }
+        if let Err(error) = fs::metadata(path) {
+            return Err(Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data));
+        }
+        let kind = Kind::of(path).ok_or_else(|| {
+            Error::data(format!("{}: found no known extension, expected .txt, .md, .html or .docx", path.display()))
+                .hint(match path.extension().and_then(|end| end.to_str()) {
+                    Some("doc" | "odt" | "rtf") => "save it as .docx",
+                    Some("pdf") => "turn it into text first, for example with pdftotext",
+                    Some(end) if EXTENSIONS.iter().copied().flatten().any(|known| *known == end) => {
+                        "rows need no ingestion: name them in data.train_path"
+                    }
+                    _ => "rename the file after its format",
+                })
+        })?;
+        found.documents.push((path.clone(), kind));
+    }
+    // A folder and a file in it may both be named.
+    let mut seen = std::collections::HashSet::new();
+    found.documents.retain(|(path, _)| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
+    Ok(found)
+}
+
+/// Looks into `folder`, which lies so many folders deep in `root`.
+fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Result<()> {
+    let failed = |error: std::io::Error| Error::io("read", folder, &error).with_kind(tunesmith_base::Kind::Data);
+    let mut entries: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(folder).map_err(failed)? {
+        entries.push(entry.map_err(failed)?.path());
+    }
+    entries.sort();
+    for path in entries {
+        // What begins with `~$` is no document but Word's note that one is open.
+        if path
+            .file_name()
+            .map(|name| name.to_string_lossy())
+            .is_some_and(|name| name.starts_with('.') || name.starts_with("~$"))
+        {
+            continue;
+        }
+        if path.is_dir() {
+            if path.is_symlink() {
+                continue;
+            }
+            if depth < MAX_DEPTH {
+                walk(&path, (root, depth + 1), found)?;
+            } else {
+                found.too_deep.push(path);
+            }
+            continue;
+        }
+        let leads_out = || path.canonicalize().is_ok_and(|real| !real.starts_with(root));
+        if path.is_symlink() && Kind::of(&path).is_some() && leads_out() {
+            found.outside.push(path);
+            continue;
+        }
+        if let (Some(kind), true) = (Kind::of(&path), path.is_file()) {
+            found.documents.push((path, kind));
+        } else {
+            let end =
+                path.extension().map_or_else(String::new, |end| format!(".{}", end.to_string_lossy().to_lowercase()));
+            *found.others.entry(end).or_default() += 1;
+        }
+    }
+    Ok(())
+}
+
+/// The text of a document, [`normalised`]; empty if it says nothing.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`], naming the file: it cannot be read, is too large, broken, or not in UTF-8.
+pub fn read(path: &Path, kind: Kind) -> Result<String> {
+    let text = match kind {
+        Kind::Docx => docx::text(path)?,
+        Kind::Text => file(path)?,
+        Kind::Markdown => markdown(&file(path)?),
+        Kind::Html => html::text(&file(path)?),
+    };
+    Ok(normalised(&text))
+}
+
+/// A file of text.
+fn file(path: &Path) -> Result<String> {
+    let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data);
+    let mut bytes = Vec::new();
+    files::open(path).map_err(failed)?.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let refused = |what: String, hint: &str| Err(Error::data(format!("{}: {what}", path.display())).hint(hint));
+    if bytes.len() as u64 > MAX_BYTES {
+        return refused(format!("larger than {} MiB", MAX_BYTES >> 20), "split it");
+    }
+    if bytes.starts_with(&[0xff, 0xfe]) || bytes.starts_with(&[0xfe, 0xff]) {
+        return refused("found UTF-16, expected UTF-8".into(), "convert it: iconv -f utf-16 -t utf-8");
+    }
+    if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+        return refused(format!("a zero at byte {}: no text", at + 1), "is it named after its format?");
+    }
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) => {
+            let at = error.utf8_error().valid_up_to() + 1;
+            refused(format!("invalid UTF-8 at byte {at}"), "convert it: iconv -f latin1 -t utf-8")
+        }
+    }
+}
+
+/// Markdown without its front matter, and without comments outside code.
+fn markdown(text: &str) -> String {
+    let mut lines = text.trim_start_matches('\u{feff}').lines().peekable();
+    let mut out = String::with_capacity(text.len());
+    if lines.peek().is_some_and(|line| line.trim_end() == "---") {
+        let end = lines.clone().skip(1).position(|line| matches!(line.trim_end(), "---" | "..."));
+        // Without an end it is a rule, and text.
+        if let Some(end) = end {
+            lines.nth(end + 1);
+        }
+    }
+    let (mut fence, mut comment) = (None, false);
+    let last = text.rfind("-->").unwrap_or(0);
+    for line in lines {
+        let head = line.trim_start();
+        let marks = ["```", "~~~"].into_iter().find(|marks| head.starts_with(marks));
+        match fence {
+            Some(open) if marks == Some(open) => fence = None,
+            None if !comment => fence = marks,
+            _ => {}
+        }
+        if fence.is_some() || marks.is_some() && !comment {
+            out.push_str(line);
+        } else {
+            let mut rest = line;
+            loop {
+                let mark = if comment { "-->" } else { "<!--" };
+                let Some(at) = rest.find(mark) else { break };
+                // One that never ends is text.
+                if !comment && rest.as_ptr() as usize - text.as_ptr() as usize + at > last {
+                    break;
+                }
+                if !comment {
+                    out.push_str(&rest[..at]);
+                }
+                (comment, rest) = (!comment, &rest[at + mark.len()..]);
+            }
+            if !comment {
+                out.push_str(rest);
+            }
+        }
+        out.push('\n');
+    }
+    out
+}
+
+/// The text with line breaks of one kind, plain spaces, no control characters or invisible hyphens, no white space at the
+/// ends of its lines, and no two empty lines in a row or at its ends.
+pub fn normalised(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut empty = 0;
+    let mut line = String::new();
+    let mut end = |line: &mut String| {
+        let kept = line.trim_end();
+        if kept.is_empty() {
+            empty += 1;
+        } else {
+            if !out.is_empty() {
+                out.push_str(if empty > 0 { "\n\n" } else { "\n" });
+            }
+            out.push_str(kept);
+            empty = 0;
+        }
+        line.clear();
+    };
+    let mut letters = text.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '\r' if letters.peek() == Some(&'\n') => {}
+            '\n' | '\r' | '\u{b}' | '\u{c}' | '\u{85}' | '\u{2028}' | '\u{2029}' => end(&mut line),
+            '\t' => line.push('\t'),
+            '\u{ad}' | '\u{200b}' | '\u{feff}' => {}
+            letter if letter.is_control() => {}
+            letter if letter.is_whitespace() => line.push(' '),
+            letter => line.push(letter),
+        }
+    }
+    end(&mut line);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_normalised() {
+        assert_eq!(normalised("\u{feff}\n\n a\u{a0}b \r\n\r\n\r\n\u{c}c\td\u{7}\u{ad}e\rf \n \n"), " a b\n\nc\tde\nf");
+        assert_eq!(normalised(" \n\t\n"), "");
+        let once = normalised("x\n\n\n  y  \n");
+        assert_eq!(normalised(&once), once);
+    }
+
+    #[test]
+    fn markdown_loses_front_matter_and_comments_alone() {
+        let text = "---\ntitle: x\n---\n# Head\n\none <!-- no\nno --> two <!-- a --> three\n```html\n<!-- kept -->\n---\n```\n---\nend";
+        assert_eq!(markdown(text), "# Head\n\none \n two  three\n```html\n<!-- kept -->\n---\n```\n---\nend\n");
+        assert_eq!(markdown("---\nno end"), "---\nno end\n");
+        assert_eq!(markdown("--> a <!-- never closed\nb"), "--> a <!-- never closed\nb\n");
+    }
+
+    #[test]
+    fn documents_are_found_in_order_and_others_counted() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b.md", "a/z.TXT", "a/y.docx", "c.pdf", "noend", "~$b.docx", ".git/x.md", ".x.md"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let found = find(&[folder.path().to_owned(), folder.path().join("b.md")]).unwrap();
+        let names: Vec<_> = found
+            .documents
+            .iter()
+            .map(|(path, kind)| (path.strip_prefix(folder.path()).unwrap().to_str().unwrap(), *kind))
+            .collect();
+        assert_eq!(names, [("a/y.docx", Kind::Docx), ("a/z.TXT", Kind::Text), ("b.md", Kind::Markdown)]);
+        assert_eq!(found.others, BTreeMap::from([(String::new(), 1), (".pdf".into(), 1)]));
+        let error = find(&[folder.path().join("c.pdf")]).unwrap_err();
+        assert!(error.to_string().contains("c.pdf") && error.hint_text().unwrap().contains("pdftotext"), "{error}");
+        assert_eq!(find(&[folder.path().join("gone")]).unwrap_err().kind(), tunesmith_base::Kind::Data);
+    }
+
+    #[test]
+    fn links_out_of_the_folder_and_folders_too_deep_are_named() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        let deepest = (0..=MAX_DEPTH).fold(at("docs"), |path, _| path.join("d"));
+        fs::create_dir_all(&deepest).unwrap();
+        for path in [at("secret.txt"), at("docs/a.txt"), deepest.join("lost.txt")] {
+            fs::write(path, "text").unwrap();
+        }
+        for (target, link) in [("../secret.txt", "docs/link.txt"), ("a.txt", "docs/other.txt")] {
+            std::os::unix::fs::symlink(target, at(link)).unwrap();
+        }
+        let found = find(&[at("docs")]).unwrap();
+        assert_eq!(found.documents, [(at("docs/a.txt"), Kind::Text)]);
+        assert_eq!((found.outside, found.too_deep), (vec![at("docs/link.txt")], vec![deepest]));
+    }
+
+    #[test]
+    fn what_is_no_text_is_refused_by_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.txt");
+        for (bytes, what) in
+            [(&b"\xff\xfea\0"[..], "UTF-16"), (b"a\0b", "a zero at byte 2"), (b"caf\xe9", "invalid UTF-8 at byte 4")]
+        {
+            fs::write(&path, bytes).unwrap();
+            let error = read(&path, Kind::Text).unwrap_err();
+            assert!(
+                error.kind() == tunesmith_base::Kind::Data
+                    && error.message().contains("x.txt")
+                    && error.message().contains(what),
+                "{error}"
+            );
+        }
+        fs::File::create(&path).unwrap().set_len(MAX_BYTES + 1).unwrap();
+        assert!(read(&path, Kind::Html).unwrap_err().message().contains("larger than 128 MiB"));
+    }
+}

@@ -1,0 +1,349 @@
+//! From a row to ids and labels. Labels come from byte ranges of the text, never from searching ids: pad = eos and
+//! repeated tokens cannot confuse them.
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::slice::from_ref;
+
+use super::batch::{Example, IGNORE};
+use super::mask;
+use super::row::{Conversation, Row};
+use super::template::ChatTemplate;
+use super::tokenizer::{Encoded, Tokenizer};
+use super::unwritten;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+use tunesmith_config::{LossOn, Task, Truncation, nearest};
+
+/// The most messages of a conversation under a template that does not mark the assistant's text: it is rendered anew for
+/// each answer, so that the time grows with the square of their number.
+const MAX_MESSAGES: usize = 2000;
+
+/// What decides how rows become tokens.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EncodeOptions {
+    /// The longest row in tokens.
+    pub max_seq_len: usize,
+    /// What happens to longer ones.
+    pub truncation: Truncation,
+    /// Which tokens carry the loss.
+    pub loss_on: LossOn,
+    /// Ids must be below this.
+    pub vocab_size: usize,
+    /// Rows with fewer tokens are left out.
+    pub min_length: Option<usize>,
+    /// Rows with more tokens, before they are cut, are left out.
+    pub max_length: Option<usize>,
+    /// How many times the tokens of its longest rendering a conversation may have in all renderings
+    /// ([`mask::render`]).
+    pub max_turn_growth: f64,
+    /// Whether special tokens that messages write out are plain text.
+    pub split_special_tokens: bool,
+    /// What is learned of a row.
+    pub task: Task,
+    /// What Transformers takes for padding at the end of a row that has a label as a whole.
+    pub padding: Option<u32>,
+}
+
+impl EncodeOptions {
+    /// So many tokens of a row decide what becomes of it; none where all of them do.
+    fn most_tokens(&self) -> Option<usize> {
+        let cut = matches!(self.truncation, Truncation::Right | Truncation::Drop);
+        cut.then(|| self.max_seq_len.max(self.min_length.unwrap_or(0)).max(self.max_length.unwrap_or(0)))
+    }
+}
+
+/// What became of a row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Outcome {
+    /// It can be trained on.
+    Kept {
+        /// Ids and labels: of a conversation one for each rendering, of any other row one.
+        examples: Vec<Example>,
+        /// Whether the end or the beginning of one was cut off, or one of several was left out as too long.
+        truncated: bool,
+        /// Whether first turns of a conversation are not learned, for `max_turn_growth`.
+        limited: bool,
+    },
+    /// Left out: longer than the limit, and `truncation: drop`.
+    TooLong,
+    /// Left out: shorter than `min_length`.
+    BelowMinimum,
+    /// Left out: longer than `max_length`.
+    AboveMaximum,
+    /// Left out: no token carries a loss.
+    Unlabeled {
+        /// Whether truncation may have cut the labels off.
+        truncated: bool,
+    },
+}
+
+/// A row with its labels.
+#[derive(Debug, Default)]
+struct Labeled {
+    /// Of a conversation one for each rendering, cut to length.
+    examples: Vec<Example>,
+    /// Tokens of the longest before it was cut: so long is the row where the template rewrites nothing.
+    longest: usize,
+    /// Whether one was cut, or left out as too long.
+    truncated: bool,
+    /// Whether first turns are not learned, for `max_turn_growth`.
+    limited: bool,
+    notes: Notes,
+}
+
+/// What a report says of a row beside its outcome.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Notes {
+    /// What the chat template does not write of it, in words.
+    pub unwritten: Vec<String>,
+    /// Special tokens that its messages write out and that became plain text.
+    pub split_tokens: Vec<String>,
+    /// Whether its text holds special tokens that stay tokens.
+    pub keeps_tokens: bool,
+}
+
+impl Notes {
+    /// Adds what is said of another rendering of the row.
+    fn add(&mut self, other: Self) {
+        self.split_tokens.extend(
+            other.split_tokens.into_iter().filter(|token| !self.split_tokens.contains(token)).collect::<Vec<_>>(),
+        );
+        self.keeps_tokens |= other.keeps_tokens;
+    }
+}
+
+/// Turns rows into examples.
+#[derive(Debug)]
+pub struct Encoder {
+    /// The model's tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The chat template, if there is one.
+    pub template: Option<ChatTemplate>,
+    /// The options.
+    pub options: EncodeOptions,
+    /// The numbers of labels that rows have as a whole.
+    pub labels: BTreeMap<String, i32>,
+}
+
+impl Encoder {
+    /// Tokenizes a row, labels it, cuts it to length; with what a report says of it.
+    ///
+    /// # Errors
+    /// A conversation that the template refuses or whose calls of tools it does not write, plain text without EOS, an id beyond the vocabulary.
+    pub fn encode(&self, row: Row) -> Result<(Outcome, Notes)> {
+        let target = match &row {
+            Row::Labeled { label, .. } => Some(self.target(label)?),
+            _ => None,
+        };
+        // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
+        let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
+        let mut labeled = self.label(row)?;
+        labeled.examples.iter().try_for_each(|example| self.check_ids(example))?;
+        let notes = std::mem::take(&mut labeled.notes);
+        Ok((self.cut(labeled, whole, target), notes))
+    }
+
+    /// What the last token of a row has to predict: the label's number, or the bits of a number.
+    fn target(&self, label: &str) -> Result<i32> {
+        if self.options.task == Task::Regression {
+            let number = label.trim().parse::<f32>().ok().filter(|number| number.is_finite());
+            let number = number.ok_or_else(|| {
+                Error::data(format!("the label is {label:?}, expected a number"))
+                    .hint("labels are task: classification")
+            })?;
+            return Ok(number.to_bits().cast_signed());
+        }
+        self.labels.get(label).copied().ok_or_else(|| {
+            let error =
+                Error::data(format!("the label {label:?} is none of the {}", count(self.labels.len(), "label")));
+            match nearest(label, self.labels.keys().map(String::as_str)) {
+                Some(near) => {
+                    error.hint(format!("is it {near:?}? Labels are those of the training rows, or data.labels"))
+                }
+                None => error.hint("labels are those of the training rows, or data.labels"),
+            }
+        })
+    }
+
+    fn label(&self, row: Row) -> Result<Labeled> {
+        let loss_on_all = self.options.loss_on == LossOn::All;
+        let split = self.options.split_special_tokens;
+        let most = self.options.most_tokens();
+        let mut notes = Notes::default();
+        let example = match row {
+            Row::Chat(conversation) => {
+                let template = self.template.as_ref().ok_or_else(|| {
+                    Error::data("the row is a conversation, but the model folder has no chat template")
+                        .hint("set data.chat_template: chatml, or data.template_path")
+                })?;
+                return self.conversation(template, &conversation);
+            }
+            Row::Completion { prompt, completion } => {
+                let text = prompt.clone() + &completion;
+                let learned = if loss_on_all { 0..text.len() } else { prompt.len()..text.len() };
+                let encoded = self.tokenizer.encode_first(&text, true, most)?;
+                let mut written = encoded.ids.iter().zip(&encoded.offsets).filter(|(_, (start, end))| start < end);
+                notes.keeps_tokens = written.any(|(id, _)| self.tokenizer.is_control(*id));
+                self.with_eos(labeled(encoded, from_ref(&learned)))?
+            }
+            Row::Text(text) => {
+                let (input_ids, added) = self.tokenizer.ids_first(&text, most)?;
+                let mut written = input_ids.iter().zip(&added).filter(|(_, added)| !**added);
+                notes.keeps_tokens = written.any(|(id, _)| self.tokenizer.is_control(*id));
+                let label = |(&id, added)| if added { IGNORE } else { id as i32 };
+                let labels = input_ids.iter().zip(added).map(label).collect();
+                self.with_eos(Example { input_ids, labels })?
+            }
+            Row::Tokens { input_ids, labels } => Example { input_ids, labels },
+            Row::Labeled { whole, .. } => {
+                let input_ids;
+                (input_ids, notes) =
+                    whole.ids(&self.tokenizer, self.template.as_ref(), self.options.padding, (split, most))?;
+                Example { labels: vec![IGNORE; input_ids.len()], input_ids }
+            }
+        };
+        Ok(Labeled { longest: example.input_ids.len(), examples: vec![example], notes, ..Labeled::default() })
+    }
+
+    /// The renderings of a conversation, cut to length; those that nothing is learned from then are left out, and the
+    /// first ones where all have more than `max_turn_growth` times the tokens of the longest.
+    fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
+        let messages = conversation.messages.len();
+        if messages > MAX_MESSAGES && !template.marks_generation() {
+            return Err(Error::data(format!(
+                "the conversation has {messages} messages, at most {MAX_MESSAGES} are allowed"
+            ))
+            .hint("split the row, or mark the assistant's text by {% generation %} in data.template_path"));
+        }
+        let split = self.options.split_special_tokens;
+        let mut labeled = Labeled::default();
+        let (mut renderings, mut last) = (Vec::new(), None);
+        let (mut tokens, mut longest) = (0, 0);
+        let options = (self.options.loss_on, self.tokenizer.special_texts());
+        mask::render_each(template, conversation, options, &mut |rendered, count| {
+            // The template wrote BOS itself, if the model wants one.
+            let how = (split, self.options.most_tokens());
+            let beginning = (count < messages).then(|| {
+                let messages = conversation.messages[..count].to_vec();
+                Conversation { messages, ..conversation.clone() }
+            });
+            let rendered_of = beginning.as_ref().unwrap_or(conversation);
+            let found = template.tokens(&self.tokenizer, rendered_of, &rendered.text, false, how)?;
+            labeled.notes.add(found.notes(split));
+            let example = self::labeled(found.encoded, &rendered.spans);
+            last.get_or_insert_with(|| rendered.text.clone());
+            labeled.longest = labeled.longest.max(example.input_ids.len());
+            labeled.truncated |= self.is_too_long(&example);
+            let Some(example) = self.shortened(example).filter(|example| example.label_tokens() > 0) else {
+                return Ok(true);
+            };
+            tokens += example.input_ids.len();
+            longest = longest.max(example.input_ids.len());
+            labeled.limited = !renderings.is_empty() && tokens as f64 > self.options.max_turn_growth * longest as f64;
+            if !labeled.limited {
+                labeled.examples.push(example);
+                renderings.push(rendered);
+            }
+            Ok(!labeled.limited)
+        })?;
+        labeled.examples.reverse();
+        unwritten::check_calls(template, conversation, &renderings)?;
+        labeled.notes.unwritten = unwritten::left_out(conversation, &last.unwrap_or_default());
+        Ok(labeled)
+    }
+
+    fn is_too_long(&self, example: &Example) -> bool {
+        example.input_ids.len() > self.options.max_seq_len
+    }
+
+    /// An example cut to length; nothing where it is left out for that.
+    fn shortened(&self, example: Example) -> Option<Example> {
+        let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
+        if !self.is_too_long(&example) {
+            return Some(example);
+        }
+        let kept = match self.options.truncation {
+            Truncation::Right | Truncation::Split => 0..limit,
+            Truncation::Left => length - limit..length,
+            Truncation::Drop => return None,
+        };
+        Some(Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() })
+    }
+
+    /// Plain text ends with EOS, which is learned.
+    fn with_eos(&self, mut example: Example) -> Result<Example> {
+        let eos = self.tokenizer.eos_id().ok_or_else(|| {
+            Error::data("plain text must end with EOS, but the tokenizer names no eos_token")
+                .hint("add \"eos_token\" to tokenizer_config.json")
+        })?;
+        if example.input_ids.last() == Some(&eos) {
+            example.labels.pop();
+        } else {
+            example.input_ids.push(eos);
+        }
+        example.labels.push(eos as i32);
+        Ok(example)
+    }
+
+    fn check_ids(&self, example: &Example) -> Result<()> {
+        let vocabulary = self.options.vocab_size;
+        let labels = example.labels.iter().filter(|&&label| label != IGNORE).map(|&label| label as u32);
+        match example.input_ids.iter().copied().chain(labels).max() {
+            Some(id) if id as usize >= vocabulary => {
+                let token = self.tokenizer.token(id).map_or(String::new(), |token| format!(" ({token:?})"));
+                Err(Error::data(format!(
+                    "vocabulary mismatch: found token id {id}{token}, but the model's vocabulary has {vocabulary} entries"
+                ))
+                .hint("use the tokenizer that belongs to the model"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn cut(&self, labeled: Labeled, whole: bool, target: Option<i32>) -> Outcome {
+        let Labeled { examples, longest, mut truncated, limited, .. } = labeled;
+        if self.options.min_length.is_some_and(|minimum| longest < minimum) {
+            return Outcome::BelowMinimum;
+        }
+        if self.options.max_length.is_some_and(|maximum| longest > maximum) {
+            return Outcome::AboveMaximum;
+        }
+        truncated |= !whole && examples.iter().any(|example| self.is_too_long(example));
+        let shortened = |example| if whole { Some(example) } else { self.shortened(example) };
+        let targeted = |mut example: Example| {
+            example.labels.extend(target);
+            example
+        };
+        let examples = examples.into_iter().filter_map(shortened).map(targeted);
+        let examples: Vec<Example> = examples.filter(|example| example.label_tokens() > 0).collect();
+        match examples.is_empty() {
+            true if truncated && self.options.truncation == Truncation::Drop => Outcome::TooLong,
+            true => Outcome::Unlabeled { truncated },
+            false => Outcome::Kept { examples, truncated, limited },
+        }
+    }
+}
+
+/// Labels every token from the first to the last that touches a span; so does Transformers, and a token that
+/// straddles the start of a span counts as a whole. Spans come in the order of the text.
+pub fn labeled(encoded: Encoded, spans: &[Range<usize>]) -> Example {
+    let Encoded { ids, offsets } = encoded;
+    let mut labels = vec![IGNORE; ids.len()];
+    let mut cursor = 0;
+    // An empty span has nothing to learn; a token that straddles its place belongs to the text around it.
+    for span in spans.iter().filter(|span| !span.is_empty()) {
+        let touches = |&index: &usize| {
+            let (start, end) = offsets[index];
+            start < end && start < span.end && end > span.start
+        };
+        let beyond = |&index: &usize| offsets[index].0 >= span.end && offsets[index].1 > offsets[index].0;
+        let Some(first) = (cursor..ids.len()).find(touches) else { continue };
+        let past = (first..ids.len()).find(beyond).unwrap_or(ids.len());
+        let last = (first..past).rev().find(touches).unwrap_or(first);
+        for index in first..=last {
+            labels[index] = ids[index] as i32;
+        }
+        cursor = last;
+    }
+    Example { input_ids: ids, labels }
+}

@@ -1,0 +1,323 @@
+//! Messages brought to the one form that chat templates read: tools and tool calls as Transformers documents them, the
+//! older `functions` and `function_call` included; fields that choose the turns to learn from are taken out.
+use serde_json::{Map, Value, json};
+
+use super::numbers;
+use super::row::kind;
+use tunesmith_base::error::{Error, Result};
+
+/// A chat: its messages are objects with a `role`, kept whole because templates may read any field.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Conversation {
+    /// At least one message.
+    pub messages: Vec<Value>,
+    /// The row's `tools`, handed to the template.
+    pub tools: Option<Value>,
+    /// Messages before this one never carry a loss (the prompt of a prompt/completion row).
+    pub first_supervised: usize,
+    /// Assistant messages that carry none either (`weight: 0`, `train: false`), in order.
+    pub unlearned: Vec<usize>,
+}
+
+impl Conversation {
+    /// Checks and normalises messages; `row` is looked at for `tools` or `functions`.
+    pub(super) fn new(mut messages: Vec<Value>, row: &mut Map<String, Value>, first_supervised: usize) -> Result<Self> {
+        if messages.is_empty() {
+            return Err(Error::data("the conversation has no messages"));
+        }
+        let mut unlearned = Vec::new();
+        for (index, message) in messages.iter_mut().enumerate() {
+            let place = |error: Error| error.context(format!("message {}", index + 1));
+            if !learned(message).map_err(place)? {
+                unlearned.push(index);
+            }
+            normalise(message).map_err(place)?;
+        }
+        Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned })
+    }
+
+    /// The row as the form `messages` writes it.
+    pub(super) fn into_json(self) -> Value {
+        let Self { mut messages, tools, first_supervised, unlearned } = self;
+        let silent = |(index, message): &(usize, &mut Value)| {
+            unlearned.contains(index) || (*index < first_supervised && message["role"] == "assistant")
+        };
+        messages.iter_mut().enumerate().filter(silent).for_each(|(_, message)| message["train"] = false.into());
+        let mut row = Map::from_iter([("messages".to_owned(), Value::Array(messages))]);
+        row.extend(tools.map(|tools| ("tools".to_owned(), tools)));
+        row.into()
+    }
+}
+
+/// Whether a message may carry a loss: takes `weight` (`OpenAI`), `train` and `training` (Axolotl) out.
+fn learned(message: &mut Value) -> Result<bool> {
+    let Value::Object(fields) = message else {
+        return Err(Error::data(format!("found {}, expected an object", kind(message))));
+    };
+    let is_assistant = fields.get("role").is_some_and(|role| role == "assistant");
+    if fields.get("train_detail").is_some_and(|detail| !detail.is_null()) {
+        return Err(Error::data("\"train_detail\" chooses parts of a message, expected \"train\": true or false")
+            .hint("a template can mark what is learned of a message by {% generation %}"));
+    }
+    let mut learned = true;
+    for field in ["weight", "train", "training"] {
+        let Some(value) = fields.shift_remove(field).filter(|value| !value.is_null()) else { continue };
+        let (wanted, expected) = match field {
+            "weight" => (
+                value.as_f64().and_then(|weight| match weight {
+                    0.0 => Some(false),
+                    1.0 => Some(true),
+                    _ => None,
+                }),
+                "0 or 1",
+            ),
+            _ => (value.as_bool(), "true or false"),
+        };
+        let wanted = wanted.ok_or_else(|| Error::data(format!("{field:?} is {value}, expected {expected}")))?;
+        if wanted && !is_assistant && field != "weight" {
+            return Err(Error::data(format!("{field:?} is true, but only assistant messages are learned from"))
+                .hint("data.loss_on: all learns from everything"));
+        }
+        learned &= wanted;
+    }
+    Ok(learned || !is_assistant)
+}
+
+/// Checks a message and brings its tool calls to their form.
+fn normalise(message: &mut Value) -> Result<()> {
+    let Value::Object(fields) = message else { return Ok(()) };
+    match fields.get("role") {
+        Some(Value::String(role)) if role == "function" => {
+            fields.insert("role".to_owned(), "tool".into());
+        }
+        Some(Value::String(_)) => {}
+        role => {
+            let found = kind(role.unwrap_or(&Value::Null));
+            return Err(Error::data(format!("\"role\" is {found}, expected a string")));
+        }
+    }
+    if let Some(call) = fields.shift_remove("function_call").filter(|call| !call.is_null()) {
+        let call = from_text(call);
+        if !call["name"].is_string() {
+            return Err(Error::data(format!("\"function_call\" is {}, expected {{name, arguments}}", kind(&call))));
+        }
+        fields.insert("tool_calls".to_owned(), json!([{ "type": "function", "function": call }]));
+    }
+    match fields.get_mut("tool_calls").map(Value::take).map(from_text) {
+        None => {}
+        Some(Value::Null) => drop(fields.shift_remove("tool_calls")),
+        Some(Value::Array(calls)) if calls.is_empty() => drop(fields.shift_remove("tool_calls")),
+        Some(Value::Array(calls)) => {
+            let calls: Vec<Value> = calls.into_iter().map(call).collect::<Result<_>>()?;
+            fields.insert("tool_calls".to_owned(), calls.into());
+        }
+        Some(other) => {
+            return Err(Error::data(format!("\"tool_calls\" is {}, expected a list", kind(&other))));
+        }
+    }
+    let calls = fields.contains_key("tool_calls");
+    match fields.get("content").unwrap_or(&Value::Null) {
+        Value::String(_) | Value::Array(_) => {}
+        Value::Null if calls => {}
+        Value::Null => {
+            let found = if fields.contains_key("content") { "null" } else { "missing" };
+            return Err(Error::data(format!("\"content\" is {found}, expected a string or a list"))
+                .hint("write the message's text; an empty one is \"\""));
+        }
+        content => {
+            return Err(Error::data(format!("\"content\" is {}, expected a string or a list", kind(content))));
+        }
+    }
+    // Templates handle what is missing, and few what is null; Transformers drops it too.
+    fields.retain(|_, value| !value.is_null());
+    Ok(())
+}
+
+/// One call: `{function: {name, arguments}}`, or `{name, arguments}`. Arguments that are the text of a JSON object become
+/// the object, which is what templates expect.
+fn call(call: Value) -> Result<Value> {
+    let mut call = from_text(call);
+    let function = if call["function"].is_object() { &mut call["function"] } else { &mut call };
+    let Some(fields) = function.as_object_mut().filter(|fields| fields.get("name").is_some_and(Value::is_string))
+    else {
+        return Err(Error::data(format!("a tool call is {call}, expected {{function: {{name, arguments}}}}")));
+    };
+    if let Some(arguments) = fields.get_mut("arguments") {
+        match from_text(arguments.take()) {
+            Value::String(text) if text.trim().is_empty() => *arguments = json!({}),
+            other => *arguments = other,
+        }
+    }
+    Ok(call)
+}
+
+/// A list or object that is written as text; anything else as it is.
+fn from_text(value: Value) -> Value {
+    match &value {
+        Value::String(text) if text.trim_start().starts_with(['{', '[']) => numbers::parse(text).unwrap_or(value),
+        _ => value,
+    }
+}
+
+/// The row's tools: a list of functions, as such or as text; `functions` are the older way to write them.
+fn tools(row: &mut Map<String, Value>) -> Result<Option<Value>> {
+    let mut take = |field: &str| row.get_mut(field).map(Value::take).map(from_text).filter(|value| !value.is_null());
+    let wrong = |field: &str, found: &Value| {
+        Error::data(format!("{field:?} is {}, expected a list of functions, or one as JSON text", kind(found)))
+    };
+    let (field, tools) = match (take("tools"), take("functions")) {
+        (Some(tools), _) => ("tools", tools),
+        (None, Some(Value::Array(functions))) => ("functions", Value::Array(functions)),
+        (None, Some(other)) => return Err(wrong("functions", &other)),
+        (None, None) => return Ok(None),
+    };
+    match tools {
+        Value::Array(tools) if tools.is_empty() => Ok(None),
+        Value::Array(tools) => {
+            let tools: Vec<Value> = tools.into_iter().map(from_text).map(wrapped).collect();
+            match tools.iter().find(|tool| !tool.is_object()) {
+                None => Ok(Some(tools.into())),
+                Some(tool) => Err(Error::data(format!("a tool in {field:?} is {}, expected an object", kind(tool)))),
+            }
+        }
+        Value::String(text) if text.trim().is_empty() => Ok(None),
+        other => Err(wrong(field, &other)),
+    }
+}
+
+/// A function, as LLaMA-Factory and `OpenAI`'s older form have it, as the tool that templates read.
+fn wrapped(tool: Value) -> Value {
+    if tool["name"].is_string() && tool.get("function").is_none() && tool.get("type").is_none() {
+        return json!({ "type": "function", "function": tool });
+    }
+    tool
+}
+
+/// A ShareGPT turn as a message.
+pub(super) fn share_gpt_turn(turn: Value) -> Result<Value> {
+    // Some files carry OpenAI's names under ShareGPT's key.
+    if turn.get("role").is_some() {
+        return Ok(turn);
+    }
+    let Value::Object(mut turn) = turn else {
+        return Err(Error::data(format!("a turn is {}, expected {{from, value}}", kind(&turn))));
+    };
+    let text = |turn: &mut Map<String, Value>, field: &str| match turn.shift_remove(field) {
+        Some(Value::String(text)) => Ok(text),
+        other => {
+            Err(Error::data(format!("field {field:?} is {}, expected a string", kind(&other.unwrap_or_default()))))
+        }
+    };
+    let (from, value) = (text(&mut turn, "from")?, text(&mut turn, "value")?);
+    let role = match from.as_str() {
+        "human" | "user" => "user",
+        "gpt" | "chatgpt" | "assistant" | "model" | "bing" | "bard" => "assistant",
+        "system" => "system",
+        "tool" | "function_response" | "observation" => "tool",
+        "function_call" | "tool_call" => {
+            let calls = match from_text(Value::String(value)) {
+                Value::Array(calls) => calls,
+                call @ Value::Object(_) => vec![call],
+                _ => return Err(Error::data(format!("a turn from {from:?} is no JSON, expected {{name, arguments}}"))),
+            };
+            let calls: Vec<Value> =
+                calls.into_iter().map(|call| json!({ "type": "function", "function": call })).collect();
+            return Ok(with_marks(json!({"role": "assistant", "content": "", "tool_calls": calls}), &turn));
+        }
+        other => {
+            return Err(Error::data(format!(
+                "a turn is from {other:?}, expected human, gpt, system, tool or function_call (or user, assistant)"
+            )));
+        }
+    };
+    Ok(with_marks(json!({"role": role, "content": value}), &turn))
+}
+
+/// The message with the fields of the turn that choose what is learned.
+fn with_marks(mut message: Value, turn: &Map<String, Value>) -> Value {
+    for field in ["weight", "train", "training", "train_detail"] {
+        if let Some(value) = turn.get(field) {
+            message[field] = value.clone();
+        }
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conversation(row: Value) -> Result<Conversation> {
+        let Value::Object(mut row) = row else { panic!("no object") };
+        let Some(Value::Array(messages)) = row.remove("messages") else { panic!("no messages") };
+        Conversation::new(messages, &mut row, 0)
+    }
+
+    #[test]
+    fn older_and_written_calls_become_the_same_call() {
+        let expected = json!({"role": "assistant", "tool_calls":
+            [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]});
+        let function = json!({"name": "add", "arguments": "{\"a\": 1}"});
+        let cases = [
+            json!({"role": "assistant", "content": null, "function_call": function}),
+            json!({"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": function}]}),
+            json!({"role": "assistant", "content": null, "tool_calls":
+                "[{\"type\": \"function\", \"function\": {\"name\": \"add\", \"arguments\": {\"a\": 1}}}]"}),
+        ];
+        for message in cases {
+            assert_eq!(conversation(json!({"messages": [message]})).unwrap().messages[0], expected);
+        }
+        let turn = json!({"from": "function_call", "value": "{\"name\": \"add\", \"arguments\": {\"a\": 1}}"});
+        let turn = share_gpt_turn(turn).unwrap();
+        let call = &conversation(json!({"messages": [turn]})).unwrap().messages[0]["tool_calls"];
+        assert_eq!(*call, expected["tool_calls"]);
+        let answer = json!({"role": "function", "name": "add", "content": "1"});
+        let answer = &conversation(json!({"messages": [answer]})).unwrap().messages[0];
+        assert_eq!(*answer, json!({"role": "tool", "name": "add", "content": "1"}));
+        let bare = json!({"role": "assistant", "content": "x", "tool_calls": null, "function_call": null});
+        assert_eq!(
+            conversation(json!({"messages": [bare]})).unwrap().messages[0],
+            json!({"role": "assistant", "content": "x"})
+        );
+    }
+
+    #[test]
+    fn tools_come_as_a_list_or_as_text() {
+        let tool = json!({"type": "function", "function": {"name": "add", "parameters": {}}});
+        let message = json!({"role": "user", "content": "x"});
+        let of = |field: &str, value: Value| conversation(json!({"messages": [message], field: value})).unwrap().tools;
+        let expected = Some(json!([tool]));
+        assert_eq!(of("tools", json!([tool])), expected);
+        assert_eq!(of("tools", json!([tool]).to_string().into()), expected);
+        assert_eq!(of("tools", json!([tool.to_string()])), expected);
+        assert_eq!(of("functions", json!([tool["function"]])), expected);
+        assert_eq!(of("tools", json!([tool["function"]]).to_string().into()), expected);
+        assert_eq!(of("tools", json!([])), None);
+        assert_eq!(of("tools", json!("")), None);
+        for wrong in [json!("text"), json!(7), json!([7])] {
+            assert!(conversation(json!({"messages": [message], "tools": wrong})).is_err());
+        }
+    }
+
+    #[test]
+    fn marks_choose_turns_and_are_taken_out() {
+        let row = json!({"messages": [
+            {"role": "user", "content": "a", "training": false},
+            {"role": "assistant", "content": "b", "weight": 0},
+            {"role": "assistant", "content": "c", "weight": 1.0},
+            {"role": "assistant", "content": "d", "train": false},
+            {"role": "assistant", "content": "e", "training": null},
+        ]});
+        let conversation_ = conversation(row).unwrap();
+        assert_eq!(conversation_.unlearned, [1, 3]);
+        assert!(conversation_.messages.iter().all(|message| message.as_object().unwrap().len() == 2));
+        let again = conversation(conversation_.clone().into_json()).unwrap();
+        assert_eq!(again, conversation_, "what process writes reads back the same");
+        for (field, value) in [("weight", json!(0.5)), ("train", json!("no")), ("training", json!(1))] {
+            let error =
+                conversation(json!({"messages": [{"role": "assistant", "content": "", field: value}]})).unwrap_err();
+            assert!(error.message().contains(field) && error.message().contains("message 1"), "{error}");
+        }
+        assert!(conversation(json!({"messages": [{"role": "user", "content": "", "train": true}]})).is_err());
+    }
+}

@@ -1,0 +1,184 @@
+//! How long a chat template may compute: one rendering, and all of a run. What counts is the processor's time, since a
+//! loaded machine lets threads wait.
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use super::clock::thread_time;
+
+use tunesmith_base::words::count;
+
+/// How often the processor's time is read while a rendering runs: reading it takes longer than most renderings.
+const STEP: Duration = Duration::from_millis(20);
+/// Where the system does not tell the processor's time, a rendering may last so many times longer by the clock.
+const WAITING: u32 = 2;
+/// A rendering that lasts this long makes the next one worth measuring.
+const SLOW: Duration = Duration::from_millis(1);
+/// What all renderings by one template may take together, and for each rendering and each KiB of its variables more.
+/// Known templates take 10 to 50 microseconds.
+const FREE: Duration = Duration::from_secs(10);
+const PER_RENDERING: Duration = Duration::from_millis(5);
+const PER_KIB: Duration = Duration::from_millis(5);
+
+/// The time of one rendering.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Meter {
+    limit: Duration,
+    began: Instant,
+    next_look: Instant,
+    /// The thread's processor time at the first look; it stays.
+    spent_before: Option<Duration>,
+}
+
+impl Meter {
+    /// Starts; `spent_before` is the thread's processor time, where it is known already.
+    pub(super) fn start(limit: Duration, spent_before: Option<Duration>) -> Self {
+        let began = Instant::now();
+        Self { limit, began, next_look: began + STEP, spent_before }
+    }
+
+    /// Whether the time is over.
+    pub(super) fn is_over(&mut self) -> bool {
+        let now = Instant::now();
+        now >= self.next_look && self.is_over_at(now, thread_time())
+    }
+
+    fn is_over_at(&mut self, now: Instant, spent: Option<Duration>) -> bool {
+        self.next_look = now + STEP;
+        let Some(spent) = spent else { return now.duration_since(self.began) >= self.limit * WAITING };
+        spent.saturating_sub(*self.spent_before.get_or_insert(spent)) >= self.limit
+    }
+
+    /// The thread's processor time since the first look, where there was one.
+    pub(super) fn since_look(&self) -> Option<Duration> {
+        thread_time()?.checked_sub(self.spent_before?)
+    }
+
+    /// The limit in seconds.
+    pub(super) const fn seconds(&self) -> u64 {
+        self.limit.as_secs()
+    }
+}
+
+/// What all renderings by a template have taken.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    /// Whether the last rendering was slow.
+    slow: AtomicBool,
+    nanoseconds: AtomicU64,
+    renderings: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl Tally {
+    /// The thread's processor time, where the next rendering is measured.
+    pub(super) fn before(&self) -> Option<Duration> {
+        self.slow.load(Ordering::Relaxed).then(thread_time).flatten()
+    }
+
+    /// Adds a rendering that began at a time, with the thread's processor time where it is known, and had variables of
+    /// `bytes`; `looked` is the processor time since the first look of its [`Meter`].
+    ///
+    /// # Errors
+    /// The template has taken too long for what it has rendered, in words.
+    pub(super) fn add(
+        &self,
+        (began, before): (Instant, Option<Duration>),
+        looked: Option<Duration>,
+        bytes: usize,
+    ) -> Result<(), String> {
+        let elapsed = began.elapsed();
+        self.slow.store(elapsed >= SLOW, Ordering::Relaxed);
+        let exact = before.and_then(|before| thread_time()?.checked_sub(before));
+        self.add_spent(exact.unwrap_or_else(|| estimate(elapsed, looked)), bytes)
+    }
+
+    fn add_spent(&self, spent: Duration, bytes: usize) -> Result<(), String> {
+        let add = |sum: &AtomicU64, value: u64| sum.fetch_add(value, Ordering::Relaxed).saturating_add(value);
+        let spent = Duration::from_nanos(add(&self.nanoseconds, spent.as_nanos() as u64));
+        let (renderings, bytes) = (add(&self.renderings, 1), add(&self.bytes, bytes as u64));
+        let times = |each: Duration, count: u64| each.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        if spent <= FREE + times(PER_RENDERING, renderings) + times(PER_KIB, bytes >> 10) {
+            return Ok(());
+        }
+        Err(format!(
+            "the template took {:.1} s of processor time for {} of {} KiB in all",
+            spent.as_secs_f64(),
+            count(renderings, "rendering"),
+            bytes >> 10
+        ))
+    }
+}
+
+/// The processor's time of a rendering that nobody measured from its beginning: up to the first look at most what the clock
+/// says, then what the looks say.
+fn estimate(elapsed: Duration, looked: Option<Duration>) -> Duration {
+    elapsed.min(STEP) + looked.unwrap_or_default().min(elapsed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slow_renderings_among_fast_ones_are_counted() {
+        let ms = Duration::from_millis;
+        assert_eq!(estimate(ms(3), None), ms(3));
+        assert_eq!(estimate(ms(5000), None), STEP, "a thread that only waits");
+        assert_eq!(estimate(ms(900), Some(ms(880))), ms(900));
+        // Each slow one comes after a fast one, so that nobody measures it from its beginning.
+        let tally = Tally::default();
+        let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
+        let stopped = (0..100).any(|_| {
+            tally.add((ago(ms(0)), tally.before()), None, 100).unwrap();
+            tally.add((ago(ms(900)), tally.before()), Some(ms(880)), 100).is_err()
+        });
+        assert!(stopped);
+    }
+
+    const LIMIT: Duration = Duration::from_secs(1);
+
+    /// How many steps a rendering runs whose thread gets a share of `percent` of a core.
+    fn steps(percent: u32) -> Option<u32> {
+        let mut meter = Meter::start(LIMIT, None);
+        let (began, before) = (meter.began, Duration::from_secs(7));
+        (1..100_000).find(|step| meter.is_over_at(began + STEP * *step, Some(before + STEP * *step * percent / 100)))
+    }
+
+    #[test]
+    fn a_thread_that_shares_its_core_reaches_the_limit_too() {
+        // The first look only notes where the thread stands.
+        assert_eq!(steps(100), Some(51));
+        assert_eq!(steps(40), Some(126));
+        assert_eq!(steps(5), Some(1001));
+    }
+
+    #[test]
+    fn a_thread_that_only_waits_does_not() {
+        assert_eq!(steps(0), None);
+    }
+
+    #[test]
+    fn without_the_processors_time_the_clock_decides() {
+        let mut meter = Meter::start(LIMIT, None);
+        assert!(!meter.is_over_at(meter.began + LIMIT, None));
+        assert!(meter.is_over_at(meter.began + LIMIT * WAITING, None));
+    }
+
+    #[test]
+    fn a_template_that_is_slow_for_every_row_is_stopped() {
+        let tally = Tally::default();
+        let stopped_at = (1..1000).find(|_| tally.add_spent(Duration::from_millis(900), 100).is_err());
+        assert_eq!(stopped_at, Some(12));
+        let message = tally.add_spent(Duration::ZERO, 0).unwrap_err();
+        assert_eq!(message, "the template took 10.8 s of processor time for 13 renderings of 1 KiB in all");
+    }
+
+    #[test]
+    fn an_honest_template_is_not_stopped_on_a_slow_machine() {
+        let tally = Tally::default();
+        for _ in 0..100_000 {
+            tally.add_spent(Duration::from_millis(2), 500).unwrap();
+        }
+        tally.add_spent(Duration::from_secs(1), 1 << 20).unwrap();
+    }
+}

@@ -1,0 +1,277 @@
+//! What became of the rows: counts of everything that was cut or left out, with where it stands.
+use std::collections::BTreeMap;
+
+use super::encode::Notes;
+use serde::{Deserialize, Serialize};
+use tunesmith_base::words::count;
+
+/// How many rows of a kind are named.
+pub const NAMED_ROWS: usize = 5;
+
+/// How many names of what no model sees are kept.
+const NAMED_FIELDS: usize = 32;
+
+/// Rows of one fate: how many, and where the first of them stand.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Found {
+    /// How many.
+    pub rows: u64,
+    /// `file:line` of the first few.
+    pub places: Vec<String>,
+}
+
+impl Found {
+    /// Counts one more.
+    pub fn add(&mut self, place: impl std::fmt::Display) {
+        self.rows += 1;
+        if self.places.len() < NAMED_ROWS {
+            self.places.push(place.to_string());
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.places.extend(other.places.iter().take(NAMED_ROWS - self.places.len().min(NAMED_ROWS)).cloned());
+    }
+
+    fn warning(&self, set: &str, what: &str) -> Option<String> {
+        (self.rows > 0)
+            .then(|| format!("{set}: {} {what} (first: {})", count(self.rows, "row"), self.places.join(", ")))
+    }
+}
+
+/// Conversations that the chat template renders differently when more turns follow: each is a row of several renderings.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Turns {
+    /// Rows of several renderings.
+    pub rows: u64,
+    /// Their renderings.
+    pub renderings: u64,
+    /// The tokens of these.
+    pub tokens: u64,
+    /// The tokens of the longest rendering of each such row: about what it would have in one.
+    pub tokens_once: u64,
+    /// The tokens of the longest rendering of all.
+    pub longest: u64,
+    /// Rows of which first turns are not learned, because `data.max_turn_growth` limits their tokens.
+    pub limited: Found,
+}
+
+impl Turns {
+    /// Counts a row of renderings of these lengths.
+    pub(super) fn add(&mut self, lengths: impl Iterator<Item = usize> + Clone) {
+        let (all, longest) = (lengths.clone().sum::<usize>() as u64, lengths.clone().max().unwrap_or(0) as u64);
+        self.rows += 1;
+        self.renderings += lengths.count() as u64;
+        self.tokens += all;
+        self.tokens_once += longest;
+        self.longest = self.longest.max(longest);
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.renderings += other.renderings;
+        self.tokens += other.tokens;
+        self.tokens_once += other.tokens_once;
+        self.longest = self.longest.max(other.longest);
+        self.limited.merge(&other.limited);
+    }
+
+    /// What a user should know of them, where there are any.
+    pub fn summary(&self) -> Option<String> {
+        let growth = self.tokens as f64 / self.tokens_once.max(1) as f64;
+        (self.rows > 0).then(|| {
+            format!(
+                "{} in {}: {} instead of {} ({growth:.2} times)",
+                count(self.rows, "row"),
+                count(self.renderings, "rendering"),
+                count(self.tokens, "token"),
+                self.tokens_once
+            )
+        })
+    }
+}
+
+/// What became of the rows of a set of files.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Counts {
+    /// Rows read.
+    pub rows: u64,
+    /// Rows that have tokens and labels; duplicates and contaminated rows are taken from these.
+    pub kept: u64,
+    /// Rows of those that were cut to the longest allowed length.
+    pub truncated: u64,
+    /// Rows of those whose loss counts nothing (`loss_weight: 0`).
+    #[serde(default)]
+    pub weightless: u64,
+    /// Rows left out because they were too long (`truncation: drop`).
+    pub too_long: u64,
+    /// Rows left out because they have fewer tokens than `data.min_length`.
+    pub below_min_length: u64,
+    /// Rows left out because they have more tokens than `data.max_length`.
+    pub above_max_length: u64,
+    /// Rows left out because no token of theirs carries a loss.
+    pub unlabeled: u64,
+    /// Rows of those whose labels truncation cut off.
+    pub unlabeled_by_truncation: u64,
+    /// Where the first of them stand.
+    pub unlabeled_places: Vec<String>,
+    /// Rows left out because an earlier row says the same, to the letter.
+    pub duplicates: Found,
+    /// Rows left out because an earlier row says nearly the same.
+    pub near_duplicates: Found,
+    /// Training rows that are also in the validation or test rows; left out with `contamination: drop`.
+    pub contaminated: Found,
+    /// What rows hold and no model sees: fields that no form reads, messages that the template leaves out.
+    #[serde(default)]
+    pub unread: BTreeMap<String, Found>,
+    /// Rows of several renderings.
+    #[serde(default)]
+    pub turns: Turns,
+    /// Special tokens that messages write out and that became plain text (`data.split_special_tokens`).
+    #[serde(default)]
+    pub split_tokens: BTreeMap<String, Found>,
+    /// Rows whose text holds special tokens that stay tokens.
+    #[serde(default)]
+    pub kept_tokens: Found,
+}
+
+impl Counts {
+    /// Counts a row without labels.
+    pub(super) fn add_unlabeled(&mut self, place: impl std::fmt::Display, truncated: bool) {
+        self.unlabeled += 1;
+        self.unlabeled_by_truncation += u64::from(truncated);
+        if self.unlabeled_places.len() < NAMED_ROWS {
+            self.unlabeled_places.push(place.to_string());
+        }
+    }
+
+    /// Counts what is to be said of a row.
+    pub(super) fn add_notes(&mut self, notes: Notes, place: impl std::fmt::Display) {
+        for (found, names) in [(&mut self.unread, notes.unwritten), (&mut self.split_tokens, notes.split_tokens)] {
+            for name in names {
+                if found.len() < NAMED_FIELDS || found.contains_key(&name) {
+                    found.entry(name).or_default().add(&place);
+                }
+            }
+        }
+        if notes.keeps_tokens {
+            self.kept_tokens.add(place);
+        }
+    }
+
+    /// Adds the counts of another set of files.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.rows += other.rows;
+        self.kept += other.kept;
+        self.truncated += other.truncated;
+        self.weightless += other.weightless;
+        self.too_long += other.too_long;
+        self.below_min_length += other.below_min_length;
+        self.above_max_length += other.above_max_length;
+        self.unlabeled += other.unlabeled;
+        self.unlabeled_by_truncation += other.unlabeled_by_truncation;
+        let free = NAMED_ROWS - self.unlabeled_places.len().min(NAMED_ROWS);
+        self.unlabeled_places.extend(other.unlabeled_places.iter().take(free).cloned());
+        self.duplicates.merge(&other.duplicates);
+        self.near_duplicates.merge(&other.near_duplicates);
+        self.contaminated.merge(&other.contaminated);
+        self.turns.merge(&other.turns);
+        for (name, found) in &other.unread {
+            self.unread.entry(name.clone()).or_default().merge(found);
+        }
+        for (name, found) in &other.split_tokens {
+            self.split_tokens.entry(name.clone()).or_default().merge(found);
+        }
+        self.kept_tokens.merge(&other.kept_tokens);
+    }
+
+    /// Rows that were read and left out for what they are.
+    pub fn left_out(&self) -> u64 {
+        self.too_long + self.below_min_length + self.above_max_length + self.unlabeled
+    }
+
+    /// What of this a user should know, a sentence each. `dropped` says whether contaminated rows are left out.
+    pub fn warnings(&self, set: &str, max_seq_len: usize, dropped: bool) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.truncated > 0 {
+            warnings.push(format!("{set}: {} cut to {max_seq_len} tokens", count(self.truncated, "row")));
+        }
+        if self.too_long > 0 {
+            warnings.push(format!("{set}: {} longer than {max_seq_len} tokens left out", count(self.too_long, "row")));
+        }
+        for (rows, key) in
+            [(self.below_min_length, "below data.min_length"), (self.above_max_length, "above data.max_length")]
+        {
+            if rows > 0 {
+                warnings.push(format!("{set}: {} {key} left out", count(rows, "row")));
+            }
+        }
+        if self.unlabeled > 0 {
+            let cut = match self.unlabeled_by_truncation {
+                0 => String::new(),
+                cut => format!(", {cut} of them because truncation cut the labels off"),
+            };
+            warnings.push(format!(
+                "{set}: {} without labels left out{cut} (first: {})",
+                count(self.unlabeled, "row"),
+                self.unlabeled_places.join(", ")
+            ));
+        }
+        warnings.extend(self.duplicates.warning(set, "left out, repeating an earlier one"));
+        warnings.extend(self.near_duplicates.warning(set, "left out, nearly repeating an earlier one"));
+        let contaminated =
+            if dropped { "left out, also in the evaluation rows" } else { "also in the evaluation rows" };
+        warnings.extend(self.contaminated.warning(set, contaminated));
+        warnings.extend(
+            self.turns
+                .limited
+                .warning(set, "of which first turns are not learned: raise data.max_turn_growth to learn them"),
+        );
+        for (name, found) in &self.unread {
+            warnings.extend(found.warning(set, &format!("have {name} that no model sees")));
+        }
+        for (name, found) in &self.split_tokens {
+            warnings.extend(found.warning(
+                set,
+                &format!("write {name:?} in their messages: it is plain text there (data.split_special_tokens)"),
+            ));
+        }
+        warnings.extend(self.kept_tokens.warning(set, "write special tokens in their text, which stay tokens"));
+        warnings
+    }
+}
+
+/// What one of several sources gives to the mix.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Share {
+    /// The source as the configuration names it.
+    pub source: String,
+    /// Its weight; none where every row is taken once.
+    pub weight: Option<f64>,
+    /// Rows that could be taken.
+    pub available: u64,
+    /// Rows of an epoch that come from it, repetitions counted.
+    pub used: u64,
+}
+
+/// How the data came about.
+#[derive(Debug, Clone, PartialEq, Default, Serialize)]
+pub struct Report {
+    /// Of the training files, before the split and the mix.
+    pub train: Counts,
+    /// Of `data.val_path`.
+    pub validation: Option<Counts>,
+    /// Of `data.test_path`.
+    pub test: Option<Counts>,
+    /// The mix of `data.datasets`, a source each; empty without.
+    pub mix: Vec<Share>,
+    /// Training rows that were cut into pieces (`truncation: split`), and the pieces.
+    pub cut: (usize, usize),
+    /// Whether all of it came from the cache.
+    pub from_cache: bool,
+    /// Whether the training rows go through the chat template.
+    pub templated: bool,
+    /// What a user should know, a sentence each.
+    pub warnings: Vec<String>,
+}

@@ -1,0 +1,433 @@
+//! Every form that a row of training data may have, brought to one of four kinds: a file a form, with its `Shape`, and a line in
+//! [`tunesmith_base::registry`]. With `format: auto` the form of a row follows from its fields, in the order of the lines.
+//!
+//! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
+//! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in `data::fields`.
+//! A field that is null counts as absent.
+use std::fmt;
+
+use serde_json::{Map, Value, json};
+
+use super::fields;
+use super::labeled::{self, Whole};
+pub use super::messages::Conversation;
+use super::minhash::add_words;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::Format;
+
+/// How many rows at the start of a file decide which forms it holds.
+pub const PROBE_ROWS: usize = 64;
+
+/// Names of a field that asks, and of one that answers.
+const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
+const ANSWER: [&str; 5] = ["assistant", "answer", "response", "target", "output"];
+
+/// What a form is.
+struct Shape {
+    /// The fields that it needs, for messages.
+    fields: &'static str,
+    /// Whether its rows are taken without a chat template.
+    plain: bool,
+    /// Whether an object has these fields.
+    fits: fn(&Map<String, Value>) -> bool,
+    /// Reads an object that has them.
+    parse: fn(&mut Map<String, Value>) -> Result<Row>,
+    /// What such an object asks, where that is not what its user said last.
+    asks: fn(&Map<String, Value>) -> Option<&str>,
+}
+
+macro_rules! forms {
+    ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
+        $( mod $module; )+
+
+        /// The form of a row (`data.format`).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Form {
+            $( #[doc = $doc] $name, )+
+            /// `{text, label}`: every row of a task other than `causal_lm`, and none of that
+            Labeled,
+        }
+
+        impl Form {
+            /// All forms of text to be continued, in the order in which `auto` tries them.
+            pub const ALL: &'static [Self] = &[$( Self::$name ),+];
+
+            /// The form that `data.format` names; none for `auto`.
+            pub const fn of(format: Format) -> Option<Self> {
+                match format {
+                    Format::Auto => None,
+                    $( Format::$name => Some(Self::$name), )+
+                }
+            }
+
+            /// The name that `data.format` uses.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $( Self::$name => $word, )+
+                    Self::Labeled => "labeled",
+                }
+            }
+
+            const fn shape(self) -> &'static Shape {
+                match self {
+                    $( Self::$name => &$module::SHAPE, )+
+                    Self::Labeled => &LABELED,
+                }
+            }
+        }
+    };
+}
+tunesmith_base::registry::row_forms!(forms);
+
+/// What is missing is better said one by one.
+const LABELED: Shape =
+    Shape { fields: "text, label", plain: true, fits: |_| true, parse: labeled::parse, asks: |_| None };
+
+impl Form {
+    /// Whether an object has this form's fields.
+    fn fits(self, row: &Map<String, Value>) -> bool {
+        (self.shape().fits)(row)
+    }
+
+    /// Whether its rows are taken without a chat template.
+    pub const fn is_plain(self) -> bool {
+        self.shape().plain
+    }
+
+    /// The form that `auto` sees in an object.
+    pub fn detect(row: &Map<String, Value>) -> Option<Self> {
+        Self::ALL.iter().copied().find(|form| form.fits(row))
+    }
+}
+
+impl fmt::Display for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name(), self.shape().fields)
+    }
+}
+
+/// A row of any form.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Row {
+    /// Turns, to be rendered by the chat template.
+    Chat(Conversation),
+    /// Plain text in two parts; the first carries no loss.
+    Completion {
+        /// What is given.
+        prompt: String,
+        /// What is learned.
+        completion: String,
+    },
+    /// Plain text, all of it learned.
+    Text(String),
+    /// Taken as it is.
+    Tokens {
+        /// Token ids.
+        input_ids: Vec<u32>,
+        /// As many labels.
+        labels: Vec<i32>,
+    },
+    /// Something whole with its label.
+    Labeled {
+        /// What has the label.
+        whole: Whole,
+        /// The label, or a number as text.
+        label: String,
+    },
+}
+
+impl Row {
+    /// Reads a row of one of the given forms.
+    ///
+    /// # Errors
+    /// What was found and what is expected; the caller adds where.
+    pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
+        Self::take(value, forms, &mut Map::new())
+    }
+
+    /// The same, with what is left of the row's fields in `left`.
+    pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
+        let Value::Object(mut row) = value else {
+            return Err(Error::data(format!("found {}, expected an object", kind(&value))));
+        };
+        let taken = Self::of(&mut row, forms)?;
+        *left = row;
+        Ok(taken)
+    }
+
+    fn of(row: &mut Map<String, Value>, forms: &[Form]) -> Result<Self> {
+        let form = if forms.len() == 1 { forms[0] } else { Form::detect(row).unwrap_or(forms[0]) };
+        if !forms.contains(&form) || !form.fits(row) {
+            if has(row, "chosen") && has(row, "rejected") {
+                return Err(preference(row));
+            }
+            let found: Vec<&str> =
+                row.iter().filter(|(_, value)| !value.is_null()).map(|(key, _)| key.as_str()).collect();
+            let expected: Vec<String> = forms.iter().map(Form::to_string).collect();
+            return Err(Error::data(format!(
+                "found the fields [{}], expected {}",
+                found.join(", "),
+                expected.join(" or ")
+            ))
+            .hint("set data.format, or rename the fields"));
+        }
+        (form.shape().parse)(row)
+    }
+
+    /// The row as `tunesmith process` writes it: conversations in the form `messages`, other rows in their own.
+    pub fn into_json(self) -> Value {
+        match self {
+            Self::Chat(conversation) => conversation.into_json(),
+            Self::Completion { prompt, completion } => json!({ "prompt": prompt, "completion": completion }),
+            Self::Text(text) => json!({ "text": text }),
+            Self::Tokens { input_ids, labels } => json!({ "input_ids": input_ids, "labels": labels }),
+            Self::Labeled { whole, label } => {
+                let mut row = whole.into_json();
+                row["label"] = label.into();
+                row
+            }
+        }
+    }
+
+    /// Hashes of the row's words, in order; of a tokenized row its ids. System messages, and a label, only if `system`.
+    pub(super) fn words(&self, system: bool) -> Vec<u64> {
+        fn add(value: &Value, words: &mut Vec<u64>) {
+            match value {
+                Value::String(text) => add_words(text, words),
+                Value::Array(items) => items.iter().for_each(|item| add(item, words)),
+                Value::Object(fields) => fields.values().for_each(|field| add(field, words)),
+                Value::Number(number) => add_words(&number.to_string(), words),
+                Value::Null | Value::Bool(_) => {}
+            }
+        }
+        let mut words = Vec::new();
+        let turns = |conversation: &Conversation, words: &mut Vec<u64>| {
+            for message in conversation.messages.iter().filter(|message| system || message["role"] != "system") {
+                add(&message["content"], words);
+                add(&message["tool_calls"], words);
+            }
+        };
+        match self {
+            Self::Chat(conversation) => turns(conversation, &mut words),
+            Self::Labeled { whole, label } => {
+                match whole {
+                    Whole::Text(text) => add_words(text, &mut words),
+                    Whole::Chat(conversation) => turns(conversation, &mut words),
+                }
+                if system {
+                    add_words(label, &mut words);
+                }
+            }
+            Self::Completion { prompt, completion } => {
+                add_words(prompt, &mut words);
+                add_words(completion, &mut words);
+            }
+            Self::Text(text) => add_words(text, &mut words),
+            Self::Tokens { input_ids, .. } => words.extend(input_ids.iter().map(|&id| u64::from(id) + 1)),
+        }
+        words
+    }
+}
+
+/// What a row asks: the last turn of the user before the last answer, of an Alpaca row its `input` where it has one, of plain
+/// text in two parts the first. Measures that compare an answer with what was asked (SARI, a scorer of the user's) see it.
+///
+/// # Errors
+/// As [`Row::parse`].
+pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
+    let asks = |row: &Map<String, Value>| {
+        let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
+        form.and_then(|form| (form.shape().asks)(row)).map(str::to_owned)
+    };
+    let input = row.as_object().and_then(asks);
+    let row = Row::parse(row, forms)?;
+    Ok(match (input, row) {
+        (Some(input), _) => input,
+        (None, Row::Chat(conversation)) => {
+            let turns = &conversation.messages;
+            let answer = turns.iter().rposition(|turn| turn["role"] == "assistant").unwrap_or(turns.len());
+            let asked = turns[..answer].iter().rev().find(|turn| turn["role"] == "user");
+            asked.map_or_else(String::new, |turn| said(&turn["content"]))
+        }
+        (None, Row::Completion { prompt, .. }) => prompt,
+        (None, Row::Text(_) | Row::Tokens { .. } | Row::Labeled { .. }) => String::new(),
+    })
+}
+
+/// The text of a message, which may come in parts.
+pub(super) fn said(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n"),
+        _ => String::new(),
+    }
+}
+
+/// Rows with an answer to prefer and one to avoid.
+fn preference(row: &Map<String, Value>) -> Error {
+    let name = match (&row["chosen"], has(row, "prompt")) {
+        (_, true) => "completion",
+        (Value::Array(_), false) => "messages",
+        (_, false) => "text",
+    };
+    Error::data("these are preference rows (chosen, rejected), which are not supported yet")
+        .hint(format!("to learn the chosen answers, rename `chosen` to `{name}`"))
+}
+
+/// What a value is, in words.
+pub(super) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "a list",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// Whether a field is there and not null.
+fn has(row: &Map<String, Value>, name: &str) -> bool {
+    row.get(name).is_some_and(|value| !value.is_null())
+}
+
+/// How many of the fields are there.
+fn count(row: &Map<String, Value>, names: &[&str]) -> usize {
+    names.iter().filter(|name| has(row, name)).count()
+}
+
+fn text(row: &mut Map<String, Value>, field: &str) -> Result<String> {
+    match row.get_mut(field).map(Value::take) {
+        Some(Value::String(text)) => Ok(text),
+        other => {
+            Err(Error::data(format!("field {field:?} is {}, expected a string", kind(&other.unwrap_or_default()))))
+        }
+    }
+}
+
+fn text_of(row: &mut Map<String, Value>, fields: &[&str]) -> Result<String> {
+    let field = fields.iter().find(|field| has(row, field));
+    text(row, field.unwrap_or(&fields[0]))
+}
+
+fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
+    match row.get_mut(field).map(Value::take) {
+        Some(Value::Array(items)) => Ok(items),
+        other => Err(Error::data(format!("field {field:?} is {}, expected a list", kind(&other.unwrap_or_default())))),
+    }
+}
+
+/// A conversation of checked messages; a `system` field of the row goes before them.
+fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
+    fields::refuse_media(row)?;
+    if let Some(system) = fields::system(row)? {
+        match messages.first() {
+            Some(first) if first["role"] == "system" && first["content"] == *system => {}
+            Some(first) if first["role"] == "system" => {
+                return Err(Error::data("the row has two system messages: a field, and its first turn"));
+            }
+            _ => messages.insert(0, json!({"role": "system", "content": system})),
+        }
+    }
+    Conversation::new(messages, row, 0).map(Row::Chat)
+}
+
+fn pair(question: &str, answer: &str, row: &mut Map<String, Value>) -> Result<Row> {
+    chat(vec![json!({"role": "user", "content": question}), json!({"role": "assistant", "content": answer})], row)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(row: Value) -> Result<Row> {
+        Row::parse(row, Form::ALL)
+    }
+
+    #[test]
+    fn a_row_is_asked_by_the_last_turn_of_the_user_or_its_input() {
+        let source = |row: Value| source_of(row, Form::ALL).unwrap();
+        let turn = |role: &str, content: &str| json!({"role": role, "content": content});
+        let turns =
+            [turn("system", "s"), turn("user", "1"), turn("assistant", "2"), turn("user", "3"), turn("assistant", "4")];
+        assert_eq!(source(json!({ "messages": turns })), "3");
+        assert_eq!(source(json!({"instruction": "Simplify.", "input": "It is so.", "output": "So."})), "It is so.");
+        assert_eq!(source(json!({"instruction": "Sort.", "input": "", "output": "a"})), "Sort.");
+        assert_eq!(source(json!({"input": "i", "output": "o"})), "i");
+        assert_eq!(source(json!({"prompt": "p", "completion": "c"})), "p");
+        assert_eq!(source(json!({"text": "t"})), "");
+    }
+
+    fn contents(row: Row) -> Vec<(String, String)> {
+        let Row::Chat(chat) = row else { panic!("not a chat") };
+        let part = |value: &Value| value.as_str().unwrap().to_owned();
+        chat.messages.iter().map(|message| (part(&message["role"]), part(&message["content"]))).collect()
+    }
+
+    #[test]
+    fn alpaca_keeps_instruction_and_input() {
+        let row = parse(json!({"instruction": "Sort.", "input": "b a", "output": "a b"})).unwrap();
+        assert_eq!(contents(row)[0].1, "Sort.\n\nb a");
+        let row = parse(json!({"instruction": "Sort.", "input": "", "output": "a b"})).unwrap();
+        assert_eq!(contents(row)[0].1, "Sort.");
+    }
+
+    #[test]
+    fn every_question_and_answer_name_makes_a_pair() {
+        for question in QUESTION {
+            for answer in ANSWER {
+                let row = parse(json!({question: "q", answer: "a", "id": 7})).unwrap();
+                assert_eq!(contents(row), [("user".into(), "q".into()), ("assistant".into(), "a".into())]);
+            }
+        }
+    }
+
+    #[test]
+    fn all_turns_are_kept() {
+        let turns = [("system", "s"), ("human", "1"), ("gpt", "2"), ("human", "3"), ("gpt", "4")];
+        let turns: Vec<Value> = turns.iter().map(|(from, value)| json!({"from": from, "value": value})).collect();
+        let roles: Vec<String> =
+            contents(parse(json!({"conversations": turns})).unwrap()).into_iter().map(|(role, _)| role).collect();
+        assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
+    }
+
+    #[test]
+    fn preference_rows_are_named_with_what_can_be_done() {
+        let turns = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]);
+        for (row, name) in [
+            (json!({"prompt": "p", "chosen": "a", "rejected": "b"}), "completion"),
+            (json!({"chosen": turns, "rejected": turns}), "messages"),
+            (json!({"chosen": "a", "rejected": "b"}), "text"),
+        ] {
+            let error = parse(row.clone()).unwrap_err();
+            assert!(error.message().contains("preference rows (chosen, rejected)"), "{error}");
+            assert!(error.hint_text().unwrap().contains(&format!("rename `chosen` to `{name}`")), "{error}");
+            let mut renamed = row.as_object().unwrap().clone();
+            let chosen = renamed.shift_remove("chosen").unwrap();
+            renamed.insert(name.to_owned(), chosen);
+            parse(renamed.into()).unwrap();
+        }
+    }
+
+    #[test]
+    fn malformed_rows_say_what_was_found() {
+        let cases = [
+            (json!([1]), "a list"),
+            (json!({"question": "q"}), "[question]"),
+            (json!({"text": 7}), "a number"),
+            (json!({"messages": []}), "no messages"),
+            (json!({"messages": [{"role": "user", "content": 1}]}), "message 1"),
+            (json!({"messages": [{"content": "x"}]}), "\"role\""),
+            (json!({"messages": [{"role": "user", "content": "x"}, {"role": "assistant"}]}), "message 2: \"content\""),
+            (json!({"conversations": [{"from": "narrator", "value": "x"}]}), "narrator"),
+            (json!({"input_ids": [1, 2], "labels": [1]}), "2 input_ids but 1 labels"),
+            (json!({"input_ids": [1, -5]}), "-5"),
+            (json!({"input_ids": [1], "labels": [-1]}), "-1"),
+            (json!({"question": "q", "answer": "a", "response": "b"}), "answer, response"),
+        ];
+        for (row, part) in cases {
+            let error = parse(row).unwrap_err();
+            assert!(error.message().contains(part), "{error} lacks {part}");
+        }
+    }
+}

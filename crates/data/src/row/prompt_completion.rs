@@ -1,0 +1,25 @@
+//! `{prompt, completion}`: plain text, or two lists of messages.
+use serde_json::{Map, Value};
+
+use super::{Conversation, Row, Shape, has, list, text};
+use crate::fields::refuse_media;
+use tunesmith_base::error::Result;
+
+pub(super) const SHAPE: Shape = Shape {
+    fields: "prompt, completion",
+    plain: false,
+    fits: |row| has(row, "prompt") && has(row, "completion"),
+    parse,
+    asks: |_| None,
+};
+
+fn parse(row: &mut Map<String, Value>) -> Result<Row> {
+    if row["prompt"].is_array() || row["completion"].is_array() {
+        refuse_media(row)?;
+        let mut messages = list(row, "prompt")?;
+        let first_supervised = messages.len();
+        messages.extend(list(row, "completion")?);
+        return Conversation::new(messages, row, first_supervised).map(Row::Chat);
+    }
+    Ok(Row::Completion { prompt: text(row, "prompt")?, completion: text(row, "completion")? })
+}

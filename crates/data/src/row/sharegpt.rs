@@ -1,0 +1,15 @@
+//! `{conversations: [{from, value}, …]}`, as `ShareGPT` has them.
+use super::{Shape, chat, has, list};
+use crate::messages::share_gpt_turn;
+use tunesmith_base::error::Result;
+
+pub(super) const SHAPE: Shape = Shape {
+    fields: "conversations",
+    plain: false,
+    fits: |row| has(row, "conversations"),
+    parse: |row| {
+        let turns = list(row, "conversations")?;
+        chat(turns.into_iter().map(share_gpt_turn).collect::<Result<_>>()?, row)
+    },
+    asks: |_| None,
+};

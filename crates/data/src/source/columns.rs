@@ -1,0 +1,79 @@
+//! What formats of columns share: record batches are written as JSON, a line a row, and from there on they are rows
+//! like any others: lists and structs nest, timestamps and decimals become strings, bytes become text, nulls count as absent fields.
+//!
+//! The libraries may panic on hostile files, so they run isolated; what could make them ask for absurd amounts of
+//! memory is checked before.
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow_array::RecordBatch;
+use arrow_json::LineDelimitedWriter;
+
+use super::bytes::as_text;
+use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
+use crate::isolate::isolated;
+use tunesmith_base::error::{Error, Result};
+
+/// Rows of a column file that are decoded at once.
+pub(super) const ROWS: usize = 64;
+
+/// Errors of a library with the file and its format.
+pub(super) fn library<T, E: std::fmt::Display>(path: &Path, format: &str, outcome: Result<Result<T, E>>) -> Result<T> {
+    let malformed = |what: String| Error::data(format!("{}: malformed {format} file: {what}", path.display()));
+    match outcome {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(malformed(error.to_string())),
+        Err(panic) => Err(malformed(panic.message().to_owned())),
+    }
+}
+
+/// Hands the rows of batches on as lines.
+pub(super) struct Rows<'a> {
+    path: Arc<Path>,
+    take: TakeRow<'a>,
+    /// Rows so far.
+    pub(super) row: u64,
+}
+
+impl<'a> Rows<'a> {
+    pub(super) fn new(path: &Path, take: TakeRow<'a>) -> Self {
+        Self { path: path.into(), take, row: 0 }
+    }
+
+    /// Those of a batch; false ends the reading.
+    pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<bool> {
+        let write = || {
+            let mut writer = LineDelimitedWriter::new(Capped(Vec::new()));
+            writer.write(&as_text(batch)).map(|()| writer.into_inner().0)
+        };
+        let lines = isolated("writing rows as JSON", write)
+            .and_then(|written| written.map_err(|error| Error::data(error.to_string())))
+            .map_err(|error| error.context(format!("{}: row {} or after it", self.path.display(), self.row + 1)))?;
+        for line in lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty()) {
+            self.row += 1;
+            let place = Place { path: self.path.clone(), line: self.row, counts_rows: true };
+            if !(self.take)(RawRow { place, content: Content::Line(line.to_vec()) })? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// A buffer that refuses to hold more than some rows can take.
+struct Capped(Vec<u8>);
+
+impl Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.0.len() + bytes.len() > 2 * MAX_ROW_BYTES {
+            return Err(std::io::Error::other(format!("{ROWS} rows take more than {} MiB", MAX_ROW_BYTES >> 19)));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}

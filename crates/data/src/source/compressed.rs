@@ -1,0 +1,84 @@
+//! The bytes of a file, unpacked while they are read. What is unpacked is never kept, and a row that doesn't end is an
+//! error before it fills the memory, however little the archive takes on disk.
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Error, Read, Result};
+
+/// How a file is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compression {
+    None,
+    Gzip,
+    Zstandard,
+}
+
+impl Compression {
+    /// By a file's last extension, in lower case: one of [`tunesmith_base::registry::COMPRESSED`].
+    pub(super) fn of(extension: &str) -> Self {
+        match extension {
+            "gz" => Self::Gzip,
+            "zst" | "zstd" => Self::Zstandard,
+            _ => Self::None,
+        }
+    }
+}
+
+/// Bytes taken from the disk at once.
+const PIECE: usize = 1 << 20;
+/// The largest window that a Zstandard frame may ask for, as a power of two (what `zstd -d` allows by default).
+const ZSTD_WINDOW: u32 = 27;
+
+/// Reads `file`, unpacked. `bytes` counts what comes from the disk; `since_row` what is handed on, which must stay
+/// below `limit`: whoever completes a row sets it to 0.
+pub(super) fn reader<'a>(
+    file: File,
+    compression: Compression,
+    bytes: &'a Cell<u64>,
+    since_row: &'a Cell<u64>,
+    limit: u64,
+) -> Result<impl BufRead + 'a> {
+    let counted = Counted { inner: file, bytes };
+    let inner: Box<dyn Read + 'a> = match compression {
+        Compression::None => Box::new(counted),
+        // Archives may be made of several parts, one behind the other.
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(PIECE, counted))),
+        Compression::Zstandard => {
+            let mut decoder = zstd::stream::read::Decoder::new(counted)?;
+            decoder.window_log_max(ZSTD_WINDOW)?;
+            Box::new(decoder)
+        }
+    };
+    // Buffers read ahead of the rows.
+    Ok(BufReader::with_capacity(PIECE, Limited { inner, since_row, limit: limit + 2 * PIECE as u64 }))
+}
+
+/// Counts the bytes that are read.
+pub(super) struct Counted<'a> {
+    pub(super) inner: File,
+    pub(super) bytes: &'a Cell<u64>,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.bytes.set(self.bytes.get() + read as u64);
+        Ok(read)
+    }
+}
+
+struct Limited<'a> {
+    inner: Box<dyn Read + 'a>,
+    since_row: &'a Cell<u64>,
+    limit: u64,
+}
+
+impl Read for Limited<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.since_row.set(self.since_row.get() + read as u64);
+        if self.since_row.get() > self.limit {
+            return Err(Error::other(format!("a row takes more than {} MiB", self.limit >> 20)));
+        }
+        Ok(read)
+    }
+}

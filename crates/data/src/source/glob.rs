@@ -1,0 +1,134 @@
+//! Patterns in paths: `*` and `?` within a name, `[abc]`, `**` for any folders; sorted, so that a pattern means the
+//! same rows everywhere.
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use regex::Regex;
+
+use tunesmith_base::error::{Error, Result};
+
+/// How many folders deep `**` goes.
+const MAX_DEPTH: usize = 32;
+
+/// The files that some paths name: patterns replaced by what they match, in order; other paths stay as they are.
+/// `setting` is blamed for a pattern that matches nothing.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: a pattern matches no file, or is none.
+pub fn expand(paths: &[PathBuf], setting: &str) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in paths {
+        let text = path.to_string_lossy();
+        if !text.contains(['*', '?', '[']) || path.exists() {
+            files.push(path.clone());
+            continue;
+        }
+        let mut found = Vec::new();
+        let components: Vec<Component<'_>> = path.components().collect();
+        walk(PathBuf::new(), &components, 0, &mut found)
+            .map_err(|error| error.context(format!("{setting}: {text}")))?;
+        if found.is_empty() {
+            return Err(Error::data(format!("{setting}: no file matches {text}"))
+                .hint("patterns are relative to the current directory; `**` goes through folders"));
+        }
+        found.sort();
+        found.dedup();
+        files.append(&mut found);
+    }
+    Ok(files)
+}
+
+fn walk(base: PathBuf, rest: &[Component<'_>], depth: usize, found: &mut Vec<PathBuf>) -> Result<()> {
+    let Some((first, rest)) = rest.split_first() else {
+        if base.is_file() {
+            found.push(base);
+        }
+        return Ok(());
+    };
+    let name = first.as_os_str().to_string_lossy();
+    if *first == Component::Normal("**".as_ref()) {
+        walk(base.clone(), rest, depth, found)?;
+        if depth < MAX_DEPTH {
+            let folders = entries(&base).into_iter().filter(|(name, path)| !name.starts_with('.') && path.is_dir());
+            // A link may lead back up.
+            for (_, folder) in folders.filter(|(_, path)| !path.is_symlink()) {
+                let again: Vec<Component<'_>> = std::iter::once(*first).chain(rest.iter().copied()).collect();
+                walk(folder, &again, depth + 1, found)?;
+            }
+        }
+        return Ok(());
+    }
+    if !name.contains(['*', '?', '[']) {
+        return walk(base.join(first), rest, depth, found);
+    }
+    let pattern = compile(&name)?;
+    for (entry, path) in entries(&base) {
+        if pattern.is_match(&entry) && entry.starts_with('.') == name.starts_with('.') {
+            walk(path, rest, depth, found)?;
+        }
+    }
+    Ok(())
+}
+
+/// Names and paths in a folder; nothing if it is none.
+fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
+    let listed = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+    let Ok(entries) = fs::read_dir(listed) else { return Vec::new() };
+    entries
+        .flatten()
+        .map(|entry| (entry.file_name().to_string_lossy().into_owned(), folder.join(entry.file_name())))
+        .collect()
+}
+
+fn compile(pattern: &str) -> Result<Regex> {
+    let mut source = String::from("(?s)^");
+    let mut letters = pattern.chars().peekable();
+    while let Some(letter) = letters.next() {
+        match letter {
+            '*' => source.push_str(".*"),
+            '?' => source.push('.'),
+            '[' => {
+                source.push('[');
+                if letters.next_if(|&next| next == '!' || next == '^').is_some() {
+                    source.push('^');
+                }
+                // Inside, only a hyphen keeps a meaning.
+                for inner in letters.by_ref().take_while(|&inner| inner != ']') {
+                    if inner == '-' { source.push('-') } else { source.push_str(&regex::escape(&inner.to_string())) }
+                }
+                source.push(']');
+            }
+            other => source.push_str(&regex::escape(&other.to_string())),
+        }
+    }
+    source.push('$');
+    Regex::new(&source).map_err(|_| Error::data(format!("{pattern} is no pattern; found an open or empty bracket")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_are_expanded_in_order_and_must_match() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["b1.jsonl", "a2.jsonl", "a10.jsonl", "c.csv", ".hidden.jsonl", "deep/er/x.jsonl", "deep/y.jsonl"] {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        }
+        let expanded = |pattern: &str| -> Vec<String> {
+            let files = expand(&[folder.path().join(pattern)], "data.train_path").unwrap();
+            files.iter().map(|path| path.strip_prefix(folder.path()).unwrap().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(expanded("*.jsonl"), ["a10.jsonl", "a2.jsonl", "b1.jsonl"]);
+        assert_eq!(expanded("a?.jsonl"), ["a2.jsonl"]);
+        assert_eq!(expanded("[!a-b]*.csv"), ["c.csv"]);
+        assert_eq!(expanded("deep/**/*.jsonl"), ["deep/er/x.jsonl", "deep/y.jsonl"]);
+        assert_eq!(expanded("**/y.jsonl"), ["deep/y.jsonl"]);
+        assert_eq!(expanded("plain-name.jsonl"), ["plain-name.jsonl"], "the reader says that it is not there");
+        let error = expand(&[folder.path().join("*.parquet")], "data.train_path").unwrap_err();
+        assert!(error.message().contains("*.parquet") && error.message().contains("data.train_path"), "{error}");
+        assert!(expand(&[folder.path().join("[*.jsonl")], "data.train_path").is_err());
+    }
+}

@@ -1,0 +1,312 @@
+//! Rows from files: JSON Lines, JSON (a list, or `{"data": […]}`) and CSV or TSV in UTF-8, plain or compressed, and
+//! the columns of Parquet and Arrow. Rows are handed on one by one, so that a file is never in memory whole; the
+//! costly part (JSON and the row's form) is left to the caller's threads through [`RawRow::parse`]. A format is a file that hands
+//! its rows on, and a line in [`tunesmith_base::registry`].
+mod bytes;
+mod columns;
+mod compressed;
+pub(super) mod glob;
+mod text;
+
+use std::cell::Cell;
+use std::fmt;
+use std::fs::File;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use self::compressed::Compression;
+use crate::fields::Parsed;
+use crate::numbers;
+use crate::row::{Form, PROBE_ROWS, Row, source_of};
+use crate::strict::REPEATED;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+
+/// The longest line or JSON row that is read.
+const MAX_ROW_BYTES: usize = 256 << 20;
+
+/// Where a row came from.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The file.
+    pub path: Arc<Path>,
+    /// Its line, from 1; for JSON documents, Parquet and Arrow the row's number instead.
+    pub line: u64,
+    /// Whether `line` counts rows.
+    pub counts_rows: bool,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let unit = if self.counts_rows { " row " } else { "" };
+        write!(f, "{}:{unit}{}", self.path.display(), self.line)
+    }
+}
+
+/// A row as read, not yet understood.
+#[derive(Debug, Clone)]
+pub struct RawRow {
+    /// Where it stands.
+    pub place: Place,
+    /// What stands there.
+    pub content: Content,
+}
+
+/// The content of a [`RawRow`].
+#[derive(Debug, Clone)]
+pub enum Content {
+    /// A line of JSON Lines, or a row of columns written as one.
+    Line(Vec<u8>),
+    /// An item of a JSON document, or a CSV record as an object of strings.
+    Value(Value),
+}
+
+/// What is wrong with a JSON text, without serde's own count of lines and columns.
+fn what(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    text.rsplit_once(" at line ").map(|(what, _)| what.to_owned()).unwrap_or(text)
+}
+
+impl RawRow {
+    /// About how much memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        fn of(value: &Value) -> usize {
+            let inner = match value {
+                Value::String(text) => text.len(),
+                Value::Array(items) => items.iter().map(of).sum(),
+                Value::Object(fields) => fields.iter().map(|(name, field)| name.len() + of(field)).sum(),
+                _ => 0,
+            };
+            size_of::<Value>() + inner
+        }
+        match &self.content {
+            Content::Line(line) => line.len(),
+            Content::Value(value) => of(value),
+        }
+    }
+
+    fn value(self) -> Result<Value> {
+        match self.content {
+            Content::Value(value) => Ok(value),
+            Content::Line(line) => {
+                let text = std::str::from_utf8(&line).map_err(|error| {
+                    Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
+                        .hint("convert the file: iconv -f latin1 -t utf-8")
+                })?;
+                // A line that ends too early is wrong at its end, not at the start of the next one.
+                numbers::parse(text.trim_end()).map_err(|error| {
+                    let (what, column) = (what(&error), error.column());
+                    Error::data(if what.starts_with(REPEATED) {
+                        format!("{what}, at column {column}")
+                    } else {
+                        format!("malformed JSON at column {column}: {what}")
+                    })
+                })
+            }
+        }
+    }
+
+    /// Understands the row as one of `forms`.
+    ///
+    /// # Errors
+    /// Malformed rows, with file and line, what was found and what is expected.
+    pub fn parse(self, forms: &[Form]) -> Result<Row> {
+        self.parse_noting(forms).map(|parsed| parsed.row)
+    }
+
+    /// As [`Self::parse`], with what the row's loss counts (`loss_weight`) and the fields that nothing reads.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse_noting(self, forms: &[Form]) -> Result<Parsed> {
+        let place = self.place.clone();
+        self.value().and_then(|value| Parsed::of(value, forms)).map_err(|error| error.context(place))
+    }
+
+    /// What the row is asked by ([`source_of`]).
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn source(self, forms: &[Form]) -> Result<String> {
+        let place = self.place.clone();
+        self.value().and_then(|value| source_of(value, forms)).map_err(|error| error.context(place))
+    }
+
+    /// The form that `auto` sees; `None` if the row is malformed, which [`Self::parse`] will report.
+    fn form(&self) -> Option<Form> {
+        match self.clone().value() {
+            Ok(Value::Object(row)) => Form::detect(&row),
+            _ => None,
+        }
+    }
+}
+
+/// Reads at most `limit` rows of `path` and hands them to `take` in order, with the forms that the file may hold:
+/// `format` alone, or what its first rows show. `bytes` counts what was read.
+///
+/// # Errors
+/// Files that cannot be read, malformed documents, and whatever `take` returns.
+pub fn read(
+    path: &Path,
+    format: Option<Form>,
+    limit: Option<usize>,
+    bytes: &Cell<u64>,
+    take: &mut dyn FnMut(RawRow, &[Form]) -> Result<()>,
+) -> Result<()> {
+    let mut left = limit.unwrap_or(usize::MAX);
+    let mut forms: Vec<Form> = format.into_iter().collect();
+    let mut probed = Vec::new();
+    let mut give = |probed: &mut Vec<RawRow>, forms: &mut Vec<Form>| -> Result<()> {
+        if forms.is_empty() {
+            *forms = probed.iter().filter_map(RawRow::form).collect();
+            forms.sort_unstable();
+            forms.dedup();
+            if forms.is_empty() {
+                forms.extend(Form::ALL);
+            }
+        }
+        probed.drain(..).try_for_each(|row| take(row, forms))
+    };
+    if left == 0 {
+        return Ok(());
+    }
+    let finished = read_rows(path, bytes, &mut |row| {
+        left -= 1;
+        probed.push(row);
+        if !forms.is_empty() || probed.len() == PROBE_ROWS {
+            give(&mut probed, &mut forms)?;
+        }
+        Ok(left > 0)
+    });
+    // Rows before a broken one are looked at first: the earliest error is the one to report.
+    give(&mut probed, &mut forms)?;
+    finished
+}
+
+/// The forms that the first rows of `path` show; none if it cannot be read.
+pub(super) fn forms(path: &Path, format: Option<Form>) -> Vec<Form> {
+    let mut seen = Vec::new();
+    let _ = read(path, format, Some(PROBE_ROWS), &Cell::new(0), &mut |_, forms| {
+        seen = forms.to_vec();
+        Ok(())
+    });
+    seen
+}
+
+/// Takes one row; false ends the reading.
+type TakeRow<'a> = &'a mut dyn FnMut(RawRow) -> Result<bool>;
+
+/// A format of files.
+struct Format {
+    /// Extensions in lower case, the usual one first.
+    extensions: &'static [&'static str],
+    read: Read,
+}
+
+/// How a format is read.
+enum Read {
+    /// Text in UTF-8, plain or compressed.
+    Text(fn(&Path, &mut dyn BufRead, TakeRow<'_>) -> Result<()>),
+    /// Anything else; such formats compress by themselves.
+    Whole(fn(&Path, File, &Cell<u64>, TakeRow<'_>) -> Result<()>),
+}
+
+macro_rules! formats {
+    ($($module:ident = $($extension:literal)|+;)+) => {
+        $( mod $module; )+
+
+        /// Every format.
+        const FORMATS: &[Format] = &[$( Format { extensions: &[$($extension),+], read: $module::READ } ),+];
+    };
+}
+tunesmith_base::registry::formats!(formats);
+
+impl Format {
+    /// The format of a file by its extensions, `.jsonl` or `.csv.gz`, and how it is compressed.
+    fn of(path: &Path) -> Result<(&'static Self, Compression)> {
+        let lower = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+        let outer = lower(path);
+        let compression = outer.as_deref().map_or(Compression::None, Compression::of);
+        let plain = compression == Compression::None;
+        let inner = if plain { outer } else { lower(&path.with_extension("")) }.unwrap_or_default();
+        match FORMATS.iter().find(|format| format.extensions.contains(&&*inner)) {
+            Some(format) if plain || format.is_text() => Ok((format, compression)),
+            found => Err(Error::data(format!("{}: found no known extension, expected {}", path.display(), known()))
+                .hint(match (found, &*inner) {
+                    (Some(_), _) => "unpack it: these formats compress by themselves",
+                    (None, "txt") => "make it a .jsonl file with one {\"text\": …} object a line",
+                    (None, _) => "rename the file after its format",
+                })),
+        }
+    }
+
+    const fn is_text(&self) -> bool {
+        matches!(self.read, Read::Text(_))
+    }
+}
+
+/// The extensions, for people.
+fn known() -> String {
+    let all = |text: bool| {
+        let formats = FORMATS.iter().filter(|format| format.is_text() == text);
+        let names: Vec<String> = formats.map(|format| format!(".{}", format.extensions[0])).collect();
+        names.split_last().map_or(String::new(), |(last, others)| format!("{} or {last}", others.join(", ")))
+    };
+    format!("{} (also with .gz or .zst behind it), {}", all(true), all(false))
+}
+
+fn read_rows(path: &Path, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
+    let file = open(path)?;
+    let (format, compression) = Format::of(path)?;
+    match format.read {
+        Read::Whole(read) => read(path, file, bytes, take),
+        Read::Text(read) => {
+            let since_row = Cell::new(0);
+            let mut reader = compressed::reader(file, compression, bytes, &since_row, MAX_ROW_BYTES as u64)
+                .map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
+            read(path, &mut reader, &mut |row| {
+                since_row.set(0);
+                take(row)
+            })
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    if path.is_dir() {
+        return Err(Error::data(format!("{} is a folder, expected a file", path.display()))
+            .hint(format!("name its files by a pattern: {}/*.jsonl", path.display())));
+    }
+    // Who writes into a pipe may never come, and rows are read more than once.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return Err(
+            Error::data(format!("{} is no regular file", path.display())).hint("write the rows to a file first")
+        );
+    }
+    files::open(path).map_err(|error| {
+        Error::io("read", path, &error)
+            .with_kind(tunesmith_base::Kind::Data)
+            .hint("check data.train_path, val_path, test_path and datasets")
+    })
+}
+
+/// Hashes what decides which rows some files hold: their bytes and their kinds.
+pub(super) fn hash_files(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Result<()> {
+    for path in paths {
+        let mut content = blake3::Hasher::new();
+        content
+            .update_reader(open(path)?)
+            .map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
+        hasher.update(content.finalize().as_bytes());
+        hasher.update(path.file_name().map_or_else(String::new, extensions).as_bytes());
+    }
+    Ok(())
+}
+
+/// What stands behind the first point of a file's name.
+fn extensions(name: &std::ffi::OsStr) -> String {
+    name.to_string_lossy().split_once('.').map_or(String::new(), |(_, extensions)| extensions.to_owned())
+}

@@ -1,0 +1,29 @@
+//! What formats of text share: UTF-8, and errors of the bytes below.
+use std::io::BufRead;
+use std::path::Path;
+
+use tunesmith_base::error::{Error, Result};
+
+/// Skips a mark of byte order; the first byte that is no white space, if it is near.
+pub(super) fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>> {
+    let head = reader.fill_buf().map_err(|error| unreadable(path, &error))?;
+    if head.starts_with(&[0xff, 0xfe]) || head.starts_with(&[0xfe, 0xff]) {
+        return Err(Error::data(format!("{} is UTF-16, expected UTF-8", path.display()))
+            .hint("convert it: iconv -f utf-16 -t utf-8"));
+    }
+    let packed = [("gzip", b"\x1f\x8b".as_slice(), ".gz"), ("zstd", b"\x28\xb5\x2f\xfd", ".zst")];
+    let columns = [("Parquet", b"PAR1".as_slice(), ".parquet"), ("Arrow", b"ARROW1", ".arrow")];
+    if let Some((what, _, end)) = packed.iter().chain(&columns).find(|(_, magic, _)| head.starts_with(magic)) {
+        return Err(Error::data(format!("{} holds {what}, expected text", path.display()))
+            .hint(format!("its name has to end in {end}")));
+    }
+    let bom = if head.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
+    let first = head[bom..].iter().copied().find(|byte| !byte.is_ascii_whitespace());
+    reader.consume(bom);
+    Ok(first)
+}
+
+/// What is wrong with the bytes is wrong with the data: a cut archive, a row without end.
+pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
+    Error::io("read", path, error).with_kind(tunesmith_base::Kind::Data)
+}

@@ -1,0 +1,358 @@
+//! Rows of one kind (training, validation, test) as numbers of rows in token sets: what is shuffled, split, mixed and
+//! repeated are these numbers; tokens stay on disk.
+use std::ops::Range;
+use std::slice::from_ref;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::batch::{Batch, Example, IGNORE};
+use super::report::Counts;
+use super::rng::shuffle;
+use super::sampler::Step;
+use super::tokenizer::Tokenizer;
+use super::tokens::{TokenSet, TokenWriter};
+use tunesmith_base::error::{Error, Result};
+
+/// A row of one of the sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RowId {
+    /// The set's number.
+    pub set: u32,
+    /// The row's number in it, rows that were left out counted.
+    pub row: u32,
+    /// Which piece of the row ([`Split::cut`]); 0 for a row that is whole.
+    pub piece: u32,
+}
+
+/// Examples of one kind (training, validation, test).
+#[derive(Debug, Clone, Default)]
+pub struct Split {
+    pub(super) sets: Vec<Arc<TokenSet>>,
+    pub(super) rows: Vec<RowId>,
+    /// What rows count by the class that they are of; nothing where all count alike.
+    pub(super) class_weights: Option<Arc<[f32]>>,
+    /// The longest piece, where long rows are cut.
+    pub(super) piece_tokens: Option<usize>,
+}
+
+impl Split {
+    /// Examples that are not from files, kept in a file without a name.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the folder for temporary files cannot be written.
+    pub fn from_examples<'a>(examples: impl IntoIterator<Item = &'a Example>) -> Result<Self> {
+        let dir = std::env::temp_dir();
+        let mut writer =
+            TokenWriter::scratch(&dir).map_err(|error| Error::io("write tokenized data to", &dir, &error))?;
+        for example in examples {
+            writer.push(Some((from_ref(example), 1.0)))?;
+        }
+        Ok(Self::of(vec![Arc::new(writer.finish(&Counts::default())?)]))
+    }
+
+    /// All usable rows of some sets, one set behind the other.
+    pub(super) fn of(sets: Vec<Arc<TokenSet>>) -> Self {
+        let rows = sets
+            .iter()
+            .zip(0..)
+            .flat_map(|(set, number)| set.usable().map(move |row| RowId { set: number, row, piece: 0 }));
+        Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
+    }
+
+    /// How many examples.
+    pub const fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    fn at(&self, index: usize) -> (&TokenSet, u32) {
+        let RowId { set, row, .. } = self.rows[index];
+        (&self.sets[set as usize], row)
+    }
+
+    /// Cuts rows that are longer than `most` tokens into pieces of so many; each is an example of its own from here on. Says
+    /// how many rows were cut, and into how many pieces.
+    pub fn cut(&mut self, most: usize) -> (usize, usize) {
+        let (mut rows, mut cut, mut pieces) = (Vec::with_capacity(self.len()), 0, 0);
+        for (index, &id) in self.rows.iter().enumerate() {
+            let (set, row) = self.at(index);
+            let count = if set.has_several(row) { 1 } else { self.length(index).div_ceil(most) };
+            rows.extend((0..count as u32).map(|piece| RowId { piece, ..id }));
+            if count > 1 {
+                (cut, pieces) = (cut + 1, pieces + count);
+            }
+        }
+        (self.rows, self.piece_tokens) = (rows, Some(most));
+        (cut, pieces)
+    }
+
+    /// Where an example lies in its row.
+    fn window(&self, index: usize) -> Range<usize> {
+        let ((set, row), piece) = (self.at(index), self.rows[index].piece);
+        let length = set.length(row);
+        let cut = self.piece_tokens.filter(|most| length > *most && !set.has_several(row));
+        let Some(most) = cut else { return 0..length };
+        let (begin, end) = (piece as usize * most, (piece as usize + 1) * most);
+        // A last token alone would have nothing to be predicted from: the piece before gives it one of its own.
+        let alone = length % most == 1;
+        (begin - usize::from(alone && begin + 1 == length))..(end - usize::from(alone && end + 1 == length)).min(length)
+    }
+
+    /// The tokens of an example, counted; of a conversation in several renderings those of all.
+    pub fn length(&self, index: usize) -> usize {
+        self.window(index).len()
+    }
+
+    /// The most tokens of a sequence: of an example, or of one rendering of a conversation.
+    pub fn longest_sequence(&self) -> usize {
+        let longest = |index| {
+            let (set, row) = self.at(index);
+            self.length(index).min(set.longest(row))
+        };
+        (0..self.len()).map(longest).max().unwrap_or(0)
+    }
+
+    /// Reads an example as the sequences that it is, and what its loss counts: one, or a conversation's renderings where the
+    /// template rewrites earlier turns ([`super::mask::render`]).
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn sequences(&self, index: usize) -> Result<(Vec<Example>, f32)> {
+        let (set, row) = self.at(index);
+        let (mut examples, weight) = set.read(row)?;
+        let window = self.window(index);
+        if let [Example { input_ids, labels }] = examples.as_mut_slice()
+            && window.len() < input_ids.len()
+        {
+            (*input_ids, *labels) = (input_ids[window.clone()].to_vec(), labels[window].to_vec());
+        }
+        Ok((examples, weight))
+    }
+
+    /// The length of each example in tokens.
+    pub fn lengths(&self) -> Vec<usize> {
+        (0..self.len()).map(|index| self.length(index)).collect()
+    }
+
+    /// All tokens.
+    pub fn tokens(&self) -> usize {
+        (0..self.len()).map(|index| self.length(index)).sum()
+    }
+
+    /// All tokens that carry a loss.
+    pub fn label_tokens(&self) -> usize {
+        let count = |index: usize| {
+            let (set, row) = self.at(index);
+            let (length, labelled, here) = (set.length(row), set.label_tokens(row), self.length(index));
+            if here == length {
+                return labelled;
+            }
+            // Only plain text is cut. All of it is learned, except what the tokenizer puts before it, and the first token of a piece.
+            let before = if self.rows[index].piece == 0 { length - 1 - labelled } else { 0 };
+            here.saturating_sub(1 + before)
+        };
+        (0..self.len()).map(count).sum()
+    }
+
+    /// Reads an example; the last of several renderings, which has the conversation's last turn.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+    pub fn example(&self, index: usize) -> Result<Example> {
+        Ok(self.sequences(index)?.0.pop().unwrap_or_default())
+    }
+
+    /// The UTF-8 bytes of the text that the labels of all examples are; the first token of an example is never predicted.
+    ///
+    /// # Errors
+    /// As [`Self::example`]; the tokenizer's decoder fails.
+    pub fn label_bytes(&self, tokenizer: &Tokenizer) -> Result<u64> {
+        (0..self.len()).into_par_iter().map(|index| self.label_bytes_of(index, tokenizer)).sum()
+    }
+
+    /// The same of one example.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn label_bytes_of(&self, index: usize, tokenizer: &Tokenizer) -> Result<u64> {
+        let bytes = |example: &Example| Ok(tokenizer.decode(&example.predicted(), true)?.len() as u64);
+        self.sequences(index)?.0.iter().map(bytes).sum()
+    }
+
+    /// An example as a question and its answer: the tokens before its last run of labels, and that run.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn prompt(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
+        let Example { input_ids, mut labels } = self.example(index)?;
+        // A label of the whole row is no answer.
+        labels.truncate(input_ids.len());
+        let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
+        let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
+        Ok((input_ids[..start].to_vec(), input_ids[start..end].to_vec()))
+    }
+
+    /// The label that an example has as a whole: a class, or the bits of a number.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn target(&self, index: usize) -> Result<Option<i32>> {
+        let (set, row) = self.at(index);
+        set.target(row)
+    }
+
+    /// The label that an example has as a whole, and what its loss counts; nothing without such a label.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn labelled(&self, index: usize) -> Result<Option<(i32, f32)>> {
+        let batch = self.batch([index])?;
+        let end = batch.tokens.len().saturating_sub(1);
+        Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
+    }
+
+    /// The batch of the given examples, each sequence of its own.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> Result<Batch> {
+        let mut batch = Batch { cu_seqlens: vec![0], ..Batch::default() };
+        for index in indices {
+            let (examples, weight) = self.sequences(index)?;
+            for example in &examples {
+                self.push(&mut batch, example, weight);
+            }
+        }
+        Ok(batch)
+    }
+
+    /// Appends a sequence of these examples to a batch; `weight` is what its row's loss counts.
+    pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32) {
+        batch.push(&example.input_ids, &example.labels);
+        let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
+        let of_class = self.class_weights.as_ref().and_then(|weights| weights.get(class));
+        batch.weigh_last(weight * of_class.unwrap_or(&1.0));
+    }
+
+    /// The micro-batches of a step, their rows counted through for dropout.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn batches(&self, step: &Step) -> Result<Vec<Batch>> {
+        let mut first_row = 0;
+        let batch = |micro_batch: &Vec<Vec<usize>>| {
+            let mut batch = self.batch(micro_batch.iter().flatten().copied())?;
+            batch.first_row = first_row;
+            first_row += batch.tokens.len() as u64;
+            Ok(batch)
+        };
+        step.iter().map(batch).collect()
+    }
+
+    /// Takes a share of the examples out, drawn by `seed`; both parts keep their order. At least one goes out.
+    #[must_use]
+    pub fn take_share(&mut self, share: f64, seed: u64) -> Self {
+        const STREAM: u64 = u64::MAX - 1;
+        let count = ((self.len() as f64 * share).round() as usize).max(1).min(self.len());
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        shuffle(&mut order, seed, STREAM);
+        self.take(order[..count].iter().copied())
+    }
+
+    /// As [`Self::take_share`], the same share of each class (stratified). What does not come out even goes to the classes with the
+    /// largest remainders; the last row of a class stays.
+    ///
+    /// # Errors
+    /// As [`Self::example`].
+    pub fn take_share_of_each(&mut self, share: f64, seed: u64, classes: usize) -> Result<Self> {
+        const STREAM: u64 = u64::MAX - 1;
+        let mut of_class: Vec<Vec<u32>> = vec![Vec::new(); classes];
+        let mut order: Vec<u32> = (0..self.len() as u32).collect();
+        shuffle(&mut order, seed, STREAM);
+        for index in order {
+            if let Some(rows) = self.target(index as usize)?.and_then(|class| of_class.get_mut(class as usize)) {
+                rows.push(index);
+            }
+        }
+        let count = ((self.len() as f64 * share).round() as usize).max(1);
+        let exact: Vec<f64> = of_class.iter().map(|rows| rows.len() as f64 * share).collect();
+        let most = |class: usize| of_class[class].len().saturating_sub(1);
+        let mut counts: Vec<usize> = (0..classes).map(|class| (exact[class] as usize).min(most(class))).collect();
+        let mut by_rest: Vec<usize> = (0..classes).collect();
+        by_rest.sort_by(|&one, &other| exact[other].fract().total_cmp(&exact[one].fract()).then(one.cmp(&other)));
+        let mut missing = count.saturating_sub(counts.iter().sum());
+        for class in by_rest {
+            if missing > 0 && counts[class] < most(class) {
+                counts[class] += 1;
+                missing -= 1;
+            }
+        }
+        let taken: Vec<u32> =
+            of_class.iter().zip(counts).flat_map(|(rows, count)| rows[..count].iter().copied()).collect();
+        Ok(self.take(taken))
+    }
+
+    /// Takes examples out; both parts keep their order.
+    fn take(&mut self, indices: impl IntoIterator<Item = u32>) -> Self {
+        let mut goes = vec![false; self.len()];
+        indices.into_iter().for_each(|index| goes[index as usize] = true);
+        let mut taken = Vec::new();
+        let mut fates = goes.into_iter();
+        self.rows.retain(|&row| {
+            let goes = fates.next() == Some(true);
+            if goes {
+                taken.push(row);
+            }
+            !goes
+        });
+        Self { sets: self.sets.clone(), rows: taken, class_weights: None, piece_tokens: self.piece_tokens }
+    }
+
+    /// Hashes what the examples are: the sets' content, and which rows of them.
+    pub(super) fn hash_into(&self, hasher: &mut blake3::Hasher) {
+        hasher.update(&(self.sets.len() as u64).to_le_bytes());
+        for set in &self.sets {
+            hasher.update(set.content().as_bytes());
+        }
+        hasher.update(&(self.len() as u64).to_le_bytes());
+        for piece in self.rows.chunks(1 << 14) {
+            let bytes = piece.iter().flat_map(|id| (u64::from(id.set) << 32 | u64::from(id.row)).to_le_bytes());
+            hasher.update(&bytes.collect::<Vec<u8>>());
+            if self.piece_tokens.is_some() {
+                hasher.update(&piece.iter().flat_map(|id| id.piece.to_le_bytes()).collect::<Vec<u8>>());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_rows_become_pieces_in_which_every_token_stands_once() {
+        for (length, pieces) in
+            [(3, vec![3]), (4, vec![4]), (5, vec![3, 2]), (8, vec![4, 4]), (9, vec![4, 3, 2]), (10, vec![4, 4, 2])]
+        {
+            let ids: Vec<u32> = (0..length).collect();
+            // The first token is what a tokenizer puts before a text.
+            let labels = ids.iter().map(|&id| if id == 0 { IGNORE } else { id as i32 }).collect();
+            let example = Example { input_ids: ids.clone(), labels };
+            let mut split = Split::from_examples([&example]).unwrap();
+            let whole = split.label_tokens();
+            let cut = split.cut(4);
+            assert_eq!(split.lengths(), pieces, "{length} tokens");
+            assert_eq!(cut, if pieces.len() > 1 { (1, pieces.len()) } else { (0, 0) });
+            let read: Vec<Example> = (0..split.len()).map(|index| split.example(index).unwrap()).collect();
+            assert_eq!(read.iter().flat_map(|piece| piece.input_ids.clone()).collect::<Vec<_>>(), ids);
+            assert_eq!(split.label_tokens(), read.iter().map(Example::label_tokens).sum::<usize>());
+            assert_eq!(split.label_tokens(), whole + 1 - pieces.len(), "a piece's first token has nothing before it");
+            assert_eq!(split.batch(0..split.len()).unwrap().label_tokens(), split.label_tokens());
+        }
+    }
+}

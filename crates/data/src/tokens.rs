@@ -1,0 +1,471 @@
+//! Tokenized rows on disk. A set of rows is tokenized once, into a file; in memory stays where each row lies and how
+//! long it is, so that a set may be larger than memory and batches are read from the file as they are needed.
+//!
+//! A file that is kept (the cache) is found by the hash of everything that went into it, and is as good as none if it
+//! is damaged in any way. One that is not kept has no name.
+//!
+//! Layout, little-endian: magic, key [32] | rows of u32: ids, bit 31 set where there is no label; a row with labels of
+//! its own has ids, then labels; a row with a label as a whole has that behind it, then a row whose loss does not count 1
+//! its weight; of a row of several examples bit 30 is set where one begins | per row the number of its tokens (bit 31:
+//! labels of its own, bit 30: a weight, bit 29: a label as a whole, bit 28: several examples) and of its label tokens, u32
+//! each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3 of rows and
+//! numbers [32], BLAKE3 of the rest [32].
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use super::batch::{Example, IGNORE};
+use super::report::Counts;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_base::files::temporary::{self, Temporary};
+
+const MAGIC: &[u8; 16] = b"tunesmith-data4\n";
+const HEADER: usize = MAGIC.len() + 32;
+const TRAILER: usize = 3 * 8 + 2 * 32;
+const PIECE: usize = 1 << 20;
+/// In an id: no label. In a count of tokens: the row has labels of its own.
+const FLAG: u32 = 1 << 31;
+/// In a count of tokens: the row has a weight.
+const WEIGHED: u32 = 1 << 30;
+/// In a count of tokens: the row has a label as a whole.
+const WHOLE: u32 = 1 << 29;
+/// In a count of tokens: the row has several examples.
+const SEVERAL: u32 = 1 << 28;
+/// In an id of a row of several examples: one begins.
+const BEGINS: u32 = 1 << 30;
+
+/// The folder that is used unless the configuration names one.
+pub fn default_dir() -> Option<PathBuf> {
+    let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
+    xdg.or_else(home).map(|cache| cache.join("tunesmith"))
+}
+
+/// Where the data of a key lies.
+pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
+    dir.join(format!("{}.tokens", key.to_hex()))
+}
+
+/// The size of a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+struct Size {
+    /// With [`FLAG`] where labels are stored beside the ids, [`WEIGHED`], [`WHOLE`] and [`SEVERAL`].
+    tokens: u32,
+    label_tokens: u32,
+}
+
+impl Size {
+    const fn len(self) -> usize {
+        (self.tokens & !(FLAG | WEIGHED | WHOLE | SEVERAL)) as usize
+    }
+
+    /// Words of ids and of labels beside them.
+    const fn inner_words(self) -> u64 {
+        (self.len() as u64) << (self.tokens >> 31)
+    }
+
+    const fn words(self) -> u64 {
+        self.inner_words() + (self.tokens >> 30 & 1) as u64 + (self.tokens >> 29 & 1) as u64
+    }
+}
+
+/// The rows of a set of files, in their order; those that cannot be used have no tokens.
+#[derive(Debug)]
+pub struct TokenSet {
+    file: File,
+    /// For messages.
+    path: PathBuf,
+    /// In words.
+    starts: Vec<u64>,
+    sizes: Vec<Size>,
+    content: blake3::Hash,
+    /// The tokens of the longest example in a row of several; 0 without such rows.
+    longest_of_several: usize,
+}
+
+impl TokenSet {
+    /// Opens what was stored under a key; nothing if it is not there or not whole.
+    pub fn open(path: &Path, key: &blake3::Hash) -> Option<(Self, Counts)> {
+        let file = files::open_own(path).ok()?;
+        let size = file.metadata().ok()?.len();
+        let mut trailer = [0; TRAILER];
+        read_at(&file, &mut trailer, size.checked_sub(TRAILER as u64)?).ok()?;
+        let length = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("eight bytes"));
+        let (words, rows, counts) = (length(0), length(8), length(16));
+        // Checked before anything is allocated: a damaged length must not ask for the machine's memory.
+        let content_end = words.checked_mul(4)?.checked_add(rows.checked_mul(8)?)?.checked_add(HEADER as u64)?;
+        if content_end.checked_add(counts)?.checked_add(TRAILER as u64)? != size {
+            return None;
+        }
+        let mut header = [0; HEADER];
+        read_at(&file, &mut header, 0).ok()?;
+        if header[..MAGIC.len()] != MAGIC[..] || header[MAGIC.len()..] != key.as_bytes()[..] {
+            return None;
+        }
+        let mut hasher = blake3::Hasher::new();
+        let mut sizes = Vec::with_capacity(rows as usize);
+        let numbers = HEADER as u64 + 4 * words;
+        let mut piece = vec![0; PIECE];
+        for (begin, end) in [(HEADER as u64, numbers), (numbers, content_end)] {
+            let mut at = begin;
+            while at < end {
+                let piece = &mut piece[..(end - at).min(PIECE as u64) as usize];
+                read_at(&file, piece, at).ok()?;
+                hasher.update(piece);
+                if begin == numbers {
+                    sizes.extend(piece.as_chunks::<8>().0.iter().map(|bytes| Size {
+                        tokens: u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+                        label_tokens: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+                    }));
+                }
+                at += piece.len() as u64;
+            }
+        }
+        let content = hasher.finalize();
+        let mut json = vec![0; counts as usize];
+        read_at(&file, &mut json, content_end).ok()?;
+        let whole = hash_rest(key, &json, &trailer[..24], &content);
+        if trailer[24..56] != content.as_bytes()[..] || trailer[56..] != whole.as_bytes()[..] {
+            return None;
+        }
+        let counts: Counts = serde_json::from_slice(&json).ok()?;
+        let longest_of_several = counts.turns.longest as usize;
+        let set = Self { starts: starts(&sizes), file, path: path.to_owned(), sizes, content, longest_of_several };
+        Some((set, counts))
+    }
+
+    /// How many rows were read, whether they can be used or not.
+    pub const fn rows(&self) -> usize {
+        self.sizes.len()
+    }
+
+    /// The tokens of a row, of all its examples; 0 for one that was left out.
+    pub fn length(&self, row: u32) -> usize {
+        self.sizes[row as usize].len()
+    }
+
+    /// Whether a row has several examples.
+    pub fn has_several(&self, row: u32) -> bool {
+        self.sizes[row as usize].tokens & SEVERAL != 0
+    }
+
+    /// The most tokens that an example of a row may have.
+    pub fn longest(&self, row: u32) -> usize {
+        let length = self.length(row);
+        if self.has_several(row) { length.min(self.longest_of_several) } else { length }
+    }
+
+    /// How many of them carry a loss.
+    pub fn label_tokens(&self, row: u32) -> usize {
+        self.sizes[row as usize].label_tokens as usize
+    }
+
+    /// The rows that can be used.
+    pub fn usable(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.rows() as u32).filter(|&row| self.length(row) > 0)
+    }
+
+    /// BLAKE3 of all rows.
+    pub const fn content(&self) -> &blake3::Hash {
+        &self.content
+    }
+
+    /// Reads a row's examples, at least one, and what its loss counts.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]: the file cannot be read (any more).
+    pub fn read(&self, row: u32) -> Result<(Vec<Example>, f32)> {
+        let size = self.sizes[row as usize];
+        let mut bytes = vec![0; 4 * size.words() as usize];
+        read_at(&self.file, &mut bytes, HEADER as u64 + 4 * self.starts[row as usize])
+            .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
+        let words: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        let weight = words.last().filter(|_| size.tokens & WEIGHED != 0).map_or(1.0, |&word| f32::from_bits(word));
+        let (first, rest) = words.split_at(size.len());
+        let whole = || {
+            let place = size.inner_words() as usize;
+            words.get(place).filter(|_| size.tokens & WHOLE != 0).map(|&word| word as i32)
+        };
+        if size.tokens & FLAG != 0 {
+            let labels = rest.iter().take(size.len()).map(|&word| word as i32).chain(whole()).collect();
+            return Ok((vec![Example { input_ids: first.to_vec(), labels }], weight));
+        }
+        let several = size.tokens & SEVERAL != 0;
+        let flags = if several { FLAG | BEGINS } else { FLAG };
+        let label = |&word: &u32| if word & FLAG == 0 { (word & !flags) as i32 } else { IGNORE };
+        let example = |words: &[u32]| Example {
+            input_ids: words.iter().map(|word| word & !flags).collect(),
+            labels: words.iter().map(label).chain(whole()).collect(),
+        };
+        let examples = first.chunk_by(|_, word| !several || word & BEGINS == 0).map(example).collect();
+        Ok((examples, weight))
+    }
+
+    /// The label that a row has as a whole.
+    ///
+    /// # Errors
+    /// As [`TokenSet::read`].
+    pub fn target(&self, row: u32) -> Result<Option<i32>> {
+        let size = self.sizes[row as usize];
+        if size.tokens & WHOLE == 0 {
+            return Ok(None);
+        }
+        let mut bytes = [0; 4];
+        read_at(&self.file, &mut bytes, HEADER as u64 + 4 * (self.starts[row as usize] + size.inner_words()))
+            .map_err(|error| Error::io("read tokenized data from", &self.path, &error))?;
+        Ok(Some(i32::from_le_bytes(bytes)))
+    }
+}
+
+fn starts(sizes: &[Size]) -> Vec<u64> {
+    let next = |start: &mut u64, size: &Size| {
+        let here = *start;
+        *start += size.words();
+        Some(here)
+    };
+    sizes.iter().scan(0, next).collect()
+}
+
+fn hash_rest(key: &blake3::Hash, counts: &[u8], lengths: &[u8], content: &blake3::Hash) -> blake3::Hash {
+    let mut hasher = blake3::Hasher::new();
+    for part in [&MAGIC[..], key.as_bytes(), counts, lengths, content.as_bytes()] {
+        hasher.update(part);
+    }
+    hasher.finalize()
+}
+
+/// Writes a set, row by row. What is not finished is removed.
+pub struct TokenWriter {
+    file: BufWriter<File>,
+    path: PathBuf,
+    key: blake3::Hash,
+    /// The file until it is whole; without, it has no name any more.
+    temporary: Option<Temporary>,
+    hasher: blake3::Hasher,
+    sizes: Vec<Size>,
+    record: Vec<u8>,
+}
+
+impl TokenWriter {
+    /// Begins the file of a key that will be kept as `target`.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn kept(target: &Path, key: &blake3::Hash) -> std::io::Result<Self> {
+        if let Some(dir) = target.parent() {
+            fs::create_dir_all(dir)?;
+            temporary::sweep_folder(dir);
+        }
+        let (temporary, file) = Temporary::file(target)?;
+        Self::begin(file, target.to_owned(), *key, Some(temporary))
+    }
+
+    /// Begins a file in `dir` that is gone when its set is.
+    ///
+    /// # Errors
+    /// The system's reason.
+    pub fn scratch(dir: &Path) -> std::io::Result<Self> {
+        // Its name goes at once: whatever ends the process, nothing is left.
+        let path = dir.join("tunesmith-tokens");
+        let (temporary, file) = Temporary::file(&path)?;
+        drop(temporary);
+        Self::begin(file, path, blake3::Hash::from_bytes([0; 32]), None)
+    }
+
+    fn begin(file: File, path: PathBuf, key: blake3::Hash, temporary: Option<Temporary>) -> std::io::Result<Self> {
+        let mut writer = Self {
+            file: BufWriter::with_capacity(PIECE, file),
+            path,
+            key,
+            temporary,
+            hasher: blake3::Hasher::new(),
+            sizes: Vec::new(),
+            record: Vec::new(),
+        };
+        writer.file.write_all(MAGIC)?;
+        writer.file.write_all(key.as_bytes())?;
+        Ok(writer)
+    }
+
+    /// Appends a row of one or several examples with what its loss counts; none for one that is left out. Examples of
+    /// several have no labels of their own.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Data`] beyond 4 billion rows or 260 million tokens in one.
+    pub fn push(&mut self, row: Option<(&[Example], f32)>) -> Result<()> {
+        let Some((examples, weight)) = row else {
+            self.sizes.push(Size::default());
+            return Ok(());
+        };
+        let tokens: usize = examples.iter().map(|example| example.input_ids.len()).sum();
+        if self.sizes.len() >= u32::MAX as usize || tokens >= SEVERAL as usize {
+            return Err(Error::data("more than 4 billion rows, or 260 million tokens in a row")
+                .hint("split the set, or set data.max_rows"));
+        }
+        self.record.clear();
+        let mut flags = 0;
+        if let [Example { input_ids, labels }] = examples {
+            let plain = |(&id, &label): (&u32, &i32)| id < FLAG && (label == IGNORE || label as u32 == id);
+            let (labels, whole) = labels.split_at(labels.len().min(input_ids.len()));
+            if input_ids.iter().zip(labels).all(plain) {
+                self.record.extend(input_ids.iter().zip(labels).flat_map(|pair| word(pair).to_le_bytes()));
+            } else {
+                flags |= FLAG;
+                self.record.extend(input_ids.iter().flat_map(|id| id.to_le_bytes()));
+                self.record.extend(labels.iter().flat_map(|label| label.to_le_bytes()));
+            }
+            self.record.extend(whole.iter().flat_map(|label| label.to_le_bytes()));
+            flags |= if whole.is_empty() { 0 } else { WHOLE };
+        } else {
+            flags |= SEVERAL;
+            for Example { input_ids, labels } in examples {
+                if input_ids.iter().any(|&id| id >= BEGINS) {
+                    return Err(Error::data(format!(
+                        "a token id is {BEGINS} or larger in a row of several renderings"
+                    )));
+                }
+                let words = input_ids.iter().zip(labels).map(word).enumerate();
+                let marked = words.map(|(index, word)| if index == 0 { word | BEGINS } else { word });
+                self.record.extend(marked.flat_map(u32::to_le_bytes));
+            }
+        }
+        if weight != 1.0 {
+            flags |= WEIGHED;
+            self.record.extend(weight.to_le_bytes());
+        }
+        let label_tokens = examples.iter().map(Example::label_tokens).sum::<usize>() as u32;
+        self.sizes.push(Size { tokens: tokens as u32 | flags, label_tokens });
+        self.hasher.update(&self.record);
+        self.file.write_all(&self.record).map_err(|error| self.failed(&error))
+    }
+
+    fn failed(&self, error: &std::io::Error) -> Error {
+        Error::io("write tokenized data to", &self.path, error)
+            .hint("it takes about 4 bytes a token; free some space, or set data.cache_dir")
+    }
+
+    /// Completes the file.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Io`].
+    pub fn finish(mut self, counts: &Counts) -> Result<TokenSet> {
+        let sizes = std::mem::take(&mut self.sizes);
+        let starts = starts(&sizes);
+        let words = starts.last().map_or(0, |start| start + sizes[sizes.len() - 1].words());
+        let written = (|| {
+            let mut numbers = Vec::with_capacity(PIECE);
+            for piece in sizes.chunks(PIECE / 8) {
+                numbers.clear();
+                numbers.extend(
+                    piece
+                        .iter()
+                        .flat_map(|size| (u64::from(size.tokens) | u64::from(size.label_tokens) << 32).to_le_bytes()),
+                );
+                self.hasher.update(&numbers);
+                self.file.write_all(&numbers)?;
+            }
+            let content = self.hasher.finalize();
+            let json = serde_json::to_vec(counts)?;
+            let lengths: Vec<u8> =
+                [words, sizes.len() as u64, json.len() as u64].iter().flat_map(|length| length.to_le_bytes()).collect();
+            let whole = hash_rest(&self.key, &json, &lengths, &content);
+            for part in [&json[..], &lengths, content.as_bytes(), whole.as_bytes()] {
+                self.file.write_all(part)?;
+            }
+            self.file.flush()?;
+            let file = self.file.get_ref().try_clone()?;
+            if let Some(temporary) = self.temporary.take() {
+                // Not synced: a file that a power cut damages is found out by its hash.
+                temporary.place(|path| fs::rename(path, &self.path))?;
+            }
+            Ok((file, content))
+        })();
+        let (file, content) = written.map_err(|error| self.failed(&error))?;
+        let longest_of_several = counts.turns.longest as usize;
+        Ok(TokenSet { file, path: self.path.clone(), starts, sizes, content, longest_of_several })
+    }
+}
+
+/// An id, flagged where it has no label.
+const fn word((&id, &label): (&u32, &i32)) -> u32 {
+    if label == IGNORE { id | FLAG } else { id }
+}
+
+/// Fills `bytes` from a place in the file, leaving its position alone.
+fn read_at(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
+    #[cfg(unix)]
+    return std::os::unix::fs::FileExt::read_exact_at(file, bytes, at);
+    #[cfg(windows)]
+    {
+        use std::os::windows::fs::FileExt as _;
+        let mut done = 0;
+        while done < bytes.len() {
+            match file.seek_read(&mut bytes[done..], at + done as u64)? {
+                0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice::from_ref;
+
+    use super::*;
+
+    #[test]
+    fn rows_come_back_as_they_were_whatever_their_labels() {
+        let rows = [
+            Example { input_ids: vec![1, 2, 3], labels: vec![IGNORE, 2, 3] },
+            Example { input_ids: vec![7, 8], labels: vec![9, IGNORE] },
+            Example { input_ids: vec![FLAG | 5, 6], labels: vec![IGNORE, 6] },
+            Example { input_ids: vec![5, 6], labels: vec![IGNORE, IGNORE, 3] },
+            Example { input_ids: vec![5], labels: vec![8, (-0.5f32).to_bits() as i32] },
+        ];
+        let weights = [1.0, 0.5, 0.0, 1.0, 2.0];
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::scratch(folder.path()).unwrap();
+        for (row, weight) in rows.iter().zip(weights) {
+            writer.push(Some((from_ref(row), weight))).unwrap();
+            writer.push(None).unwrap();
+        }
+        let set = writer.finish(&Counts::default()).unwrap();
+        assert_eq!(set.usable().collect::<Vec<_>>(), [0, 2, 4, 6, 8]);
+        let targets: Vec<_> = set.usable().map(|row| set.target(row).unwrap()).collect();
+        assert_eq!(targets, [None, None, None, Some(3), Some((-0.5f32).to_bits() as i32)]);
+        for (row, (expected, weight)) in rows.iter().zip(weights).enumerate() {
+            assert_eq!(set.read(2 * row as u32).unwrap(), (vec![expected.clone()], weight));
+            assert_eq!(set.length(2 * row as u32), expected.input_ids.len());
+            assert_eq!(set.label_tokens(2 * row as u32), expected.label_tokens());
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "a scratch file has no name");
+    }
+
+    #[test]
+    fn a_row_of_several_examples_comes_back_as_them() {
+        let example = |ids: [u32; 2]| Example { input_ids: ids.to_vec(), labels: vec![IGNORE, ids[1] as i32] };
+        let row = [example([1, 2]), example([1, 3]), example([1, 4])];
+        let folder = tempfile::tempdir().unwrap();
+        let mut writer = TokenWriter::scratch(folder.path()).unwrap();
+        writer.push(Some((&row[..1], 1.0))).unwrap();
+        writer.push(Some((&row, 0.5))).unwrap();
+        let mut counts = Counts::default();
+        counts.turns.longest = 2;
+        let set = writer.finish(&counts).unwrap();
+        assert_eq!(set.read(0).unwrap(), (row[..1].to_vec(), 1.0));
+        assert_eq!(set.read(1).unwrap(), (row.to_vec(), 0.5));
+        assert_eq!((set.length(1), set.longest(1), set.label_tokens(1)), (6, 2, 3));
+        assert_eq!((set.has_several(0), set.has_several(1)), (false, true));
+    }
+
+    #[test]
+    fn a_file_that_is_not_finished_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let key = blake3::hash(b"key");
+        drop(TokenWriter::kept(&path(folder.path(), &key), &key).unwrap());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+}

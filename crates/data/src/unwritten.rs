@@ -1,0 +1,111 @@
+//! What a conversation holds and the chat template does not write. A template that knows no tools writes nothing for a
+//! call, and the model would learn to say nothing where it should call: that is refused. Messages and tools that it leaves
+//! out are named.
+use serde_json::Value;
+
+use super::row::Conversation;
+use super::template::{ChatTemplate, Rendered};
+use tunesmith_base::error::{Error, Result};
+
+/// Refuses a conversation whose calls of tools the template leaves out. `renderings` are those of the conversation.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: the message, and the template.
+pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderings: &[Rendered]) -> Result<()> {
+    let learned = || renderings.iter().flat_map(|one| one.spans.iter().filter_map(|span| one.text.get(span.clone())));
+    for (index, message) in conversation.messages.iter().enumerate() {
+        let Some(calls) = message["tool_calls"].as_array().filter(|calls| !calls.is_empty()) else { continue };
+        if calls.iter().all(|call| called(call).is_some_and(|name| learned().any(|text| text.contains(name)))) {
+            continue;
+        }
+        // Other names change the text of a template that writes them.
+        let mut renamed = conversation.clone();
+        for call in renamed.messages[index]["tool_calls"].as_array_mut().into_iter().flatten() {
+            let function = if call["function"].is_object() { &mut call["function"] } else { call };
+            function["name"] = format!("{}_", function["name"].as_str().unwrap_or_default()).into();
+        }
+        if template.render(&renamed, false)?.text == template.render(conversation, false)?.text {
+            return Err(Error::data(format!(
+                "message {}: the chat template ({}) does not write its call of {:?}",
+                index + 1,
+                template.origin(),
+                called(&calls[0]).unwrap_or_default()
+            ))
+            .hint("set data.template_path to a template that knows tools, or leave such rows out"));
+        }
+    }
+    Ok(())
+}
+
+/// Messages (except the assistant's), tools, and the reasoning of the last learned turn that leave no trace in `text`, the last
+/// rendering, in words.
+pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut from = 0;
+    for message in conversation.messages.iter().filter(|message| message["role"] != "assistant") {
+        let Some(word) = message["content"].as_str().and_then(longest_word) else { continue };
+        // Messages mostly stand in their order.
+        match text[from..].find(word) {
+            Some(at) => from += at,
+            None if text.contains(word) => {}
+            None => found.push(format!("a message of role {:?}", message["role"].as_str().unwrap_or_default())),
+        }
+    }
+    let tools = conversation.tools.as_ref().and_then(Value::as_array).into_iter().flatten();
+    if tools.filter_map(called).any(|name| !text.contains(name)) {
+        found.push("tools".to_owned());
+    }
+    let mut assistants = conversation.messages.iter().enumerate().filter(|(_, message)| message["role"] == "assistant");
+    let last = assistants.rfind(|(index, _)| !conversation.unlearned.contains(index));
+    if last.and_then(|(_, message)| longest_word(reasoning(message)?)).is_some_and(|word| !text.contains(word)) {
+        found.push("reasoning".to_owned());
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+/// What an assistant thought: a field of its message, or the beginning of its content.
+fn reasoning(message: &Value) -> Option<&str> {
+    let field = ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| message[*name].as_str());
+    field.or_else(|| Some(message["content"].as_str()?.split_once("</think>")?.0))
+}
+
+/// The name of a tool, or of one that is called.
+fn called(call: &Value) -> Option<&str> {
+    call["function"]["name"].as_str().or(call["name"].as_str())
+}
+
+/// The longest run of letters and digits: what any way of quoting leaves as it is.
+fn longest_word(text: &str) -> Option<&str> {
+    text.split(|letter: char| !letter.is_alphanumeric()).filter(|word| !word.is_empty()).max_by_key(|word| word.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::row::{Form, Row};
+    use serde_json::json;
+
+    fn conversation(row: Value) -> Conversation {
+        let Row::Chat(chat) = Row::parse(row, Form::ALL).unwrap() else { panic!("not a chat") };
+        chat
+    }
+
+    #[test]
+    fn what_the_text_has_no_trace_of_is_named_once() {
+        let tool = json!({"type": "function", "function": {"name": "add"}});
+        let row = json!({"tools": [tool], "messages": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "What is \"this\\that\"?"},
+            {"role": "tool", "content": "4711"},
+            {"role": "tool", "content": "4712"},
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "gone", "reasoning_content": "because"},
+        ]});
+        let chat = conversation(row);
+        let message = |role| format!("a message of role {role:?}");
+        assert_eq!(left_out(&chat, "that"), [message("system"), message("tool"), "reasoning".into(), "tools".into()]);
+        assert_eq!(left_out(&chat, "add 4712 4711 \"this\\\\that\" What brief because"), [""; 0]);
+    }
+}

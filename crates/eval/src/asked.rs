@@ -1,0 +1,67 @@
+//! Answers as text: stop strings looked for while they grow and cut off at the end.
+use super::generate::{Answer, Go, Settings, Watcher, generate};
+use super::stream::first_stop;
+use tunesmith_base::error::Result;
+use tunesmith_data::Tokenizer;
+use tunesmith_model::Model;
+
+/// How answers become text.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// The model's tokenizer.
+    pub tokenizer: &'a Tokenizer,
+    /// Strings that end an answer and are no part of it.
+    pub stop_strings: &'a [String],
+}
+
+/// Tokens that a stop string can reach back over: each has a byte of it at least.
+fn reach(stops: &[String]) -> usize {
+    stops.iter().map(String::len).max().unwrap_or(0)
+}
+
+impl Asked<'_> {
+    /// Whether a stop string stands at the end of an answer's tokens.
+    pub fn stops(&self, tokens: &[u32]) -> bool {
+        if self.stop_strings.is_empty() {
+            return false;
+        }
+        let tail = &tokens[tokens.len().saturating_sub(reach(self.stop_strings) + 8)..];
+        self.tokenizer.decode(tail, true).is_ok_and(|text| first_stop(&text, self.stop_strings).is_some())
+    }
+
+    /// An answer's text, up to the first stop string.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn text(&self, answer: &Answer) -> Result<String> {
+        let mut text = self.tokenizer.decode(&answer.tokens, true)?;
+        if let Some(end) = first_stop(&text, self.stop_strings) {
+            text.truncate(end);
+        }
+        Ok(text)
+    }
+
+    /// Answers prompts; nothing once `go_on`, asked before each token, says no.
+    ///
+    /// # Errors
+    /// As [`generate`]; the tokenizer's decoder fails.
+    pub fn answer(
+        &self,
+        model: &Model,
+        prompts: &[Vec<u32>],
+        settings: &Settings,
+        go_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<String>>> {
+        struct Quiet<'a, 'b>(&'a Asked<'a>, &'b mut dyn FnMut() -> bool);
+        impl Watcher for Quiet<'_, '_> {
+            fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
+                Ok(if (self.1)() { Go::On } else { Go::EndAll })
+            }
+            fn ends(&mut self, _: usize, tokens: &[u32]) -> bool {
+                self.0.stops(tokens)
+            }
+        }
+        let Some(answers) = generate(model, prompts, settings, &mut Quiet(self, go_on))? else { return Ok(None) };
+        answers.iter().map(|answer| self.text(answer)).collect::<Result<_>>().map(Some)
+    }
+}

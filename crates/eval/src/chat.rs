@@ -1,0 +1,48 @@
+//! A conversation that goes on: what the model has read of it stays in a cache, so that a new turn costs its own tokens
+//! only.
+use super::generate::{Answer, Settings, Strategy, Watcher, generate, generate_from};
+use tunesmith_base::error::Result;
+use tunesmith_model::{Model, TextCache};
+
+/// What a model has read.
+#[derive(Debug, Default)]
+pub struct Memory(Option<TextCache>);
+
+impl Memory {
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.0 = None;
+    }
+
+    /// How many tokens of `prompt` need not be read again.
+    pub fn known(&self, prompt: &[u32]) -> usize {
+        let read = self.0.as_ref().map_or(&[][..], TextCache::tokens);
+        read.iter().zip(prompt).take_while(|(old, new)| old == new).count().min(prompt.len().saturating_sub(1))
+    }
+
+    /// Answers a prompt, of which only what is new since the last one is read; beam search reads it whole. Nothing when
+    /// the watcher ended everything.
+    ///
+    /// # Errors
+    /// As [`generate`].
+    pub fn answer(
+        &mut self,
+        model: &Model,
+        prompt: &[u32],
+        settings: &Settings,
+        watcher: &mut dyn Watcher,
+    ) -> Result<Option<Answer>> {
+        let prompts = [prompt.to_vec()];
+        if matches!(settings.strategy, Strategy::Beams(_)) {
+            return Ok(generate(model, &prompts, settings, watcher)?.and_then(|mut answers| answers.pop()));
+        }
+        let known = self.known(prompt);
+        let mut cache = self.0.take().unwrap_or_else(|| model.cache());
+        if !cache.truncate(known) {
+            cache = model.cache();
+        }
+        let answer = generate_from(model, &prompts, settings, Some(&mut cache), watcher)?.and_then(|mut all| all.pop());
+        self.0 = answer.is_some().then_some(cache);
+        Ok(answer)
+    }
+}

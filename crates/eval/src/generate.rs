@@ -1,0 +1,423 @@
+//! Answers, token by token, with key/value caches: texts of any lengths side by side, a finished one making room for the
+//! next. An answer does not depend on its neighbours: alone or in company it is the same to the bit. So where the memory
+//! budget has no room for all, half of them wait, and are read again later.
+use super::beam::{Beams, EarlyStopping, Rules, Search};
+use super::sample::{Sampling, distribution, draw, penalise};
+use std::collections::VecDeque;
+use tunesmith_base::error::{Kind, Result};
+use tunesmith_config::{BeamStop, Config, GenerationConfig};
+use tunesmith_model::{Logits, Model, TextCache};
+
+/// [`Settings::pass_tokens`] where no configuration says it.
+const PASS_TOKENS: usize = 4096;
+/// Texts that go on side by side: as many as cost hardly more than one, a panel of the products.
+const ROWS: usize = 16;
+
+/// How the next token is found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Strategy {
+    /// The most probable one.
+    Greedy,
+    /// Drawn.
+    Sample(Sampling),
+    /// By beam search.
+    Beams(Beams),
+}
+
+/// What answers are made by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    /// The longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// The longest text, prompt and answer together: the model's context.
+    pub context: usize,
+    /// Tokens that end an answer and are no part of it.
+    pub stop_ids: Vec<u32>,
+    /// What makes tokens of the text so far less probable; 1 does nothing.
+    pub repetition_penalty: f64,
+    /// How the next token is found.
+    pub strategy: Strategy,
+    /// The number of the first text, which decides its draws.
+    pub first_text: u64,
+    /// Tokens of prompts that one walk takes, if it takes more than one prompt.
+    pub pass_tokens: usize,
+}
+
+impl Settings {
+    /// Greedy answers.
+    pub const fn greedy(max_new_tokens: usize, context: usize, stop_ids: Vec<u32>) -> Self {
+        Self {
+            max_new_tokens,
+            context,
+            stop_ids,
+            repetition_penalty: 1.0,
+            strategy: Strategy::Greedy,
+            first_text: 0,
+            pass_tokens: PASS_TOKENS,
+        }
+    }
+
+    /// As a configuration's section `gen` says.
+    pub fn new(config: &Config, context: usize, stop_ids: Vec<u32>) -> Self {
+        let generation: &GenerationConfig = &config.generation;
+        let (draws, beams) = (generation.do_sample, generation.num_beams);
+        let strategy = match beams {
+            1 if draws => Strategy::Sample(Sampling {
+                temperature: generation.temperature,
+                top_k: generation.top_k,
+                top_p: generation.top_p,
+                min_p: generation.min_p,
+                seed: generation.seed.unwrap_or(config.train.seed),
+            }),
+            1 => Strategy::Greedy,
+            count => Strategy::Beams(Beams {
+                count,
+                length_penalty: generation.length_penalty,
+                early_stopping: match generation.early_stopping {
+                    BeamStop::False => EarlyStopping::Heuristic,
+                    BeamStop::True => EarlyStopping::Full,
+                    BeamStop::Never => EarlyStopping::Never,
+                },
+            }),
+        };
+        Self {
+            max_new_tokens: generation.max_new_tokens,
+            repetition_penalty: generation.repetition_penalty,
+            strategy,
+            pass_tokens: config.train.max_tokens_per_pass.unwrap_or(PASS_TOKENS),
+            ..Self::greedy(0, context, stop_ids)
+        }
+    }
+}
+
+/// Why an answer ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// By a token that ends answers, or a string that the watcher looks for.
+    Stop,
+    /// It has as many tokens as it may.
+    Length,
+    /// Prompt and answer fill the model's context.
+    Context,
+}
+
+/// An answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Answer {
+    /// Its tokens, without the one that ended it.
+    pub tokens: Vec<u32>,
+    /// Why it ends.
+    pub end: End,
+}
+
+/// What a watcher wants next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Go {
+    /// The next token.
+    On,
+    /// No more of this answer.
+    EndText,
+    /// No more of anything.
+    EndAll,
+}
+
+/// Is told what happens, and decides whether it goes on.
+pub trait Watcher {
+    /// The answer to prompt number `text` has grown to `tokens`; with beams, the leading one has.
+    ///
+    /// # Errors
+    /// Ends everything.
+    fn token(&mut self, text: usize, tokens: &[u32]) -> Result<Go> {
+        let _ = (text, tokens);
+        Ok(Go::On)
+    }
+
+    /// Whether an answer that ends with `tokens` is over, other than by a token that ends answers. Asked for each
+    /// continuation of a beam.
+    fn ends(&mut self, text: usize, tokens: &[u32]) -> bool {
+        let _ = (text, tokens);
+        false
+    }
+
+    /// Prompt number `text` has its answer. Answers come in the order in which they end.
+    ///
+    /// # Errors
+    /// Ends everything.
+    fn answer(&mut self, text: usize, answer: &Answer) -> Result<()> {
+        let _ = (text, answer);
+        Ok(())
+    }
+}
+
+/// Lets everything run.
+pub struct Unwatched;
+
+impl Watcher for Unwatched {}
+
+/// Asks a question before each token and ends everything when the answer is no.
+pub struct While<F: FnMut() -> bool>(pub F);
+
+impl<F: FnMut() -> bool> Watcher for While<F> {
+    fn token(&mut self, _: usize, _: &[u32]) -> Result<Go> {
+        Ok(if (self.0)() { Go::On } else { Go::EndAll })
+    }
+}
+
+/// A text in work: what its caches are to take next, and how its tokens are chosen.
+struct Work<'a> {
+    text: usize,
+    prompt: &'a [u32],
+    caches: Vec<TextCache>,
+    /// For each cache the tokens that come next.
+    next: Vec<Vec<u32>>,
+    tokens: Vec<u32>,
+    search: Option<Search>,
+}
+
+/// Answers each prompt; an empty prompt, or one that fills the context, has an empty answer. Nothing when the watcher
+/// ended everything.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary; [`tunesmith_base::Kind::Memory`]: one text alone does not fit into the memory
+/// budget; the watcher's own.
+pub fn generate(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    settings: &Settings,
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Vec<Answer>>> {
+    generate_from(model, prompts, settings, None, watcher)
+}
+
+/// As [`generate`]; `memory` holds what was read of the first prompt, and in the end what was read of its text.
+pub(super) fn generate_from(
+    model: &Model,
+    prompts: &[Vec<u32>],
+    settings: &Settings,
+    mut memory: Option<&mut TextCache>,
+    watcher: &mut dyn Watcher,
+) -> Result<Option<Vec<Answer>>> {
+    let mut answers: Vec<Option<Answer>> = vec![None; prompts.len()];
+    let mut waiting = 0;
+    let mut open: Vec<Work<'_>> = Vec::new();
+    // What memory had no room for.
+    let mut parked: VecDeque<Work<'_>> = VecDeque::new();
+    let (mut most, mut failed_alone) = (ROWS, false);
+    let width = if let Strategy::Beams(beams) = settings.strategy { beams.count } else { 1 };
+    while waiting < prompts.len() || !open.is_empty() || !parked.is_empty() {
+        // New texts where there is room: their prompts in one walk.
+        let mut tokens = 0;
+        let mut fresh: Vec<Work<'_>> = Vec::new();
+        while let Some(length) = parked.front().map(Work::unread).or_else(|| prompts.get(waiting).map(Vec::len)) {
+            let room = open.is_empty() && fresh.is_empty() || (open.len() + fresh.len() + 1) * width <= most;
+            if !room || (!fresh.is_empty() && tokens + length > settings.pass_tokens) {
+                break;
+            }
+            if let Some(work) = parked.pop_front() {
+                tokens += length;
+                fresh.push(work);
+                continue;
+            }
+            let prompt = &prompts[waiting];
+            // Without a token there is nothing to go on from.
+            let end = if prompt.is_empty() { Some(End::Stop) } else { full(prompt, &[], settings) };
+            if let Some(end) = end {
+                let answer = Answer { tokens: Vec::new(), end };
+                watcher.answer(waiting, &answer)?;
+                answers[waiting] = Some(answer);
+            } else {
+                tokens += length;
+                let read = memory.as_deref().filter(|_| waiting == 0).cloned();
+                fresh.push(Work::new(waiting, prompt, read.unwrap_or_else(|| model.cache()), settings));
+            }
+            waiting += 1;
+        }
+        let works = open.len() + fresh.len();
+        for group in [&mut fresh, &mut open] {
+            if group.is_empty() {
+                continue;
+            }
+            let mut texts: Vec<(&mut TextCache, &[u32])> = group
+                .iter_mut()
+                .flat_map(|work| work.caches.iter_mut().zip(work.next.iter().map(Vec::as_slice)))
+                .collect();
+            let logits = match model.extend(&mut texts) {
+                Err(error) if error.kind() == Kind::Memory => {
+                    // What idle activations held may be enough for one.
+                    model.release();
+                    if works < 2 && std::mem::replace(&mut failed_alone, true) {
+                        let tokens = group[0].prompt.len() + group[0].tokens.len();
+                        return Err(error.context(format!("a text of {tokens} tokens that is being answered")).hint(
+                            "what helps: a smaller gen.max_new_tokens or gen.num_beams; or a larger train.memory_budget",
+                        ));
+                    }
+                    most = (works / 2 * width).max(width);
+                    group.iter_mut().for_each(Work::give_up);
+                    parked.extend(group.drain(..));
+                    continue;
+                }
+                logits => logits?,
+            };
+            failed_alone = false;
+            let mut chooser = Chooser { settings, best: Vec::new(), logits: &logits };
+            let mut row = 0;
+            let mut still = Vec::with_capacity(group.len());
+            for mut work in group.drain(..) {
+                let first = row;
+                row += work.caches.len();
+                match work.take(&mut chooser, first, watcher)? {
+                    Taken::Goes => still.push(work),
+                    Taken::Ends(end) => {
+                        if let (0, Some(memory), Some(cache)) = (work.text, &mut memory, work.caches.pop()) {
+                            **memory = cache;
+                        }
+                        let answer = Answer { tokens: work.tokens, end };
+                        watcher.answer(work.text, &answer)?;
+                        answers[work.text] = Some(answer);
+                    }
+                    Taken::EndsAll => return Ok(None),
+                }
+            }
+            *group = still;
+        }
+        open.append(&mut fresh);
+    }
+    Ok(Some(answers.into_iter().flatten().collect()))
+}
+
+/// Whether a text has no room for another token.
+fn full(prompt: &[u32], tokens: &[u32], settings: &Settings) -> Option<End> {
+    if tokens.len() >= settings.max_new_tokens {
+        Some(End::Length)
+    } else {
+        (prompt.len() + tokens.len() >= settings.context).then_some(End::Context)
+    }
+}
+
+enum Taken {
+    Goes,
+    Ends(End),
+    EndsAll,
+}
+
+struct Chooser<'a> {
+    settings: &'a Settings,
+    logits: &'a Logits,
+    /// Each row's most probable token, once somebody asked.
+    best: Vec<u32>,
+}
+
+impl Chooser<'_> {
+    fn choose(&mut self, row: usize, text: usize, prompt: &[u32], tokens: &[u32]) -> u32 {
+        let settings = self.settings;
+        let plain = settings.repetition_penalty == 1.0;
+        if plain && settings.strategy == Strategy::Greedy {
+            if self.best.is_empty() {
+                self.best = self.logits.best();
+            }
+            return self.best[row];
+        }
+        let mut scores = self.logits.row(row);
+        penalise(&mut scores, prompt.iter().chain(tokens).copied(), settings.repetition_penalty as f32);
+        match &settings.strategy {
+            Strategy::Sample(how) => {
+                draw(&distribution(&scores, how), how, settings.first_text + text as u64, tokens.len() as u64)
+            }
+            Strategy::Greedy | Strategy::Beams(_) => most_probable(&scores),
+        }
+    }
+}
+
+/// The first of the largest.
+pub(super) fn most_probable(row: &[f32]) -> u32 {
+    let mut best = 0;
+    for (index, value) in row.iter().enumerate() {
+        if *value > row[best] {
+            best = index;
+        }
+    }
+    best as u32
+}
+
+impl<'a> Work<'a> {
+    fn new(text: usize, prompt: &'a [u32], read: TextCache, settings: &Settings) -> Self {
+        let search = match settings.strategy {
+            Strategy::Beams(beams) => Some(Search::new(beams)),
+            Strategy::Greedy | Strategy::Sample(_) => None,
+        };
+        let (next, caches) = (vec![prompt[read.tokens().len()..].to_vec()], vec![read]);
+        Self { text, prompt, caches, next, tokens: Vec::new(), search }
+    }
+
+    /// Tokens that its caches are to take next.
+    fn unread(&self) -> usize {
+        self.next.iter().map(Vec::len).sum()
+    }
+
+    /// Gives up what was read: it is all to be read again.
+    fn give_up(&mut self) {
+        self.next = self.caches.iter_mut().map(TextCache::give_up).collect();
+    }
+
+    /// Goes on by what the logits from row `first` on say.
+    fn take(&mut self, chooser: &mut Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
+        let settings = chooser.settings;
+        if self.search.is_some() {
+            return self.take_beams(chooser, first, watcher);
+        }
+        let token = chooser.choose(first, self.text, self.prompt, &self.tokens);
+        if settings.stop_ids.contains(&token) {
+            return Ok(Taken::Ends(End::Stop));
+        }
+        self.tokens.push(token);
+        match watcher.token(self.text, &self.tokens)? {
+            Go::EndAll => return Ok(Taken::EndsAll),
+            Go::EndText => return Ok(Taken::Ends(End::Stop)),
+            Go::On if watcher.ends(self.text, &self.tokens) => return Ok(Taken::Ends(End::Stop)),
+            Go::On => {}
+        }
+        if let Some(end) = full(self.prompt, &self.tokens, settings) {
+            return Ok(Taken::Ends(end));
+        }
+        self.next = vec![vec![token]];
+        Ok(Taken::Goes)
+    }
+
+    fn take_beams(&mut self, chooser: &Chooser<'_>, first: usize, watcher: &mut dyn Watcher) -> Result<Taken> {
+        let settings = chooser.settings;
+        let Some(search) = &mut self.search else { return Ok(Taken::Goes) };
+        let room = settings.context - self.prompt.len();
+        let next = {
+            let mut stops = |tokens: &[u32]| {
+                tokens.last().is_some_and(|token| settings.stop_ids.contains(token)) || watcher.ends(self.text, tokens)
+            };
+            let mut rules = Rules {
+                stops: &mut stops,
+                stop_ids: settings.stop_ids.len(),
+                max_new: settings.max_new_tokens.min(room),
+                penalty: settings.repetition_penalty as f32,
+            };
+            search.take(self.prompt, &mut rules, chooser.logits, first, &mut self.caches)
+        };
+        let go = match &next {
+            Some(_) => watcher.token(self.text, search.leading())?,
+            None => Go::EndText,
+        };
+        match (go, next) {
+            (Go::EndAll, _) => return Ok(Taken::EndsAll),
+            (Go::On, Some(next)) => {
+                self.next = next.into_iter().map(|token| vec![token]).collect();
+                return Ok(Taken::Goes);
+            }
+            _ => {}
+        }
+        self.tokens = search.best().to_vec();
+        let stopped = self.tokens.last().is_some_and(|token| settings.stop_ids.contains(token));
+        if stopped {
+            self.tokens.pop();
+        }
+        let full = full(self.prompt, &self.tokens, settings).filter(|_| !stopped);
+        Ok(Taken::Ends(full.unwrap_or(End::Stop)))
+    }
+}

@@ -1,0 +1,118 @@
+//! From logits to the next token: the penalty on repetition, and sampling. Order and meaning of the steps are those of
+//! Transformers' logits processors: penalty, temperature, top-k, top-p, min-p.
+use tunesmith_ops::dropout::key;
+
+/// How a token is drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// Logits are divided by it; above 0.
+    pub temperature: f64,
+    /// Only the so many most probable tokens stay, with all that equal the last of them; 0 keeps all.
+    pub top_k: usize,
+    /// Of these the most probable ones whose probabilities sum to at least this.
+    pub top_p: f64,
+    /// Of these the ones with at least this share of the largest probability; 0 keeps all.
+    pub min_p: f64,
+    /// A text's draws depend on the seed, its number and the place in the answer alone.
+    pub seed: u64,
+}
+
+/// Makes tokens of `seen` less probable: a negative score times `penalty`, another one divided by it. Keskar et al.,
+/// "CTRL", 2019.
+pub fn penalise(scores: &mut [f32], seen: impl Iterator<Item = u32>, penalty: f32) {
+    if penalty == 1.0 {
+        return;
+    }
+    let mut ids: Vec<u32> = seen.collect();
+    ids.sort_unstable();
+    ids.dedup();
+    for id in ids {
+        if let Some(score) = scores.get_mut(id as usize) {
+            *score = if *score < 0.0 { *score * penalty } else { *score / penalty };
+        }
+    }
+}
+
+/// The tokens that may be drawn and their probabilities, by rising id.
+pub fn distribution(logits: &[f32], how: &Sampling) -> Vec<(u32, f64)> {
+    let mut kept: Vec<(u32, f32)> = (0..).zip(logits.iter().map(|&logit| logit / how.temperature as f32)).collect();
+    if how.top_k > 0 && how.top_k < kept.len() {
+        let mut sorted: Vec<f32> = kept.iter().map(|&(_, logit)| logit).collect();
+        let (_, &mut limit, _) = sorted.select_nth_unstable_by(how.top_k - 1, |a, b| b.total_cmp(a));
+        kept.retain(|&(_, logit)| logit >= limit);
+    }
+    if how.top_p < 1.0 {
+        // From the least probable upwards: what sums to 1 - top_p goes, the last one never.
+        let mut order: Vec<usize> = (0..kept.len()).collect();
+        order.sort_by(|&a, &b| kept[a].1.total_cmp(&kept[b].1));
+        let probabilities = softmax(&kept);
+        let mut sum = 0.0;
+        let mut gone = vec![false; kept.len()];
+        for &index in &order[..order.len().saturating_sub(1)] {
+            sum += probabilities[index];
+            gone[index] = sum <= 1.0 - how.top_p;
+        }
+        let mut gone = gone.into_iter();
+        kept.retain(|_| !gone.next().unwrap_or(false));
+    }
+    if how.min_p > 0.0 {
+        let probabilities = softmax(&kept);
+        let limit = how.min_p * probabilities.iter().copied().fold(0.0, f64::max);
+        let mut probabilities = probabilities.into_iter();
+        kept.retain(|_| probabilities.next().is_some_and(|probability| probability >= limit));
+    }
+    let probabilities = softmax(&kept);
+    kept.into_iter().map(|(id, _)| id).zip(probabilities).collect()
+}
+
+fn softmax(kept: &[(u32, f32)]) -> Vec<f64> {
+    let top = kept.iter().map(|&(_, logit)| logit).fold(f32::NEG_INFINITY, f32::max);
+    let powers: Vec<f64> = kept.iter().map(|&(_, logit)| f64::from(logit - top).exp()).collect();
+    let sum: f64 = powers.iter().sum();
+    powers.into_iter().map(|power| power / sum).collect()
+}
+
+/// Draws the token at `place` of the answer to text number `text`.
+pub fn draw(distribution: &[(u32, f64)], how: &Sampling, text: u64, place: u64) -> u32 {
+    let uniform = (key(how.seed, text, place) >> 11) as f64 / (1u64 << 53) as f64;
+    let mut left = uniform * distribution.iter().map(|&(_, probability)| probability).sum::<f64>();
+    for &(id, probability) in distribution {
+        left -= probability;
+        if left < 0.0 {
+            return id;
+        }
+    }
+    // Rounding left a sliver: the last one that has any probability.
+    distribution.iter().rev().find(|&&(_, probability)| probability > 0.0).map_or(0, |&(id, _)| id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 7 };
+
+    #[test]
+    fn draws_follow_the_probabilities_and_repeat() {
+        let logits = [0.0f32, 1.0, 2.0, f32::NEG_INFINITY];
+        let kept = distribution(&logits, &PLAIN);
+        let mut counts = [0.0f64; 4];
+        for text in 0..20_000 {
+            let id = draw(&kept, &PLAIN, text, 3);
+            assert_eq!(id, draw(&kept, &PLAIN, text, 3));
+            counts[id as usize] += 1.0 / 20_000.0;
+        }
+        for (&(id, probability), count) in kept.iter().zip(counts) {
+            assert!((probability - count).abs() < 0.01, "{id}: {probability} and {count}");
+        }
+        let other = Sampling { seed: 8, ..PLAIN };
+        assert!((0..100).any(|text| draw(&kept, &PLAIN, text, 0) != draw(&kept, &other, text, 0)));
+    }
+
+    #[test]
+    fn the_penalty_counts_a_token_once() {
+        let mut scores = [1.0f32, -1.0, 2.0];
+        penalise(&mut scores, [1, 0, 1, 9].into_iter(), 2.0);
+        assert_eq!(scores, [0.5, -2.0, 2.0]);
+    }
+}

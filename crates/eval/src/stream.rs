@@ -1,0 +1,73 @@
+//! Tokens to text, piece by piece: never half a character, never a piece that later tokens change.
+use tunesmith_base::error::Result;
+use tunesmith_data::Tokenizer;
+
+/// The text of an answer while it grows.
+#[derive(Debug, Default)]
+pub struct TextStream {
+    ids: Vec<u32>,
+    /// Where the ids begin that the next piece is decoded with: a decoder looks at the token before.
+    context: usize,
+    /// How many ids the text holds.
+    taken: usize,
+    text: String,
+}
+
+impl TextStream {
+    /// Takes a token and returns the text that is certain now, which may be none.
+    ///
+    /// # Errors
+    /// The tokenizer's decoder fails.
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<&str> {
+        self.ids.push(id);
+        let before = tokenizer.decode(&self.ids[self.context..self.taken], true)?;
+        let now = tokenizer.decode(&self.ids[self.context..], true)?;
+        let start = self.text.len();
+        // A character whose bytes have not all come decodes to the replacement character.
+        if now.len() > before.len() && !now.ends_with('\u{fffd}') && now.is_char_boundary(before.len()) {
+            self.text.push_str(&now[before.len()..]);
+            (self.context, self.taken) = (self.taken, self.ids.len());
+        }
+        Ok(&self.text[start..])
+    }
+
+    /// The text that has come so far.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
+
+/// Where the first of the stop strings begins in `text`.
+pub fn first_stop(text: &str, stops: &[String]) -> Option<usize> {
+    stops.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min()
+}
+
+/// How much of `text` can be shown before more of it comes: what may be the beginning of a stop string waits.
+pub fn certain(text: &str, stops: &[String]) -> usize {
+    if let Some(start) = first_stop(text, stops) {
+        return start;
+    }
+    let waits = |stop: &String| {
+        let begins = |&at: &usize| stop.starts_with(&text[at..]);
+        text.char_indices().map(|(at, _)| at).filter(|&at| text.len() - at < stop.len()).find(begins)
+    };
+    stops.iter().filter(|stop| !stop.is_empty()).filter_map(waits).min().unwrap_or(text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_may_become_a_stop_string_waits() {
+        let stops = ["User:".to_owned(), "\n\n".to_owned(), String::new()];
+        assert_eq!(certain("Hello", &stops), 5);
+        assert_eq!(certain("Hello Us", &stops), 6);
+        assert_eq!(certain("Hello Use it", &stops), 12);
+        assert_eq!(certain("Hello\n", &stops), 5);
+        assert_eq!(certain("Hello User: x", &stops), 6);
+        assert_eq!(certain("né", &stops), 3);
+        assert_eq!(first_stop("a\n\nUser:", &stops), Some(1));
+        assert_eq!(first_stop("a\nUser", &stops), None);
+    }
+}

@@ -1,0 +1,255 @@
+//! Several adapters made into one by weights, as PEFT's `add_weighted_adapter` does it: on the matrices A and B by themselves,
+//! with the root of a weight on each side (`linear` and its kin, a rough approximation of the sum of the updates), or with the
+//! matrices laid side by side (`cat`, exactly their sum, at the sum of their ranks).
+//!
+//! TIES: P. Yadav et al., "TIES-Merging: resolving interference when merging models", 2023. DARE: L. Yu et al., "Language models
+//! are super Mario: absorbing abilities from homologous models as a free lunch", 2023.
+use std::collections::BTreeMap;
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words;
+use tunesmith_checkpoint::AdapterConfig;
+use tunesmith_checkpoint::finished::Finished;
+use tunesmith_checkpoint::peft::Tensors;
+use tunesmith_config::adapters::lora::LoraConfig;
+use tunesmith_config::arch::Arch;
+use tunesmith_config::{InitLora, Patterns};
+use tunesmith_model::adapters::{Rank, names, parameters};
+use tunesmith_model::targets::Placement;
+use tunesmith_ops::dropout::key;
+
+/// How adapters are blended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Method {
+    /// The weighted sum of the A's, and of the B's.
+    Linear,
+    /// Side by side: exactly the weighted sum of the updates.
+    Cat,
+    /// The largest values of each, then those of the sign that outweighs the other.
+    Ties,
+    /// Random values of each, made larger for those that are gone, then the weighted sum.
+    DareLinear,
+    /// Random values of each, made larger, then those of the sign that outweighs the other.
+    DareTies,
+    /// The largest values of each, then the weighted sum.
+    MagnitudePrune,
+}
+
+/// What else a blend is made by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recipe {
+    /// How.
+    pub method: Method,
+    /// A weight for each adapter.
+    pub weights: Vec<f64>,
+    /// The share of values that is kept, where some are left out.
+    pub density: f64,
+    /// The seed of DARE's choice.
+    pub seed: u64,
+}
+
+/// The adapters as one.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: not a weight for each; [`tunesmith_base::Kind::Checkpoint`]: an adapter that is more than A and B, or one of
+/// another rank.
+pub fn blend(adapters: &[Finished], recipe: &Recipe) -> Result<(AdapterConfig, Tensors)> {
+    let Some(first) = adapters.first() else { return Err(Error::config("no adapters to blend")) };
+    if recipe.weights.len() != adapters.len() {
+        let (weights, count) = (recipe.weights.len(), adapters.len());
+        return Err(Error::config(format!(
+            "{} for {}, expected one for each",
+            words::count(weights, "weight"),
+            words::count(count, "adapter")
+        )));
+    }
+    adapters.iter().try_for_each(refuse_more_than_matrices)?;
+    let mut modules: BTreeMap<&str, Vec<(usize, &Placement)>> = BTreeMap::new();
+    for (number, adapter) in adapters.iter().enumerate() {
+        for placement in &adapter.placements {
+            modules.entry(&placement.module).or_default().push((number, placement));
+        }
+    }
+    let rank_of = |adapter: &Finished| adapter.placements.iter().map(|it| rank(it).r).max().unwrap_or(0);
+    let rank = match recipe.method {
+        Method::Cat => adapters.iter().map(rank_of).sum(),
+        _ => rank_of(first),
+    };
+    let mut tensors = Tensors::new();
+    for (module, parts) in &modules {
+        let [a, b] = blend_module(adapters, parts, recipe, rank)?;
+        tensors.insert(format!("{module}.lora_A.weight"), a);
+        tensors.insert(format!("{module}.lora_B.weight"), b);
+    }
+    let placed: Vec<Placement> = modules.values().map(|parts| parts[0].1.clone()).collect();
+    let mut config = first.config.clone();
+    config.layers_pattern = Vec::new();
+    // The weights hold the scales: what is left is a scale of 1.
+    config.tuning.lora = LoraConfig {
+        target_modules: names(&placed),
+        target_parameters: parameters(&placed),
+        exclude_modules: None,
+        layers_to_transform: None,
+        r: rank,
+        lora_alpha: rank as f64,
+        use_rslora: false,
+        rank_pattern: Patterns::default(),
+        alpha_pattern: Patterns::default(),
+        init_lora_weights: InitLora::Kaiming,
+        ..config.tuning.lora
+    };
+    Ok((config, tensors))
+}
+
+/// The blend as an adapter of a model that its parts fit.
+///
+/// # Errors
+/// As [`blend`].
+pub fn finished(adapters: &[Finished], recipe: &Recipe, arch: &Arch) -> Result<Finished> {
+    let (config, tensors) = blend(adapters, recipe)?;
+    let config = config.on(arch)?;
+    let placements = config.place(arch)?;
+    let dir = adapters.first().map(|adapter| adapter.dir.clone()).unwrap_or_default();
+    Ok(Finished { dir, config, placements, tensors })
+}
+
+/// The rank of an adapter that is A and B.
+fn rank(placement: &Placement) -> Rank {
+    placement.adapter.rank().unwrap_or(Rank { r: 0, alpha: 0.0, scale: 1.0 })
+}
+
+fn refuse_more_than_matrices(adapter: &Finished) -> Result<()> {
+    match adapter.beyond_matrices() {
+        Some(what) => Err(Error::checkpoint(format!("{}: has {what}, which cannot be blended", adapter.dir.display()))
+            .hint("only adapters of A and B can; merge this one by itself")),
+        None => Ok(()),
+    }
+}
+
+type Matrix = (Vec<usize>, Vec<f32>);
+
+/// A and B of one module.
+fn blend_module(
+    adapters: &[Finished],
+    parts: &[(usize, &Placement)],
+    recipe: &Recipe,
+    rank: usize,
+) -> Result<[Matrix; 2]> {
+    let (placement, mut sides) = (parts[0].1, [Vec::new(), Vec::new()]);
+    for (number, part) in parts {
+        let (adapter, weight) = (&adapters[*number], recipe.weights[*number] * f64::from(self::rank(part).scale));
+        let misfit = (part.in_features, part.out_features) != (placement.in_features, placement.out_features)
+            || (recipe.method != Method::Cat && self::rank(part).r != rank);
+        if misfit {
+            return Err(Error::checkpoint(format!(
+                "{}: {} has rank {}, expected {rank}",
+                adapter.dir.display(),
+                part.module,
+                self::rank(part).r
+            ))
+            .hint("adapters of several ranks can only be laid side by side: --combine cat"));
+        }
+        // The sign goes to one side only, that it does not cancel itself.
+        let weights = match recipe.method {
+            Method::Cat => [weight, 1.0],
+            _ => [weight.abs().sqrt() * if weight < 0.0 { -1.0 } else { 1.0 }, weight.abs().sqrt()],
+        };
+        for (index, ((name, _), side)) in part.tensors().into_iter().zip(&mut sides).enumerate() {
+            let values = adapter.tensors.get(&name).map(|(_, values)| values.as_slice()).unwrap_or_default();
+            let stream = key(recipe.seed, *number as u64, hash(&name));
+            side.push((values, weights[index] as f32, stream));
+        }
+    }
+    let (inner, outer) = (placement.in_features, placement.out_features);
+    let shapes = [vec![rank, inner], vec![outer, rank]];
+    let [a, b] = sides;
+    if recipe.method == Method::Cat {
+        let (mut a_all, mut b_all) = (vec![0.0; rank * inner], vec![0.0; outer * rank]);
+        let mut first = 0;
+        for ((a, weight, _), (b, ..)) in a.iter().zip(&b) {
+            let own = a.len() / inner;
+            a_all[first * inner..][..a.len()].iter_mut().zip(*a).for_each(|(to, value)| *to = value * weight);
+            for (to, row) in b_all.chunks_exact_mut(rank).zip(b.chunks_exact(own.max(1))) {
+                to[first..first + own].copy_from_slice(row);
+            }
+            first += own;
+        }
+        let [a_shape, b_shape] = shapes;
+        return Ok([(a_shape, a_all), (b_shape, b_all)]);
+    }
+    let [a_shape, b_shape] = shapes;
+    Ok([(a_shape, combine(&a, recipe)), (b_shape, combine(&b, recipe))])
+}
+
+/// The values of one side of one module, their weight, and what tells DARE's choice from others.
+type Side<'a> = (&'a [f32], f32, u64);
+
+fn combine(sides: &[Side<'_>], recipe: &Recipe) -> Vec<f32> {
+    let pruned: Vec<Vec<f32>> = sides
+        .iter()
+        .map(|(values, _, stream)| match recipe.method {
+            Method::Linear | Method::Cat => values.to_vec(),
+            Method::Ties | Method::MagnitudePrune => largest(values, recipe.density),
+            Method::DareLinear | Method::DareTies => some(values, recipe.density, *stream),
+        })
+        .collect();
+    let elects = matches!(recipe.method, Method::Ties | Method::DareTies);
+    let length = pruned.first().map_or(0, Vec::len);
+    let at = |index: usize| {
+        let values = || pruned.iter().map(move |values| values[index]).zip(sides.iter().map(|(_, weight, _)| *weight));
+        if !elects {
+            return values().map(|(value, weight)| value * weight).sum();
+        }
+        let majority = if values().map(|(value, _)| value).sum::<f32>() >= 0.0 { 1.0 } else { -1.0 };
+        let agreeing = || values().filter(|(value, _)| *value != 0.0 && value.signum() == majority);
+        let sum: f32 = agreeing().map(|(value, weight)| value * weight).sum();
+        sum / (agreeing().count().max(1) as f32)
+    };
+    (0..length).map(at).collect()
+}
+
+/// The share `density` of the values that are largest in magnitude; the rest is 0.
+fn largest(values: &[f32], density: f64) -> Vec<f32> {
+    if density >= 1.0 {
+        return values.to_vec();
+    }
+    let kept = (density * values.len() as f64) as usize;
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()));
+    let mut out = vec![0.0; values.len()];
+    order[..kept].iter().for_each(|&index| out[index] = values[index]);
+    out
+}
+
+/// Each value with the probability `density`, divided by it, or 0.
+fn some(values: &[f32], density: f64, stream: u64) -> Vec<f32> {
+    if density >= 1.0 {
+        return values.to_vec();
+    }
+    let bound = (density * 2f64.powi(64)) as u64;
+    let one = |(index, value): (usize, &f32)| {
+        if key(stream, index as u64, 0) < bound { value / density as f32 } else { 0.0 }
+    };
+    values.iter().enumerate().map(one).collect()
+}
+
+fn hash(name: &str) -> u64 {
+    let bytes = blake3::hash(name.as_bytes());
+    u64::from_le_bytes(bytes.as_bytes()[..8].try_into().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dare_keeps_the_mean_and_about_as_many_values_as_asked() {
+        let values = vec![1.0f32; 20_000];
+        let kept = some(&values, 0.3, 7);
+        let share = kept.iter().filter(|value| **value != 0.0).count() as f64 / 20_000.0;
+        let mean = kept.iter().sum::<f32>() / 20_000.0;
+        assert!((share - 0.3).abs() < 0.02 && (mean - 1.0).abs() < 0.05, "{share} {mean}");
+        assert_eq!(some(&values, 0.3, 7), kept);
+        assert_ne!(some(&values, 0.3, 8), kept);
+    }
+}

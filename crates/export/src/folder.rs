@@ -1,0 +1,229 @@
+//! A merged model as a folder that Transformers loads: shard by shard, a tensor at a time.
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::merge::Merged;
+use super::requantize::{Coding, Loss};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::atomic::{self, Staging};
+use tunesmith_checkpoint::disk::RealDisk;
+use tunesmith_checkpoint::{FILES, folder, preflight};
+use tunesmith_config::arch::TensorSpec;
+use tunesmith_model::weights::{Dtype, Numbers, Parts, Wrapping, write_floats, write_numbers_by};
+
+/// How the folder is written.
+#[derive(Debug, Clone, Copy)]
+pub struct Form<'a> {
+    /// The dtype of its numbers (`None`: each tensor as the base has it).
+    pub dtype: Option<Dtype>,
+    /// The most bytes of a file, if more than one tensor is in it.
+    pub shard_bytes: u64,
+    /// Where the tokenizer's files are: the adapter's folder, or the base's.
+    pub tokenizer: &'a Path,
+    /// The text of a chat template that takes the place of the tokenizer's.
+    pub template: Option<&'a str>,
+    /// `README.md`.
+    pub card: Option<&'a str>,
+    /// Which matrices are written in codes, and how; those of no linear layer keep their dtype.
+    pub coding: Option<&'a Coding>,
+}
+
+/// A tensor of the file.
+#[derive(Debug, Clone)]
+enum Planned {
+    /// One of the merged model, and the dtype that it is written in, or that its numbers had before they were coded.
+    Merged(TensorSpec, Dtype),
+    /// One of what a multimodal model has beside its language model.
+    Beside(String, Vec<usize>, Numbers<'static>),
+}
+
+/// What a folder has come to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Written {
+    /// The bytes of its tensors.
+    pub bytes: u64,
+    /// What coding has changed; zero where nothing is coded.
+    pub loss: Loss,
+}
+
+impl Form<'_> {
+    fn plan(&self, merged: &Merged, wrapping: Option<&Wrapping>) -> Result<Vec<Planned>> {
+        let dtype = |name: &str| self.dtype.or_else(|| merged.weights.dtype(merged.arch.starts_as(name)));
+        // Of matrices that the base has in codes, what they were before is not known: as its embedding.
+        let plain = dtype("model.embed_tokens.weight").unwrap_or(Dtype::F32);
+        let of = |spec: &TensorSpec| match self.coded(&spec.name) {
+            Some(_) => dtype(&spec.name).unwrap_or(plain),
+            None => dtype(&spec.name).unwrap_or(Dtype::F32),
+        };
+        let of_model = merged.arch.tensors().into_iter().map(|spec| (of(&spec), spec));
+        let of_model = of_model.map(|(dtype, spec)| Planned::Merged(spec, dtype));
+        let beside = wrapping.map_or_else(|| Ok(Vec::new()), Wrapping::tensors)?.into_iter();
+        Ok(of_model.chain(beside.map(|(name, shape, numbers)| Planned::Beside(name, shape, numbers))).collect())
+    }
+
+    fn coded(&self, name: &str) -> Option<&Coding> {
+        self.coding.filter(|coding| coding.has(name))
+    }
+
+    /// Bytes of a tensor in its file; about so many where it is coded.
+    fn bytes(&self, planned: &Planned) -> u64 {
+        match planned {
+            Planned::Merged(spec, dtype) => {
+                self.coded(&spec.name).map_or((spec.len() * dtype.bytes()) as u64, |coding| coding.bytes(spec))
+            }
+            Planned::Beside(_, _, numbers) => numbers.bytes(),
+        }
+    }
+}
+
+/// Writes the folder `target`.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`]: the disk; those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.
+pub fn write(target: &Path, merged: &Merged, form: &Form<'_>) -> Result<Written> {
+    let wrapping = merged.weights.wrapping();
+    let wrapping = wrapping.as_ref();
+    let plan = form.plan(merged, wrapping)?;
+    let total = plan.iter().map(|planned| form.bytes(planned)).sum::<u64>();
+    preflight(target, total + folder::companion_bytes(form.tokenizer) + (1 << 20), FILES + total / form.shard_bytes)?;
+    let mut shards: Vec<Vec<Planned>> = vec![Vec::new()];
+    let mut filled = 0;
+    for planned in plan {
+        let size = form.bytes(&planned);
+        if filled > 0 && filled + size > form.shard_bytes {
+            shards.push(Vec::new());
+            filled = 0;
+        }
+        filled += size;
+        if let Some(shard) = shards.last_mut() {
+            shard.push(planned);
+        }
+    }
+    let mut written = Written { bytes: 0, loss: Loss::default() };
+    atomic::publish(&RealDisk, target, |staging| {
+        staging.write_json("config.json", &config(merged, form)?)?;
+        folder::stage_processor(staging, &merged.base, form.tokenizer)?;
+        folder::stage_companions(
+            staging,
+            folder::Source {
+                dir: form.tokenizer,
+                grown: None,
+                template: form.template,
+                own_head: None,
+                wrapping: None,
+            },
+        )?;
+        if let Some(card) = form.card {
+            staging.write("README.md", |writer| writer.write_all(card.as_bytes()))?;
+        }
+        let count = shards.len();
+        let mut map = BTreeMap::new();
+        for (number, shard) in shards.iter().enumerate() {
+            let name = match count {
+                1 => folder::WEIGHTS_FILE.to_owned(),
+                _ => format!("model-{:05}-of-{count:05}.safetensors", number + 1),
+            };
+            let tensors = write_shard(staging, &name, (merged, wrapping), (shard, form), &mut written)?;
+            map.extend(tensors.into_iter().map(|tensor| (tensor, name.clone())));
+        }
+        if count > 1 {
+            let index = json!({ "metadata": { "total_size": written.bytes }, "weight_map": map });
+            staging.write_json("model.safetensors.index.json", &index)?;
+        }
+        Ok(())
+    })?;
+    Ok(written)
+}
+
+/// The values of a tensor, all of which are finite in `dtype`.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Numeric`], naming the tensor.
+pub fn fits(name: &str, values: Vec<f32>, dtype: Dtype) -> Result<Vec<f32>> {
+    let Some(index) = dtype.first_overflow(&values) else { return Ok(values) };
+    Err(Error::numeric(format!(
+        "tensor {name:?} has {} at index {index}, which is not finite in {}: nothing is written",
+        values[index],
+        dtype.name()
+    ))
+    .hint("write another dtype, such as bfloat16"))
+}
+
+/// Writes a file of tensors; returns their names. Its coded matrices are held meanwhile, all else is made one at a time.
+fn write_shard(
+    staging: &mut Staging<'_>,
+    name: &str,
+    (merged, wrapping): (&Merged, Option<&Wrapping>),
+    (shard, form): (&[Planned], &Form<'_>),
+    written: &mut Written,
+) -> Result<Vec<String>> {
+    let stored = |name: &str| wrapping.map_or_else(|| name.to_owned(), |wrapping| wrapping.stored_name(name));
+    let mut specs: BTreeMap<String, &TensorSpec> = BTreeMap::new();
+    let (mut coded, mut numbers) = (Vec::new(), Vec::new());
+    for planned in shard {
+        let (spec, dtype) = match planned {
+            Planned::Merged(spec, dtype) => (spec, *dtype),
+            Planned::Beside(name, shape, beside) => {
+                numbers.push((name.clone(), shape.clone(), *beside));
+                continue;
+            }
+        };
+        let name = stored(&spec.name);
+        match form.coded(&spec.name) {
+            Some(coding) => coded.push((name, spec, dtype, coding.code(merged, spec, &mut written.loss)?)),
+            None => numbers.push((name.clone(), spec.shape.clone(), Numbers::Fetched(spec.len(), dtype))),
+        }
+        specs.insert(stored(&spec.name), spec);
+    }
+    let parts: Vec<_> = (coded.iter())
+        .map(|(name, spec, dtype, matrix)| Parts::new(name, &spec.shape, dtype.name(), matrix))
+        .collect::<Result<_>>()?;
+    numbers.extend(parts.iter().flat_map(Parts::tensors));
+    let failed = RefCell::new(None);
+    let write = |name: &str, numbers: Numbers<'_>, writer: &mut dyn io::Write| match (specs.get(name), numbers) {
+        (Some(spec), Numbers::Fetched(_, dtype)) => {
+            let values = merged.values(spec).and_then(|values| fits(name, values, dtype)).map_err(|error| {
+                let message = error.to_string();
+                failed.replace(Some(error));
+                io::Error::other(message)
+            })?;
+            write_floats(writer, &values, dtype)
+        }
+        _ => wrapping.map_or(Err(io::ErrorKind::NotFound.into()), |wrapping| wrapping.write(name, numbers, writer)),
+    };
+    let done = staging.write(name, |writer| write_numbers_by(writer, &numbers, &write, &[("format", "pt")]));
+    match failed.take() {
+        Some(error) => return Err(error),
+        None => done?,
+    }
+    written.bytes += numbers.iter().map(|(_, _, numbers)| numbers.bytes()).sum::<u64>();
+    Ok(numbers.into_iter().map(|(name, ..)| name).collect())
+}
+
+/// The base's `config.json` with the dtype and the vocabulary of what is written.
+fn config(merged: &Merged, form: &Form<'_>) -> Result<Value> {
+    let path = merged.base.join("config.json");
+    let text = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
+        .map_err(|error| Error::io("read", &path, &error).with_kind(tunesmith_base::Kind::Model))?;
+    let mut config: Value = serde_json::from_str(&text)
+        .map_err(|error| Error::model(format!("{}: not valid JSON: {error}", path.display())))?;
+    if let Some(map) = config.as_object_mut() {
+        if let Some(dtype) = form.dtype {
+            folder::set_dtype(map, dtype);
+        }
+        // The base's codes are not what is written.
+        map.remove("quantization_config");
+        if let Some(coding) = form.coding {
+            let beside = merged.weights.wrapping().map(|wrapping| wrapping.modules()).unwrap_or_default();
+            map.insert("quantization_config".into(), coding.config_json(beside));
+        }
+        // An adapter may have grown the vocabulary.
+        folder::set_vocabulary(map, merged.arch.vocab_size);
+    }
+    folder::describe_head(&mut config, Some(&merged.arch))?;
+    Ok(config)
+}

@@ -1,0 +1,224 @@
+//! GGUF, the files of llama.cpp: a model with its tokenizer and chat template, or an adapter.
+//! Format: `docs/gguf.md` of ggml; names and rules: llama.cpp's own converter.
+mod container;
+mod families;
+mod split;
+mod vocabulary;
+
+use std::cell::RefCell;
+use std::io;
+use std::path::Path;
+
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{Device, Tensor};
+
+use super::folder::fits;
+use super::merge::Merged;
+use container::{Entry, Header, Value};
+use families::Layout;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::finished::Finished;
+use tunesmith_checkpoint::preflight;
+use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_model::weights::Dtype;
+pub use vocabulary::Vocabulary;
+
+/// How the numbers of matrices are stored. Vectors and routers are always float32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// Blocks of 32 numbers: bytes with a scale.
+    Q8_0,
+    /// Blocks of 32 numbers: half bytes with a scale; embedding and head as [`Format::Q8_0`].
+    Q4_0,
+}
+
+impl Format {
+    /// The format of a flag.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: another word.
+    pub fn parse(word: &str) -> Result<Self> {
+        match word.to_lowercase().as_str() {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "q8_0" => Ok(Self::Q8_0),
+            "q4_0" => Ok(Self::Q4_0),
+            other => Err(Error::config(format!("--gguf {other}: expected f16, q8_0, q4_0 or f32"))
+                .hint("llama.cpp's llama-quantize makes the others from an f16 file")),
+        }
+    }
+
+    /// llama.cpp's `general.file_type`.
+    const fn file_type(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 7,
+        }
+    }
+
+    /// The number of the type of a stored tensor.
+    const fn code(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 8,
+        }
+    }
+
+    const fn bytes(self, count: usize) -> usize {
+        match self {
+            Self::F32 => 4 * count,
+            Self::F16 => 2 * count,
+            Self::Q4_0 => count / BLOCK * 18,
+            Self::Q8_0 => count / BLOCK * 34,
+        }
+    }
+
+    /// How a tensor of this shape is stored.
+    fn of(self, name: &str, shape: &[usize]) -> Self {
+        let columns = shape.last().copied().unwrap_or(1);
+        let vocabulary = ["token_embd.weight", "output.weight"].contains(&name);
+        match self {
+            _ if shape.len() < 2 || name.contains("ffn_gate_inp") => Self::F32,
+            // Rows that are not whole blocks.
+            Self::Q8_0 | Self::Q4_0 if !columns.is_multiple_of(BLOCK) => Self::F16,
+            Self::Q4_0 if vocabulary => Self::Q8_0,
+            format => format,
+        }
+    }
+
+    fn encode(self, values: &[f32]) -> io::Result<Vec<u8>> {
+        let quantized = |dtype| {
+            let data = || {
+                let tensor = Tensor::from_slice(values, values.len(), &Device::Cpu)?;
+                Ok::<_, candle_core::Error>(QTensor::quantize(&tensor, dtype)?.data()?.into_owned())
+            };
+            data().map_err(|error| io::Error::other(error.to_string()))
+        };
+        match self {
+            Self::F32 => Ok(values.iter().flat_map(|value| value.to_le_bytes()).collect()),
+            Self::F16 => Ok(values.iter().flat_map(|value| half::f16::from_f32(*value).to_le_bytes()).collect()),
+            Self::Q4_0 => quantized(GgmlDType::Q4_0),
+            Self::Q8_0 => quantized(GgmlDType::Q8_0),
+        }
+    }
+}
+
+/// Numbers of a block.
+const BLOCK: usize = 32;
+
+/// Writes a model; returns the bytes of the file.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Model`]: llama.cpp cannot run it as it is; [`tunesmith_base::Kind::Io`]: the disk.
+pub fn write_model(path: &Path, merged: &Merged, vocabulary: &Vocabulary, name: &str, format: Format) -> Result<u64> {
+    let layout = Layout::of(&merged.arch)?;
+    let mut header = Header::new(layout.name());
+    header.put("general.type", Value::text("model"));
+    header.put("general.name", Value::text(name));
+    header.put("general.file_type", Value::U32(format.file_type()));
+    header.put("general.quantization_version", Value::U32(2));
+    layout.describe(&merged.arch, &mut header);
+    vocabulary.describe(&merged.arch, &mut header)?;
+    let mut sources = Vec::new();
+    for (name, values) in layout.extra(&merged.arch) {
+        let shape = vec![values.len()];
+        header.tensors.push(Entry { name, format: Format::F32, shape });
+        sources.push(Source::Ready(values));
+    }
+    for (name, shape, parts) in layout.tensors(&merged.arch)? {
+        header.tensors.push(Entry { format: format.of(&name, &shape), name, shape });
+        sources.push(Source::Merged(parts));
+    }
+    write(path, &header, &|index| match &sources[index] {
+        Source::Ready(values) => Ok(values.clone()),
+        Source::Merged(parts) => {
+            let mut all = Vec::new();
+            for part in parts {
+                let mut values = merged.values(part)?;
+                layout.transform(&merged.arch, &part.name, &mut values);
+                all.extend(values);
+            }
+            Ok(all)
+        }
+    })
+}
+
+/// Where a tensor's values come from.
+enum Source {
+    /// They are here.
+    Ready(Vec<f32>),
+    /// From tensors of the model, one after the other.
+    Merged(Vec<TensorSpec>),
+}
+
+/// Writes an adapter; returns the bytes of the file.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`]: it is more than A and B; [`tunesmith_base::Kind::Io`]: the disk.
+pub fn write_adapter(path: &Path, arch: &Arch, adapter: &Finished, format: Format) -> Result<u64> {
+    if let Some(what) = adapter.beyond_matrices() {
+        return Err(Error::checkpoint(format!(
+            "{}: has {what}, which a GGUF adapter cannot hold",
+            adapter.dir.display()
+        ))
+        .hint("export the merged model: leave --adapter-only out"));
+    }
+    let format = if format == Format::F32 { Format::F32 } else { Format::F16 };
+    let layout = Layout::of(arch)?;
+    let alpha = adapter.config.tuning.lora.lora_alpha as f32;
+    let mut header = Header::new(layout.name());
+    header.put("general.type", Value::text("adapter"));
+    header.put("general.file_type", Value::U32(format.file_type()));
+    header.put("adapter.type", Value::text("lora"));
+    header.put("adapter.lora.alpha", Value::F32(alpha));
+    let mut sources = Vec::new();
+    for placement in &adapter.placements {
+        let weight = placement.weight(arch);
+        let (name, mut parts) = (layout.rename(arch, &weight)?, placement.tensors().into_iter());
+        for side in ["lora_a", "lora_b"] {
+            let Some((tensor, shape)) = parts.next() else { continue };
+            let mut values = adapter.tensors.get(&tensor).map(|(_, values)| values.clone()).unwrap_or_default();
+            if side == "lora_b" {
+                layout.transform(arch, &weight, &mut values);
+                // llama.cpp scales by alpha / rank; the rest of a scale of its own (rsLoRA, patterns) goes here.
+                let factor = placement.adapter.rank().map_or(1.0, |rank| rank.scale * rank.r as f32 / alpha);
+                if (factor - 1.0).abs() > 1e-6 {
+                    for value in &mut values {
+                        *value *= factor;
+                    }
+                }
+            }
+            header.tensors.push(Entry { name: format!("{name}.{side}"), format, shape });
+            sources.push(values);
+        }
+    }
+    write(path, &header, &|index| Ok(sources[index].clone()))
+}
+
+fn write(path: &Path, header: &Header, values: &dyn Fn(usize) -> Result<Vec<f32>>) -> Result<u64> {
+    preflight(path, header.bytes(), 2)?;
+    let failed = RefCell::new(None);
+    let encode = |index: usize| {
+        let entry: &Entry = &header.tensors[index];
+        let dtype = if entry.format == Format::F16 { Dtype::F16 } else { Dtype::F32 };
+        let values = values(index).and_then(|values| fits(&entry.name, values, dtype)).map_err(|error| {
+            let message = error.to_string();
+            failed.replace(Some(error));
+            io::Error::other(message)
+        })?;
+        entry.format.encode(&values)
+    };
+    let written = container::write(path, header, &encode).map_err(|error| Error::io("write", path, &error));
+    match failed.take() {
+        Some(error) => Err(error),
+        None => written,
+    }
+}

@@ -1,0 +1,116 @@
+//! Which of llama.cpp's ways to split text makes the same tokens as a tokenizer that splits it in a way of its own: each is
+//! tried on texts made of the tokenizer's own tokens.
+use serde_json::{Value as Json, json};
+
+use super::vocabulary::{LLAMA3, QWEN2};
+use tunesmith_base::error::Result;
+use tunesmith_data::Tokenizer;
+
+/// Tokens that are tried one by one, and texts of several, at most.
+const SINGLE: usize = 20_000;
+const JOINED: usize = 30_000;
+
+/// What stands between tokens of a text, beside nothing.
+const BETWEEN: [&str; 24] = [
+    " ",
+    "  ",
+    "   ",
+    "\n",
+    "\n\n",
+    " \n",
+    "\n ",
+    "\t",
+    "\r\n",
+    "'",
+    "'s ",
+    "'LL",
+    ".",
+    "...",
+    " (",
+    "-",
+    "_",
+    "12",
+    " 3456",
+    "É",
+    " Über",
+    "日本",
+    " слово",
+    "😀",
+];
+
+/// llama.cpp's names and what they split by, as `tokenizer.json` has it.
+fn candidates(ignores_merges: bool) -> Vec<(&'static str, Json)> {
+    let bytes = |splits: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": splits});
+    let sequence = |first: Json, splits: bool| json!({"type": "Sequence", "pretokenizers": [first, bytes(splits)]});
+    let split = |pattern: &str| {
+        sequence(
+            json!({"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false}),
+            false,
+        )
+    };
+    // Only by this name does llama.cpp take whole words before merges.
+    if ignores_merges {
+        return vec![("llama-bpe", split(LLAMA3))];
+    }
+    vec![
+        ("gpt-2", bytes(true)),
+        ("qwen2", split(QWEN2)),
+        ("dbrx", split(LLAMA3)),
+        ("smollm", sequence(json!({"type": "Digits", "individual_digits": true}), true)),
+    ]
+}
+
+/// The name with which every text became the same tokens, and how many texts that were.
+///
+/// # Errors
+/// The tokenizer cannot handle a text.
+pub(super) fn equivalent(json: &Json, tokenizer: &Tokenizer) -> Result<Option<(&'static str, usize)>> {
+    let texts = texts(json, tokenizer)?;
+    for (name, pre_tokenizer) in candidates(json["model"]["ignore_merges"] == true) {
+        if tokenizer.same_tokens_by(&pre_tokenizer, &texts)? {
+            return Ok(Some((name, texts.len())));
+        }
+    }
+    Ok(None)
+}
+
+/// Texts in which tokens meet as they never may in what people write: the same ones for the same tokenizer.
+fn texts(json: &Json, tokenizer: &Tokenizer) -> Result<Vec<String>> {
+    let ids: Vec<u32> = json["model"]["vocab"]
+        .as_object()
+        .into_iter()
+        .flatten()
+        .filter_map(|(_, id)| id.as_u64())
+        .filter_map(|id| u32::try_from(id).ok())
+        .collect();
+    let mut words = Vec::new();
+    for id in ids.iter().step_by(ids.len().div_ceil(SINGLE).max(1)) {
+        let text = tokenizer.decode(&[*id], true)?;
+        // Bytes that are no text by themselves.
+        if !text.is_empty() && !text.contains('\u{fffd}') {
+            words.push(text);
+        }
+    }
+    let mut texts = words.clone();
+    if words.is_empty() {
+        return Ok(texts);
+    }
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut draw = |below: usize| {
+        // xorshift64.
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % below as u64) as usize
+    };
+    for _ in 0..JOINED {
+        let mut text = String::new();
+        for _ in 0..2 + draw(6) {
+            text += &words[draw(words.len())];
+            // Half of the time tokens touch.
+            text += BETWEEN.get(draw(2 * BETWEEN.len())).copied().unwrap_or_default();
+        }
+        texts.push(text);
+    }
+    Ok(texts)
+}

@@ -1,0 +1,276 @@
+//! A base model with finished adapters merged into it: its tensors one at a time, and how far its logits are from those of
+//! the adapter at work.
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use tunesmith_base::error::Result;
+use tunesmith_checkpoint::finished::Finished;
+use tunesmith_checkpoint::origin::{BASE_MODEL, Origin};
+use tunesmith_checkpoint::peft;
+use tunesmith_config::adapters::lora::LoraConfig;
+use tunesmith_config::arch::{Arch, TensorSpec, Vocabulary};
+use tunesmith_config::{Config, Mode, ModelConfig, Quantization, TargetModules};
+use tunesmith_data::batch::Batch;
+use tunesmith_model::quantize::{self, Held};
+use tunesmith_model::stack::{Coded, Layer, Stack};
+use tunesmith_model::weights::WeightFiles;
+use tunesmith_model::{Model, Source};
+use tunesmith_ops::dropout::key;
+
+/// A base model, adapters that are merged into it in memory, and the adapter on top of them.
+#[derive(Debug)]
+pub struct Parts {
+    /// The base model's folder.
+    pub base: PathBuf,
+    /// Its shape, with room for the top adapter's new tokens.
+    pub arch: Arch,
+    /// Its weights.
+    pub weights: WeightFiles,
+    /// Adapters below the top one (`tuning.adapters`).
+    pub below: Stack,
+    /// Their fingerprints.
+    below_hashes: Vec<String>,
+}
+
+impl Parts {
+    /// Opens a base model and the adapters `below`; `vocabulary` is that of the adapter on top
+    /// ([`peft::vocabulary`]).
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the base cannot be read; [`tunesmith_base::Kind::Checkpoint`]: an adapter does not fit.
+    pub fn open(base: &Path, below: &[PathBuf], vocabulary: &Vocabulary) -> Result<Self> {
+        let mut arch = Arch::from_dir(base)?;
+        let weights = WeightFiles::open_model(base, &arch, &arch.tensors())?;
+        let (mut stack, mut below_hashes) = (Stack::default(), Vec::new());
+        for dir in below {
+            arch.separate_for(&peft::vocabulary(dir)?);
+            stack.0.push(Finished::open(dir, &arch)?.frozen(&arch)?.into());
+            below_hashes.push(peft::open_weights(dir)?.fingerprint()?);
+        }
+        arch.fit(vocabulary)?;
+        Ok(Self { base: base.to_owned(), arch, weights, below: stack, below_hashes })
+    }
+
+    /// Holds the adapter in `dir` against the base that its run's `backend.json` names. Returns a line for each difference that
+    /// `allow` lets pass, or `None` where there is no such file.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`] with both sides: it was trained on another base.
+    pub fn check_stamp(&self, dir: &Path, allow: &[String]) -> Result<Option<Vec<String>>> {
+        let Some(origin) = Origin::of(dir)? else { return Ok(None) };
+        origin.compare(dir, &[(BASE_MODEL, self.fingerprint()?)], allow).map(Some)
+    }
+
+    /// A hash of the base and of the adapters below, as stamps have it.
+    ///
+    /// # Errors
+    /// The files.
+    pub fn fingerprint(&self) -> Result<String> {
+        let base = self.weights.fingerprint()?;
+        Ok(self.below_hashes.iter().fold(base, |base, adapter| format!("{base} + {adapter}")))
+    }
+
+    /// Of a base that is stored in 4 or 8 bits the modules that are not.
+    ///
+    /// # Errors
+    /// The shape has no linear layers.
+    pub fn dense_modules(&self) -> Result<Vec<String>> {
+        if !self.is_coded() {
+            return Ok(Vec::new());
+        }
+        let all = quantize::matrices(&self.arch, &[])?;
+        let dense = all.iter().filter(|name| self.weights.format_of(name).is_none());
+        Ok(dense.map(|name| name.trim_end_matches(".weight").to_owned()).collect())
+    }
+
+    /// What the base's matrices are stored in, where a run that says `dtype` in its stamp had rounded them to bfloat16.
+    pub fn narrower(&self, dtype: Option<&str>) -> Option<String> {
+        dtype.filter(|dtype| dtype.starts_with("base bfloat16"))?;
+        let stored = |spec: &TensorSpec| spec.shape.len() > 1 && self.weights.is_bf16(&spec.name);
+        let narrow = self.arch.tensors().iter().any(stored);
+        (!narrow).then(|| "base float32".to_owned())
+    }
+
+    /// From here on the base is what a run held of it: its matrices have the numbers that their codes mean. Returns how many
+    /// that changes: of a checkpoint that is stored so already only those that adapters below have touched.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
+    pub fn hold(&mut self, held: &Held) -> Result<usize> {
+        let names = quantize::matrices(&self.arch, &held.skip)?;
+        let stored = self.is_coded();
+        let widths: BTreeMap<String, usize> = self
+            .arch
+            .tensors()
+            .into_iter()
+            .filter(|spec| names.contains(&spec.name) && (!stored || self.below.changes(&spec.name)))
+            .filter_map(|TensorSpec { name, shape }| Some((name, *shape.last()?)))
+            .collect();
+        let count = widths.len();
+        self.below.0.push(Layer::Coded(Coded { how: held.how, widths }));
+        Ok(count)
+    }
+
+    /// With the adapter on top, if there is one, merged in as well.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: its settings do not fit the model.
+    pub fn merged(self, top: Option<Finished>) -> Result<Merged> {
+        let frozen = top.map(|top| top.frozen(&self.arch)).transpose()?;
+        let Self { base, arch, weights, mut below, .. } = self;
+        below.0.extend(frozen.map(Layer::from));
+        Ok(Merged { base, arch, weights, stack: below })
+    }
+
+    /// Whether the base is stored in 4 or 8 bits.
+    pub fn is_coded(&self) -> bool {
+        self.weights.quantization().is_some()
+    }
+
+    /// The model without the adapter on top, its base kept in memory as `model` says.
+    ///
+    /// # Errors
+    /// The weights.
+    pub fn bare(&self, model: &ModelConfig) -> Result<Model> {
+        let mut config = Config { model: model.clone(), ..Config::default() };
+        config.tuning.lora = idle(&self.arch);
+        Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)
+    }
+
+    /// The model with the adapter at work on top, nothing of it merged, and its base kept in memory as `model` says.
+    ///
+    /// # Errors
+    /// The weights.
+    pub fn adapted(&self, top: &Finished, model: &ModelConfig) -> Result<Model> {
+        let mut config = Config { model: model.clone(), ..Config::default() };
+        config.tuning = top.config.settings(&self.arch, &config.tuning)?;
+        let mut model = Model::load_on(&self.arch, Some(&self.weights), &config, &self.below)?;
+        for spec in model.params.specs.clone() {
+            // The names and shapes were compared when the adapter was opened.
+            if let Some((_, values)) = top.tensors.get(&spec.name) {
+                model.params.values_mut()[spec.range()].copy_from_slice(values);
+            }
+        }
+        Ok(model)
+    }
+}
+
+/// A model that is made while it is read.
+#[derive(Debug)]
+pub struct Merged {
+    /// The base model's folder.
+    pub base: PathBuf,
+    /// The shape, with new tokens.
+    pub arch: Arch,
+    /// The base's weights.
+    pub weights: WeightFiles,
+    stack: Stack,
+}
+
+impl Merged {
+    /// The values of a tensor, in float32.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: the files; [`tunesmith_base::Kind::Checkpoint`]: an adapter that does not fit.
+    pub fn values(&self, spec: &TensorSpec) -> Result<Vec<f32>> {
+        let config = Config::default();
+        let source = Source { arch: &self.arch, weights: Some(&self.weights), config: &config, stack: &self.stack };
+        source.values(&spec.name, spec.len())
+    }
+
+    /// The merged model in memory, all in float32.
+    ///
+    /// # Errors
+    /// As [`Merged::values`].
+    pub fn model(&self) -> Result<Model> {
+        Model::load_on(&self.arch, Some(&self.weights), &frozen_config(), &self.stack)
+    }
+}
+
+/// The smallest adapter there is, whose B is zero: it stands for none, since something has to be trained, and on codes
+/// nothing else can be.
+pub fn idle(arch: &Arch) -> LoraConfig {
+    let first = arch.linear_modules().into_iter().next().map(|module| module.name);
+    LoraConfig { r: 1, target_modules: TargetModules::List(first.into_iter().collect()), ..LoraConfig::default() }
+}
+
+/// The settings of a base whose matrices are widened where they are coded.
+pub fn widened() -> ModelConfig {
+    ModelConfig { quantization: Quantization::None, ..ModelConfig::default() }
+}
+
+/// A configuration that a model is loaded with to run it: the one tensor that is held as trained is the smallest. Coded
+/// matrices are widened.
+fn frozen_config() -> Config {
+    let mut config = Config { model: widened(), ..Config::default() };
+    config.tuning.mode = Mode::Freeze;
+    config.tuning.freeze.trainable_patterns = vec!["model.norm.weight".to_owned()];
+    config
+}
+
+/// A model folder, nothing in it trained.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Model`]: it cannot be read.
+pub fn plain_model(dir: &Path) -> Result<Model> {
+    let arch = Arch::from_dir(dir)?;
+    let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
+    Model::load(&arch, Some(&weights), &frozen_config())
+}
+
+/// Rows of a sample.
+const ROWS: usize = 4;
+/// Tokens of a row.
+const TOKENS: usize = 32;
+/// Positions of a row whose logits are compared: the last ones.
+const POSITIONS: usize = 8;
+
+/// Logits of a few rows of tokens drawn from the vocabulary, `[positions, vocabulary]`; the first row holds the tokens that are trained.
+///
+/// # Errors
+/// The engine.
+pub fn sample_logits(model: &Model) -> Result<Vec<f32>> {
+    let arch = &model.arch;
+    let length = TOKENS.min(arch.max_position_embeddings);
+    let draw = |row: usize, at: usize| (key(42, row as u64, at as u64) % arch.vocab_size as u64) as u32;
+    let mut logits = Vec::new();
+    for row in 0..ROWS {
+        let trained = arch.token_rows.ids().into_iter().filter(|_| row == 0);
+        let tokens: Vec<u32> = trained.chain((0..).map(|at| draw(row, at))).take(length).collect();
+        let batch = Batch { cu_seqlens: vec![0, length], tokens, ..Batch::default() };
+        let rows: Vec<usize> = (length.saturating_sub(POSITIONS)..length).collect();
+        logits.extend(model.logits(&batch, &rows)?);
+    }
+    Ok(logits)
+}
+
+/// How far two models' logits are apart.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Comparison {
+    /// The largest difference of a logit.
+    pub largest: f32,
+    /// The largest logit.
+    pub scale: f32,
+    /// Positions at which both find the same token most probable.
+    pub agreeing: usize,
+    /// Positions compared.
+    pub positions: usize,
+}
+
+/// Compares logits `[positions, vocabulary]`.
+pub fn compare(left: &[f32], right: &[f32], vocabulary: usize) -> Comparison {
+    let top = |row: &[f32]| row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(at, _)| at);
+    let pairs = || left.chunks(vocabulary).zip(right.chunks(vocabulary));
+    let mut largest = 0.0f32;
+    for (left, right) in left.iter().zip(right) {
+        // Of NaN against a number the difference is as large as can be.
+        let difference = (left - right).abs();
+        largest = if difference.is_nan() { f32::INFINITY } else { largest.max(difference) };
+    }
+    Comparison {
+        largest: if left.len() == right.len() { largest } else { f32::INFINITY },
+        scale: left.iter().fold(0.0f32, |most, value| most.max(value.abs())),
+        agreeing: pairs().filter(|(left, right)| top(left) == top(right)).count(),
+        positions: pairs().count(),
+    }
+}

@@ -1,0 +1,104 @@
+//! A merged model whose matrices are written in 4 or 8 bits, as bitsandbytes stores them; and what that loses.
+use std::collections::BTreeSet;
+
+use serde_json::Value;
+
+use super::merge::Merged;
+use tunesmith_base::error::Result;
+use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_model::quantize::{self, Held};
+use tunesmith_model::weights::config_json;
+use tunesmith_ops::quant::encode::{BLOCK, NESTED_BLOCK};
+use tunesmith_ops::quant::{Format, Quantized, encode};
+
+/// Which matrices of a model are coded, and how.
+#[derive(Debug)]
+pub struct Coding {
+    held: Held,
+    matrices: BTreeSet<String>,
+}
+
+/// What coding has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Loss {
+    /// Matrices that were coded.
+    pub matrices: usize,
+    /// The largest difference of a number from what its code means.
+    pub largest: f32,
+    /// The largest number.
+    pub scale: f32,
+    sum: f64,
+    count: u64,
+}
+
+impl Loss {
+    /// The mean difference of a number from what its code means.
+    pub fn mean(&self) -> f64 {
+        self.sum / self.count.max(1) as f64
+    }
+
+    fn add(&mut self, values: &[f32], coded: &[f32]) {
+        self.matrices += 1;
+        self.count += values.len() as u64;
+        for (value, coded) in values.iter().zip(coded) {
+            let difference = (value - coded).abs();
+            self.sum += f64::from(difference);
+            self.largest = self.largest.max(difference);
+            self.scale = self.scale.max(value.abs());
+        }
+    }
+}
+
+impl Coding {
+    /// For a model of this shape.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the list of modules that are left out fits nothing.
+    pub fn new(arch: &Arch, held: Held) -> Result<Self> {
+        Ok(Self { matrices: quantize::matrices(arch, &held.skip)?, held })
+    }
+
+    /// How, in words.
+    pub fn describe(&self) -> String {
+        self.held.how.describe()
+    }
+
+    /// Whether that tensor is coded.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.matrices.contains(name)
+    }
+
+    /// About the bytes that a matrix takes in its file.
+    pub(super) fn bytes(&self, spec: &TensorSpec) -> u64 {
+        /// The tables and the description beside a matrix.
+        const BESIDE: u64 = 4 * (16 + 256) + 256;
+        let len = spec.len() as u64;
+        match self.held.how.format {
+            Format::Int8 => len + 4 * spec.shape.first().map_or(0, |&rows| rows as u64) + 1,
+            Format::Nf4 | Format::Fp4 => {
+                let blocks = len.div_ceil(BLOCK as u64);
+                let nested = blocks + 4 * blocks.div_ceil(NESTED_BLOCK as u64);
+                len.div_ceil(2) + if self.held.how.double { nested } else { 4 * blocks } + BESIDE
+            }
+        }
+    }
+
+    /// A matrix of the merged model in codes, its loss added to `loss`.
+    ///
+    /// # Errors
+    /// Those of [`Merged::values`]; [`tunesmith_base::Kind::Model`]: a number that cannot be coded.
+    pub(super) fn code(&self, merged: &Merged, spec: &TensorSpec, loss: &mut Loss) -> Result<Quantized> {
+        let values = merged.values(spec)?;
+        let width = spec.shape.last().copied().unwrap_or(1);
+        let matrix = encode::quantize(&values, width, self.held.how.format, self.held.how.double)
+            .map_err(|error| error.context(format!("tensor {:?}", spec.name)))?;
+        loss.add(&values, &matrix.dequantize());
+        Ok(matrix)
+    }
+
+    /// `quantization_config` for `config.json`; the modules `beside` stay as they are too.
+    pub(super) fn config_json(&self, beside: BTreeSet<String>) -> Value {
+        let skipped: Vec<String> = self.held.skip.iter().cloned().chain(beside).collect();
+        config_json(self.held.how.format, self.held.how.double, &skipped)
+    }
+}

@@ -1,0 +1,229 @@
+//! A repository at one commit: which files it has, and those of them that are wanted on this machine.
+use std::path::PathBuf;
+
+#[cfg(feature = "hub")]
+use super::name::is_commit;
+use super::name::{Repo, check_revision};
+use super::store::{Listed, Store};
+use super::{Hub, Place};
+use tunesmith_base::error::{Error, Result};
+
+/// A folder with files of a repository at one commit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The repository.
+    pub repo: Repo,
+    /// The commit.
+    pub commit: String,
+    /// The folder.
+    pub dir: PathBuf,
+}
+
+impl Snapshot {
+    /// `owner/name@0123456789ab`.
+    pub fn label(&self) -> String {
+        format!("{}@{}", self.repo.id, &self.commit[..self.commit.len().min(12)])
+    }
+}
+
+/// A repository at one commit.
+pub struct Checkout<'a> {
+    hub: &'a Hub<'a>,
+    repo: Repo,
+    revision: String,
+    commit: String,
+    files: Vec<Listed>,
+    place: Place,
+    store: Store,
+    /// Why only the cache is used, if so.
+    cache_only: Option<String>,
+}
+
+impl Hub<'_> {
+    /// The repository at `revision` (`main` where none is named), as the hub has it now or, without a way to the hub, as
+    /// the cache has it.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: no such name is possible; [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`]: the hub
+    /// refuses it or its file list; [`tunesmith_base::Kind::Io`]: no way to the hub, and nothing in the cache.
+    pub fn open(&self, repo: Repo, revision: Option<&str>, place: Place) -> Result<Checkout<'_>> {
+        let revision = revision.unwrap_or("main");
+        check_revision(revision)?;
+        if self.settings.offline {
+            return self.cached(repo, revision, place, "HF_HUB_OFFLINE is set");
+        }
+        self.current(repo, revision, place)
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn current(&self, repo: Repo, revision: &str, place: Place) -> Result<Checkout<'_>> {
+        self.cached(repo, revision, place, "this tunesmith was built without the feature `hub`, which downloads")
+    }
+
+    #[cfg(feature = "hub")]
+    fn current(&self, repo: Repo, revision: &str, place: Place) -> Result<Checkout<'_>> {
+        let store = Store::new(&self.settings.cache, &repo);
+        let known = store.read_ref(revision);
+        if is_commit(revision)
+            && let Some(files) = store.read_listing(revision)
+        {
+            let (commit, revision) = (revision.to_owned(), revision.to_owned());
+            return Ok(Checkout { hub: self, repo, revision, commit, files, place, store, cache_only: None });
+        }
+        let mut settings = self.settings.clone();
+        if known.is_some() {
+            // The cache stands in for a hub that is away: no reason to wait for long.
+            settings.pace.attempts = settings.pace.attempts.min(2);
+        }
+        let remote = super::remote::Remote::new(&settings, self.watch, &repo)?;
+        let now = if is_commit(revision) { Ok(revision.to_owned()) } else { remote.commit(revision) };
+        let commit = match now {
+            Ok(commit) => commit,
+            Err(failure) if failure.is_unreachable() && known.is_some() => {
+                let why = failure.brief(&self.settings);
+                self.watch.notice(&format!("{why}: using what the cache has of {repo}"));
+                return self.cached(repo.clone(), revision, place, "the hub cannot be reached");
+            }
+            Err(failure) => return Err(remote.explain(failure, revision)),
+        };
+        let files = if let Some(files) = store.read_listing(&commit) {
+            files
+        } else {
+            let files = remote.list(&commit).map_err(|failure| remote.explain(failure, revision))?;
+            if place == Place::Cache {
+                // Where the cache cannot be written to, all may be there already.
+                let _ = store.write_listing(&commit, &files);
+            }
+            files
+        };
+        drop(remote);
+        let revision = revision.to_owned();
+        Ok(Checkout { hub: self, repo, revision, commit, files, place, store, cache_only: None })
+    }
+
+    fn cached(&self, repo: Repo, revision: &str, place: Place, why: &str) -> Result<Checkout<'_>> {
+        let store = Store::new(&self.settings.cache, &repo);
+        if place != Place::Cache {
+            return Err(Error::config(format!("{repo} cannot be put into a folder: {why}"))
+                .hint("without the hub only the cache can be used; leave out --dir"));
+        }
+        let Some(commit) = store.read_ref(revision) else {
+            let cache = self.settings.cache.display();
+            return Err(repo.error(format!("{repo} at {revision} is not in the cache {cache}, and {why}")).hint(
+                format!(
+                    "fetch it where there is a network: tunesmith download {}{}; or name a local folder or file instead",
+                    repo.id,
+                    if repo.kind == super::Kind::Dataset { " --dataset" } else { "" }
+                ),
+            ));
+        };
+        let files = store.read_listing(&commit).unwrap_or_else(|| store.present(&commit));
+        let (revision, cache_only) = (revision.to_owned(), Some(why.to_owned()));
+        Ok(Checkout { hub: self, repo, revision, commit, files, place, store, cache_only })
+    }
+}
+
+impl Checkout<'_> {
+    /// The repository.
+    pub fn repo(&self) -> &Repo {
+        &self.repo
+    }
+
+    /// The paths of its files.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().map(|file| file.path.as_str())
+    }
+
+    /// Whether it has a file of this path.
+    pub fn has(&self, path: &str) -> bool {
+        self.paths().any(|found| found == path)
+    }
+
+    /// The size of one of its files.
+    pub(super) fn size(&self, path: &str) -> u64 {
+        self.files.iter().find(|file| file.path == path).map_or(0, |file| file.size)
+    }
+
+    /// Where a file of it lies once it is fetched.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.dir().join(path)
+    }
+
+    fn dir(&self) -> PathBuf {
+        match &self.place {
+            Place::Cache => self.store.snapshot(&self.commit),
+            Place::Folder(folder) => folder.clone(),
+        }
+    }
+
+    /// Fetches those of its files that are not here yet.
+    ///
+    /// # Errors
+    /// Those of the hub and of the disk; without a way to the hub [`tunesmith_base::Kind::Model`] or [`tunesmith_base::Kind::Data`] for a
+    /// file that the cache lacks.
+    pub fn fetch(&self, paths: &[&str]) -> Result<()> {
+        let is_missing = |file: &&Listed| self.place != Place::Cache || !self.path(&file.path).is_file();
+        let wanted = |file: &&Listed| paths.contains(&file.path.as_str());
+        let missing: Vec<&Listed> = self.files.iter().filter(wanted).filter(is_missing).collect();
+        if let (Some(why), Some(first)) = (&self.cache_only, missing.first()) {
+            let message = format!("the cache lacks {} of {} at {}, and {why}", first.path, self.repo, self.revision);
+            return Err(self.repo.error(message).hint("fetch it where there is a network: tunesmith download"));
+        }
+        if missing.is_empty() { Ok(()) } else { self.download(&missing) }
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn download(&self, _missing: &[&Listed]) -> Result<()> {
+        Err(Error::config("this tunesmith was built without the feature `hub`, which downloads"))
+    }
+
+    /// Several files at a time; the first failure ends the others after the file that they are at.
+    #[cfg(feature = "hub")]
+    fn download(&self, missing: &[&Listed]) -> Result<()> {
+        use std::sync::{Mutex, PoisonError};
+        /// Connections at a time.
+        const WORKERS: usize = 4;
+        let (settings, watch) = (&self.hub.settings, self.hub.watch);
+        let total = missing.iter().map(|file| file.size).sum();
+        let count = match missing {
+            [file] => file.path.clone(),
+            files => format!("{} files", files.len()),
+        };
+        watch.begin(&format!("downloading {count} of {}", self.repo), total);
+        let queue = Mutex::new(missing.iter());
+        let failed: Mutex<Option<Error>> = Mutex::new(None);
+        let work = || {
+            let carrier = super::transfer::Carrier::new(settings, watch, &self.repo, &self.commit)
+                .map_err(|failure| failure.into_error(settings, &self.repo, &self.revision, "the files"))?;
+            loop {
+                let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+                let ended = failed.lock().unwrap_or_else(PoisonError::into_inner).is_some();
+                match next {
+                    Some(file) if !ended => carrier.fetch(file, &self.store, &self.place)?,
+                    _ => return Ok(()),
+                }
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..WORKERS.min(missing.len()) {
+                scope.spawn(|| {
+                    if let Err(error) = work() {
+                        failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                    }
+                });
+            }
+        });
+        watch.end();
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+    }
+
+    /// Notes in the cache that the revision is this commit, now that what was wanted of it is here.
+    pub fn snapshot(&self) -> Snapshot {
+        #[cfg(feature = "hub")]
+        if self.cache_only.is_none() && self.place == Place::Cache {
+            // A cache that cannot be noted in is good for this time all the same.
+            let _ = self.store.write_ref(&self.revision, &self.commit);
+        }
+        Snapshot { repo: self.repo.clone(), commit: self.commit.clone(), dir: self.dir() }
+    }
+}

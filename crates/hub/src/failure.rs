@@ -1,0 +1,260 @@
+//! Why a request to the hub failed: what can be tried again, and what the user is told.
+use std::time::Duration;
+
+use hf_hub::HFError;
+
+use super::name::{Kind, Repo};
+use super::settings::Settings;
+use super::{Pace, Watch};
+use tunesmith_base::error::Error;
+
+/// A failed request.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// The hub answered with a status that is no success.
+    Status(Refused),
+    /// No connection, or one that broke.
+    Network(String),
+    /// An answer that makes no sense.
+    Odd(String),
+    /// Something here, such as a full disk.
+    Here(Error),
+}
+
+/// The hub's answer.
+#[derive(Debug, Default)]
+pub(super) struct Refused {
+    pub status: u16,
+    /// `X-Error-Code`, such as `GatedRepo`.
+    pub code: Option<String>,
+    /// The hub's own words.
+    pub words: Option<String>,
+    /// For how long it wants to be left alone.
+    pub retry_after: Option<Duration>,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Here(error)
+    }
+}
+
+impl From<reqwest::Error> for Failure {
+    fn from(error: reqwest::Error) -> Self {
+        // Addresses of redirects are signed: they are left out.
+        let error = error.without_url();
+        let mut text = error.to_string();
+        let mut source = std::error::Error::source(&error);
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        let json = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<serde_json::Error>());
+        if error.is_connect() {
+            // Who called whom on the way says nothing to a user.
+            return Self::Network(text.rsplit(": ").next().unwrap_or_default().to_owned());
+        }
+        if error.is_builder() || json.is_some_and(|json| !json.is_io() && !json.is_eof()) {
+            Self::Odd(text)
+        } else {
+            Self::Network(text)
+        }
+    }
+}
+
+impl From<HFError> for Failure {
+    fn from(error: HFError) -> Self {
+        let (context, retry_after) = match error {
+            HFError::Http { context }
+            | HFError::AuthRequired { context }
+            | HFError::Forbidden { context }
+            | HFError::Conflict { context }
+            | HFError::RepoNotFound { context: Some(context), .. }
+            | HFError::RevisionNotFound { context: Some(context), .. }
+            | HFError::EntryNotFound { context: Some(context), .. } => (context, None),
+            HFError::RateLimited { retry_after, context } => (context, retry_after),
+            HFError::Request { source, .. } => return source.into(),
+            other => return Self::Odd(other.to_string()),
+        };
+        Self::Status(Refused {
+            status: context.status.as_u16(),
+            code: context.error_code.clone(),
+            words: context.server_message.clone(),
+            retry_after,
+        })
+    }
+}
+
+impl Failure {
+    /// Whether the same request may succeed later.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Self::Status(refused) => matches!(refused.status, 408 | 429 | 500 | 502 | 503 | 504),
+            Self::Network(_) => true,
+            Self::Odd(_) | Self::Here(_) => false,
+        }
+    }
+
+    /// Whether the hub is not to be reached, so that the cache may stand in for it.
+    pub fn is_unreachable(&self) -> bool {
+        match self {
+            Self::Status(refused) => matches!(refused.status, 500 | 502 | 503 | 504),
+            Self::Network(_) => true,
+            Self::Odd(_) | Self::Here(_) => false,
+        }
+    }
+
+    /// In a few words.
+    pub fn brief(&self, settings: &Settings) -> String {
+        match self {
+            Self::Status(Refused { status: 429, .. }) => "the hub was asked too often (429)".to_owned(),
+            Self::Status(refused) => format!("the hub answered with status {}", refused.status),
+            Self::Network(text) => format!("the hub cannot be reached: {}", settings.clean(text)),
+            Self::Odd(text) => settings.clean(text),
+            Self::Here(error) => error.message().to_owned(),
+        }
+    }
+
+    /// What the user is told: `what` was wanted of `repo` at `revision`.
+    pub fn into_error(self, settings: &Settings, repo: &Repo, revision: &str, what: &str) -> Error {
+        let host = settings.shown_endpoint();
+        let about = format!("{what} of {repo} at {revision}");
+        match self {
+            Self::Here(error) => error,
+            Self::Status(refused) => refused.into_error(settings, repo, revision, &about),
+            Self::Odd(text) => repo
+                .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
+                .hint("check HF_ENDPOINT; a proxy may answer in the hub's place"),
+            Self::Network(text) => {
+                let local = match repo.kind {
+                    Kind::Model => "model.name may be a folder on this machine",
+                    Kind::Dataset => "data.train_path may be a file on this machine",
+                };
+                let message = format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text));
+                Error::new(tunesmith_base::Kind::Io, message).hint(format!(
+                    "check the network, the proxy and HF_ENDPOINT, and run it again: what has arrived is kept; without a \
+                     network HF_HUB_OFFLINE=1 takes what is in the cache, and {local}"
+                ))
+            }
+        }
+    }
+}
+
+impl Refused {
+    fn into_error(self, settings: &Settings, repo: &Repo, revision: &str, about: &str) -> Error {
+        let (host, page) = (settings.shown_endpoint(), repo.page());
+        let words = self.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());
+        let said = words.map_or_else(String::new, |words| format!(": {words}"));
+        let sent = match &settings.token {
+            Some(token) => format!("the token from {} was sent", token.source),
+            None => "no token was sent".to_owned(),
+        };
+        let create = format!("HF_TOKEN to a token from {host}/settings/tokens");
+        let code = self.code.as_deref().unwrap_or_default();
+        let gated = code == "GatedRepo" || said.to_lowercase().contains("gated");
+        match self.status {
+            401 | 403 if gated => {
+                let then = match &settings.token {
+                    Some(_) => "with the account of that token; some owners take days to agree".to_owned(),
+                    None => format!("while logged in, and set {create} of that account"),
+                };
+                repo.error(format!("{about}: access is gated, and not granted ({sent}){said}"))
+                    .hint(format!("accept the licence at {host}/{page} {then}"))
+            }
+            401 if settings.token.is_some() => repo
+                .error(format!("{about}: not allowed (401; {sent}){said}"))
+                .hint(format!("the token is wrong or has expired, or the repository does not exist; set {create}")),
+            401 => repo
+                .error(format!("{about}: there is no such repository, or it is private (401; {sent}){said}"))
+                .hint(format!("check the name at {host}/{page}; for a private one set {create}")),
+            403 => repo
+                .error(format!("{about}: not allowed (403; {sent}){said}"))
+                .hint(format!("open {host}/{page} and accept its licence, or set {create} that may read it")),
+            404 if code == "RevisionNotFound" => repo
+                .error(format!("{about}: there is no revision {revision}{said}"))
+                .hint(format!("branches and tags are listed at {host}/{page}/tree/main")),
+            404 if code == "EntryNotFound" => {
+                repo.error(format!("{about}: not there{said}")).hint(format!("see {host}/{page}/tree/{revision}"))
+            }
+            404 => {
+                let other = match repo.kind {
+                    Kind::Model => "a data set is not a model",
+                    Kind::Dataset => "a model is not a data set",
+                };
+                let token =
+                    if settings.token.is_some() { String::new() } else { format!("; if it is private, set {create}") };
+                repo.error(format!("{about}: the hub has no such repository or revision (404){said}"))
+                    .hint(format!("check the name at {host}/{page} ({other}){token}"))
+            }
+            429 => {
+                let pause =
+                    self.retry_after.map_or_else(String::new, |time| format!("; it asks to wait {} s", time.as_secs()));
+                repo.error(format!("{about}: the hub was asked too often (429){pause}{said}")).hint(format!(
+                    "run it again later: what has arrived is kept; with {create} more requests are allowed ({sent})"
+                ))
+            }
+            status => Error::new(
+                tunesmith_base::Kind::Io,
+                format!("{about}: the hub answered with status {status}{said}"),
+            )
+            .hint("run it again later: what has arrived is kept; https://status.huggingface.co says how the hub is"),
+        }
+    }
+}
+
+/// How long to wait after `failure`, the `count`-th in a row; nothing when it is time to give up.
+pub(super) fn pause(failure: &Failure, pace: &Pace, count: u32) -> Option<Duration> {
+    if !failure.is_passing() || count >= pace.attempts {
+        return None;
+    }
+    let asked = match failure {
+        Failure::Status(refused) => refused.retry_after,
+        _ => None,
+    };
+    let doubled = pace.first_pause.saturating_mul(1 << (count - 1).min(16)).min(pace.longest_pause);
+    let pause = asked.unwrap_or(doubled);
+    (pause <= pace.longest_pause).then_some(pause)
+}
+
+/// Asks until there is an answer that will stay, with pauses.
+pub(super) fn patiently<T>(
+    settings: &Settings,
+    watch: &dyn Watch,
+    mut ask: impl FnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let mut count = 0;
+    loop {
+        let failure = match ask() {
+            Ok(answer) => return Ok(answer),
+            Err(failure) => failure,
+        };
+        count += 1;
+        let Some(pause) = pause(&failure, &settings.pace, count) else { return Err(failure) };
+        wait(&failure, settings, watch, pause);
+    }
+}
+
+/// Tells why and waits.
+pub(super) fn wait(failure: &Failure, settings: &Settings, watch: &dyn Watch, pause: Duration) {
+    watch.notice(&format!("{}; trying again in {:.0} s", failure.brief(settings), pause.as_secs_f64().ceil()));
+    std::thread::sleep(pause);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_and_the_hubs_own_wish_goes_first() {
+        let pace = Pace { attempts: 4, ..Pace::default() };
+        let seconds = |failure: &Failure, count| pause(failure, &pace, count).map(|pause| pause.as_secs());
+        let network = Failure::Network(String::new());
+        assert_eq!([1, 2, 3, 4].map(|count| seconds(&network, count)), [Some(1), Some(2), Some(4), None]);
+        let after = |wish| {
+            Failure::Status(Refused { status: 429, retry_after: Some(Duration::from_secs(wish)), ..Refused::default() })
+        };
+        assert_eq!(seconds(&after(7), 1), Some(7));
+        assert_eq!(seconds(&after(3_600), 1), None, "longer than anybody waits");
+        assert_eq!(seconds(&Failure::Status(Refused { status: 404, ..Refused::default() }), 1), None);
+    }
+}

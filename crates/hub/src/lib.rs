@@ -1,0 +1,299 @@
+//! Layer 2: models and data sets by name from the Hugging Face Hub, into the cache that every Hugging Face tool shares.
+//!
+//! ```text
+//! settings (endpoint, cache, token, offline)  name (owner/name, hf://…)
+//!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
+//!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
+//! settings, name -> upload (a folder's files, one commit)
+//! ```
+//!
+//! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
+#![cfg_attr(
+    not(feature = "hub"),
+    allow(dead_code, clippy::unused_self, reason = "what only downloads need stands idle")
+)]
+mod checkout;
+mod datasets;
+#[cfg(feature = "hub")]
+mod digest;
+#[cfg(feature = "hub")]
+mod failure;
+mod glob;
+mod models;
+mod name;
+#[cfg(feature = "hub")]
+mod remote;
+mod settings;
+mod store;
+#[cfg(feature = "hub")]
+mod transfer;
+#[cfg(feature = "hub")]
+mod upload;
+
+pub use checkout::{Checkout, Snapshot};
+pub use datasets::choose;
+pub use models::Part;
+pub use name::{HubPath, Kind, Repo, is_hub_path};
+pub use settings::{Pace, Settings, Token};
+
+use std::path::{Path, PathBuf};
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
+
+/// Hears what happens while files are fetched; called from several threads.
+pub trait Watch: Sync {
+    /// A download of `total` bytes begins.
+    fn begin(&self, what: &str, total: u64);
+    /// `by` more bytes of it have arrived.
+    fn advance(&self, by: u64);
+    /// It has ended, well or not.
+    fn end(&self);
+    /// Something that the user should know.
+    fn notice(&self, text: &str);
+}
+
+/// A [`Watch`] that says nothing.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Quiet;
+
+impl Watch for Quiet {
+    fn begin(&self, _what: &str, _total: u64) {}
+    fn advance(&self, _by: u64) {}
+    fn end(&self) {}
+    fn notice(&self, _text: &str) {}
+}
+
+/// Where fetched files are put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// The shared cache.
+    Cache,
+    /// A folder of the user's, under the names that the files have in the repository.
+    Folder(PathBuf),
+}
+
+/// What an upload came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pushed {
+    /// The new commit.
+    pub commit: String,
+    /// The repository's page.
+    pub address: String,
+    /// Files that the commit names.
+    pub sent: usize,
+}
+
+/// The hub as this machine sees it.
+pub struct Hub<'a> {
+    settings: Settings,
+    watch: &'a dyn Watch,
+}
+
+impl<'a> Hub<'a> {
+    /// With explicit settings.
+    pub fn new(settings: Settings, watch: &'a dyn Watch) -> Self {
+        static WARNED: std::sync::Once = std::sync::Once::new();
+        if let Some(token) = settings.token.as_ref().filter(|token| token.is_open) {
+            let file = &token.source;
+            WARNED.call_once(|| watch.notice(&format!("other users can read the token in {file}: chmod 600 {file}")));
+        }
+        Self { settings, watch }
+    }
+
+    /// With the settings of the environment.
+    ///
+    /// # Errors
+    /// Those of [`Settings::from_env`].
+    pub fn from_env(watch: &'a dyn Watch) -> Result<Self> {
+        Ok(Self::new(Settings::from_env()?, watch))
+    }
+
+    /// The files of a data set: `config` and `split` as its repository names them (`split` is `train` where nothing is
+    /// said).
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: no such data set or part of it, with what there is; [`tunesmith_base::Kind::Io`]: no way to the hub.
+    pub fn dataset(
+        &self,
+        name: &str,
+        config: Option<&str>,
+        split: Option<&str>,
+        revision: Option<&str>,
+    ) -> Result<Vec<PathBuf>> {
+        Ok(self.dataset_at(name, config, split, revision, Place::Cache)?.1)
+    }
+
+    /// As [`Hub::dataset`], into `place`; with the snapshot that the files belong to.
+    ///
+    /// # Errors
+    /// As [`Hub::dataset`].
+    pub fn dataset_at(
+        &self,
+        name: &str,
+        config: Option<&str>,
+        split: Option<&str>,
+        revision: Option<&str>,
+        place: Place,
+    ) -> Result<(Snapshot, Vec<PathBuf>)> {
+        let checkout = self.open(Repo::new(Kind::Dataset, name)?, revision, place)?;
+        let files = datasets::fetch(&checkout, config, split)?;
+        Ok((checkout.snapshot(), files))
+    }
+
+    /// Sends `files` (the path in the repository, and where it lies) to the model repository `name` in one commit with this
+    /// message; the repository is made if it is not there.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: no such name is possible, the hub is not to be used, or there is no token;
+    /// [`tunesmith_base::Kind::Model`]: the hub refuses; [`tunesmith_base::Kind::Io`]: no way to the hub, or a file that cannot be read.
+    pub fn push(&self, name: &str, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
+        let repo = Repo::new(Kind::Model, name)?;
+        if !name.contains('/') {
+            return Err(Error::config(format!("--push {name}: expected owner/name")));
+        }
+        if self.settings.offline {
+            return Err(Error::config(format!("push to {repo}: HF_HUB_OFFLINE is set")).hint("unset it, or --dry-run"));
+        }
+        if self.settings.token.is_none() {
+            let host = self.settings.shown_endpoint();
+            return Err(Error::config(format!("push to {repo}: there is no token"))
+                .hint(format!("set HF_TOKEN to one with the role `write` from {host}/settings/tokens")));
+        }
+        self.send(&repo, files, private, message)
+    }
+
+    #[cfg(feature = "hub")]
+    fn send(&self, repo: &Repo, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
+        if files.is_empty() {
+            // Only whether it could be done.
+            return Ok(Pushed::default());
+        }
+        upload::Uploader::new(&self.settings, self.watch, repo)?.push(files, private, message)
+    }
+
+    #[cfg(not(feature = "hub"))]
+    fn send(&self, _: &Repo, _: &[(String, PathBuf)], _: bool, _: &str) -> Result<Pushed> {
+        Err(Error::config("this tunesmith was built without the feature `hub`, which uploads"))
+    }
+
+    /// `paths` with each `hf://…` replaced by the files that it names, which are fetched.
+    ///
+    /// # Errors
+    /// As [`Hub::dataset`].
+    pub fn local_paths(&self, paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
+        let mut local = Vec::new();
+        for path in paths {
+            match HubPath::parse(path)? {
+                None => local.push(path.clone()),
+                Some(remote) => {
+                    let checkout = self.open(remote.repo, remote.revision.as_deref(), Place::Cache)?;
+                    local.extend(datasets::fetch_matching(&checkout, &remote.path)?);
+                }
+            }
+        }
+        Ok(local)
+    }
+}
+
+/// The files of a data set of the hub, fetched into the cache with the settings of the environment; see [`Hub::dataset`].
+///
+/// # Errors
+/// Those of [`Hub::dataset`].
+pub fn dataset_files(
+    name: &str,
+    config: Option<&str>,
+    split: Option<&str>,
+    revision: Option<&str>,
+    watch: &dyn Watch,
+) -> Result<Vec<PathBuf>> {
+    Hub::from_env(watch)?.dataset(name, config, split, revision)
+}
+
+/// A folder that a configuration names, and where on the hub it came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// The folder.
+    pub dir: PathBuf,
+    /// The snapshot, where it is one of the hub.
+    pub snapshot: Option<Snapshot>,
+}
+
+/// The model's folder: `model.local_dir`, `model.name` where it is a folder, or else the hub's repository of that name,
+/// fetched as far as `part` says.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Model`] when there is no such folder or repository; those of the hub.
+pub fn model_dir(model: &ModelConfig, part: Part, watch: &dyn Watch) -> Result<Found> {
+    match (&model.local_dir, &model.name) {
+        (None, Some(name)) if is_hub_name(name) => {
+            let revision = model.revision.as_deref();
+            let snapshot = Hub::from_env(watch)?
+                .model(name, revision, part, Place::Cache)
+                .map_err(|error| error.context(format!("model.name: {name} is no folder here, and on the hub")))?;
+            Ok(Found { dir: snapshot.dir.clone(), snapshot: Some(snapshot) })
+        }
+        _ => {
+            let dir = model.dir()?;
+            if model.revision.as_deref().is_some_and(|revision| revision != "main") {
+                return Err(Error::config(format!(
+                    "model.revision is set, but the model is the folder {}",
+                    dir.display()
+                ))
+                .hint("a folder has no revisions; remove the key, or give model.name as owner/name"));
+            }
+            Ok(Found { dir, snapshot: None })
+        }
+    }
+}
+
+/// Replaces each `hf://…` among the paths of `data` by the files that it names, which are fetched; sources of
+/// `data.datasets` that are named get their files as paths.
+///
+/// # Errors
+/// Those of [`Hub::local_paths`].
+pub fn fetch_paths(data: &mut DataConfig, watch: &dyn Watch) -> Result<()> {
+    for paths in [&mut data.train_path, &mut data.val_path, &mut data.test_path] {
+        if paths.iter().any(|path| is_hub_path(path)) {
+            *paths = Hub::from_env(watch)?.local_paths(paths)?;
+        }
+    }
+    for spec in &mut data.datasets {
+        if let Some(name) = &spec.name {
+            let (config, split) = (spec.config.as_deref(), spec.split.as_deref());
+            spec.path = dataset_files(name, config, split, spec.revision.as_deref(), watch)?;
+        } else if spec.path.iter().any(|path| is_hub_path(path)) {
+            spec.path = Hub::from_env(watch)?.local_paths(&spec.path)?;
+        }
+    }
+    Ok(())
+}
+
+/// The adapter's folder: `named` itself, or where that is no folder but has the form `owner/name[@revision]`, the
+/// hub's repository of that name.
+///
+/// # Errors
+/// Those of the hub.
+pub fn adapter_dir(named: &Path, watch: &dyn Watch) -> Result<PathBuf> {
+    let Some(text) = named.to_str().filter(|_| !named.exists()) else { return Ok(named.to_owned()) };
+    let (name, revision) = text.split_once('@').map_or((text, None), |(name, revision)| (name, Some(revision)));
+    if !is_hub_name(name) {
+        return Ok(named.to_owned());
+    }
+    let found = Hub::from_env(watch)?.adapter(name, revision);
+    Ok(found.map_err(|error| error.context(format!("tuning.adapter: {text} is no folder here, and on the hub")))?.dir)
+}
+
+#[cfg(all(test, not(feature = "hub")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_feature_one_line_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().to_str().unwrap().to_owned();
+        let settings = Settings::from(&|name| (name == "HF_HOME").then(|| home.clone())).unwrap();
+        let error = Hub::new(settings, &Quiet).model("owner/name", None, Part::Whole, Place::Cache).unwrap_err();
+        assert!(error.message().contains("built without the feature `hub`"), "{error}");
+    }
+}

@@ -1,0 +1,161 @@
+//! The cache on disk, in the layout that every Hugging Face tool shares: `blobs/<etag>`, `snapshots/<commit>/<path>`
+//! (links to blobs), `refs/<revision>` (a commit). Beside them the file list of each commit that was looked at, in
+//! `.listings/<commit>.json`, so that later uses need no network.
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use super::name::{Repo, is_commit, is_safe_path};
+use tunesmith_base::error::{Error, Result};
+#[cfg(feature = "hub")]
+use tunesmith_base::files;
+
+/// A file of a repository.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Listed {
+    /// Its path in the repository.
+    pub path: String,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// Larger than the list of any repository that is accepted.
+const LISTING_BYTES: u64 = 64 << 20;
+
+/// A repository's folder in the cache.
+#[derive(Debug, Clone)]
+pub(super) struct Store {
+    folder: PathBuf,
+    locks: PathBuf,
+}
+
+impl Store {
+    pub fn new(cache: &Path, repo: &Repo) -> Self {
+        Self { folder: cache.join(repo.folder()), locks: cache.join(".locks").join(repo.folder()) }
+    }
+
+    pub fn snapshot(&self, commit: &str) -> PathBuf {
+        self.folder.join("snapshots").join(commit)
+    }
+
+    /// The commit that `revision` was when it was last looked up.
+    pub fn read_ref(&self, revision: &str) -> Option<String> {
+        if is_commit(revision) {
+            return Some(revision.to_owned()).filter(|commit| self.snapshot(commit).is_dir());
+        }
+        let mut text = String::new();
+        files::open_own(&self.folder.join("refs").join(revision)).ok()?.take(64).read_to_string(&mut text).ok()?;
+        Some(text.trim().to_owned()).filter(|commit| is_commit(commit))
+    }
+
+    /// The files of a commit, where its list is known; else those that are there.
+    pub fn read_listing(&self, commit: &str) -> Option<Vec<Listed>> {
+        let file = files::open_own(&self.listing(commit)).ok()?;
+        let mut bytes = Vec::new();
+        file.take(LISTING_BYTES).read_to_end(&mut bytes).ok()?;
+        let pairs: Vec<(String, u64)> = serde_json::from_slice(&bytes).ok()?;
+        // The cache may be shared; what others wrote is believed no more than what the hub says.
+        let listed = pairs.into_iter().map(|(path, size)| is_safe_path(&path).then_some(Listed { path, size }));
+        listed.collect()
+    }
+
+    /// The files of a commit that lie in the cache, by whichever tool.
+    pub fn present(&self, commit: &str) -> Vec<Listed> {
+        fn walk(folder: &Path, prefix: &str, depth: usize, found: &mut Vec<Listed>) {
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                let path = format!("{prefix}{name}");
+                match fs::metadata(entry.path()) {
+                    Ok(about) if about.is_dir() && depth > 0 => {
+                        walk(&entry.path(), &format!("{path}/"), depth - 1, found);
+                    }
+                    Ok(about) if about.is_file() => found.push(Listed { path, size: about.len() }),
+                    _ => {}
+                }
+            }
+        }
+        let mut found = Vec::new();
+        walk(&self.snapshot(commit), "", 16, &mut found);
+        found.sort_by(|left, right| left.path.cmp(&right.path));
+        found
+    }
+
+    fn listing(&self, commit: &str) -> PathBuf {
+        self.folder.join(".listings").join(format!("{commit}.json"))
+    }
+}
+
+#[cfg(feature = "hub")]
+impl Store {
+    pub fn blob(&self, etag: &str) -> PathBuf {
+        self.folder.join("blobs").join(etag)
+    }
+
+    pub fn write_listing(&self, commit: &str, files: &[Listed]) -> Result<()> {
+        let pairs: Vec<(&str, u64)> = files.iter().map(|file| (file.path.as_str(), file.size)).collect();
+        write_whole(&self.listing(commit), &serde_json::json!(pairs).to_string())
+    }
+
+    pub fn write_ref(&self, revision: &str, commit: &str) -> Result<()> {
+        if is_commit(revision) { Ok(()) } else { write_whole(&self.folder.join("refs").join(revision), commit) }
+    }
+
+    /// Makes `path` of the snapshot a link to its blob.
+    pub fn link(&self, commit: &str, path: &str, etag: &str) -> Result<()> {
+        let pointer = self.snapshot(commit).join(path);
+        make_parent(&pointer)?;
+        let up = "../".repeat(2 + path.split('/').count() - 1);
+        let target = PathBuf::from(format!("{up}blobs/{etag}"));
+        // Beside the pointer and then over it, so that nobody finds it missing.
+        let fresh = pointer.with_file_name(format!(".{etag}.{}.link", std::process::id()));
+        sweep_links(&pointer);
+        let _ = fs::remove_file(&fresh);
+        std::os::unix::fs::symlink(&target, &fresh)
+            .and_then(|()| fs::rename(&fresh, &pointer))
+            .map_err(|source| Error::io("link", &pointer, &source))
+    }
+
+    /// Waits until no other process fetches the blob; the lock ends with the value. `busy` is called once if it must wait.
+    pub fn lock(&self, etag: &str, busy: impl FnOnce()) -> Result<File> {
+        let path = self.locks.join(format!("{etag}.lock"));
+        make_parent(&path)?;
+        let file = files::open_to_write(&path, false).map_err(|source| Error::io("open", &path, &source))?;
+        if file.try_lock().is_err() {
+            busy();
+            file.lock().map_err(|source| Error::io("lock", &path, &source))?;
+        }
+        Ok(file)
+    }
+}
+
+#[cfg(feature = "hub")]
+pub(super) fn make_parent(path: &Path) -> Result<()> {
+    let Some(parent) = path.parent() else { return Ok(()) };
+    fs::create_dir_all(parent).map_err(|source| {
+        Error::io("create", parent, &source).hint("set HF_HUB_CACHE (or HF_HOME) to a folder that can be written to")
+    })
+}
+
+/// Removes links beside `pointer` that dead processes have not put at their place.
+#[cfg(feature = "hub")]
+fn sweep_links(pointer: &Path) {
+    let alive = |process: &str| {
+        let is_number = process.bytes().all(|byte| byte.is_ascii_digit());
+        !is_number || !Path::new("/proc/self").exists() || Path::new("/proc").join(process).exists()
+    };
+    for entry in pointer.parent().and_then(|folder| fs::read_dir(folder).ok()).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let process = name.strip_prefix('.').and_then(|name| name.strip_suffix(".link")?.rsplit_once('.'));
+        if process.is_some_and(|(_, process)| !alive(process)) && entry.path().is_symlink() {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+/// Writes a small file so that it is whole or not there.
+#[cfg(feature = "hub")]
+fn write_whole(path: &Path, text: &str) -> Result<()> {
+    make_parent(path)?;
+    files::temporary::sweep(path);
+    files::staged::replace(path, text.as_bytes()).map_err(|source| Error::io("write", path, &source))
+}

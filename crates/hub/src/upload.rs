@@ -1,0 +1,399 @@
+//! A folder's files to a repository of the hub, in one commit: which files go into large-file storage (`preupload`), where
+//! each of those is put (`info/lfs/objects/batch`, in one piece or in parts), and the commit that names them all.
+//!
+//! hf-hub makes the repository. Its own upload sends large files by Xet only, or else within the commit, all of them in
+//! memory; here they are read while they are sent, and one that the hub has already is not sent again.
+use std::fmt::Write as _;
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use hf_hub::{HFClient, HFClientSync, HFError, RepoTypeModel};
+use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderValue};
+use reqwest::{Body, Client, Method, RequestBuilder, Response};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::failure::{Failure, Refused, patiently};
+use super::name::Repo;
+use super::settings::Settings;
+use super::{Pushed, Watch, digest, transfer};
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::files;
+use tunesmith_base::words::count;
+
+/// Bytes of a file's beginning by which the hub judges what it is.
+const SAMPLE: usize = 512;
+/// The largest part that is held in memory, of a file that is sent in parts.
+const MAX_PART: u64 = 1 << 30;
+const LFS: &str = "application/vnd.git-lfs+json";
+
+/// A file to send.
+struct Item {
+    path: String,
+    file: PathBuf,
+    size: u64,
+    sample: Vec<u8>,
+    sha256: String,
+}
+
+#[derive(Deserialize)]
+struct Modes {
+    files: Vec<FileMode>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct FileMode {
+    path: String,
+    upload_mode: String,
+    #[serde(default)]
+    should_ignore: bool,
+}
+
+#[derive(Deserialize)]
+struct BatchAnswer {
+    transfer: Option<String>,
+    objects: Vec<Object>,
+}
+
+#[derive(Deserialize)]
+struct Object {
+    oid: String,
+    /// None for what the hub has already.
+    actions: Option<Actions>,
+    error: Option<ObjectError>,
+}
+
+#[derive(Deserialize)]
+struct ObjectError {
+    message: String,
+}
+
+#[derive(Deserialize)]
+struct Actions {
+    upload: Option<Action>,
+    verify: Option<Action>,
+}
+
+#[derive(Deserialize)]
+struct Action {
+    href: String,
+    #[serde(default)]
+    header: Map<String, Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Committed {
+    commit_oid: String,
+}
+
+/// Sends files to one repository.
+pub(super) struct Uploader<'a> {
+    settings: &'a Settings,
+    watch: &'a dyn Watch,
+    repo: &'a Repo,
+    runtime: tokio::runtime::Runtime,
+    client: Client,
+}
+
+impl<'a> Uploader<'a> {
+    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(|source| {
+            Error::new(Kind::Io, format!("no runtime for uploads: {source}"))
+                .hint("raise the limits of open files and processes (ulimit -n, ulimit -u)")
+        })?;
+        let client = transfer::client(settings, true).map_err(|failure| explain(failure, settings, repo, "begin"))?;
+        Ok(Self { settings, watch, repo, runtime, client })
+    }
+
+    /// Makes the repository if it is not there, sends the files, and commits them to `main`.
+    pub fn push(&self, files: &[(String, PathBuf)], private: bool, message: &str) -> Result<Pushed> {
+        let fail = |doing: &'static str| move |failure| explain(failure, self.settings, self.repo, doing);
+        let items: Vec<Item> = files.iter().map(|(path, file)| Item::read(path, file)).collect::<Result<_>>()?;
+        self.create(private).map_err(fail("make the repository"))?;
+        let modes = self.again(|| self.modes(&items)).map_err(fail("ask what is to be sent"))?;
+        let mode = |item: &Item| modes.iter().find(|mode| mode.path == item.path);
+        let kept: Vec<&Item> = items.iter().filter(|item| !mode(item).is_some_and(|mode| mode.should_ignore)).collect();
+        let is_large = |item: &Item| item.size > 0 && mode(item).is_some_and(|mode| mode.upload_mode == "lfs");
+        let large: Vec<&Item> = kept.iter().copied().filter(|item| is_large(item)).collect();
+        if !large.is_empty() {
+            let bytes = large.iter().map(|item| item.size).sum();
+            self.watch.begin(&format!("large files to {} ({})", self.repo, large.len()), bytes);
+            let sent = self.send_large(&large);
+            self.watch.end();
+            sent.map_err(fail("send the large files"))?;
+        }
+        let mut lines = json!({"key": "header", "value": {"summary": message, "description": ""}}).to_string();
+        for item in &kept {
+            let Item { path, file, size, sha256, .. } = item;
+            let entry = if is_large(item) {
+                json!({"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": size}})
+            } else {
+                let bytes = files::read(file, files::SMALL).map_err(|source| Error::io("read", file, &source))?;
+                json!({"key": "file", "value": {"path": path, "content": base64(&bytes), "encoding": "base64"}})
+            };
+            let _ = write!(lines, "\n{entry}"); // a String never fails
+        }
+        lines.push('\n');
+        let committed: Committed = self
+            .again(|| {
+                let request = self.post(&self.api("commit/main")).header(CONTENT_TYPE, "application/x-ndjson");
+                self.json(request.body(lines.clone()))
+            })
+            .map_err(fail("commit"))?;
+        let address = format!("{}/{}", self.settings.shown_endpoint(), self.repo.page());
+        Ok(Pushed { commit: self.settings.clean(&committed.commit_oid), address, sent: kept.len() })
+    }
+
+    fn create(&self, private: bool) -> Result<(), Failure> {
+        let mut builder = HFClient::builder()
+            .endpoint(&self.settings.endpoint)
+            .cache_dir(&self.settings.cache)
+            .client(self.client.clone())
+            .retry_max_attempts(0);
+        if let Some(token) = &self.settings.token {
+            builder = builder.token(token.secret());
+        }
+        let client: HFClientSync = builder.build_sync()?;
+        self.again(|| {
+            let request = client.create_repository().repo_id(&self.repo.id).repo_type(RepoTypeModel);
+            match request.private(private).exist_ok(true).send() {
+                // A token for this one repository may not make any: whether it may write comes out with the next request.
+                Ok(_) | Err(HFError::Forbidden { .. }) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        })
+    }
+
+    fn modes(&self, items: &[Item]) -> Result<Vec<FileMode>, Failure> {
+        let files: Vec<Value> = items
+            .iter()
+            .map(|item| json!({"path": item.path, "size": item.size, "sample": base64(&item.sample)}))
+            .collect();
+        let request = self.post(&self.api("preupload/main")).header(CONTENT_TYPE, "application/json");
+        let modes: Modes = self.json(request.body(json!({ "files": files }).to_string()))?;
+        Ok(modes.files)
+    }
+
+    fn send_large(&self, items: &[&Item]) -> Result<(), Failure> {
+        let objects: Vec<Value> = items.iter().map(|item| json!({"oid": item.sha256, "size": item.size})).collect();
+        let body = json!({
+            "operation": "upload", "transfers": ["basic", "multipart"], "objects": objects, "hash_algo": "sha256",
+            "ref": {"name": "main"},
+        });
+        let url = format!("{}/{}.git/info/lfs/objects/batch", self.settings.endpoint, self.repo.page());
+        let batch: BatchAnswer = self.again(|| {
+            let request = self.post(&url).header(ACCEPT, LFS).header(CONTENT_TYPE, LFS);
+            self.json(request.body(body.to_string()))
+        })?;
+        for item in items {
+            let object = batch.objects.iter().find(|object| object.oid == item.sha256);
+            let object = object.ok_or_else(|| Failure::Odd(format!("no place for {}", item.path)))?;
+            if let Some(error) = &object.error {
+                let refused = Refused { status: 422, words: Some(error.message.clone()), ..Refused::default() };
+                return Err(Failure::Status(refused));
+            }
+            if let Some(Actions { upload: Some(upload), verify }) = &object.actions {
+                if batch.transfer.as_deref() == Some("multipart") && upload.header.contains_key("chunk_size") {
+                    self.send_parts(item, upload)?;
+                } else {
+                    self.again(|| self.send_whole(item, upload))?;
+                }
+                if let Some(verify) = verify {
+                    let body = json!({"oid": item.sha256, "size": item.size}).to_string();
+                    self.again(|| {
+                        let request = self.client.post(&verify.href).header(CONTENT_TYPE, "application/json");
+                        // The token is for the hub alone.
+                        let at_home = verify.href.starts_with(&format!("{}/", self.settings.endpoint));
+                        let request = if at_home { self.signed(request) } else { request };
+                        self.answer(request.body(body.clone()))
+                    })?;
+                }
+            }
+            self.watch.advance(item.size);
+        }
+        Ok(())
+    }
+
+    /// One request whose body is read from the file while it is sent.
+    fn send_whole(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
+        let file = files::open(&item.file).map_err(|source| Error::io("read", &item.file, &source))?;
+        let mut request = self.client.request(Method::PUT, &upload.href).header(CONTENT_LENGTH, item.size);
+        for (name, value) in &upload.header {
+            if let Some(value) = value.as_str() {
+                request = request.header(name, value);
+            }
+        }
+        let body = self.runtime.block_on(async { Body::from(tokio::fs::File::from_std(file)) });
+        self.answer(request.body(body)).map(drop)
+    }
+
+    /// A request for each part, and one that says that these were all.
+    fn send_parts(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
+        let odd = |what: &str| Failure::Odd(format!("{what} for the parts of {}", item.path));
+        let number = |value: &Value| value.as_u64().or_else(|| value.as_str()?.parse().ok());
+        let part_bytes =
+            upload.header.get("chunk_size").and_then(number).filter(|bytes| (1..=MAX_PART).contains(bytes));
+        let part_bytes = part_bytes.ok_or_else(|| odd("no usable size"))?;
+        let mut places: Vec<(u64, &str)> = Vec::new();
+        for (name, value) in &upload.header {
+            if let (Ok(part), Some(place)) = (name.parse(), value.as_str()) {
+                places.push((part, place));
+            }
+        }
+        places.sort_unstable();
+        if places.len() as u64 != item.size.div_ceil(part_bytes) {
+            return Err(odd(&count(places.len(), "place")));
+        }
+        let mut parts = Vec::new();
+        for (at, (_, place)) in (0u64..).zip(&places) {
+            let start = at * part_bytes;
+            let bytes = item.part(start, part_bytes.min(item.size - start))?;
+            let answer = self.again(|| self.answer(self.client.put(*place).body(bytes.clone())))?;
+            let etag =
+                answer.headers().get(ETAG).and_then(|value| value.to_str().ok()).ok_or_else(|| odd("no ETag"))?;
+            parts.push(json!({"partNumber": at + 1, "etag": etag}));
+        }
+        let body = json!({"oid": item.sha256, "parts": parts}).to_string();
+        self.again(|| {
+            let request = self.client.post(&upload.href).header(ACCEPT, LFS).header(CONTENT_TYPE, LFS);
+            self.answer(request.body(body.clone()))
+        })?;
+        Ok(())
+    }
+
+    fn again<T>(&self, ask: impl FnMut() -> Result<T, Failure>) -> Result<T, Failure> {
+        patiently(self.settings, self.watch, ask)
+    }
+
+    fn api(&self, what: &str) -> String {
+        format!("{}/api/{}/{}/{what}", self.settings.endpoint, self.repo.plural(), self.repo.id)
+    }
+
+    fn post(&self, url: &str) -> RequestBuilder {
+        self.signed(self.client.post(url))
+    }
+
+    /// With the token.
+    fn signed(&self, request: RequestBuilder) -> RequestBuilder {
+        let Some(token) = &self.settings.token else { return request };
+        // Its letters were checked when it was read.
+        let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {}", token.secret())) else { return request };
+        value.set_sensitive(true);
+        request.header(AUTHORIZATION, value)
+    }
+
+    /// The answer, if it is one of success.
+    fn answer(&self, request: RequestBuilder) -> Result<Response, Failure> {
+        self.runtime.block_on(async {
+            let answer = request.send().await?;
+            if answer.status().is_success() {
+                return Ok(answer);
+            }
+            Err(Failure::Status(transfer::refused(answer).await))
+        })
+    }
+
+    fn json<T: for<'de> Deserialize<'de>>(&self, request: RequestBuilder) -> Result<T, Failure> {
+        let answer = self.answer(request)?;
+        let bytes = self.runtime.block_on(async { answer.bytes().await })?;
+        serde_json::from_slice(&bytes).map_err(|error| Failure::Odd(error.to_string()))
+    }
+}
+
+impl Item {
+    fn read(path: &str, file: &Path) -> Result<Self> {
+        let failed = |source: std::io::Error| Error::io("read", file, &source);
+        let size = std::fs::metadata(file).map_err(failed)?.len();
+        let mut sample = Vec::with_capacity(SAMPLE);
+        files::open(file).map_err(failed)?.take(SAMPLE as u64).read_to_end(&mut sample).map_err(failed)?;
+        Ok(Self { path: path.to_owned(), file: file.to_owned(), size, sample, sha256: digest::sha256(file)? })
+    }
+
+    fn part(&self, start: u64, length: u64) -> Result<Vec<u8>> {
+        let failed = |source: std::io::Error| Error::io("read", &self.file, &source);
+        let mut file = files::open(&self.file).map_err(failed)?;
+        file.seek(SeekFrom::Start(start)).map_err(failed)?;
+        let mut bytes = Vec::new();
+        file.take(length).read_to_end(&mut bytes).map_err(failed)?;
+        Ok(bytes)
+    }
+}
+
+/// What the user is told when it failed to do something.
+fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> Error {
+    let host = settings.shown_endpoint();
+    let about = format!("push to {repo}: could not {doing}");
+    let source = settings.token.as_ref().map_or_else(String::new, |token| format!(" from {}", token.source));
+    let tokens = format!("{host}/settings/tokens");
+    let refused = match failure {
+        Failure::Here(error) => return error,
+        Failure::Status(refused) => refused,
+        Failure::Odd(text) => {
+            return repo
+                .error(format!("{about}: {host} gave an answer that makes no sense: {}", settings.clean(&text)))
+                .hint("check HF_ENDPOINT; a proxy may answer in the hub's place");
+        }
+        Failure::Network(text) => {
+            return Error::new(
+                Kind::Io,
+                format!("{about}: the hub ({host}) cannot be reached: {}", settings.clean(&text)),
+            )
+            .hint(
+                "check the network and HF_ENDPOINT, and run it again: large files that have arrived are not sent twice",
+            );
+        }
+    };
+    let words = refused.words.as_deref().map(|words| settings.clean(words)).filter(|words| !words.is_empty());
+    let said = words.map_or_else(String::new, |words| format!(": {words}"));
+    match refused.status {
+        401 => repo
+            .error(format!("{about}: the token{source} is not accepted (401){said}"))
+            .hint(format!("set HF_TOKEN to a token with the role `write` from {tokens}")),
+        403 => repo.error(format!("{about}: the token{source} may not write there (403){said}")).hint(format!(
+            "set HF_TOKEN to a token with the role `write` of an account that may write to {}, from {tokens}",
+            repo.id
+        )),
+        404 => repo
+            .error(format!("{about}: the hub has no such repository or branch (404){said}"))
+            .hint(format!("check the name at {host}/{}", repo.page())),
+        409 | 412 => repo
+            .error(format!("{about}: the repository was changed at the same time ({}){said}", refused.status))
+            .hint("run it again: large files that have arrived are not sent twice"),
+        status => Error::new(Kind::Io, format!("{about}: the hub answered with status {status}{said}"))
+            .hint("run it again later; https://status.huggingface.co says how the hub is"),
+    }
+}
+
+/// RFC 4648.
+fn base64(bytes: &[u8]) -> String {
+    const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for three in bytes.chunks(3) {
+        let mut bits = [0u8; 3];
+        bits[..three.len()].copy_from_slice(three);
+        let bits = u32::from_be_bytes([0, bits[0], bits[1], bits[2]]);
+        for letter in 0..4 {
+            let index = (bits >> (18 - 6 * letter)) & 63;
+            text.push(if letter > three.len() { '=' } else { char::from(LETTERS[index as usize]) });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_is_that_of_the_rfc() {
+        for (plain, wanted) in
+            [("", ""), ("f", "Zg=="), ("fo", "Zm8="), ("foo", "Zm9v"), ("foob", "Zm9vYg=="), ("foobar", "Zm9vYmFy")]
+        {
+            assert_eq!(base64(plain.as_bytes()), wanted);
+        }
+        assert_eq!(base64(&[0xFB, 0xFF, 0xBF]), "+/+/");
+    }
+}

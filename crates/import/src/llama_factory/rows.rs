@@ -1,0 +1,198 @@
+//! LLaMA-Factory's data sets: names that `dataset_info.json` explains.
+use super::{Work, listed};
+use crate::beside;
+use serde_json::Value as Json;
+use std::path::PathBuf;
+use tunesmith_config::Node;
+
+/// The largest `dataset_info.json`.
+const MAX_BYTES: u64 = 8 << 20;
+
+/// One data set.
+struct Set {
+    place: Vec<(String, Node)>,
+    hub: bool,
+    format: &'static str,
+}
+
+/// Training and validation rows.
+pub(super) fn sets(work: &mut Work, pretrains: bool) {
+    let folder = work.word("dataset_dir").unwrap_or_else(|| "data".to_owned());
+    let known = info(work, &folder);
+    if work.get(&["dataset_dir"]).is_some() {
+        work.needless("dataset_dir", "in the paths of the data sets");
+    }
+    for (key, ours) in [("dataset", "data.train_path"), ("eval_dataset", "data.val_path")] {
+        let Some((_, node)) = work.get(&[key]) else { continue };
+        let Node::List(names) = listed(&node) else { continue };
+        let mut sets = Vec::new();
+        let mut missing = Vec::new();
+        for name in names {
+            let Node::Str(name) = name else { continue };
+            match known.as_ref().ok().and_then(|(folder, json)| one(work, key, &name, folder, &json[&name], pretrains))
+            {
+                Some(set) => sets.push(set),
+                None => missing.push(name),
+            }
+        }
+        if sets.is_empty() || !missing.is_empty() {
+            let what = match &known {
+                Ok(_) => "not usable from its dataset_info.json",
+                Err(why) => why,
+            };
+            work.lost(key, &format!("{}: {what}; set {ours} to the files", missing.join(", ")));
+        } else if key == "dataset" {
+            train(work, sets);
+        } else if sets.iter().any(|set| set.hub) {
+            work.lost(key, "validation rows of the hub: set data.val_path to their files");
+        } else {
+            let paths = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
+            work.put(key, ours, Node::List(paths), "");
+        }
+    }
+    for key in ["mix_strategy", "interleave_probs"] {
+        if work.get(&[key]).is_some() && work.written("data.datasets").is_none() {
+            work.needless(key, "there is one data set, or every row of each is used once");
+        }
+    }
+}
+
+/// `dataset_info.json` and its folder: where the configuration says, from here or from the configuration's folder. Else why there
+/// is none.
+fn info(work: &Work, folder: &str) -> Result<(PathBuf, Json), String> {
+    let none = || "there is no dataset_info.json".to_owned();
+    let folder = beside(&work.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
+    let folder = folder.or_else(|| work.path.parent().map(PathBuf::from)).ok_or_else(none)?;
+    let path = folder.join("dataset_info.json");
+    if !path.is_file() {
+        return Err(none());
+    }
+    let text =
+        tunesmith_base::files::read_text(&path, MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
+    let json = serde_json::from_str(&text).map_err(|error| format!("{}: malformed JSON: {error}", path.display()))?;
+    Ok((folder, json))
+}
+
+fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &Json, pretrains: bool) -> Option<Set> {
+    let text = |field: &str| json[field].as_str().filter(|text| !text.is_empty());
+    if json["ranking"].as_bool() == Some(true) {
+        work.lost(&format!("{key}.{name}"), "pairs of a better and a worse answer");
+        return None;
+    }
+    let (place, hub) = match (text("file_name"), text("hf_hub_url")) {
+        (Some(file), _) => {
+            (vec![("path".to_owned(), Node::Str(folder.join(file).to_string_lossy().into_owned()))], false)
+        }
+        (None, Some(repository)) => {
+            let mut place = vec![("name".to_owned(), Node::Str(repository.to_owned()))];
+            for (theirs, ours) in [("subset", "config"), ("split", "split")] {
+                place.extend(text(theirs).map(|word| (ours.to_owned(), Node::Str(word.to_owned()))));
+            }
+            (place, true)
+        }
+        (None, None) => return None,
+    };
+    if let Some(file) = text("file_name").filter(|file| PathBuf::from(file).extension().is_some_and(|end| end == "txt"))
+    {
+        work.lost(&format!("{key}.{name}.file_name"), &format!("{file}: make rows of it, one {{\"text\": …}} a line"));
+        return None;
+    }
+    for media in ["images", "videos", "audios"] {
+        if !json["columns"][media].is_null() {
+            work.lost(&format!("{key}.{name}.columns.{media}"), "models of text are trained here");
+            return None;
+        }
+    }
+    if !json["num_samples"].is_null() {
+        work.lost(&format!("{key}.{name}.num_samples"), "data.max_rows limits every source");
+    }
+    Some(Set { place, hub, format: form(work, key, name, json, pretrains) })
+}
+
+/// Our form, and what its columns are called.
+fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) -> &'static str {
+    let conversations = json["formatting"].as_str() == Some("sharegpt");
+    let column = |field: &str, usual: &str| json["columns"][field].as_str().unwrap_or(usual).to_owned();
+    let tag = |field: &str, usual: &str| json["tags"][field].as_str().unwrap_or(usual).to_owned();
+    if pretrains {
+        return if column("prompt", "text") == "text" { "text" } else { lost(work, key, name, "columns") };
+    }
+    if !conversations {
+        let usual = [("prompt", "instruction"), ("query", "input"), ("response", "output")];
+        if usual.iter().any(|(field, known)| column(field, known) != *known && !json["columns"].is_null()) {
+            // The names of questions and answers are told by themselves.
+            let answers = ["assistant", "answer", "response", "target", "output"];
+            let questions = ["user", "question", "prompt", "input", "instruction", "query"];
+            let told = answers.contains(&&*column("response", "output"))
+                && questions.contains(&&*column("prompt", "instruction"))
+                && json["columns"]["query"].is_null();
+            return if told { "auto" } else { lost(work, key, name, "columns") };
+        }
+        for field in ["history", "system"] {
+            if column(field, field) != field {
+                work.lost(&format!("{key}.{name}.columns.{field}"), &format!("rename the field to {field}"));
+            }
+        }
+        // Rows without earlier turns may stand among the others.
+        return if column("history", "") == "history" { "auto" } else { "alpaca" };
+    }
+    match (&*column("messages", "conversations"), &*tag("role_tag", "from"), &*tag("content_tag", "value")) {
+        ("conversations", "from", "value") => "sharegpt",
+        ("messages", "role", "content") => "messages",
+        _ => lost(work, key, name, "columns and tags"),
+    }
+}
+
+fn lost(work: &mut Work, key: &str, name: &str, what: &str) -> &'static str {
+    work.lost(&format!("{key}.{name}.{what}"), "rename the fields in the rows");
+    "auto"
+}
+
+/// Writes the training sets: as paths, or as a mix.
+fn train(work: &mut Work, sets: Vec<Set>) {
+    let mixes = work.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
+    let format = sets.first().map_or("auto", |set| set.format);
+    let alike = sets.iter().all(|set| set.format == format);
+    // There `max_samples` counts for each set, and so does `data.max_rows` for each source.
+    let limited = sets.len() > 1 && work.get(&["max_samples"]).is_some();
+    if !alike || limited || mixes.is_some() || sets.iter().any(|set| set.hub) {
+        let weights = match work.get(&["interleave_probs"]).map(|(_, node)| listed(&node)) {
+            Some(Node::List(items)) => items,
+            _ => Vec::new(),
+        };
+        let items = sets.into_iter().enumerate().map(|(index, set)| {
+            let mut entries = set.place;
+            if !alike {
+                entries.push(("format".to_owned(), Node::Str(set.format.to_owned())));
+            }
+            if mixes.is_some() {
+                let weight = weights.get(index).map_or(1.0, number);
+                entries.push(("weight".to_owned(), Node::Float(weight)));
+            }
+            Node::Map(entries)
+        });
+        work.put("dataset", "data.datasets", Node::List(items.collect()), "as dataset_info.json explains them");
+        if let Some(strategy) = mixes {
+            work.put("mix_strategy", "data.mix_strategy", Node::Str(strategy), "");
+            if work.get(&["interleave_probs"]).is_some() {
+                work.needless("interleave_probs", "in the weights of data.datasets");
+            }
+        }
+    } else {
+        let mut paths: Vec<Node> = sets.into_iter().flat_map(|set| set.place).map(|(_, path)| path).collect();
+        let node = if paths.len() == 1 { paths.remove(0) } else { Node::List(paths) };
+        work.put("dataset", "data.train_path", node, "as dataset_info.json explains it");
+    }
+    if alike && format != "auto" {
+        work.implied("data.format", Node::Str(format.to_owned()), "the form in dataset_info.json");
+    }
+}
+
+fn number(node: &Node) -> f64 {
+    match node {
+        Node::Int(number) => *number as f64,
+        Node::Float(number) => *number,
+        Node::Str(text) => text.parse().unwrap_or(1.0),
+        _ => 1.0,
+    }
+}

@@ -1,0 +1,149 @@
+//! Words that mean the same in all toolkits, because Transformers has them: optimizers, schedules, templates.
+use super::work::Work;
+use tunesmith_config::{ConfigValue, Node, Optim};
+
+/// The optimizer; `key` is the source's.
+pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
+    let Node::Str(word) = node else { return work.lost(key, "expected a word") };
+    let (name, why) = match word.as_str() {
+        "adamw_hf" | "adamw_apex_fused" | "adamw_torch_xla" | "adamw_torch_npu_fused" => {
+            ("adamw_torch", "the same update")
+        }
+        "adamw_torch_8bit" | "ao_adamw_8bit" => ("adamw_8bit", "as bitsandbytes does it, not torchao"),
+        "adamw_torch_4bit" | "ao_adamw_4bit" => ("adamw_8bit", "eight bits, as bitsandbytes does it, not four"),
+        "paged_adamw_32bit" | "paged_adamw" => ("adamw_torch", "the same update; there is no paging here"),
+        "paged_lion_32bit" => ("lion", "the same update; there is no paging here"),
+        other => (other, ""),
+    };
+    work.put(key, "train.optim", Node::Str(name.to_owned()), why);
+}
+
+/// The schedule with its warm-up, which `constant` and schedule-free optimizers do not take.
+pub(super) fn schedule(work: &mut Work, default: &str) {
+    let given = work.get(&["lr_scheduler_type", "lr_scheduler", "train.lr_scheduler_type"]);
+    let free = work.written("train.optim").is_some_and(|node| Optim::from_node(node).is_ok_and(Optim::averages));
+    let warms: Vec<(String, Node)> = ["warmup_steps", "warmup_ratio", "train.warmup_steps", "train.warmup_ratio"]
+        .into_iter()
+        .filter_map(|key| work.get(&[key]))
+        .filter(|(_, node)| !matches!(node, Node::Int(0)) && !matches!(node, Node::Float(zero) if *zero == 0.0))
+        .collect();
+    let own = match &given {
+        Some((_, Node::Str(word))) => word.clone(),
+        _ => default.to_owned(),
+    };
+    let kept = if warms.is_empty() { "constant" } else { "constant_with_warmup" };
+    let name = if free && !own.starts_with("constant") { kept.to_owned() } else { own.clone() };
+    let why = if name == own { "" } else { "the optimizer takes the place of a schedule" };
+    match given {
+        Some((key, Node::Str(_))) => work.put(&key, "train.lr_scheduler_type", Node::Str(name.clone()), why),
+        Some((key, node)) => work.put(&key, "train.lr_scheduler_type", node, ""),
+        None if why.is_empty() => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
+        None => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), why),
+    }
+    // Both may be there: Transformers lets the steps win.
+    let steps = warms.iter().any(|(key, _)| key.ends_with("warmup_steps"));
+    for (key, node) in warms {
+        let share = key.ends_with("warmup_ratio");
+        if name == "constant" {
+            work.needless(&key, "the schedule `constant` has no warm-up; Transformers ignores it too");
+        } else if share && steps {
+            work.needless(&key, "the number of steps wins");
+        } else {
+            let fraction = matches!(node, Node::Float(part) if part < 1.0);
+            let ours = if share || fraction { "train.warmup_ratio" } else { "train.warmup_steps" };
+            work.put(&key, ours, node, if fraction && !share { "a share of all steps" } else { "" });
+        }
+    }
+}
+
+/// A chat template by the name that toolkits give it.
+pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
+    let Node::Str(word) = node else { return work.lost(key, "expected a word") };
+    let builtin = match word.as_str() {
+        "tokenizer_default" | "tokenizer" | "default_tokenizer" => {
+            return work.needless(key, "the tokenizer's own is the default");
+        }
+        "chatml" | "llama3" | "gemma" => Some(word.as_str()),
+        "mistral" | "mistral_v1" => Some("mistral"),
+        "phi" | "phi_3" | "phi_35" | "phi3" => Some("phi"),
+        _ => None,
+    };
+    match builtin {
+        Some(name) => work.put(key, "data.chat_template", Node::Str(name.to_owned()), if name == word { "" } else { "the built-in one" }),
+        None => work.changed(
+            key,
+            "",
+            "the tokenizer's own template is used; look at the rows with `tunesmith data`, and set data.template_path to a \
+             Jinja file if the model has none",
+        ),
+    }
+}
+
+/// Validation rows as a share of the training rows, or as their number.
+pub(super) fn validation(work: &mut Work, key: &str) -> bool {
+    match work.get(&[key]) {
+        Some((_, Node::Float(share))) if share > 0.0 && share < 1.0 => {
+            work.put(key, "data.split", Node::Float(share), "");
+            true
+        }
+        Some((_, Node::Int(0) | Node::Float(0.0))) => {
+            work.needless(key, "no validation rows");
+            false
+        }
+        Some(_) => {
+            work.lost(key, "a number of rows: set data.split to their share, or data.val_path");
+            false
+        }
+        None => false,
+    }
+}
+
+/// `train.eval_*` and `train.save_*` from Transformers' names, which the sources share.
+pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) {
+    let eval_steps = work.get(&["eval_steps", "train.eval_steps"]);
+    let strategy =
+        work.get(&["eval_strategy", "evaluation_strategy", "train.eval_strategy", "train.evaluation_strategy"]);
+    let off = |node: &Node| matches!(node, Node::Bool(false)) || matches!(node, Node::Str(word) if word == "no");
+    let evaluates = strategy.as_ref().map_or(eval != "no", |(_, node)| !off(node));
+    if let Some((key, node)) = &strategy {
+        match (off(node), validates) {
+            (true, _) => work.put(key, "train.eval_strategy", Node::Str("no".into()), ""),
+            (false, true) => work.put(key, "train.eval_strategy", node.clone(), ""),
+            (false, false) => work.changed(key, "", "there are no validation rows"),
+        }
+    } else if validates && eval_steps.is_some() {
+        work.implied("train.eval_strategy", Node::Str("steps".into()), "eval_steps is given");
+    } else if validates && eval != "no" {
+        work.implied("train.eval_strategy", Node::Str(eval.into()), "its default");
+    }
+    if let Some((key, node)) = eval_steps {
+        let unused = !validates || strategy.is_some() && !evaluates;
+        steps(work, &key, "train.eval_steps", node, unused.then_some("nothing is validated"));
+    }
+    if let Some((key, node)) = work.get(&["save_strategy", "train.save_strategy"]) {
+        let node = if off(&node) { Node::Str("no".into()) } else { node };
+        work.put(&key, "train.save_strategy", node, "");
+    } else if work.get(&["save_steps", "train.save_steps"]).is_none() && save != "steps" {
+        work.implied("train.save_strategy", Node::Str(save.into()), "its default");
+    }
+    if let Some((key, node)) = work.get(&["save_steps", "train.save_steps"]) {
+        steps(work, &key, "train.save_steps", node, None);
+    }
+    if let Some((key, node)) = work.get(&["load_best_model_at_end", "train.load_best_model_at_end"]) {
+        match node {
+            Node::Bool(true) if !validates || (strategy.is_some() && !evaluates) => {
+                work.changed(&key, "", "nothing is validated, so none is known to be best");
+            }
+            node => work.put(&key, "train.load_best_model_at_end", node, ""),
+        }
+    }
+}
+
+/// A number of steps; Transformers also takes a share of the run.
+fn steps(work: &mut Work, key: &str, ours: &str, node: Node, unused: Option<&str>) {
+    match (unused, node) {
+        (Some(why), _) => work.needless(key, why),
+        (None, Node::Float(share)) if share < 1.0 => work.lost(key, "a share of the run: set the number of steps"),
+        (None, node) => work.put(key, ours, node, ""),
+    }
+}

@@ -1,0 +1,183 @@
+//! How several ranks share the work, as Transformers' trainer is told: files of DeepSpeed, and FSDP.
+use super::work::{Work, is_off};
+use super::{beside, write};
+use std::path::Path;
+use tunesmith_base::error::Error;
+use tunesmith_config::{self as config, Node};
+
+/// Why keys that split a model in another way are lost.
+pub(super) const SPLIT: &str =
+    "models are not split within a layer, by layers or along rows: ranks share them as train.strategy says";
+/// Who starts ranks.
+pub(super) const LAUNCHED: &str =
+    "ranks are started by torchrun, mpirun, srun, Kubernetes or `tunesmith launch` (docs/distributed.md)";
+/// Why `ddp` needs no word.
+pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
+const MAIN_MEMORY: &str = "on the CPU weights lie in main memory";
+const DEEPSPEED: &str = "train.deepspeed";
+const FSDP: &str = "train.fsdp";
+const FSDP_CONFIG: &str = "train.fsdp_config";
+
+/// A configuration of DeepSpeed: a file, or the mapping itself.
+pub(super) fn deepspeed(work: &mut Work, key: &str, node: &Node) {
+    match node {
+        off if is_off(off) => work.needless(key, "off"),
+        Node::Str(name) => match (file(work, name), stage(name)) {
+            (Some((path, why)), _) => work.put(key, DEEPSPEED, path, why),
+            (None, Some(strategy)) => {
+                let why = "the file is not here, its name says this; train.deepspeed takes the file as it is";
+                work.put(key, "train.strategy", Node::Str(strategy.to_owned()), why);
+            }
+            (None, None) => work.lost(key, "the file is not here; train.deepspeed takes it as it is"),
+        },
+        Node::Map(_) => work.put(key, DEEPSPEED, node.clone(), ""),
+        _ => work.lost(key, "expected a file or a mapping"),
+    }
+}
+
+/// A file that the source names, and what to say of its place.
+fn file(work: &Work, name: &str) -> Option<(Node, &'static str)> {
+    let path = beside(&work.path, name).filter(|path| path.is_file())?;
+    let why = if path == Path::new(name) { "" } else { "it lies beside the source" };
+    Some((Node::Str(path.to_str()?.to_owned()), why))
+}
+
+/// What a file such as `ds_z3_config.json`, `zero2.json` or `stage1.json` asks for.
+fn stage(name: &str) -> Option<&'static str> {
+    let name = Path::new(name).file_name()?.to_str()?.to_lowercase();
+    name.split(|c: char| !c.is_ascii_alphanumeric())
+        .find_map(|word| {
+            let number = ["zero", "stage", "z"].into_iter().find_map(|start| word.strip_prefix(start))?;
+            ["ddp", "zero1", "zero2", "zero3"].into_iter().zip(["0", "1", "2", "3"]).find(|(_, n)| *n == number)
+        })
+        .map(|(strategy, _)| strategy)
+}
+
+/// `fsdp` and `fsdp_config`; `alone`: the second asks for it without the first. `dp_replicate_size` above 1 is
+/// `HYBRID_SHARD`.
+pub(super) fn fsdp(work: &mut Work, alone: bool) {
+    let (words, config) = (work.get(&["fsdp"]), work.get(&["fsdp_config"]));
+    let on = |found: Option<&(String, Node)>| found.is_some_and(|(_, node)| !is_off(node));
+    let replicas = match work.get(&["dp_replicate_size"]) {
+        Some((key, Node::Int(copies))) if copies > 1 => Some(key),
+        Some((key, _)) => {
+            work.needless(&key, "off");
+            None
+        }
+        None => None,
+    };
+    for key in ["fsdp_version", "fsdp_final_state_dict_type"] {
+        if work.get(&[key]).is_some() {
+            work.needless(key, "there is one FSDP, and what is saved is whole");
+        }
+    }
+    let asked = on(words.as_ref()) || alone && on(config.as_ref());
+    if !asked {
+        for (key, _) in [words, config].into_iter().flatten() {
+            work.needless(&key, "FSDP is not asked for");
+        }
+        if let Some(key) = replicas {
+            work.changed(&key, "", DDP);
+        }
+        return;
+    }
+    match words.filter(|(_, node)| !is_off(node)) {
+        Some((key, Node::List(items))) if replicas.is_none() => {
+            let words = items.into_iter().filter_map(|item| if let Node::Str(word) = item { Some(word) } else { None });
+            work.put(&key, FSDP, Node::Str(words.collect::<Vec<_>>().join(" ")), "");
+        }
+        Some((key, node)) if replicas.is_none() => work.put(&key, FSDP, node, ""),
+        Some((key, _)) => work.put(&key, FSDP, Node::Bool(true), ""),
+        None => work.implied(FSDP, Node::Bool(true), "fsdp_config is given"),
+    }
+    let mut kept = match config {
+        Some((key, Node::Str(name))) => {
+            match file(work, &name) {
+                Some((path, why)) => work.put(&key, FSDP_CONFIG, path, why),
+                None => work.lost(&key, "the file is not here; train.fsdp_config takes it as it is"),
+            }
+            return;
+        }
+        Some((key, Node::Map(entries))) => settings(work, &key, entries),
+        Some((key, _)) => {
+            work.lost(&key, "expected a file or a mapping");
+            return;
+        }
+        None => Vec::new(),
+    };
+    if let Some(key) = replicas {
+        kept.retain(|(name, _)| name != "sharding_strategy" && name != "reshard_after_forward");
+        kept.push(("sharding_strategy".to_owned(), Node::Str("HYBRID_SHARD".to_owned())));
+        work.changed(&key, "train.fsdp_config: sharding_strategy", "each machine has a copy of the frozen weights");
+    }
+    if kept.is_empty() {
+        if work.get(&["fsdp_config"]).is_some() {
+            work.needless("fsdp_config", "nothing is left to say in it");
+        }
+    } else {
+        work.put("fsdp_config", FSDP_CONFIG, Node::Map(kept), "");
+    }
+}
+
+/// Those of `fsdp_config` that ours takes, without the `fsdp_` that Accelerate's have.
+fn settings(work: &mut Work, key: &str, entries: Vec<(String, Node)>) -> Vec<(String, Node)> {
+    let mut kept: Vec<(String, Node)> = Vec::new();
+    for (name, node) in entries {
+        let (from, plain) = (format!("{key}.{name}"), name.strip_prefix("fsdp_").unwrap_or(&name));
+        match (plain, &node) {
+            (_, Node::Null) => work.needless(&from, "empty"),
+            ("cpu_offload_pin_memory", _) => work.needless(&from, MAIN_MEMORY),
+            ("final_state_dict_type", _) => work.needless(&from, "what is saved is whole"),
+            ("mixed_precision_policy", _) => work.needless(&from, "train.bf16 and train.fp16 say it"),
+            // It may stand beside a `gradient_checkpointing: false`, which it goes before.
+            ("activation_checkpointing", Node::Bool(true)) => {
+                work.put(&from, "train.gradient_checkpointing", node, "");
+                if work.get(&["gradient_checkpointing"]).is_some() {
+                    work.needless("gradient_checkpointing", "fsdp_config says it");
+                }
+            }
+            _ => {
+                let one = Node::Map(vec![(plain.to_owned(), node.clone())]);
+                match refusal(FSDP_CONFIG, &one) {
+                    _ if kept.iter().any(|(name, _)| name == plain) => work.needless(&from, "given twice"),
+                    None => kept.push((plain.to_owned(), node)),
+                    Some(error) => work.lost(&from, error.message()),
+                }
+            }
+        }
+    }
+    kept
+}
+
+/// Why a configuration of another program's, which a key names or holds, is refused.
+pub(super) fn refusal(key: &str, node: &Node) -> Option<Error> {
+    let text = match key {
+        DEEPSPEED => format!("train: {{deepspeed: {}}}\n", write::flow(node)),
+        FSDP => format!("train: {{fsdp: {}}}\n", write::flow(node)),
+        FSDP_CONFIG => format!("train: {{fsdp: true, fsdp_config: {}}}\n", write::flow(node)),
+        _ => return None,
+    };
+    config::load_text(Path::new(key), &text).err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::stage;
+
+    #[test]
+    fn names_of_shipped_files_tell_their_stage() {
+        let told = [
+            ("deepspeed_configs/zero1.json", Some("zero1")),
+            ("zero3_bf16_cpuoffload_all.json", Some("zero3")),
+            ("examples/deepspeed/ds_z0_config.json", Some("ddp")),
+            ("ds_z2_offload_config.json", Some("zero2")),
+            ("ds_config_stage3.json", Some("zero3")),
+            ("zero/ds_config.json", None),
+            ("zero12.json", None),
+            ("", None),
+        ];
+        for (name, expected) in told {
+            assert_eq!(stage(name), expected, "{name}");
+        }
+    }
+}

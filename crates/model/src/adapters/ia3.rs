@@ -1,0 +1,303 @@
+//! (IA)³ (Liu et al., 2022): a factor l for each output of a module, `y = l ⊙ (W x + b)`, or for each input,
+//! `y = W (l ⊙ x) + b`.
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{About, Adapter, Formula, Method, Part, Saved, Site};
+use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX, SECTION};
+use tunesmith_config::{Mode, TargetModules, TuningConfig};
+use tunesmith_base::error::{Error, Result};
+use crate::build::Attach;
+use crate::grads::Grads;
+use crate::linear::{Base, Input};
+use crate::targets::{Placement, Targets};
+use tunesmith_ops::gain;
+use tunesmith_ops::panel::Act;
+use tunesmith_plan::memory::{self, Footprint};
+
+/// What is the same of all factors.
+pub static ABOUT: About = About {
+    mode: Mode::Ia3,
+    title: "(IA)³",
+    parts: "the factors of (IA)³",
+    section: &SECTION,
+    training: &[],
+    starting: &[],
+    ours: &[],
+    peft_type: "IA3",
+    prefix: PREFIX,
+    fields: r#"{"fan_in_fan_out": false, "init_ia3_weights": true}"#,
+    indifferent: &["init_ia3_weights"],
+    absent: "{}",
+};
+
+/// Without `target_modules`: keys, values, and what goes into the second half of the MLP, as in the paper.
+const TARGETS: [&str; 4] = ["k_proj", "v_proj", "qkv_proj", "down_proj"];
+/// Without `feedforward_modules`: the last.
+const INPUTS: &str = "down_proj";
+
+fn list(names: &[&str]) -> TargetModules {
+    TargetModules::List(names.iter().map(|&name| name.to_owned()).collect())
+}
+
+/// The full names of modules with an adapter, or of those whose inputs have the factors.
+fn named(placements: &[Placement], inputs_only: bool) -> Vec<String> {
+    let inputs = |placement: &&Placement| !inputs_only || placement.adapter.describe() == Side::Input.word();
+    placements.iter().filter(inputs).map(|placement| placement.module.clone()).collect()
+}
+
+impl Method for Ia3Config {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn targets(&self) -> Targets {
+        Targets {
+            section: SECTION.name,
+            target_modules: self.target_modules.clone().unwrap_or_else(|| list(&TARGETS)),
+            exclude_modules: self.exclude_modules.clone(),
+            modules_to_save: self.modules_to_save.clone(),
+            feedforward: Some(self.feedforward_modules.clone().unwrap_or_else(|| list(&[INPUTS]))),
+            // A model has either k_proj and v_proj or qkv_proj.
+            strict: self.target_modules.is_some(),
+            ..Targets::default()
+        }
+    }
+
+    fn adapter(&self, site: &Site<'_>) -> Arc<dyn Adapter> {
+        let (outputs, inputs) = (site.module.out_features, site.module.in_features);
+        Arc::new(Factors { outputs, inputs, side: if site.feedforward { Side::Input } else { Side::Output } })
+    }
+
+    fn list(&self, placements: &[Placement], tuning: &mut TuningConfig) {
+        let inputs = named(placements, true);
+        tuning.ia3 = Self {
+            target_modules: Some(TargetModules::List(named(placements, false))),
+            // An empty list would say that a configuration names nothing.
+            feedforward_modules: Some(match inputs.as_slice() {
+                [] => TargetModules::Regex("^$".into()),
+                _ => TargetModules::List(inputs),
+            }),
+            exclude_modules: None,
+            modules_to_save: self.modules_to_save.clone(),
+        };
+    }
+
+    /// By full names, since PEFT wants each of `feedforward_modules` to be one of `target_modules`.
+    fn write(&self, placements: &[Placement], tuning: &mut TuningConfig) {
+        tuning.ia3.target_modules = Some(TargetModules::List(named(placements, false)));
+        tuning.ia3.feedforward_modules = Some(TargetModules::List(named(placements, true)));
+        tuning.ia3.exclude_modules = None;
+    }
+
+    fn check(&self, placements: &[Placement]) -> Result<()> {
+        match &self.feedforward_modules {
+            Some(TargetModules::List(modules)) if !modules.is_empty() && named(placements, true).is_empty() => {
+                Err(Error::config(format!("tuning.ia3.feedforward_modules: {modules:?} is none of target_modules"))
+                    .hint("name what target_modules names too, or leave it out"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What factors multiply.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Side {
+    /// A module's inputs.
+    Input,
+    /// Its outputs.
+    Output,
+}
+
+impl Side {
+    const fn word(self) -> &'static str {
+        match self {
+            Self::Input => "Input",
+            Self::Output => "Output",
+        }
+    }
+}
+
+/// The factors of a module.
+#[derive(Debug)]
+struct Factors {
+    outputs: usize,
+    inputs: usize,
+    side: Side,
+}
+
+impl Adapter for Factors {
+    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let shape = match self.side {
+            Side::Input => vec![1, self.inputs],
+            Side::Output => vec![self.outputs, 1],
+        };
+        vec![("ia3_l", shape)]
+    }
+
+    fn describe(&self) -> String {
+        self.side.word().to_owned()
+    }
+
+    /// All 1.
+    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+        let count = if self.side == Side::Input { self.inputs } else { self.outputs };
+        at.base()?;
+        Ok(Box::new(Scaled { factors: at.push(&vec![1.0; count])?, side: self.side }))
+    }
+
+    /// Rows times their factor, or columns; the bias is part of the output.
+    fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
+        let &[factors, ..] = tensors else { return };
+        let columns = if part.bias { 1 } else { self.inputs };
+        for (row, values) in values.chunks_exact_mut(columns).enumerate() {
+            match self.side {
+                Side::Output => values.iter_mut().for_each(|value| *value *= factors[row]),
+                Side::Input if !part.bias => {
+                    values.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+                }
+                Side::Input => {}
+            }
+        }
+    }
+
+    fn changes_bias(&self) -> bool {
+        true
+    }
+
+    fn footprint(&self) -> Arc<dyn Footprint> {
+        Arc::new(memory::Factors { inputs: self.side == Side::Input })
+    }
+}
+
+/// Factors among the trained values, at work.
+#[derive(Debug)]
+struct Scaled {
+    factors: Range<usize>,
+    side: Side,
+}
+
+impl Formula for Scaled {
+    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+        let factors = base.pass.values.at(&self.factors);
+        if self.side == Side::Input {
+            return (base.forward(&gain::times(x, factors), residual), None);
+        }
+        let v = base.forward(x, None);
+        let mut y = gain::times(&v, factors);
+        if let Some(residual) = residual {
+            y.add(residual);
+        }
+        (y, Some(v.into()))
+    }
+
+    fn backward(
+        &self,
+        base: Base<'_>,
+        input: &Input<'_>,
+        saved: Option<&Saved>,
+        dy: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut Grads<'_>,
+    ) {
+        let factors = base.pass.values.at(&self.factors);
+        let ones = vec![1.0; factors.len()];
+        if self.side == Side::Output {
+            if let Some([v]) = saved.map(|saved| &saved.acts[..]) {
+                gain::backward(dy, v, &ones, &mut grads[self.factors.clone()]);
+            }
+            return base.backward(input, &gain::times(dy, factors), dx, grads);
+        }
+        let scaled = base.linear.weight.trained().map(|_| gain::times(input.x, factors));
+        let mut d_scaled = input.x.like();
+        let x = Input::new(scaled.as_ref().unwrap_or(input.x));
+        base.backward(&x, dy, Some((&mut d_scaled, false)), grads);
+        gain::backward(&d_scaled, input.x, &ones, &mut grads[self.factors.clone()]);
+        let Some((dx, add)) = dx else { return };
+        if !add {
+            dx.zero();
+        }
+        gain::add(dx, &d_scaled, factors);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::Linear;
+    use crate::pass::Pass;
+    use crate::weight::Weight;
+    use tunesmith_ops::panel::Pool;
+    use tunesmith_ops::testing::{check_gradient, each_level, numbers};
+
+    const TOKENS: usize = 21;
+    const IN: usize = 19;
+    const OUT: usize = 13;
+
+    #[test]
+    fn factors_equal_their_formula_and_their_finite_differences() {
+        each_level(|level| {
+            for side in [Side::Output, Side::Input] {
+                let pool = Pool::new();
+                let (x, w, bias) = (numbers(1, TOKENS * IN), numbers(2, OUT * IN), numbers(3, OUT));
+                let (rest, seed) = (numbers(4, TOKENS * OUT), numbers(5, TOKENS * OUT));
+                let factors = numbers(6, if side == Side::Input { IN } else { OUT });
+                let linear = Linear {
+                    weight: Weight::frozen(w.clone(), &[OUT, IN]).unwrap(),
+                    bias: Some(Weight::frozen(bias.clone(), &[OUT]).unwrap()),
+                    out_features: OUT,
+                    in_features: IN,
+                    adapter: Some(Box::new(Scaled { factors: 0..factors.len(), side })),
+                };
+                let pass = Pass { values: (&factors).into(), pool: &pool, balance: None, dropout: None };
+                let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
+                let (y, kept) = linear.forward(&pass, &xa, Some(&Act::from_rows(&pool, &rest, OUT)));
+                let mut grads = vec![0.0; factors.len()];
+                // What `dx` holds is added to, or replaced.
+                let mut dx = Act::from_rows(&pool, &numbers(7, TOKENS * IN), IN);
+                let before = dx.to_rows();
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut dx, true)),
+                    &mut Grads::whole(&mut grads),
+                );
+                let mut alone = Act::from_rows(&pool, &before, IN);
+                let mut twice = grads.clone();
+                linear.backward(
+                    &pass,
+                    &Input::new(&xa),
+                    kept.as_ref(),
+                    &dy,
+                    Some((&mut alone, false)),
+                    &mut Grads::whole(&mut twice),
+                );
+                let sums = dx.to_rows().into_iter().zip(before).map(|(sum, before)| sum - before);
+                assert!(sums.zip(alone.to_rows()).all(|(a, b)| (a - b).abs() < 1e-4), "{level:?} {side:?}");
+                assert!(twice.iter().zip(&grads).all(|(twice, once)| (twice - 2.0 * once).abs() < 1e-4));
+
+                let formula = |x: &[f64], l: &[f64]| -> f64 {
+                    let mut sum = 0.0;
+                    for at in 0..TOKENS * OUT {
+                        let (token, j) = (at / OUT, at % OUT);
+                        let input = |i: usize| x[token * IN + i] * if side == Side::Input { l[i] } else { 1.0 };
+                        let v: f64 = (0..IN).map(|i| f64::from(w[j * IN + i]) * input(i)).sum::<f64>();
+                        let v = v + f64::from(bias[j]);
+                        let v = if side == Side::Output { l[j] * v } else { v };
+                        sum += (v + f64::from(rest[at])) * f64::from(seed[at]);
+                    }
+                    sum
+                };
+                let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
+                let (x64, l64) = (wide(&x), wide(&factors));
+                let got: f64 = y.to_rows().iter().zip(&seed).map(|(y, s)| f64::from(*y) * f64::from(*s)).sum();
+                assert!((got - formula(&x64, &l64)).abs() < 1e-4, "{level:?} {side:?}: {got}");
+                check_gradient("x", &x, &alone.to_rows(), |x| formula(x, &l64));
+                check_gradient("factors", &factors, &grads, |l| formula(&x64, l));
+            }
+        });
+    }
+}

@@ -1,0 +1,38 @@
+//! `LoftQ` (Li et al., 2023): a quantized weight, and an adapter that starts with what the quantization lost. In turns
+//! `Q = quantize(W - s B A)` and `s B A`, the part of `W - Q` with the largest singular values; at first `B A = 0`.
+//!
+//! PEFT leaves the adapter's scale `s` out of account; here the sum is the approximation of the weight whatever it is.
+use super::start as matrices;
+use crate::quantize::How;
+use crate::svd;
+use rayon::prelude::*;
+use tunesmith_base::error::Result;
+use tunesmith_ops::quant::{Quantized, encode};
+
+/// The coded weight, and A `[rank, cols]` and B `[rows, rank]`, after `rounds` turns.
+///
+/// # Errors
+/// As [`encode::quantize`].
+pub fn start(
+    weight: &[f32],
+    cols: usize,
+    how: How,
+    (rank, scale): (usize, f32),
+    rounds: usize,
+) -> Result<(Quantized, [Vec<f32>; 2])> {
+    let mut rest = weight.to_vec();
+    let mut round = 1;
+    loop {
+        let matrix = encode::quantize(&rest, cols, how.format, how.double)?;
+        let mut residual = matrix.dequantize();
+        residual.par_iter_mut().zip(weight).for_each(|(lost, weight)| *lost = weight - *lost);
+        let triplets = svd::exact(svd::Rows { data: &residual, cols }, rank);
+        let [a, b] = matrices::factors(&triplets, weight.len() / cols, scale);
+        if round == rounds {
+            return Ok((matrix, [a, b]));
+        }
+        rest.copy_from_slice(weight);
+        matrices::subtract(&mut rest, cols, scale, [&a, &b]);
+        round += 1;
+    }
+}

@@ -1,0 +1,384 @@
+//! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given `dy`:
+//! `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's input alone, as in
+//! PEFT. How A and B start: [`super::start`]; with magnitudes beside them it is [`super::dora`]'s formula.
+use std::ops::Range;
+use std::sync::Arc;
+
+use rayon::prelude::*;
+use serde_json::Value;
+
+use super::dora::{self, Dora, Magnitude};
+use super::{About, Adapter, Formula, Method, Part, Rank, Saved, Site, names, parameters, ranks, start};
+use tunesmith_config::adapters::lora::{LoraConfig, PREFIX, SECTION};
+use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
+use tunesmith_base::error::{Error, Result};
+use crate::build::Attach;
+use crate::grads::Grads;
+use crate::linear::{Base, Input};
+use crate::pass::Drops;
+use crate::targets::{Placement, Ranks, Targets, ends_with_module};
+use crate::values::Values;
+use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
+use tunesmith_ops::panel::Act;
+use tunesmith_plan::memory::{Footprint, LowRank};
+
+/// What is the same of all LoRA adapters.
+pub static ABOUT: About = About {
+    mode: Mode::Lora,
+    title: "LoRA",
+    parts: "the matrices A and B",
+    section: &SECTION,
+    training: &["lora_dropout", "loraplus_lr_ratio"],
+    starting: &["init_lora_weights", "loftq_iter"],
+    ours: &["loraplus_lr_ratio", "loftq_iter"],
+    peft_type: "LORA",
+    prefix: PREFIX,
+    fields: r#"{"alora_invocation_tokens": null, "arrow_config": null, "corda_config": null,
+        "eva_config": null, "fan_in_fan_out": false, "kasa_config": null, "layer_replication": null, "layers_pattern": null,
+        "loftq_config": {}, "lora_bias": false, "lora_ga_config": null, "megatron_config": null,
+        "megatron_core": "megatron.core", "monteclora_config": null, "qalora_group_size": 16,
+        "trainable_token_indices": null, "use_bdlora": null, "use_qalora": false, "velora_config": null}"#,
+    indifferent: &[
+        "corda_config",
+        "eva_config",
+        "loftq_config",
+        "lora_ga_config",
+        "megatron_core",
+        "qalora_group_size",
+    ],
+    absent: r#"{"r": 8, "lora_alpha": 8}"#,
+};
+
+impl Method for LoraConfig {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn targets(&self) -> Targets {
+        Targets {
+            section: SECTION.name,
+            target_modules: self.target_modules.clone(),
+            target_parameters: self.target_parameters.clone(),
+            renames: true,
+            exclude_modules: self.exclude_modules.clone(),
+            layers_to_transform: self.layers_to_transform.clone(),
+            modules_to_save: self.modules_to_save.clone(),
+            ensure_weight_tying: self.ensure_weight_tying,
+            bias: self.bias,
+            ranks: Some(Ranks {
+                r: self.r,
+                alpha: self.lora_alpha,
+                rslora: self.use_rslora,
+                rank_pattern: self.rank_pattern.clone(),
+                alpha_pattern: self.alpha_pattern.clone(),
+            }),
+            ..Targets::default()
+        }
+    }
+
+    fn adapter(&self, site: &Site<'_>) -> Arc<dyn Adapter> {
+        let (outputs, inputs) = (site.module.out_features, site.module.in_features);
+        Arc::new(Update { outputs, inputs, rank: site.rank, magnitudes: self.use_dora, experts: site.experts })
+    }
+
+    fn list(&self, placements: &[Placement], tuning: &mut TuningConfig) {
+        let (rank_pattern, alpha_pattern) = ranks(placements, self.r, self.lora_alpha);
+        tuning.lora = Self {
+            target_modules: names(placements),
+            target_parameters: parameters(placements),
+            exclude_modules: None,
+            layers_to_transform: None,
+            rank_pattern,
+            alpha_pattern,
+            init_lora_weights: match self.init_lora_weights {
+                InitLora::Pissa => InitLora::Pissa,
+                _ => InitLora::Kaiming,
+            },
+            ..self.clone()
+        };
+    }
+
+    fn write(&self, placements: &[Placement], tuning: &mut TuningConfig) {
+        let named = |key: &String| self.target_parameters.iter().any(|target| ends_with_module(key, target));
+        if !parameters(placements).iter().all(named) {
+            // Some have been found by the name of a module, which PEFT writes as the parameter that it is.
+            self.list(placements, tuning);
+        } else if matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
+            tuning.lora.target_modules = names(placements);
+        }
+    }
+
+    fn check(&self, placements: &[Placement]) -> Result<()> {
+        if let Some(placement) = placements.iter().find(|placement| placement.is_on_parameter()) {
+            let plain = format!("adapters on parameters ({}) are plain LoRA, as in PEFT", placement.key);
+            let refused = [
+                (self.use_dora, "use_dora"),
+                (self.lora_dropout > 0.0, "lora_dropout"),
+                (self.init_lora_weights.is_pissa(), "init_lora_weights: pissa"),
+            ];
+            if let Some((_, key)) = refused.into_iter().find(|(refused, _)| *refused) {
+                return Err(Error::config(format!("tuning.lora.{key} with target_parameters: {plain}"))
+                    .hint("target_modules: auto leaves router and experts as they are"));
+            }
+        }
+        let rank = |placement: &Placement| placement.adapter.rank().map_or(0, |rank| rank.r);
+        let too_large =
+            placements.iter().find(|placement| rank(placement) > placement.in_features.min(placement.out_features));
+        match too_large.filter(|_| self.init_lora_weights.is_pissa()) {
+            Some(placement) => Err(Error::config(format!(
+                "tuning.lora.init_lora_weights: pissa: rank {} of {}, which is [{}, {}] and has no more singular values \
+                 than its smaller side",
+                rank(placement),
+                placement.module,
+                placement.out_features,
+                placement.in_features
+            ))
+            .hint("lower tuning.lora.r, or name the module in tuning.lora.rank_pattern")),
+            None => Ok(()),
+        }
+    }
+
+    fn dropout(&self) -> f64 {
+        self.lora_dropout
+    }
+
+    fn takes_from_base(&self) -> bool {
+        self.init_lora_weights.is_pissa()
+    }
+
+    fn start(&self) -> Option<String> {
+        match self.init_lora_weights {
+            // What the adapter starts with is taken out of the base, at a resume too.
+            init if init.is_pissa() => init.to_json().as_str().map(str::to_owned),
+            // The base of more than one round is not the quantized checkpoint.
+            InitLora::Loftq if self.loftq_iter > 1 => Some(format!("loftq of {} rounds", self.loftq_iter)),
+            _ => None,
+        }
+    }
+
+    fn read_field(&self, key: &str, value: &Value) -> Option<Value> {
+        match (key, value.as_str()) {
+            // Ways to start whose matrices are stored, and which leave the base as it is.
+            ("init_lora_weights", Some("eva" | "orthogonal")) => Some(Value::Bool(true)),
+            // Others also change the base: their adapters fit another one.
+            ("init_lora_weights", Some(word)) if !["gaussian", "pissa"].contains(&word) => None,
+            _ => Some(value.clone()),
+        }
+    }
+
+    fn write_field(&self, key: &str, value: Value) -> Value {
+        // PEFT would quantize the base again on loading; the values are stored.
+        if key == "init_lora_weights" && value == "loftq" { Value::Bool(true) } else { value }
+    }
+}
+
+/// The low-rank update of a module: `s B A`, A `[r, in_features]`, B `[out_features, r]`. Of experts rows `e r..` of A are
+/// expert e's, and of B every so many-th column as there are experts.
+#[derive(Debug)]
+struct Update {
+    outputs: usize,
+    inputs: usize,
+    rank: Rank,
+    /// `DoRA`.
+    magnitudes: bool,
+    experts: Option<usize>,
+}
+
+impl Adapter for Update {
+    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        let rank = self.rank.r * self.experts.unwrap_or(1);
+        let matrices = [("lora_A.weight", vec![rank, self.inputs]), ("lora_B.weight", vec![self.outputs, rank])];
+        let magnitudes = self.magnitudes.then(|| ("lora_magnitude_vector", vec![self.outputs]));
+        matrices.into_iter().chain(magnitudes).collect()
+    }
+
+    fn describe(&self) -> String {
+        let Rank { r, alpha, scale } = self.rank;
+        format!("{r} {alpha:?} {scale:?}{}", if self.magnitudes { " dora" } else { "" })
+    }
+
+    fn rank(&self) -> Option<Rank> {
+        Some(self.rank)
+    }
+
+    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+        let [a, b] = start::matrices(at, self.rank, [self.outputs, self.inputs])?;
+        let (rank, scale) = (self.rank.r, self.rank.scale);
+        let magnitudes = if self.magnitudes {
+            let (weight, values) = at.base()?;
+            Some(dora::start(weight, values, dora::Update { a: &a, b: &b, rank, scale }, self.inputs))
+        } else {
+            None
+        };
+        let (a, b, module) = (at.push(&a)?, at.push(&b)?, at.number());
+        let matrices = Matrices { a, b, rank, scale, module, expert: None };
+        Ok(match magnitudes {
+            None => Box::new(matrices),
+            Some((squares, norms)) => Box::new(Dora { matrices, magnitude: Magnitude::new(at.push(&norms)?, squares) }),
+        })
+    }
+
+    fn attach_experts(&self, at: &mut Attach<'_, '_>) -> Result<Vec<Box<dyn Formula>>> {
+        let (experts, rank) = (self.experts.unwrap_or(1), self.rank.r);
+        let [a, b] = start::of_experts(at, experts, rank, [self.outputs, self.inputs]);
+        let (a, b, module) = (at.push(&a)?, at.push(&b)?, at.number());
+        let one = |expert: usize| -> Box<dyn Formula> {
+            let rows = rank * self.inputs;
+            let a = a.start + expert * rows..a.start + (expert + 1) * rows;
+            let expert = Some((expert, experts));
+            Box::new(Matrices { a, b: b.clone(), rank, scale: self.rank.scale, module, expert })
+        };
+        Ok((0..experts).map(one).collect())
+    }
+
+    fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
+        let (&[a, b, ..], false) = (tensors, part.bias) else { return };
+        let (inputs, r, experts) = (self.inputs, self.rank.r, self.experts.unwrap_or(1));
+        let a = &a[part.expert * r * inputs..];
+        values.par_chunks_mut(inputs).enumerate().for_each(|(row, values)| {
+            let mut delta = vec![0.0f32; inputs];
+            let b = &b[(part.first + row) * r * experts..];
+            for k in 0..r {
+                let b = b[k * experts + part.expert];
+                delta.iter_mut().zip(&a[k * inputs..]).for_each(|(delta, a)| *delta += b * a);
+            }
+            values.iter_mut().zip(&delta).for_each(|(value, delta)| *value += self.rank.scale * delta);
+            if let Some(magnitudes) = tensors.get(2) {
+                dora::set_norm(values, magnitudes[row]);
+            }
+        });
+    }
+
+    fn footprint(&self) -> Arc<dyn Footprint> {
+        Arc::new(LowRank { rank: self.rank.r as u64, magnitudes: self.magnitudes })
+    }
+}
+
+/// A and B among the trained values, at work.
+#[derive(Debug, Clone)]
+pub struct Matrices {
+    /// `[rank, in_features]`.
+    pub a: Range<usize>,
+    /// `[out_features, rank]`, or of all experts `[out_features, rank * experts]`.
+    pub b: Range<usize>,
+    /// Rows of A.
+    pub rank: usize,
+    /// What `A x` is multiplied by.
+    pub scale: f32,
+    /// The number that tells this module's dropout mask from the others'.
+    pub module: u64,
+    /// Of an expert its number and how many there are: column i of its B is column `i * experts + expert` of the stored one.
+    pub expert: Option<(usize, usize)>,
+}
+
+fn scale(x: &mut Act, factor: f32) {
+    x.data_mut().iter_mut().for_each(|value| *value *= factor);
+}
+
+impl Matrices {
+    fn first_column(&self) -> usize {
+        self.expert.map_or(0, |(expert, _)| expert)
+    }
+
+    /// B's values from its first on, and how far its rows and columns lie apart.
+    pub(super) fn b<'a>(&self, values: Values<'a>) -> (&'a [f32], usize, usize) {
+        let experts = self.expert.map_or(1, |(_, experts)| experts);
+        (&values.at(&self.b)[self.first_column()..], self.rank * experts, experts)
+    }
+
+    /// The adapter's input after dropout, where there is any.
+    pub(super) fn drop_some(&self, base: Base<'_>, x: &Act) -> Option<Act> {
+        base.pass.dropout.map(|drops| drops.of(self.module, x.tokens()).apply(x))
+    }
+
+    /// `s A x`.
+    pub(super) fn low(&self, base: Base<'_>, x: &Act) -> Act {
+        let mut low = x.pool().blank(x.tokens(), self.rank);
+        let a = Matrix::rows(base.pass.values.at(&self.a), base.linear.in_features);
+        matmul(&mut low, Init::Zero, &[Term { matrix: a, x }]);
+        scale(&mut low, self.scale);
+        low
+    }
+
+    /// Adds the gradients of A and B for that of `B (s A x)`, and returns that of `A x`. `x` is the adapter's input.
+    pub(super) fn gradients(&self, base: Base<'_>, low: &Act, dy: &Act, x: &Act, grads: &mut Grads<'_>) -> Act {
+        let mut d_low = dy.pool().act(dy.tokens(), self.rank);
+        let (b, row, col) = self.b(base.pass.values);
+        matmul(&mut d_low, Init::Zero, &[Term { matrix: Matrix::strided(b, col, row), x: dy }]);
+        scale(&mut d_low, self.scale);
+        let to = Target::Strided(&mut grads[self.b.clone()][self.first_column()..], row, col);
+        outer(to, dy, &Transposed::new(low));
+        outer(Target::Transposed(&mut grads[self.a.clone()]), x, &Transposed::new(&d_low));
+        d_low
+    }
+
+    /// The gradient of the input, from those of the base's product, of the adapter's beside that, and of `A x`.
+    pub(super) fn input_gradient(
+        &self,
+        base: Base<'_>,
+        (dy, beside, d_low): (&Act, Option<&Act>, &Act),
+        (dx, add): (&mut Act, bool),
+    ) {
+        let (weight, inputs) = (base.weight(), base.linear.in_features);
+        let init = if add { Init::Out } else { Init::Zero };
+        let whole = Matrix::transposed(weight.store(), inputs);
+        let a = Term { matrix: Matrix::transposed(base.pass.values.at(&self.a), inputs), x: d_low };
+        let Some(drops) = base.pass.dropout else {
+            return matmul(dx, init, &[Term { matrix: whole, x: beside.unwrap_or(dy) }, a]);
+        };
+        let mut through = dx.pool().act(dx.tokens(), inputs);
+        if let Some(beside) = beside {
+            matmul(&mut through, Init::Zero, &[Term { matrix: whole, x: &minus(beside, dy) }, a]);
+        } else {
+            matmul(&mut through, Init::Zero, &[a]);
+        }
+        matmul(dx, init, &[Term { matrix: whole, x: dy }]);
+        add_dropped(dx, &through, drops, self.module);
+    }
+}
+
+fn add_dropped(dx: &mut Act, through: &Act, drops: Drops<'_>, module: u64) {
+    let through = drops.of(module, through.tokens()).apply(through);
+    dx.data_mut().iter_mut().zip(through.data()).for_each(|(sum, value)| *sum += value);
+}
+
+/// `left - right`.
+pub(super) fn minus(left: &Act, right: &Act) -> Act {
+    let mut out = left.copy();
+    out.data_mut().iter_mut().zip(right.data()).for_each(|(out, right)| *out -= right);
+    out
+}
+
+impl Formula for Matrices {
+    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+        let (mut y, weight) = (base.output(x), base.weight());
+        let low = {
+            let dropped = self.drop_some(base, x);
+            self.low(base, dropped.as_ref().unwrap_or(x))
+        };
+        let (b, row, col) = self.b(base.pass.values);
+        let whole = Term { matrix: Matrix::rows(weight.store(), base.linear.in_features), x };
+        base.sum(&mut y, residual, &[whole, Term { matrix: Matrix::strided(b, row, col), x: &low }]);
+        (y, Some(low.into()))
+    }
+
+    fn backward(
+        &self,
+        base: Base<'_>,
+        input: &Input<'_>,
+        saved: Option<&Saved>,
+        dy: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut Grads<'_>,
+    ) {
+        let Some([low]) = saved.map(|saved| &saved.acts[..]) else { return };
+        let d_low = {
+            let dropped = self.drop_some(base, input.x);
+            self.gradients(base, low, dy, dropped.as_ref().unwrap_or(input.x), grads)
+        };
+        base.gradients(input, dy, grads);
+        if let Some(dx) = dx {
+            self.input_gradient(base, (dy, None, &d_low), dx);
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! OFT (Qiu et al., 2023; on inputs: Qiu et al., 2025): a module's inputs are rotated before its weight, `y = W x' + b`. Each
+//! block of x, a row, is multiplied by an orthogonal matrix, `x' = x R`, made of a skew-symmetric Q of which the upper triangle
+//! is trained: `R = (I - Q) (I + Q)^-1` (Cayley), or the first terms of its series, `I + 2 Q + 2 Q^2 + … + Q^k`, as PEFT has it.
+//! Nothing as large as the weight is made, so that the base may be in 4 bits.
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rayon::prelude::*;
+
+use super::{About, Adapter, Formula, Method, Part, Saved, Site, names};
+use tunesmith_config::adapters::oft::{OftConfig, PREFIX, SECTION};
+use tunesmith_config::{Mode, TargetModules, TuningConfig};
+use tunesmith_base::error::{Error, Result};
+use crate::build::Attach;
+use crate::grads::Grads;
+use crate::linear::{Base, Input};
+use crate::targets::{Placement, Targets};
+use tunesmith_ops::blocks::{Diagonal, outer, times};
+use tunesmith_ops::panel::{self, Act};
+use tunesmith_plan::memory::footprint::{self, Shape};
+use tunesmith_plan::memory::pool::{self, Pool};
+use tunesmith_plan::memory::{Factors, Footprint};
+
+/// What is the same of all rotations.
+pub static ABOUT: About = About {
+    mode: Mode::Oft,
+    title: "OFT",
+    parts: "OFT's rotations",
+    section: &SECTION,
+    training: &[],
+    starting: &["init_weights"],
+    ours: &[],
+    peft_type: "OFT",
+    prefix: PREFIX,
+    fields: r#"{"bias": "none", "coft": false, "eps": 6e-05, "fan_in_fan_out": false, "layers_pattern": null,
+        "module_dropout": 0.0}"#,
+    // PEFT 0.21 makes the layer that drops blocks, and does not use it.
+    indifferent: &["eps", "module_dropout"],
+    absent: "{}",
+};
+
+impl Method for OftConfig {
+    fn about(&self) -> &'static About {
+        &ABOUT
+    }
+
+    fn targets(&self) -> Targets {
+        Targets {
+            section: SECTION.name,
+            target_modules: self.target_modules.clone(),
+            exclude_modules: self.exclude_modules.clone(),
+            layers_to_transform: self.layers_to_transform.clone(),
+            modules_to_save: self.modules_to_save.clone(),
+            ..Targets::default()
+        }
+    }
+
+    fn adapter(&self, site: &Site<'_>) -> Arc<dyn Adapter> {
+        let inputs = site.module.in_features;
+        let size =
+            if self.r > 0 { inputs / divisor(inputs, self.r) } else { divisor(inputs, self.oft_block_size.max(1)) };
+        let terms = self.use_cayley_neumann.then_some(self.num_cayley_neumann_terms);
+        let blocks = Blocks { size, count: if self.block_share { 1 } else { inputs / size }, terms };
+        Arc::new(Rotation { inputs, blocks, moved: !self.init_weights })
+    }
+
+    fn list(&self, placements: &[Placement], tuning: &mut TuningConfig) {
+        let target_modules = names(placements);
+        tuning.oft = Self { target_modules, exclude_modules: None, layers_to_transform: None, ..self.clone() };
+    }
+
+    fn write(&self, placements: &[Placement], tuning: &mut TuningConfig) {
+        if matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
+            tuning.oft.target_modules = names(placements);
+        }
+    }
+
+    fn check(&self, placements: &[Placement]) -> Result<()> {
+        if (self.r > 0) == (self.oft_block_size > 0) {
+            let (r, size) = (self.r, self.oft_block_size);
+            return Err(Error::config(format!(
+                "tuning.oft: r = {r} and oft_block_size = {size}, expected one of them"
+            ))
+            .hint("the other follows from the inputs of a layer: set it to 0"));
+        }
+        match placements.iter().find(|it| it.tensors().iter().any(|(_, shape)| shape.contains(&0))) {
+            Some(it) => Err(Error::config(format!(
+                "tuning.oft: blocks of 1 of the {} inputs of {}, which cannot be rotated",
+                it.in_features, it.module
+            ))
+            .hint("choose another oft_block_size, or leave the layer out with exclude_modules")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The number nearest to `wanted` that divides `inputs`, the smaller of two; PEFT's `adjust_oft_parameters`.
+fn divisor(inputs: usize, wanted: usize) -> usize {
+    if wanted >= inputs {
+        return inputs;
+    }
+    let divides = |number: &usize| inputs.is_multiple_of(*number);
+    let (below, above) = ((1..=wanted).rev().find(divides), (wanted..=inputs).find(divides));
+    let (below, above) = (below.unwrap_or(1), above.unwrap_or(inputs));
+    if wanted - below <= above - wanted { below } else { above }
+}
+
+/// The matrices of a module.
+#[derive(Debug, Clone, Copy)]
+struct Blocks {
+    /// Inputs of a block.
+    size: usize,
+    /// How many there are, 1 where blocks share it.
+    count: usize,
+    /// Terms of the series; none for the matrix itself.
+    terms: Option<usize>,
+}
+
+/// Rows of a weight that are merged at once.
+const MERGED_ROWS: usize = 512;
+
+/// The rotation of a module's inputs.
+#[derive(Debug)]
+struct Rotation {
+    inputs: usize,
+    blocks: Blocks,
+    /// It does not start as the model is.
+    moved: bool,
+}
+
+impl Adapter for Rotation {
+    fn tensors(&self) -> Vec<(&'static str, Vec<usize>)> {
+        vec![("oft_R.weight", vec![self.blocks.count, self.blocks.trained()])]
+    }
+
+    fn describe(&self) -> String {
+        format!("{:?}", self.blocks)
+    }
+
+    fn attach(&self, at: &mut Attach<'_, '_>) -> Result<Box<dyn Formula>> {
+        let count = self.blocks.count * self.blocks.trained();
+        let name = at.tensor_name(0);
+        let start = if self.moved { at.stream(&name).normals(0.1, count) } else { vec![0.0; count] };
+        Ok(Box::new(Rotated { weight: at.push(&start)?, blocks: self.blocks, known: Mutex::default() }))
+    }
+
+    /// `W R^T`.
+    fn merge(&self, tensors: &[&[f32]], part: &Part, values: &mut [f32]) {
+        let (&[weight, ..], false) = (tensors, part.bias) else { return };
+        let (made, pool) = (self.blocks.make(weight), panel::Pool::new());
+        // Rows of the weight in the place of tokens, some at a time.
+        for rows in values.chunks_mut(MERGED_ROWS * self.inputs) {
+            let old = Act::from_rows(&pool, rows, self.inputs);
+            let mut new = old.like();
+            times(self.blocks.diagonal(&made), &old, true, &mut new, false);
+            rows.copy_from_slice(&new.to_rows());
+        }
+    }
+
+    fn footprint(&self) -> Arc<dyn Footprint> {
+        let Blocks { size, count, .. } = self.blocks;
+        Arc::new(Memory { size: size as u64, matrices: (count * size * size) as u64 })
+    }
+}
+
+/// What it takes: as factors of the inputs do, and the matrices.
+#[derive(Debug)]
+struct Memory {
+    size: u64,
+    matrices: u64,
+}
+
+impl Footprint for Memory {
+    fn forward(&self, pool: &mut Pool, shape: &Shape) -> (pool::Act, Vec<pool::Act>) {
+        Factors { inputs: true }.forward(pool, shape)
+    }
+
+    fn backward(&self, pool: &mut Pool, shape: &Shape, input: &mut footprint::Input, want_dx: bool) {
+        Factors { inputs: true }.backward(pool, shape, input, want_dx);
+    }
+
+    fn numbers(&self, shape: &Shape) -> u64 {
+        shape.inputs * self.size
+    }
+
+    /// The matrices, and the trained values that they were made of.
+    fn constants(&self, _shape: &Shape) -> u64 {
+        6 * self.matrices
+    }
+}
+
+impl Blocks {
+    /// Trained values of a block: those above the diagonal.
+    const fn trained(self) -> usize {
+        self.size * (self.size - 1) / 2
+    }
+
+    /// All matrices as an operand.
+    const fn diagonal(self, matrices: &[f32]) -> Diagonal<'_> {
+        Diagonal { matrices, size: self.size }
+    }
+
+    /// Q of the trained values of a block.
+    fn skew(self, weight: &[f32]) -> Vec<f64> {
+        let (size, mut at) = (self.size, 0);
+        let mut skew = vec![0.0; size * size];
+        for row in 0..size {
+            for col in row + 1..size {
+                let value = f64::from(weight[at]);
+                (skew[row * size + col], skew[col * size + row]) = (value, -value);
+                at += 1;
+            }
+        }
+        skew
+    }
+
+    /// What the powers of Q are multiplied by, from the first on: PEFT's `_cayley_batch`.
+    fn series(terms: usize) -> Vec<f64> {
+        match terms {
+            0 | 1 => Vec::new(),
+            2 => vec![2.0],
+            _ => [vec![2.0; (terms - 2).max(2)], vec![1.0]].concat(),
+        }
+    }
+
+    /// R of a block's trained values.
+    fn rotation(self, weight: &[f32]) -> Vec<f64> {
+        let (size, skew) = (self.size, self.skew(weight));
+        let mut sum = identity(size);
+        let Some(terms) = self.terms else {
+            let plus = inverse(add(&sum, 1.0, &skew), size);
+            return product(&add(&sum, -1.0, &skew), &plus, size);
+        };
+        let mut power = identity(size);
+        for factor in Self::series(terms) {
+            power = product(&power, &skew, size);
+            sum = add(&sum, factor, &power);
+        }
+        sum
+    }
+
+    /// All matrices, one after the other.
+    fn make(self, weight: &[f32]) -> Vec<f32> {
+        let blocks: Vec<Vec<f64>> =
+            weight.par_chunks_exact(self.trained()).map(|weight| self.rotation(weight)).collect();
+        blocks.into_iter().flatten().map(|value| value as f32).collect()
+    }
+
+    /// The gradient of a block's trained values for that of its R.
+    fn gradient(self, weight: &[f32], d_matrix: &[f32]) -> Vec<f32> {
+        let (size, skew) = (self.size, self.skew(weight));
+        let d_matrix: Vec<f64> = d_matrix.iter().map(|&value| f64::from(value)).collect();
+        let d_matrix = &d_matrix[..];
+        let (one, turned) = (identity(size), transposed(&skew, size));
+        let d_skew = if let Some(terms) = self.terms {
+            let series = Self::series(terms);
+            let mut powers = vec![one];
+            for at in 1..series.len() {
+                powers.push(product(&powers[at - 1], &skew, size));
+            }
+            let (mut sum, mut d_power) = (vec![0.0; size * size], vec![0.0; size * size]);
+            for (factor, below) in series.iter().zip(&powers).rev() {
+                // Of `P = P' Q`, the power below times Q.
+                d_power = add(&product(&d_power, &turned, size), *factor, d_matrix);
+                sum = add(&sum, 1.0, &product(&transposed(below, size), &d_power, size));
+            }
+            sum
+        } else {
+            let plus = inverse(add(&one, 1.0, &skew), size);
+            let matrix = add(&product(&add(&one, -1.0, &skew), &plus, size), 1.0, &one);
+            let left = product(&transposed(&matrix, size), d_matrix, size);
+            add(&vec![0.0; size * size], -1.0, &product(&left, &transposed(&plus, size), size))
+        };
+        let pairs = (0..size).flat_map(|row| (row + 1..size).map(move |col| (row, col)));
+        pairs.map(|(row, col)| (d_skew[row * size + col] - d_skew[col * size + row]) as f32).collect()
+    }
+}
+
+fn identity(size: usize) -> Vec<f64> {
+    (0..size * size).map(|at| if at / size == at % size { 1.0 } else { 0.0 }).collect()
+}
+
+fn add(left: &[f64], factor: f64, right: &[f64]) -> Vec<f64> {
+    left.iter().zip(right).map(|(left, right)| left + factor * right).collect()
+}
+
+fn transposed(matrix: &[f64], size: usize) -> Vec<f64> {
+    (0..size * size).map(|at| matrix[at % size * size + at / size]).collect()
+}
+
+fn product(left: &[f64], right: &[f64], size: usize) -> Vec<f64> {
+    let mut out = vec![0.0; size * size];
+    for (out, left) in out.chunks_exact_mut(size).zip(left.chunks_exact(size)) {
+        for (left, right) in left.iter().zip(right.chunks_exact(size)) {
+            out.iter_mut().zip(right).for_each(|(out, right)| *out += left * right);
+        }
+    }
+    out
+}
+
+/// Of `I + Q`, by elimination: its symmetric part is the identity, so that no row has to change its place.
+fn inverse(mut matrix: Vec<f64>, size: usize) -> Vec<f64> {
+    let mut out = identity(size);
+    for pivot in 0..size {
+        let by = 1.0 / matrix[pivot * size + pivot];
+        for row in [&mut matrix, &mut out] {
+            row[pivot * size..][..size].iter_mut().for_each(|value| *value *= by);
+        }
+        let (own, own_out) = (matrix[pivot * size..][..size].to_vec(), out[pivot * size..][..size].to_vec());
+        for row in (0..size).filter(|&row| row != pivot) {
+            let by = matrix[row * size + pivot];
+            let less = |values: &mut [f64], own: &[f64]| {
+                values[row * size..][..size].iter_mut().zip(own).for_each(|(value, own)| *value -= by * own);
+            };
+            less(&mut matrix, &own);
+            less(&mut out, &own_out);
+        }
+    }
+    out
+}
+
+/// A rotation at work.
+#[derive(Debug)]
+struct Rotated {
+    weight: Range<usize>,
+    blocks: Blocks,
+    /// The matrices that were made last.
+    known: Mutex<Option<Known>>,
+}
+
+/// Matrices, and the trained values that they were made of.
+#[derive(Debug)]
+struct Known {
+    weight: Vec<f32>,
+    made: Arc<Vec<f32>>,
+}
+
+impl Rotated {
+    /// The matrices, made once for all passes of a step.
+    fn matrices(&self, weight: &[f32]) -> Arc<Vec<f32>> {
+        let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = lock().as_ref().filter(|known| known.weight == weight) {
+            return Arc::clone(&known.made);
+        }
+        // Not under the lock: a thread that waits for others of its pool may take up work that comes by here.
+        let made = Arc::new(self.blocks.make(weight));
+        *lock() = Some(Known { weight: weight.to_vec(), made: Arc::clone(&made) });
+        made
+    }
+
+    /// The gradients of the matrices for inputs x and those of their rotated ones; summed where blocks share theirs.
+    fn d_matrices(&self, x: &Act, d: &Act) -> Vec<f32> {
+        let (length, each) = (self.blocks.size * self.blocks.size, outer(self.blocks.size, x, d));
+        if self.blocks.count > 1 {
+            return each;
+        }
+        let mut sum = vec![0.0; length];
+        for one in each.chunks_exact(length) {
+            sum.iter_mut().zip(one).for_each(|(sum, one)| *sum += one);
+        }
+        sum
+    }
+}
+
+impl Formula for Rotated {
+    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
+        let matrices = self.matrices(base.pass.values.at(&self.weight));
+        let mut rotated = x.like();
+        times(self.blocks.diagonal(&matrices), x, false, &mut rotated, false);
+        (base.forward(&rotated, residual), None)
+    }
+
+    fn backward(
+        &self,
+        base: Base<'_>,
+        input: &Input<'_>,
+        _saved: Option<&Saved>,
+        dy: &Act,
+        dx: Option<(&mut Act, bool)>,
+        grads: &mut Grads<'_>,
+    ) {
+        let weight = base.pass.values.at(&self.weight);
+        let matrices = self.matrices(weight);
+        let rotated = base.linear.weight.trained().map(|_| {
+            let mut rotated = input.x.like();
+            times(self.blocks.diagonal(&matrices), input.x, false, &mut rotated, false);
+            rotated
+        });
+        let mut d_rotated = input.x.like();
+        base.backward(&Input::new(rotated.as_ref().unwrap_or(input.x)), dy, Some((&mut d_rotated, false)), grads);
+        let d_matrices = self.d_matrices(input.x, &d_rotated);
+        let (trained, length) = (self.blocks.trained(), self.blocks.size * self.blocks.size);
+        let blocks = weight.par_chunks_exact(trained).zip(d_matrices.par_chunks_exact(length));
+        let each: Vec<Vec<f32>> = blocks.map(|(weight, d)| self.blocks.gradient(weight, d)).collect();
+        let to = grads[self.weight.clone()].iter_mut();
+        to.zip(each.into_iter().flatten()).for_each(|(sum, value)| *sum += value);
+        if let Some((dx, add)) = dx {
+            times(self.blocks.diagonal(&matrices), &d_rotated, true, dx, add);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::Linear;
+    use crate::pass::Pass;
+    use crate::weight::Weight;
+    use tunesmith_ops::testing::{check_gradient, numbers};
+
+    const TOKENS: usize = 21;
+    const IN: usize = 12;
+    const OUT: usize = 7;
+    const SIZE: usize = 4;
+
+    /// `x R W^T` times `seed`, summed, with R in f64 from its definition.
+    fn formula(blocks: Blocks, [x, w, weight, seed]: [&[f64]; 4]) -> f64 {
+        let narrow: Vec<f32> = weight.iter().map(|&value| value as f32).collect();
+        // The trained values in f64: a difference of 1e-4 of them must be seen.
+        let exact = |block: usize| {
+            let at = block.min(blocks.count - 1) * blocks.trained();
+            let mut skew = blocks.skew(&narrow[at..]);
+            let pairs = (0..SIZE).flat_map(|row| (row + 1..SIZE).map(move |col| (row, col)));
+            for ((row, col), value) in pairs.zip(&weight[at..]) {
+                (skew[row * SIZE + col], skew[col * SIZE + row]) = (*value, -value);
+            }
+            let one = identity(SIZE);
+            if blocks.terms.is_none() {
+                return product(&add(&one, -1.0, &skew), &inverse(add(&one, 1.0, &skew), SIZE), SIZE);
+            }
+            let two = product(&skew, &skew, SIZE);
+            let (three, four) = (product(&two, &skew, SIZE), product(&two, &two, SIZE));
+            add(&add(&add(&add(&one, 2.0, &skew), 2.0, &two), 2.0, &three), 1.0, &four)
+        };
+        let mut sum = 0.0;
+        for token in 0..TOKENS {
+            let turned: Vec<f64> = (0..IN)
+                .map(|at| {
+                    let (block, col) = (at / SIZE, at % SIZE);
+                    let matrix = exact(block);
+                    (0..SIZE).map(|k| x[token * IN + block * SIZE + k] * matrix[k * SIZE + col]).sum()
+                })
+                .collect();
+            for out in 0..OUT {
+                let y: f64 = (0..IN).map(|at| w[out * IN + at] * turned[at]).sum();
+                sum += y * seed[token * OUT + out];
+            }
+        }
+        sum
+    }
+
+    #[test]
+    fn rotations_equal_their_formula_and_their_finite_differences() {
+        for (terms, count) in [(Some(5), 3), (None, 3), (Some(5), 1)] {
+            let (pool, blocks) = (panel::Pool::new(), Blocks { size: SIZE, count, terms });
+            let (x, w, seed) = (numbers(1, TOKENS * IN), numbers(2, OUT * IN), numbers(3, TOKENS * OUT));
+            let weight: Vec<f32> = numbers(4, count * blocks.trained()).iter().map(|value| 0.3 * value).collect();
+            let linear = Linear {
+                weight: Weight::frozen(w.clone(), &[OUT, IN]).unwrap(),
+                bias: None,
+                out_features: OUT,
+                in_features: IN,
+                adapter: Some(Box::new(Rotated { weight: 0..weight.len(), blocks, known: Mutex::default() })),
+            };
+            let pass = Pass { values: (&weight).into(), pool: &pool, balance: None, dropout: None };
+            let (xa, dy) = (Act::from_rows(&pool, &x, IN), Act::from_rows(&pool, &seed, OUT));
+            let (y, kept) = linear.forward(&pass, &xa, None);
+            let (mut grads, mut dx) = (vec![0.0; weight.len()], pool.act(TOKENS, IN));
+            let to = Some((&mut dx, false));
+            linear.backward(&pass, &Input::new(&xa), kept.as_ref(), &dy, to, &mut Grads::whole(&mut grads));
+            let wide = |values: &[f32]| -> Vec<f64> { values.iter().map(|&value| f64::from(value)).collect() };
+            let (x64, w64, weight64, seed64) = (wide(&x), wide(&w), wide(&weight), wide(&seed));
+            let got: f64 = y.to_rows().iter().zip(&seed64).map(|(y, seed)| f64::from(*y) * seed).sum();
+            let wanted = formula(blocks, [&x64, &w64, &weight64, &seed64]);
+            assert!((got - wanted).abs() < 1e-4, "{blocks:?}: {got} != {wanted}");
+            check_gradient("x", &x, &dx.to_rows(), |x| formula(blocks, [x, &w64, &weight64, &seed64]));
+            check_gradient("R", &weight, &grads, |weight| formula(blocks, [&x64, &w64, weight, &seed64]));
+            // Merged into the weight it does the same.
+            let mut merged = w.clone();
+            let rotation = Rotation { inputs: IN, blocks, moved: false };
+            rotation.merge(&[&weight], &Part { bias: false, expert: 0, first: 0 }, &mut merged);
+            let still = vec![0.0f64; weight.len()];
+            let after = formula(blocks, [&x64, &wide(&merged), &still, &seed64]);
+            assert!((after - wanted).abs() < 1e-4, "{blocks:?}: {after} != {wanted}");
+        }
+    }
+
+    #[test]
+    fn sizes_that_do_not_divide_give_way_to_the_nearest_that_do() {
+        for (inputs, wanted, found) in
+            [(576, 32, 32), (48, 32, 24), (96, 40, 32), (13, 4, 1), (8, 32, 8), (100, 22, 20)]
+        {
+            assert_eq!(divisor(inputs, wanted), found, "{inputs} {wanted}");
+        }
+    }
+}

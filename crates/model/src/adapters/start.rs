@@ -1,0 +1,101 @@
+//! How LoRA's A and B start.
+use std::sync::Arc;
+
+use rayon::prelude::*;
+
+use super::{Rank, loftq};
+use crate::build::Attach;
+use crate::init::Stream;
+use crate::svd;
+use crate::weight::Weight;
+use tunesmith_base::error::Result;
+use tunesmith_config::InitLora;
+
+/// A and B of a module, which gets the weight that belongs to them where it is not the checkpoint's.
+///
+/// # Errors
+/// The weight cannot be read.
+pub(super) fn matrices(at: &mut Attach<'_, '_>, rank: Rank, [outputs, inputs]: [usize; 2]) -> Result<[Vec<f32>; 2]> {
+    let (lora, Rank { r, scale, .. }) = (&at.config().tuning.lora, rank);
+    match (lora.init_lora_weights, at.how()) {
+        (InitLora::Pissa | InitLora::PissaRounds(_), _) => {
+            let mut values = at.values()?;
+            let rounds = match lora.init_lora_weights {
+                InitLora::PissaRounds(rounds) => Some((rounds, at.stream(&at.weight_name()))),
+                _ => None,
+            };
+            let start = pissa(&mut values, inputs, r, scale, rounds);
+            at.replace(Weight::frozen(values, &[outputs, inputs])?)?;
+            Ok(start)
+        }
+        (InitLora::Loftq, Some(how)) => {
+            let (values, rounds) = (at.values()?, lora.loftq_iter);
+            let (matrix, start) = loftq::start(&values, inputs, how, (r, scale), rounds)
+                .map_err(|error| error.context(format!("tensor {:?}", at.weight_name())))?;
+            at.replace(Weight::Quantized(Arc::new(matrix)))?;
+            Ok(start)
+        }
+        (how, _) => Ok(fresh(how, at, r, [outputs, inputs])),
+    }
+}
+
+/// A and B of all experts of a block.
+pub(super) fn of_experts(at: &Attach<'_, '_>, experts: usize, r: usize, shape: [usize; 2]) -> [Vec<f32>; 2] {
+    let how = at.config().tuning.lora.init_lora_weights;
+    let mut start = fresh(how, at, r * experts, shape);
+    if how == InitLora::Gaussian {
+        // The deviation is that of one expert's rank.
+        start[0].iter_mut().for_each(|value| *value *= experts as f32);
+    }
+    start
+}
+
+/// A `[rank, inputs]` and B `[outputs, rank]`, as PEFT does it: A uniform within `1 / sqrt(inputs)` (Kaiming's rule with
+/// a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the adapter is to change the model from the start.
+fn fresh(how: InitLora, at: &Attach<'_, '_>, rank: usize, [outputs, inputs]: [usize; 2]) -> [Vec<f32>; 2] {
+    let stream = |index: usize| at.stream(&at.tensor_name(index));
+    let uniform = |index, fan_in: usize, count| stream(index).uniforms(1.0 / (fan_in as f64).sqrt(), count);
+    let (a, b) = (rank * inputs, rank * outputs);
+    match how {
+        InitLora::Gaussian => [stream(0).normals(1.0 / rank as f64, a), vec![0.0; b]],
+        InitLora::Random => [uniform(0, inputs, a), uniform(1, rank, b)],
+        // LoftQ where nothing is quantized: there is nothing to make up for.
+        InitLora::Kaiming | InitLora::Pissa | InitLora::PissaRounds(_) | InitLora::Loftq => {
+            [uniform(0, inputs, a), vec![0.0; b]]
+        }
+    }
+}
+
+/// `PiSSA`'s A and B for a weight `[rows, cols]`, which keeps the rest: `W = W_rest + scale B A`, where `scale B A` holds its
+/// `rank` largest singular values, found exactly or by rounds of a randomized method.
+pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: Option<(u32, Stream)>) -> [Vec<f32>; 2] {
+    let matrix = svd::Rows { data: weight, cols };
+    let triplets = match rounds {
+        Some((rounds, stream)) => svd::rounds(matrix, rank, rounds, stream),
+        None => svd::exact(matrix, rank),
+    };
+    let [a, b] = factors(&triplets, weight.len() / cols, scale);
+    subtract(weight, cols, scale, [&a, &b]);
+    [a, b]
+}
+
+/// A `[rank, cols]` and B `[rows, rank]` with `scale B A = sum u s v^T`, the roots of the singular values on both sides.
+pub(super) fn factors(triplets: &svd::Triplets, rows: usize, scale: f32) -> [Vec<f32>; 2] {
+    let roots: Vec<f64> = triplets.s.iter().map(|value| (value / f64::from(scale)).sqrt()).collect();
+    let row = |(root, v): (&f64, &Vec<f64>)| v.iter().map(|value| (root * value) as f32).collect::<Vec<_>>();
+    let a = roots.iter().zip(&triplets.v).flat_map(row).collect();
+    let columns: Vec<_> = roots.iter().zip(&triplets.u).collect();
+    let b = (0..rows).flat_map(|row| columns.iter().map(move |(root, u)| (*root * u[row]) as f32)).collect();
+    [a, b]
+}
+
+/// Takes `scale B A` away from a weight whose rows are `cols` numbers long.
+pub(super) fn subtract(weight: &mut [f32], cols: usize, scale: f32, [a, b]: [&[f32]; 2]) {
+    let rank = a.len() / cols;
+    weight.par_chunks_mut(cols).zip(b.par_chunks(rank)).for_each(|(row, b)| {
+        for (col, value) in row.iter_mut().enumerate() {
+            let ba: f64 = b.iter().enumerate().map(|(k, &b)| f64::from(b) * f64::from(a[k * cols + col])).sum();
+            *value = (f64::from(*value) - f64::from(scale) * ba) as f32;
+        }
+    });
+}

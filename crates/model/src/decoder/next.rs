@@ -1,0 +1,183 @@
+//! The walk for text that grows: texts of any lengths go on, each by one token or by many, from what their caches hold.
+//! A text's logits do not depend on the others in the walk, nor on how its tokens were cut into walks.
+use super::Model;
+use crate::block::Block;
+use crate::pass::Layout;
+use std::ops::Range;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::memory;
+use tunesmith_config::arch::Rope;
+use tunesmith_data::batch::Batch;
+use tunesmith_ops::attention::{self, KeyValues};
+use tunesmith_ops::best::best;
+use tunesmith_ops::panel::{Act, LANES, Pool};
+use tunesmith_ops::par;
+
+/// One text: its tokens, and their keys and values in every block. A copy shares them until one of both goes on.
+#[derive(Debug, Clone)]
+pub struct TextCache {
+    tokens: Vec<u32>,
+    blocks: Vec<KeyValues>,
+}
+
+impl TextCache {
+    /// The tokens that it holds.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// Bytes of keys and values.
+    pub fn bytes(&self) -> usize {
+        self.blocks.iter().map(KeyValues::bytes).sum()
+    }
+
+    /// Gives up what it holds, and returns its tokens: what has to be read again.
+    pub fn give_up(&mut self) -> Vec<u32> {
+        self.blocks.iter_mut().for_each(KeyValues::clear);
+        std::mem::take(&mut self.tokens)
+    }
+
+    /// Goes back to the first `length` tokens; says whether it can: a sliding window may have given up what they need.
+    pub fn truncate(&mut self, length: usize) -> bool {
+        self.tokens.truncate(length);
+        self.blocks.iter_mut().all(|block| block.truncate(length))
+    }
+}
+
+/// What the model says of the token after each text.
+#[derive(Debug)]
+pub struct Logits {
+    /// `[texts, vocabulary]` in parts.
+    parts: Vec<Act>,
+}
+
+impl Logits {
+    fn place(&self, text: usize) -> (&Act, usize) {
+        let mut row = text;
+        for part in &self.parts {
+            if row < part.tokens() {
+                return (part, row);
+            }
+            row -= part.tokens();
+        }
+        panic!("text {text} is not among the logits");
+    }
+
+    /// The logits of one text, `[vocabulary]`.
+    pub fn row(&self, text: usize) -> Vec<f32> {
+        let (part, row) = self.place(text);
+        part.panel(row / LANES)[row % LANES..].iter().step_by(LANES).copied().collect()
+    }
+
+    /// Each text's most probable token, the first of several.
+    pub fn best(&self) -> Vec<u32> {
+        self.parts.iter().flat_map(best).collect()
+    }
+}
+
+impl Model {
+    /// The cache of a text without tokens.
+    pub fn cache(&self) -> TextCache {
+        let of = |block: &Block| KeyValues::new(block.attention.heads, block.attention.how.window);
+        TextCache { tokens: Vec::new(), blocks: self.blocks.iter().map(of).collect() }
+    }
+
+    /// Goes on with each text by its tokens (at least one), which its cache then holds; without dropout.
+    ///
+    /// A rule for long contexts may turn keys otherwise once a text is longer: such a text is then read again as a whole.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Data`]: a token outside the vocabulary, or a text without a new one. [`tunesmith_base::Kind::Memory`]: it does not
+    /// fit into the memory budget; the caches then know their texts' tokens, the new ones included, and nothing else: what is
+    /// left is [`TextCache::give_up`]. [`tunesmith_base::Kind::Peer`]: a rank that has a share of the weights is gone.
+    pub fn extend(&self, texts: &mut [(&mut TextCache, &[u32])]) -> Result<Logits> {
+        if texts.iter().any(|(_, tokens)| tokens.is_empty()) {
+            return Err(Error::data("a text without tokens cannot go on"));
+        }
+        let tokens: Vec<u32> = texts.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
+        self.check(&Batch { tokens, ..Batch::default() })?;
+        if texts.is_empty() {
+            return Ok(Logits { parts: Vec::new() });
+        }
+        let mut growth: Vec<Growth<'_>> = Vec::with_capacity(texts.len());
+        for (cache, new) in texts.iter_mut() {
+            let mut start = cache.tokens.len();
+            cache.tokens.extend(*new);
+            if self.turns_otherwise(start, cache.tokens.len()) {
+                cache.blocks = self.cache().blocks;
+                start = 0;
+            }
+            growth.push(Growth { blocks: &mut cache.blocks, tokens: &cache.tokens, start });
+        }
+        if self.shards.is_some() {
+            // Threads that wait for work without sleeping would be in the way of the one that brings weights.
+            return self.forward(|| self.go_on(&mut growth));
+        }
+        memory::guarded(|| par::together(|| self.go_on(&mut growth)))
+    }
+
+    /// Whether the first `old` tokens' keys are turned otherwise when the text has `new` tokens.
+    fn turns_otherwise(&self, old: usize, new: usize) -> bool {
+        let differs = |rule: &Rope| {
+            let (before, after) = (rule.frequencies(old), rule.frequencies(new));
+            before.inv_freq != after.inv_freq || before.attention_factor != after.attention_factor
+        };
+        old > 0 && self.arch.ropes.iter().any(|rule| rule.depends_on_length() && differs(rule))
+    }
+
+    fn go_on(&self, texts: &mut [Growth<'_>]) -> Result<Logits> {
+        let pass = self.evaluation();
+        let tokens: Vec<u32> = texts.iter().flat_map(Growth::fresh).copied().collect();
+        self.pool.reserve(tokens.len());
+        let positions: Vec<Range<usize>> = texts.iter().map(|text| text.start..text.tokens.len()).collect();
+        let fresh = positions.iter().all(|range| range.start == 0);
+        let single = positions.iter().all(|range| range.len() == 1);
+        let layout = Layout::continued(&self.pool, &positions, &self.arch.ropes);
+        let last = self.blocks.len() - 1;
+        let values = self.params.values();
+        let mut x = self.at(0, values, &pass, |pass| self.embed(pass, &tokens))?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let rows = if index == last { &layout.last } else { &layout.all };
+            let (heads, how) = (block.attention.heads, block.attention.how);
+            let mix = |q: &Act, k: &Act, v: &Act| {
+                let mut start = 0;
+                for text in texts.iter_mut() {
+                    let count = text.fresh().len();
+                    text.blocks[index].append(k, v, start, count);
+                    start += count;
+                }
+                let caches: Vec<&KeyValues> = texts.iter().map(|text| &text.blocks[index]).collect();
+                let mixed = if single {
+                    (attention::decode(q, &caches, heads, how), q.pool().act(0, 0))
+                } else if fresh {
+                    attention::forward(q, k, v, &rows.spans, heads, how)
+                } else {
+                    let (k, v) = KeyValues::concat(&Pool::new(), &caches);
+                    attention::forward(q, &k, &v, &rows.spans, heads, how)
+                };
+                for text in texts.iter_mut() {
+                    text.blocks[index].trim();
+                }
+                mixed
+            };
+            x = self.at(index + 1, values, &pass, |pass| {
+                let attend = |h: &Act| block.attention.forward_by(pass, h, &layout.all, rows, mix);
+                block.forward_by(pass, &x, attend, rows, false).0
+            })?;
+        }
+        self.conclude(&pass, |pass| Logits { parts: self.head.next(pass, &x) })
+    }
+}
+
+/// A text in a walk: what its blocks hold reaches to `start`.
+struct Growth<'a> {
+    blocks: &'a mut [KeyValues],
+    tokens: &'a [u32],
+    start: usize,
+}
+
+impl Growth<'_> {
+    fn fresh(&self) -> &[u32] {
+        &self.tokens[self.start..]
+    }
+}

@@ -1,0 +1,136 @@
+//! `tuning.mode: freeze`: which tensors of the model are trained, by blocks, names and patterns.
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words;
+use tunesmith_config::arch::{Arch, SCORE};
+use tunesmith_config::{FreezeConfig, Pattern, nearest};
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+
+/// The names of the trained tensors, in model order.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: nothing is asked for, or an entry matches nothing.
+pub fn trained_tensors(arch: &Arch, freeze: &FreezeConfig) -> Result<Vec<String>> {
+    let layers = freeze.trainable_layers;
+    if layers == 0 && freeze.trainable_modules.is_empty() && freeze.trainable_patterns.is_empty() {
+        return Err(Error::config("tuning.mode: freeze, and tuning.freeze names nothing to train").hint(
+            "set tuning.freeze.trainable_layers: 2 (the last two blocks), trainable_modules: [norms, head], or trainable_patterns",
+        ));
+    }
+    let total = arch.num_hidden_layers;
+    let count = usize::try_from(layers.unsigned_abs()).unwrap_or(usize::MAX);
+    if count > total {
+        return Err(Error::config(format!(
+            "tuning.freeze.trainable_layers: {layers}, the model has {}",
+            words::count(total, "block")
+        ))
+        .hint(format!("expected -{total} to {total}")));
+    }
+    let blocks = if layers > 0 { total - count..total } else { 0..count };
+    let names: Vec<String> = arch.tensors().into_iter().map(|spec| spec.name).collect();
+    let seconds: Vec<Option<String>> = names.iter().map(|name| second_name(arch, name)).collect();
+    let block_of = |name: &str| -> Option<usize> {
+        name.strip_prefix("model.layers.")
+            .and_then(|rest| rest.split('.').next())
+            .and_then(|number| number.parse().ok())
+    };
+    let in_blocks = |name: &str| layers == 0 || block_of(name).is_none_or(|block| blocks.contains(&block));
+    let mut chosen = vec![false; names.len()];
+
+    let mut narrows = false;
+    for entry in &freeze.trainable_modules {
+        let mut found = false;
+        for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
+            let known = arch.names(name);
+            if known.iter().any(|name| matches(arch, name, entry))
+                || second.as_ref().is_some_and(|second| matches(arch, second, entry))
+            {
+                found = true;
+                narrows |= block_of(name).is_some();
+                *chosen |= in_blocks(name);
+            }
+        }
+        if !found {
+            return Err(unknown(entry, &names));
+        }
+    }
+    if layers != 0 && !narrows {
+        for (name, chosen) in names.iter().zip(&mut chosen) {
+            *chosen |= block_of(name).is_some_and(|block| blocks.contains(&block));
+        }
+    }
+    for pattern in &freeze.trainable_patterns {
+        let regex = Pattern::new("tuning.freeze.trainable_patterns", pattern, &format!("^(?:{pattern})"))?;
+        let mut found = false;
+        for ((name, second), chosen) in names.iter().zip(&seconds).zip(&mut chosen) {
+            let known = arch.names(name).into_iter().chain(second.clone());
+            let hit = known.into_iter().any(|name| regex.is_match(&name));
+            found |= hit;
+            *chosen |= hit;
+        }
+        if !found {
+            return Err(Error::config(format!("tuning.freeze.trainable_patterns: {pattern:?} matches no tensor"))
+                .hint(format!("a tensor's name is such as {}", names[names.len() / 2])));
+        }
+    }
+    // A head of scores is new: without it nothing is learned.
+    let chosen = chosen.into_iter().zip(&names).map(|(chosen, name)| chosen || name == SCORE).collect::<Vec<_>>();
+    let names: Vec<String> =
+        names.into_iter().zip(chosen).filter_map(|(name, chosen)| chosen.then_some(name)).collect();
+    refuse_halves(arch, &names)?;
+    Ok(names)
+}
+
+/// The name that Transformers 5 gives to what a checkpoint calls otherwise: an expert's part of a block's stacked matrices,
+/// Mixtral's router.
+fn second_name(arch: &Arch, name: &str) -> Option<String> {
+    let (layer, rest) = name.strip_prefix("model.layers.")?.split_once('.')?;
+    let experts = arch.experts_of(layer.parse().ok()?)?;
+    let own = rest.replace("block_sparse_moe.", "mlp.");
+    let Some((_, matrix)) = own.strip_prefix("mlp.experts.").and_then(|rest| rest.split_once('.')) else {
+        return (experts.mixtral && own != rest).then(|| format!("model.layers.{layer}.{own}"));
+    };
+    let [_, _, down] = experts.names(0);
+    let stacked = if down.ends_with(matrix) { "down_proj" } else { "gate_up_proj" };
+    Some(format!("model.layers.{layer}.mlp.experts.{stacked}"))
+}
+
+/// An expert's gate and up are one matrix here, as in Transformers 5: both are trained, or neither.
+fn refuse_halves(arch: &Arch, trained: &[String]) -> Result<()> {
+    for layer in 0..arch.num_hidden_layers {
+        let Some(experts) = arch.experts_of(layer) else { continue };
+        for expert in 0..experts.count {
+            let [gate, up, _] = experts.names(expert).map(|name| format!("model.layers.{layer}.{name}"));
+            let has = |name: &String| trained.contains(name);
+            if has(&gate) != has(&up) {
+                let (one, other) = if has(&gate) { (gate, up) } else { (up, gate) };
+                return Err(Error::config(format!(
+                    "tuning.freeze trains {one} and not {other}: an expert's gate and up are one matrix"
+                ))
+                .hint("name both, as mlp.experts.gate_up_proj, or neither"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether an entry of `trainable_modules` names this tensor: one of the words, or dotted parts of its name in a row.
+fn matches(arch: &Arch, name: &str, entry: &str) -> bool {
+    let module = name.rsplit_once('.').map_or(name, |(module, _)| module);
+    match entry {
+        "norms" => module.ends_with("norm"),
+        "embeddings" => name == EMBEDDING,
+        // A model that shares its embedding with its head has one matrix for both.
+        "head" | "lm_head" => name == arch.head_tensor(),
+        _ => format!(".{name}.").contains(&format!(".{}.", entry.trim_matches('.'))),
+    }
+}
+
+fn unknown(entry: &str, names: &[String]) -> Error {
+    let error = Error::config(format!("tuning.freeze.trainable_modules: {entry:?} names nothing in the model"));
+    let parts = names.iter().flat_map(|name| name.split('.')).filter(|part| part.parse::<usize>().is_err());
+    match nearest(entry, parts.chain(["norms", "embeddings", "head"])) {
+        Some(name) => error.hint(format!("did you mean {name}?")),
+        None => error.hint("norms, embeddings, head, or a part of a tensor's name such as q_proj or self_attn"),
+    }
+}

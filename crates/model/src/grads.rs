@@ -1,0 +1,162 @@
+//! Where a pass adds its gradients, by their places in the flat buffer of trained values: a buffer for all of them, or a
+//! room for each segment while backward is in it. Whoever collects them is given a segment's when its backward is done,
+//! while the segments below are still to come.
+use std::ops::{Index, IndexMut, Range};
+
+use tunesmith_base::error::Result;
+
+/// The gradients of a stretch of the flat buffer.
+#[derive(Debug)]
+pub enum Buffer<'g> {
+    /// A part of the buffer for all.
+    Lent(&'g mut [f32]),
+    /// A room of its own.
+    Room(Vec<f32>),
+}
+
+impl Buffer<'_> {
+    /// The gradients.
+    pub fn values(&mut self) -> &mut [f32] {
+        match self {
+            Self::Lent(values) => values,
+            Self::Room(values) => values,
+        }
+    }
+}
+
+/// Takes gradients as soon as they are final.
+pub trait Collector<'g> {
+    /// Room for a segment of so many values, all zero.
+    fn room(&mut self, length: usize) -> Vec<f32>;
+
+    /// The gradients from flat place `start` on are final. Segments come from the last to the first.
+    ///
+    /// # Errors
+    /// Those of what is done with them; the pass then ends.
+    fn take(&mut self, start: usize, gradients: Buffer<'g>) -> Result<()>;
+}
+
+/// Gradients of trained values, indexed by ranges of the flat buffer.
+pub struct Grads<'g> {
+    windows: Vec<Window<'g>>,
+    collector: Option<Box<dyn Collector<'g> + 'g>>,
+    /// The collector has what lies from here on.
+    closed: usize,
+}
+
+/// A stretch of the flat buffer from `start` on.
+struct Window<'g> {
+    start: usize,
+    buffer: Buffer<'g>,
+}
+
+impl Window<'_> {
+    const fn end(&self) -> usize {
+        self.start
+            + match &self.buffer {
+                Buffer::Lent(values) => values.len(),
+                Buffer::Room(values) => values.len(),
+            }
+    }
+
+    const fn covers(&self, range: &Range<usize>) -> bool {
+        self.start <= range.start && range.end <= self.end()
+    }
+}
+
+impl std::fmt::Debug for Grads<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Grads").field("windows", &self.windows.len()).finish_non_exhaustive()
+    }
+}
+
+impl<'g> Grads<'g> {
+    /// In one buffer for all, which nobody waits for.
+    pub fn whole(values: &'g mut [f32]) -> Self {
+        Self { windows: vec![Window { start: 0, buffer: Buffer::Lent(values) }], collector: None, closed: usize::MAX }
+    }
+
+    /// In one buffer for all, which is handed to `collector` from its end on.
+    pub fn handed(values: &'g mut [f32], collector: Box<dyn Collector<'g> + 'g>) -> Self {
+        Self { collector: Some(collector), ..Self::whole(values) }
+    }
+
+    /// In rooms of `collector`, which each segment opens.
+    pub fn rooms(collector: Box<dyn Collector<'g> + 'g>) -> Self {
+        Self { windows: Vec::new(), collector: Some(collector), closed: usize::MAX }
+    }
+
+    /// Backward comes to the segment at `range`, or to something that adds to its gradients.
+    pub fn open(&mut self, range: Range<usize>) {
+        if range.is_empty() || self.windows.iter().any(|window| window.covers(&range)) {
+            return;
+        }
+        if let Some(collector) = &mut self.collector {
+            let room = collector.room(range.len());
+            self.windows.push(Window { start: range.start, buffer: Buffer::Room(room) });
+        }
+    }
+
+    /// Backward has left the segment at `range`: its gradients are final.
+    ///
+    /// # Errors
+    /// The collector's.
+    pub fn close(&mut self, range: &Range<usize>) -> Result<()> {
+        let at = self.windows.iter().position(|window| window.covers(range) && !range.is_empty());
+        let (Some(collector), Some(at)) = (&mut self.collector, at) else { return Ok(()) };
+        let Window { start, buffer } = self.windows.swap_remove(at);
+        self.closed = self.closed.min(range.start);
+        match buffer {
+            Buffer::Lent(values) => {
+                let (rest, done) = values.split_at_mut(range.start - start);
+                self.windows.push(Window { start, buffer: Buffer::Lent(rest) });
+                collector.take(range.start, Buffer::Lent(done))
+            }
+            room @ Buffer::Room(_) => collector.take(start, room),
+        }
+    }
+
+    /// A pass that computes nothing any more leaves the segment at `range`: its gradients are what they are.
+    ///
+    /// # Errors
+    /// The collector's.
+    pub fn pass_over(&mut self, range: &Range<usize>) -> Result<()> {
+        if range.start >= self.closed {
+            return Ok(());
+        }
+        self.open(range.clone());
+        self.close(range)
+    }
+
+    /// The pass is over, or has been given up: whatever a window still holds goes to the collector, the last first.
+    ///
+    /// # Errors
+    /// The collector's.
+    pub fn finish(mut self) -> Result<()> {
+        let Some(mut collector) = self.collector.take() else { return Ok(()) };
+        self.windows.retain(|window| window.end() > window.start);
+        self.windows.sort_by_key(|window| std::cmp::Reverse(window.start));
+        self.windows.into_iter().try_for_each(|window| collector.take(window.start, window.buffer))
+    }
+}
+
+impl Index<Range<usize>> for Grads<'_> {
+    type Output = [f32];
+
+    fn index(&self, range: Range<usize>) -> &[f32] {
+        let window = self.windows.iter().find(|window| window.covers(&range)).expect("an open segment");
+        let values = match &window.buffer {
+            Buffer::Lent(values) => &values[..],
+            Buffer::Room(values) => &values[..],
+        };
+        &values[range.start - window.start..range.end - window.start]
+    }
+}
+
+impl IndexMut<Range<usize>> for Grads<'_> {
+    fn index_mut(&mut self, range: Range<usize>) -> &mut [f32] {
+        let window = self.windows.iter_mut().find(|window| window.covers(&range)).expect("an open segment");
+        let start = window.start;
+        &mut window.buffer.values()[range.start - start..range.end - start]
+    }
+}

@@ -1,0 +1,82 @@
+//! Fresh values: a base model from scratch, and where adapters draw from. Every tensor draws from a stream of its own, named by the
+//! run's seed and the tensor's name, so that adding a tensor changes no other.
+use tunesmith_config::arch::Arch;
+
+/// A stream of numbers that depends on the seed and the name only (`SplitMix64`, Steele, Lea and Flood, 2014).
+#[derive(Debug)]
+pub struct Stream(u64);
+
+impl Stream {
+    /// The stream of one tensor.
+    pub fn new(seed: u64, name: &str) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&seed.to_le_bytes()).update(name.as_bytes());
+        let mut first = [0; 8];
+        first.copy_from_slice(&hasher.finalize().as_bytes()[..8]);
+        Self(u64::from_le_bytes(first))
+    }
+
+    /// Uniform in `0..1`.
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// `count` numbers, uniform in `-bound..bound`.
+    pub fn uniforms(mut self, bound: f64, count: usize) -> Vec<f32> {
+        (0..count).map(|_| ((2.0 * self.uniform() - 1.0) * bound) as f32).collect()
+    }
+
+    /// `count` normal numbers with mean 0 (Box and Muller's transform).
+    pub fn normals(mut self, deviation: f64, count: usize) -> Vec<f32> {
+        let mut out = Vec::with_capacity(count + 1);
+        while out.len() < count {
+            let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt() * deviation;
+            let (sin, cos) = (std::f64::consts::TAU * self.uniform()).sin_cos();
+            out.extend([(radius * cos) as f32, (radius * sin) as f32]);
+        }
+        out.truncate(count);
+        out
+    }
+}
+
+/// Whether a tensor is a norm's weight or a bias, which Hugging Face neither decays nor draws at random.
+pub fn is_norm_or_bias(name: &str) -> bool {
+    name.ends_with("norm.weight") || is_bias(name)
+}
+
+fn is_bias(name: &str) -> bool {
+    name.rsplit('.').next() == Some("bias")
+}
+
+/// A base tensor from scratch, as `transformers` does it: a gain of one for norms, zeros for biases, else normal with
+/// the model's `initializer_range`.
+pub fn base(seed: u64, name: &str, count: usize, arch: &Arch) -> Vec<f32> {
+    if name.ends_with("norm.weight") {
+        vec![1.0 - arch.norm_offset as f32; count]
+    } else if is_bias(name) {
+        vec![0.0; count]
+    } else {
+        Stream::new(seed, name).normals(arch.initializer_range, count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_as_asked_and_streams_differ() {
+        let normals = Stream::new(1, "a").normals(0.02, 100_000);
+        let mean = normals.iter().sum::<f32>() / 1e5;
+        let deviation = (normals.iter().map(|x| x * x).sum::<f32>() / 1e5).sqrt();
+        assert!(mean.abs() < 3e-4 && (deviation - 0.02).abs() < 3e-4, "{mean} {deviation}");
+        let uniforms = Stream::new(1, "b").uniforms(0.5, 100_000);
+        assert!(uniforms.iter().all(|x| x.abs() <= 0.5));
+        assert!((uniforms.iter().map(|x| x * x).sum::<f32>() / 1e5 - 0.25 / 3.0).abs() < 2e-3);
+        assert_ne!(Stream::new(1, "a").normals(1.0, 4), Stream::new(2, "a").normals(1.0, 4));
+    }
+}

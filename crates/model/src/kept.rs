@@ -1,0 +1,30 @@
+//! What forward keeps for backward, as it is or in sixteen bits.
+use tunesmith_ops::narrow::{Half, Narrow};
+use tunesmith_ops::panel::Act;
+
+/// An activation that waits for the backward pass.
+#[derive(Debug)]
+pub enum Kept {
+    /// In f32.
+    Wide(Act),
+    /// In sixteen bits.
+    Narrow(Narrow),
+}
+
+impl Kept {
+    /// Keeps `act`.
+    pub fn new(act: Act, half: Option<Half>) -> Self {
+        match half {
+            Some(half) => Self::Narrow(Narrow::new(&act, half)),
+            None => Self::Wide(act),
+        }
+    }
+
+    /// What was kept.
+    pub fn restore(self) -> Act {
+        match self {
+            Self::Wide(act) => act,
+            Self::Narrow(narrow) => narrow.widen(),
+        }
+    }
+}

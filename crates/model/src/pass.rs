@@ -1,0 +1,135 @@
+//! What every segment needs in one pass over a batch.
+
+use super::values::Values;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+use tunesmith_config::arch::{self, Frequencies};
+use tunesmith_ops::dropout::{Dropout, key};
+use tunesmith_ops::panel::Pool;
+use tunesmith_ops::rope::Rope;
+use tunesmith_ops::spans::{Span, full_spans, row_spans};
+
+/// One walk over the segments.
+#[derive(Debug)]
+pub struct Pass<'a> {
+    /// The trained values at hand.
+    pub values: Values<'a>,
+    /// Where activations come from.
+    pub pool: &'a Arc<Pool>,
+    /// In a backward pass what uneven use of experts adds to the gradient of a token's probability of each.
+    pub balance: Option<&'a [f32]>,
+    /// Adapter dropout; none in evaluation.
+    pub dropout: Option<Drops<'a>>,
+}
+
+/// Which dropout masks hold in this pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Drops<'a> {
+    /// Probability that a value is dropped.
+    pub rate: f32,
+    /// The run's seed.
+    pub seed: u64,
+    /// The optimizer step.
+    pub step: u64,
+    /// Row number of the first token within the step.
+    pub first_row: u64,
+    /// The tokens that the last block's rows are.
+    pub picked: &'a [usize],
+}
+
+impl<'a> Drops<'a> {
+    /// The mask of one module, whose input has so many rows: all tokens, or those picked, which are fewer, unless they are all.
+    pub fn of(&self, module: u64, rows: usize) -> Dropout<'a> {
+        let rows = (rows == self.picked.len()).then_some(self.picked);
+        Dropout { rate: self.rate, key: key(self.seed, self.step, module), first_row: self.first_row, rows }
+    }
+}
+
+/// Which tokens a block works on: all, or for the last block the rows that are asked for.
+#[derive(Debug)]
+pub struct Rows {
+    /// The tokens, rising; none means all.
+    pub picked: Option<Vec<usize>>,
+    /// Keys and queries of each sequence.
+    pub spans: Vec<Span>,
+    /// Rotary tables of the queries, one for each of the architecture's rules.
+    pub ropes: Vec<Rope>,
+}
+
+/// Sequence boundaries and rotary tables of a batch.
+#[derive(Debug)]
+pub struct Layout {
+    /// Every token.
+    pub all: Rows,
+    /// What the last block's queries are.
+    pub last: Rows,
+}
+
+impl Layout {
+    /// For a batch with these boundaries, whose head looks at the tokens `rows` (rising).
+    pub fn new(pool: &Arc<Pool>, cu_seqlens: &[usize], rows: &[usize], rules: &[arch::Rope]) -> Self {
+        let ropes: Vec<Rope> = rules.iter().map(|rule| table(pool, cu_seqlens, rule)).collect();
+        let last = Rows {
+            ropes: ropes.iter().map(|rope| rope.gather(rows)).collect(),
+            spans: row_spans(cu_seqlens, rows),
+            picked: Some(rows.to_vec()),
+        };
+        Self { all: Rows { picked: None, spans: full_spans(cu_seqlens), ropes }, last }
+    }
+
+    /// For texts that go on at `positions`, laid end to end; the head looks at the last token of each. The spans are
+    /// those of attention over all positions so far, with the keys of each text from its first one on.
+    pub fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rules: &[arch::Rope]) -> Self {
+        let ropes: Vec<Rope> = rules.iter().map(|rule| continued(pool, positions, rule)).collect();
+        let spans = |last: bool| {
+            let (mut keys, mut queries) = (0, 0);
+            let span = |range: &Range<usize>| {
+                let asked: Vec<usize> = if last { vec![range.end - 1] } else { range.clone().collect() };
+                let span = Span { key_start: keys, keys: range.end, query_start: queries, positions: asked };
+                (keys, queries) = (keys + range.end, queries + span.positions.len());
+                span
+            };
+            positions.iter().map(span).collect::<Vec<Span>>()
+        };
+        let mut end = 0;
+        let rows: Vec<usize> = positions
+            .iter()
+            .map(|range| {
+                end += range.len();
+                end - 1
+            })
+            .collect();
+        // A token of each: the last rows are all rows.
+        let picked = (end > rows.len()).then(|| rows.clone());
+        let last = Rows { ropes: ropes.iter().map(|rope| rope.gather(&rows)).collect(), spans: spans(true), picked };
+        Self { all: Rows { picked: None, spans: spans(false), ropes }, last }
+    }
+}
+
+/// One rule's table for texts that go on at `positions`, each with the frequencies of its length so far.
+fn continued(pool: &Arc<Pool>, positions: &[Range<usize>], rule: &arch::Rope) -> Rope {
+    let key = |range: &Range<usize>| if rule.depends_on_length() { range.end } else { 0 };
+    let by_length: BTreeMap<usize, Frequencies> =
+        positions.iter().map(|range| (key(range), rule.frequencies(key(range)))).collect();
+    Rope::at(
+        pool,
+        positions.iter().map(|range| {
+            let found = &by_length[&key(range)];
+            (range.clone(), (found.inv_freq.as_slice(), found.attention_factor))
+        }),
+    )
+}
+
+/// One rule's table for sequences with these boundaries.
+fn table(pool: &Arc<Pool>, cu_seqlens: &[usize], rule: &arch::Rope) -> Rope {
+    let lengths = || cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
+    // A rule that doesn't look at the length has one entry for all.
+    let key = |length| if rule.depends_on_length() { length } else { 0 };
+    let by_length: BTreeMap<usize, Frequencies> =
+        lengths().map(|length| (key(length), rule.frequencies(key(length)))).collect();
+    Rope::new(pool, lengths(), |length| {
+        let found = &by_length[&key(length)];
+        (&found.inv_freq, found.attention_factor)
+    })
+}

@@ -1,0 +1,281 @@
+//! Which matrices of a base are coded, and how they come to be: as the checkpoint has them, from a copy on disk, or from
+//! the checkpoint's numbers, one matrix at a time, so that memory holds the coded model and one matrix beside it.
+use super::quantized_cache::{Cache, Kept};
+use super::stack::Stack;
+use super::weights::WeightFiles;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+use tunesmith_config::arch::{Arch, TensorSpec};
+use tunesmith_config::{Config, InitLora, ModelConfig, Quantization, nearest};
+use tunesmith_ops::quant::{Format, Quantized, encode};
+
+/// How matrices are coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct How {
+    /// In which format.
+    pub format: Format,
+    /// The scales too.
+    pub double: bool,
+}
+
+impl How {
+    /// As a setting.
+    pub const fn setting(self) -> Quantization {
+        match self.format {
+            Format::Nf4 => Quantization::Nf4,
+            Format::Fp4 => Quantization::Fp4,
+            Format::Int8 => Quantization::Int8,
+        }
+    }
+
+    /// In words.
+    pub fn describe(self) -> String {
+        let double = if self.double && self.format != Format::Int8 { " with double quantization" } else { "" };
+        format!("{}{double}", self.format.name())
+    }
+}
+
+/// In what form a run holds the matrices of its base: what its stamp says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// How they are coded.
+    pub how: How,
+    /// The modules that are not ([`ModelConfig::quantization_skip_modules`]).
+    pub skip: Vec<String>,
+}
+
+impl Held {
+    /// As a stamp has it: `nf4, double true, but for ["q_proj"]`, or `none`.
+    pub fn describe(held: Option<&Self>) -> String {
+        let Some(Self { how: How { format, double }, skip }) = held else { return "none".into() };
+        match format {
+            Format::Int8 => format!("int8, but for {skip:?}"),
+            Format::Nf4 | Format::Fp4 => format!("{}, double {double}, but for {skip:?}", format.name()),
+        }
+    }
+
+    /// What [`Held::describe`] has written; nothing where it has not.
+    pub fn parse(text: &str) -> Option<Option<Self>> {
+        if text == "none" {
+            return Some(None);
+        }
+        let (how, skip) = text.split_once(", but for ")?;
+        let (name, double) = how.split_once(", double ").unwrap_or((how, "false"));
+        let format = [Format::Nf4, Format::Fp4, Format::Int8].into_iter().find(|format| format.name() == name)?;
+        let held = Self { how: How { format, double: double == "true" }, skip: serde_json::from_str(skip).ok()? };
+        (Self::describe(Some(&held)) == text).then_some(Some(held))
+    }
+}
+
+/// How the base of a run is coded: what the configuration asks for, and what the checkpoint has where it leaves that open.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: the two contradict each other, or a coded base cannot be trained in this way.
+pub fn resolve(config: &Config, weights: Option<&WeightFiles>) -> Result<Option<How>> {
+    let ModelConfig { quantization, double_quant: double, .. } = config.model;
+    let stored = weights.and_then(WeightFiles::quantization);
+    let asked = match quantization {
+        Quantization::None => None,
+        Quantization::Auto => stored,
+        Quantization::Nf4 => Some(Format::Nf4),
+        Quantization::Fp4 => Some(Format::Fp4),
+        Quantization::Int8 => Some(Format::Int8),
+    };
+    let Some(asked) = asked else { return Ok(None) };
+    if let Some(stored) = stored.filter(|stored| *stored != asked) {
+        let (asked, stored) = (asked.name(), stored.name());
+        return Err(Error::config(format!("model.quantization: {asked}, the checkpoint is quantized as {stored}"))
+            .hint(format!("set model.quantization: {stored}, or none to widen it")));
+    }
+    if !config.tuning.mode.adapts() {
+        return Err(Error::config(format!(
+            "tuning.mode: {}, and the checkpoint is quantized as {}: such weights cannot be trained themselves",
+            config.tuning.mode,
+            asked.name()
+        ))
+        .hint("set tuning.mode: lora, or model.quantization: none to widen them"));
+    }
+    let init = config.tuning.lora.init_lora_weights;
+    if init.is_pissa() || (init == InitLora::Loftq && stored.is_some()) {
+        return Err(Error::config(
+            "tuning.lora.init_lora_weights starts from the weights before quantization, which this checkpoint does not have",
+        )
+        .hint("use the checkpoint that is not quantized, or init_lora_weights: true"));
+    }
+    Ok(Some(How { format: asked, double }))
+}
+
+/// In what form a run of this configuration holds the matrices of a base.
+///
+/// # Errors
+/// As [`resolve`].
+pub fn held(config: &Config, weights: &WeightFiles) -> Result<Option<Held>> {
+    let skip = || config.model.quantization_skip_modules.clone();
+    Ok(resolve(config, Some(weights))?.map(|how| Held { how, skip: skip() }))
+}
+
+/// The matrices that are coded: those of linear layers and experts, less the head and what the configuration names.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: an entry of `model.quantization_skip_modules` names nothing.
+pub fn matrices(arch: &Arch, skip: &[String]) -> Result<BTreeSet<String>> {
+    let mut modules: Vec<String> =
+        arch.linear_modules().into_iter().filter(|spec| spec.layer.is_some()).map(|spec| spec.name).collect();
+    for layer in 0..arch.num_hidden_layers {
+        if let Some(experts) = arch.experts_of(layer) {
+            let names = (0..experts.count).flat_map(|expert| experts.names(expert));
+            modules.extend(names.map(|name| format!("model.layers.{layer}.{}", name.trim_end_matches(".weight"))));
+        }
+    }
+    let always = ["lm_head", "score", "embed_tokens", "model.embed_tokens", "norm"];
+    let named = |module: &str, entry: &str| {
+        module == entry || module.ends_with(&format!(".{entry}")) || module.starts_with(&format!("{entry}."))
+    };
+    for entry in skip.iter().filter(|entry| !always.contains(&entry.as_str())) {
+        let entry = entry.trim_end_matches('.');
+        if !modules.iter().any(|module| named(module, entry)) {
+            let error = Error::config(format!("model.quantization_skip_modules: {entry:?} names no linear layer"));
+            let names = modules.iter().filter_map(|module| module.rsplit('.').next());
+            return Err(match nearest(entry, names) {
+                Some(near) => error.hint(format!("did you mean {near}?")),
+                None => error.hint(format!("a layer's name is such as {}", modules.first().map_or("", String::as_str))),
+            });
+        }
+    }
+    modules.retain(|module| !skip.iter().any(|entry| named(module, entry.trim_end_matches('.'))));
+    Ok(modules.into_iter().map(|module| format!("{module}.weight")).collect())
+}
+
+/// Codes the matrices of which `cache` has no copy, one at a time, and keeps them there; returns what a user should know.
+/// Those that `stack` changes, and that `LoftQ` finds itself, are nobody's to keep.
+///
+/// # Errors
+/// The weights cannot be read, or hold a number that cannot be coded.
+pub fn keep(
+    arch: &Arch,
+    weights: &WeightFiles,
+    config: &Config,
+    stack: &Stack,
+    cache: Cache<'_>,
+) -> Result<Vec<String>> {
+    if config.tuning.lora.init_lora_weights == InitLora::Loftq {
+        return Ok(Vec::new());
+    }
+    let quantizer = Quantizer::new(arch, Some(weights), config, Some(cache))?;
+    for TensorSpec { name, shape } in arch.tensors() {
+        let kept = |cache: &Cache<'_>| cache.has(&name);
+        let wanted = !stack.changes(&name) && !quantizer.cache.as_ref().is_some_and(kept);
+        if let Some(how) = quantizer.how(&name).filter(|_| wanted) {
+            quantizer.matrix((&name, &shape), how, (Some(weights), false), || Ok(weights.read(&name)?.1))?;
+        }
+    }
+    Ok(quantizer.into_notes())
+}
+
+/// Codes matrices while a model is built.
+pub(super) struct Quantizer<'a> {
+    how: Option<How>,
+    matrices: BTreeSet<String>,
+    cache: Option<Cache<'a>>,
+    /// What a user should know.
+    notes: RefCell<Vec<String>>,
+    requantized: Cell<usize>,
+}
+
+impl<'a> Quantizer<'a> {
+    /// For a configuration and the files that its base comes from; without a cache each load codes anew.
+    pub(super) fn new(
+        arch: &Arch,
+        weights: Option<&WeightFiles>,
+        config: &Config,
+        cache: Option<Cache<'a>>,
+    ) -> Result<Self> {
+        let how = resolve(config, weights)?;
+        let matrices = match how {
+            Some(_) => matrices(arch, &config.model.quantization_skip_modules)?,
+            None => BTreeSet::new(),
+        };
+        Ok(Self { how, matrices, cache, notes: RefCell::default(), requantized: Cell::new(0) })
+    }
+
+    /// How a tensor is coded, if it is.
+    pub(super) fn how(&self, name: &str) -> Option<How> {
+        self.how.filter(|_| self.matrices.contains(name))
+    }
+
+    /// A matrix that [`Quantizer::how`] names. `touched`: its numbers are not the checkpoint's; `values` makes them.
+    pub(super) fn matrix(
+        &self,
+        (name, shape): (&str, &[usize]),
+        how: How,
+        (weights, touched): (Option<&WeightFiles>, bool),
+        values: impl FnOnce() -> Result<Vec<f32>>,
+    ) -> Result<Quantized> {
+        let stored = weights.filter(|files| files.format_of(name).is_some());
+        if let Some(files) = stored.filter(|_| !touched) {
+            return files.read_quantized(name);
+        }
+        self.requantized.update(|count| count + usize::from(stored.is_some()));
+        let cache = self.cache.as_ref().filter(|_| !touched && weights.is_some());
+        let mut damaged = false;
+        if let Some(cache) = cache {
+            match cache.read(name, shape, how) {
+                Kept::Whole(matrix) => return Ok(matrix),
+                Kept::Damaged(why) => {
+                    self.note(format!("the kept copy of {name} is damaged and made anew: {why}"));
+                    damaged = true;
+                }
+                Kept::Nothing => {}
+            }
+        }
+        let width = shape.last().copied().unwrap_or(1);
+        let matrix = encode::quantize(&values()?, width, how.format, how.double)
+            .map_err(|error| error.context(format!("tensor {name:?}")))?;
+        if let Some(cache) = cache
+            && let Err(error) = cache.write(name, shape, &matrix)
+        {
+            let first = self.notes.borrow().iter().all(|note| !note.contains("cannot keep"));
+            if first || damaged {
+                self.note(format!("cannot keep a quantized copy in {}: {error}", cache.dir().display()));
+            }
+        }
+        Ok(matrix)
+    }
+
+    fn note(&self, text: String) {
+        self.notes.borrow_mut().push(text);
+    }
+
+    /// What a user should know, when the model is built.
+    pub(super) fn into_notes(self) -> Vec<String> {
+        let mut notes = self.notes.into_inner();
+        if self.requantized.get() > 0 {
+            notes.push(format!(
+                "tuning.adapters are merged into {} of a quantized checkpoint: widened, changed and quantized again, \
+                 which rounds them a second time",
+                count(self.requantized.get(), "matrix")
+            ));
+        }
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Format, Held, How};
+
+    #[test]
+    fn a_stamp_s_words_are_read_back() {
+        let skip = vec!["q_proj".to_owned(), "model.layers.0".to_owned()];
+        for (format, double) in [(Format::Nf4, true), (Format::Fp4, false), (Format::Int8, false)] {
+            let held = Held { how: How { format, double }, skip: skip.clone() };
+            assert_eq!(Held::parse(&Held::describe(Some(&held))), Some(Some(held)));
+        }
+        assert_eq!(Held::parse(&Held::describe(None)), Some(None));
+        for text in ["", "nf4", "nf5, double true, but for []", "nf4, but for []", "nf4, double yes, but for []"] {
+            assert_eq!(Held::parse(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What is done to a base's tensors as they are read, one after the other. Finished adapters are merged into them: below
+//! what is trained (`tuning.adapters`), or to write a model without them. Merging is PEFT's, each kind's its own
+//! ([`super::adapters::Adapter::merge`]). Between adapters the base may be coded: then matrices become the numbers that their codes mean.
+use super::adapters::Part;
+use super::quantize::How;
+use super::targets::{Placement, peft_name, token_rows};
+use std::collections::BTreeMap;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{EMBEDDING, LM_HEAD, TokenRows};
+use tunesmith_ops::quant::encode;
+
+/// Tensors by name with their shapes.
+pub type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+
+/// A finished adapter.
+#[derive(Debug)]
+pub struct Frozen {
+    /// Its place in messages.
+    pub origin: String,
+    /// Which modules it changes, by [`Placement::key`].
+    pub placements: BTreeMap<String, Placement>,
+    /// Its tensors, and those it replaces, under the base model's names.
+    pub tensors: Tensors,
+    /// The tokens whose rows it replaces, in the order of these rows.
+    pub tokens: TokenRows,
+    /// It belongs to a model whose head shares the embedding's matrix: what it changes there it changes in the head too.
+    pub shared_head: bool,
+}
+
+/// Matrices in 4 or 8 bits, as a run held them.
+#[derive(Debug)]
+pub struct Coded {
+    /// How.
+    pub how: How,
+    /// The numbers in a row of each.
+    pub widths: BTreeMap<String, usize>,
+}
+
+/// One change of the base.
+#[derive(Debug)]
+pub enum Layer {
+    /// An adapter is merged in.
+    Adapter(Frozen),
+    /// Matrices are coded and widened again.
+    Coded(Coded),
+}
+
+/// Changes of the base, the lowest first.
+#[derive(Debug, Default)]
+pub struct Stack(pub Vec<Layer>);
+
+/// Of an expert's matrix such as `model.layers.0.mlp.experts.3.up_proj.weight`: the parameter that adapters know, the expert,
+/// and whether it is the second half of the parameter's rows.
+fn expert_part(name: &str) -> Option<(String, usize, bool)> {
+    let (block, rest) = name.split_once(".experts.")?;
+    let layer = block.strip_suffix(".mlp").or_else(|| block.strip_suffix(".block_sparse_moe"))?;
+    let (expert, matrix) = rest.split_once('.')?;
+    let (parameter, second) = match matrix.strip_suffix(".weight")? {
+        "gate_proj" | "w1" => ("gate_up_proj", false),
+        "up_proj" | "w3" => ("gate_up_proj", true),
+        "down_proj" | "w2" => ("down_proj", false),
+        _ => return None,
+    };
+    Some((format!("{layer}.mlp.experts.{parameter}"), expert.parse().ok()?, second))
+}
+
+impl From<Frozen> for Layer {
+    fn from(adapter: Frozen) -> Self {
+        Self::Adapter(adapter)
+    }
+}
+
+impl Stack {
+    /// Whether that tensor is changed.
+    pub fn changes(&self, name: &str) -> bool {
+        self.0.iter().any(|layer| match layer {
+            Layer::Adapter(adapter) => adapter.changes(name),
+            Layer::Coded(coded) => coded.widths.contains_key(name),
+        })
+    }
+
+    /// Changes a tensor of the base.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Checkpoint`]: an adapter's tensor has another shape than the base's; [`tunesmith_base::Kind::Model`]: a number
+    /// that cannot be coded.
+    pub fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        self.0.iter().try_for_each(|layer| match layer {
+            Layer::Adapter(adapter) => adapter.apply(name, values),
+            Layer::Coded(coded) => coded.apply(name, values),
+        })
+    }
+}
+
+impl Coded {
+    fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        let Some(&width) = self.widths.get(name) else { return Ok(()) };
+        let matrix = encode::quantize(values, width, self.how.format, self.how.double)
+            .map_err(|error| error.context(format!("tensor {name:?}")))?;
+        matrix.widen(0, values);
+        Ok(())
+    }
+}
+
+impl Frozen {
+    /// The tensor that the adapter knows `name` as.
+    fn known<'n>(&self, name: &'n str) -> &'n str {
+        if self.shared_head && name == LM_HEAD { EMBEDDING } else { name }
+    }
+
+    fn changes(&self, name: &str) -> bool {
+        let name = self.known(name);
+        [name, &token_rows(name)].iter().any(|name| self.tensors.contains_key(*name)) || self.part(name).is_some()
+    }
+
+    fn apply(&self, name: &str, values: &mut [f32]) -> Result<()> {
+        let (name, wanted) = (self.known(name), values.len());
+        let misfit = |part: &str, found: usize| {
+            Err(Error::checkpoint(format!("{}: {part} has {found} values, {wanted} expected", self.origin))
+                .hint("the adapter must belong to this model"))
+        };
+        if let Some((_, whole)) = self.tensors.get(name) {
+            if whole.len() != values.len() {
+                return misfit(name, whole.len());
+            }
+            values.copy_from_slice(whole);
+        }
+        let rows = token_rows(name);
+        if let Some((_, values_of_rows)) = self.tensors.get(&rows) {
+            let tokens = self.tokens.of(name);
+            let width = values_of_rows.len() / tokens.len().max(1);
+            for (&token, row) in tokens.iter().zip(values_of_rows.chunks_exact(width.max(1))) {
+                match values.get_mut(token as usize * width..(token as usize + 1) * width) {
+                    Some(to) => to.copy_from_slice(row),
+                    None => return misfit(&rows, values_of_rows.len()),
+                }
+            }
+        }
+        let Some((placement, part)) = self.part(name) else { return Ok(()) };
+        let halves = placement.key.ends_with(".experts.gate_up_proj");
+        let rows = if halves { placement.out_features / 2 } else { placement.out_features };
+        let size = rows * if part.bias { 1 } else { placement.in_features };
+        if size != wanted {
+            return misfit(&placement.key, size);
+        }
+        let tensors: Option<Vec<&[f32]>> =
+            placement.tensors().iter().map(|(name, _)| Some(&self.tensors.get(name)?.1[..])).collect();
+        match tensors {
+            Some(tensors) => placement.adapter.merge(&tensors, &part, values),
+            None => return misfit(&placement.key, 0),
+        }
+        Ok(())
+    }
+
+    /// The adapter that changes the tensor of that name, and what of its module that tensor is.
+    fn part(&self, name: &str) -> Option<(&Placement, Part)> {
+        if let Some((key, expert, second)) = expert_part(name) {
+            let placement = self.placements.get(&key)?;
+            let first = if second { placement.out_features / 2 } else { 0 };
+            return Some((placement, Part { bias: false, expert, first }));
+        }
+        let (module, kind) = name.rsplit_once('.')?;
+        // An adapter on a module, or on its weight as a parameter.
+        let placement = self.placements.get(module).or_else(|| self.placements.get(&peft_name(name)))?;
+        let bias = kind == "bias";
+        let changed = kind == "weight" || (bias && placement.adapter.changes_bias());
+        changed.then_some((placement, Part { bias, expert: 0, first: 0 }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expert_part;
+
+    #[test]
+    fn an_expert_s_matrices_are_parts_of_two_parameters() {
+        let part = |name: &str, key: &str, expert, second| {
+            assert_eq!(
+                expert_part(name),
+                Some((format!("model.layers.7.mlp.experts.{key}"), expert, second)),
+                "{name}"
+            );
+        };
+        part("model.layers.7.mlp.experts.12.up_proj.weight", "gate_up_proj", 12, true);
+        part("model.layers.7.block_sparse_moe.experts.3.w1.weight", "gate_up_proj", 3, false);
+        part("model.layers.7.block_sparse_moe.experts.3.w2.weight", "down_proj", 3, false);
+        assert_eq!(expert_part("model.layers.7.mlp.gate_proj.weight"), None);
+    }
+}

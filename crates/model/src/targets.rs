@@ -1,0 +1,457 @@
+//! Which linear modules get an adapter, of which rank and scale: PEFT's rules, on the names that Hugging Face gives.
+//!
+//! - `target_modules` as a list: a module whose name is an entry or ends with `.entry`; as any other string: a regular
+//!   expression that matches the whole name; `auto` (ours) and `all-linear`: every linear module of the decoder blocks.
+//! - routers and experts, which are parameters in Transformers 5 and not modules: `parameters`.
+//! - `layers_to_transform`: only those blocks, for modules found by suffix (a full name in the list always counts).
+//! - modules below one of `modules_to_save` never get an adapter.
+//! - `rank_pattern`, `alpha_pattern`: the first key for which `(.*\.)?(key)$` matches the name.
+//! - scale: `alpha / r`, with rsLoRA `alpha / sqrt(r)`.
+//! - `feedforward_modules` as a list: a module whose name ends with an entry, dot or not.
+mod parameters;
+mod rules;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use super::adapters::{self, Adapter, Method};
+use parameters::Parameter;
+use rules::Rules;
+pub use rules::ends_with_module;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, EMBEDDING, LM_HEAD, LinearSpec, SCORE};
+use tunesmith_config::{Bias, Patterns, TargetModules, TuningConfig, nearest};
+
+/// Larger than any useful rank; keeps a claimed rank from becoming an allocation.
+const MAX_RANK: usize = 1 << 16;
+
+/// An adapter on one linear module, or on one parameter of a block's experts.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// What stands before `.lora_A` in an adapter's file, such as `model.layers.0.self_attn.q_proj`.
+    pub module: String,
+    /// What patterns match: the module, or on experts the parameter, such as `model.layers.0.mlp.experts.down_proj`.
+    pub key: String,
+    /// Rows of the base weight.
+    pub out_features: usize,
+    /// Columns of the base weight.
+    pub in_features: usize,
+    /// On a block's experts: how many there are.
+    pub experts: Option<usize>,
+    /// What is placed.
+    pub adapter: Arc<dyn Adapter>,
+}
+
+impl PartialEq for Placement {
+    fn eq(&self, other: &Self) -> bool {
+        let tell = |it: &Self| (it.out_features, it.in_features, it.experts, it.adapter.describe());
+        (&self.module, &self.key, tell(self)) == (&other.module, &other.key, tell(other))
+    }
+}
+
+impl Placement {
+    /// Whether PEFT knows what it is on as a parameter (`target_parameters`), not as a module.
+    pub fn is_on_parameter(&self) -> bool {
+        self.key != self.module
+    }
+
+    /// The tensor of the base that it is on, where it is not on experts.
+    pub fn weight(&self, arch: &Arch) -> String {
+        let weight = format!("{}.weight", self.module);
+        match &arch.experts {
+            Some(experts) if self.module.ends_with(".mlp.gate") => weight.replace("mlp.gate.weight", experts.router()),
+            _ => weight,
+        }
+    }
+
+    /// The adapter's tensors with their shapes, in PEFT's names without its `base_model.model.`.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>)> {
+        let tensors = self.adapter.tensors().into_iter();
+        tensors.map(|(end, shape)| (format!("{}.{end}", self.module), shape)).collect()
+    }
+}
+
+/// Ranks and scales of a kind that has them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ranks {
+    /// Rank where no pattern says otherwise.
+    pub r: usize,
+    /// Alpha where no pattern says otherwise.
+    pub alpha: f64,
+    /// Scale by the root of the rank.
+    pub rslora: bool,
+    /// Ranks by pattern.
+    pub rank_pattern: Patterns<usize>,
+    /// Alphas by pattern.
+    pub alpha_pattern: Patterns<f64>,
+}
+
+/// Everything that decides where adapters go; from a configuration, or from an `adapter_config.json`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Targets {
+    /// The section of the configuration that says so.
+    pub section: &'static str,
+    /// PEFT's `target_modules`.
+    pub target_modules: TargetModules,
+    /// PEFT's `target_parameters`: the experts' matrices, as Transformers 5 holds them.
+    pub target_parameters: Vec<String>,
+    /// PEFT's `exclude_modules`: never these.
+    pub exclude_modules: Option<TargetModules>,
+    /// Whether former names of routers and experts in `target_modules` stand for these parameters: PEFT does so for LoRA.
+    pub renames: bool,
+    /// Only these blocks (none or empty: all).
+    pub layers_to_transform: Option<Vec<usize>>,
+    /// What stands before the block's number (empty: anything).
+    pub layers_pattern: Vec<String>,
+    /// Modules that are trained in full.
+    pub modules_to_save: Vec<String>,
+    /// PEFT's `ensure_weight_tying`: an embedding and a head that share a matrix share it in training too.
+    pub ensure_weight_tying: bool,
+    /// Which biases are trained.
+    pub bias: Bias,
+    /// Ranks and scales, where the kind has them.
+    pub ranks: Option<Ranks>,
+    /// PEFT's `feedforward_modules`, where the kind tells them apart.
+    pub feedforward: Option<TargetModules>,
+    /// Whether an entry that matches nothing is an error: so in a configuration, where it is a typing error; not in an
+    /// adapter that PEFT wrote, which may list the names of several architectures.
+    pub strict: bool,
+}
+
+impl Default for Targets {
+    fn default() -> Self {
+        Self {
+            section: "tuning",
+            target_modules: TargetModules::Auto,
+            target_parameters: Vec::new(),
+            renames: false,
+            exclude_modules: None,
+            layers_to_transform: None,
+            layers_pattern: Vec::new(),
+            modules_to_save: Vec::new(),
+            ensure_weight_tying: false,
+            bias: Bias::None,
+            ranks: None,
+            feedforward: None,
+            strict: true,
+        }
+    }
+}
+
+impl Targets {
+    /// Those of a configuration.
+    pub fn of(tuning: &TuningConfig) -> Self {
+        adapters::of(tuning).map_or_else(Self::default, Method::targets)
+    }
+}
+
+/// The name by which Transformers 5, and so PEFT, knows a tensor: Mixtral's checkpoints have an older one.
+pub fn peft_name(tensor: &str) -> String {
+    tensor.replace(".block_sparse_moe.", ".mlp.")
+}
+
+/// Whether a tensor has a row for each token of the vocabulary.
+pub fn is_vocabulary(name: &str) -> bool {
+    [EMBEDDING, LM_HEAD].contains(&name)
+}
+
+/// PEFT's name for the trained rows of such a tensor.
+pub fn token_rows(name: &str) -> String {
+    format!("{}.token_adapter.trainable_tokens_delta", name.trim_end_matches(".weight"))
+}
+
+/// The adapters that a configuration asks for, in model order; none where weights of the model itself are trained.
+///
+/// # Errors
+/// As [`Targets::place`].
+pub fn placed(arch: &Arch, tuning: &TuningConfig) -> Result<Vec<Placement>> {
+    adapters::of(tuning).map_or_else(|| Ok(Vec::new()), |method| place(arch, method))
+}
+
+/// The adapters of a kind with these settings, in model order.
+///
+/// # Errors
+/// As [`Targets::place`].
+pub fn place(arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
+    method.targets().place(arch, method)
+}
+
+impl Targets {
+    /// The `modules_to_save` of which each is trained by itself, for [`Arch::separate`].
+    pub fn apart(&self) -> &[String] {
+        if self.ensure_weight_tying { &[] } else { &self.modules_to_save }
+    }
+
+    /// The adapters that `method` has there, in model order.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: nothing matches (with the nearest names), something matches that cannot have an adapter, or
+    /// settings that do not go with each other.
+    pub fn place(&self, arch: &Arch, method: &dyn Method) -> Result<Vec<Placement>> {
+        let rules = Rules::compile(self, arch)?;
+        let beyond = self.layers_to_transform.iter().flatten().find(|&&layer| layer >= arch.num_hidden_layers);
+        if let Some(layer) = beyond.filter(|_| self.strict) {
+            return Err(Error::config(format!(
+                "{}.layers_to_transform: there is no block {layer}, expected 0 to {}",
+                self.section,
+                arch.num_hidden_layers - 1
+            )));
+        }
+        let linears = arch.linear_modules();
+        let blocks: Vec<&LinearSpec> = linears.iter().filter(|linear| linear.layer.is_some()).collect();
+        let on_parameters = self.parameters(arch, &rules)?;
+        if !matches!(self.target_modules, TargetModules::Auto | TargetModules::AllLinear) {
+            let plain: BTreeSet<&str> = blocks.iter().map(|linear| linear.name.as_str()).collect();
+            let renamed: BTreeSet<&str> = on_parameters.iter().map(Parameter::module).collect();
+            let other = |name: &&String| !plain.contains(name.as_str()) && !renamed.contains(name.as_str());
+            if let Some(other) = modules(arch).iter().filter(other).find(|name| rules.targets(name)) {
+                return Err(unsupported_target(self.section, other));
+            }
+        }
+        self.refuse_former(arch, &blocks, &rules)?;
+        let has_adapter = |linear: &&&LinearSpec| rules.targets(&linear.name) && !self.is_former(arch, &linear.name);
+        let placed = blocks.iter().filter(has_adapter).map(|linear| rules.placement(linear, method, None, 1));
+        let mut placed: Vec<Placement> = placed.collect();
+        if placed.is_empty() && on_parameters.is_empty() && self.target_parameters.is_empty() {
+            return Err(self.nothing_matches(&blocks));
+        }
+        self.check_parameters(arch, &placed, &on_parameters)?;
+        placed.extend(on_parameters.iter().map(|parameter| parameter.placement(&rules, method)));
+        let rank = |placement: &Placement| placement.adapter.rank().map_or(1, |rank| rank.r);
+        if let Some(large) = placed.iter().find(|placed| !(1..=MAX_RANK).contains(&rank(placed))) {
+            let message = format!("rank {} of {}, expected 1 to {MAX_RANK}", rank(large), large.module);
+            return Err(Error::config(format!("{}: {message}", self.section)));
+        }
+        method.check(&placed)?;
+        if self.strict {
+            self.refuse_unused(arch, &blocks, &placed, &rules)?;
+        }
+        Ok(placed)
+    }
+
+    /// The tensors that are trained in full beside the adapters: those of every module whose name ends with an entry of
+    /// `modules_to_save` (PEFT's rule: without regard to dots). A head that shares the embedding's matrix is the embedding.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: an entry matches nothing, or cannot be trained yet.
+    pub fn saved_tensors(&self, arch: &Arch) -> Result<Vec<String>> {
+        let modules = modules(arch);
+        let mut saved = BTreeSet::new();
+        for entry in &self.modules_to_save {
+            let named = |name: &str| arch.names(name).iter().any(|name| name.ends_with(entry.as_str()));
+            let found: Vec<_> = modules.iter().filter(|name| named(name)).collect();
+            if found.is_empty() {
+                let section = self.section;
+                let error = Error::config(format!("{section}.modules_to_save: {entry:?} is no module of the model"));
+                return Err(hint_nearest(error, entry, modules.iter().map(|name| last(name))));
+            }
+            saved.extend(found);
+        }
+        let embedding = "model.embed_tokens".to_owned();
+        if arch.ties_head() && saved.iter().any(|module| *module == "lm_head") {
+            saved.insert(&embedding);
+        }
+        let is_saved = |tensor: &str| {
+            let tensor = peft_name(tensor);
+            saved.iter().any(|module| tensor.strip_prefix(module.as_str()).is_some_and(|rest| rest.starts_with('.')))
+        };
+        // A head of scores is always trained in full, as PEFT does it for SEQ_CLS.
+        let saved_whole = |name: &String| name == SCORE || is_saved(name);
+        let tensors: Vec<_> = arch.tensors().into_iter().map(|spec| spec.name).filter(saved_whole).collect();
+        if let Some(expert) = tensors.iter().find(|name| name.contains(".experts.")) {
+            return Err(Error::config(format!("{}.modules_to_save: not yet: experts ({expert})", self.section))
+                .hint("name the router as mlp.gate; experts are trained by target_parameters or by mode: freeze"));
+        }
+        Ok(tensors)
+    }
+
+    /// Whether one matrix is trained in full that is the embedding's and the head's. PEFT's file then holds it under both names.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn trains_shared(&self, arch: &Arch) -> Result<bool> {
+        Ok(arch.ties_head() && self.saved_tensors(arch)?.iter().any(|name| name == EMBEDDING))
+    }
+
+    /// The tensors of which rows are trained by themselves (`arch.token_rows`), with the shape of these rows; a table that is
+    /// trained in full has none.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn token_tensors(&self, arch: &Arch) -> Result<Vec<(String, Vec<usize>)>> {
+        if arch.token_rows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let saved = self.saved_tensors(arch)?;
+        let names = arch.tensors().into_iter().map(|spec| spec.name).filter(|name| !saved.contains(name));
+        let rows = names.map(|name| (arch.rows_of(&name).len(), name)).filter(|(rows, _)| *rows > 0);
+        Ok(rows.map(|(rows, name)| (token_rows(&name), vec![rows, arch.hidden_size])).collect())
+    }
+
+    /// Every trained tensor: those of these adapters, and what [`Targets::beside`] says.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn tensors(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let beside = self.beside(arch, placements)?;
+        Ok(placements.iter().flat_map(Placement::tensors).chain(beside).collect())
+    }
+
+    /// Every trained tensor beside those of adapters, under its name in an adapter's file, with its shape: biases, those
+    /// trained in full, rows of new tokens.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, Vec<usize>)>> {
+        let sizes: BTreeMap<String, Vec<usize>> =
+            arch.tensors().into_iter().map(|spec| (spec.name, spec.shape)).collect();
+        let shape = |name: &str| sizes.get(name).cloned().unwrap_or_default();
+        let saved = self.saved_tensors(arch)?.into_iter();
+        let mut tensors: Vec<_> = saved.map(|name| (peft_name(&name), shape(&name))).collect();
+        let biases = self.biases(arch, placements).into_iter().map(|(tensor, name)| (name, shape(&tensor)));
+        // A bias may belong to a module of `modules_to_save`.
+        let biases: Vec<_> = biases.filter(|(name, _)| tensors.iter().all(|(other, _)| other != name)).collect();
+        tensors.extend(biases);
+        tensors.extend(self.token_tensors(arch)?);
+        Ok(tensors)
+    }
+
+    /// The names in an adapter's file of what [`Targets::beside`] says.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn names_beside(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<String>> {
+        let head = self.trains_shared(arch)?.then(|| LM_HEAD.to_owned());
+        Ok(self.beside(arch, placements)?.into_iter().map(|(name, _)| name).chain(head).collect())
+    }
+
+    /// What is trained beside the adapters and has another name in an adapter's file than in the model's: biases, routers.
+    /// The tensor, and that name.
+    ///
+    /// # Errors
+    /// As [`Targets::saved_tensors`].
+    pub fn renamed(&self, arch: &Arch, placements: &[Placement]) -> Result<Vec<(String, String)>> {
+        let saved = self.saved_tensors(arch)?.into_iter().map(|name| (peft_name(&name), name));
+        let other = saved.filter(|(peft, name)| peft != name).map(|(peft, name)| (name, peft));
+        Ok(self.biases(arch, placements).into_iter().chain(other).collect())
+    }
+
+    /// The biases that are trained: the tensor, and its name in an adapter's file.
+    fn biases(&self, arch: &Arch, placements: &[Placement]) -> Vec<(String, String)> {
+        let placed: BTreeSet<&str> = placements.iter().map(|placement| placement.module.as_str()).collect();
+        let biases = arch.tensors().into_iter().map(|spec| spec.name);
+        let named = biases.filter_map(|name| {
+            let module = name.strip_suffix(".bias")?;
+            match (self.bias, placed.contains(module)) {
+                (Bias::All, false) => Some((name.clone(), name.clone())),
+                // PEFT's wrapper of a module with an adapter holds the module itself as `base_layer`.
+                (Bias::All | Bias::LoraOnly, true) => Some((name.clone(), format!("{module}.base_layer.bias"))),
+                _ => None,
+            }
+        });
+        named.collect()
+    }
+
+    fn nothing_matches(&self, blocks: &[&LinearSpec]) -> Error {
+        let (section, targets) = (self.section, show(&self.target_modules));
+        let error = Error::config(format!("{section}.target_modules: no module matches {targets}"));
+        let names = blocks.iter().map(|linear| last(&linear.name)).collect::<BTreeSet<_>>();
+        match &self.target_modules {
+            TargetModules::List(entries) if entries.len() == 1 => hint_nearest(error, &entries[0], names),
+            _ => error.hint(format!("linear modules: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
+        }
+    }
+
+    /// Entries without effect are typing errors.
+    fn refuse_unused(
+        &self,
+        arch: &Arch,
+        blocks: &[&LinearSpec],
+        placed: &[Placement],
+        rules: &Rules<'_>,
+    ) -> Result<()> {
+        if let TargetModules::List(entries) = &self.target_modules {
+            let former = self.former_names(arch);
+            let is_used = |entry: &str| {
+                blocks.iter().any(|linear| rules.is_named(&linear.name, entry))
+                    || former.iter().any(|name| ends_with_module(name, entry))
+            };
+            let unused = entries.iter().find(|entry| !is_used(entry));
+            if let Some(entry) = unused {
+                let section = self.section;
+                let error =
+                    Error::config(format!("{section}.target_modules: {entry:?} is no linear module of the model"));
+                return Err(hint_nearest(error, entry, blocks.iter().map(|linear| last(&linear.name))));
+            }
+        }
+        let ranks =
+            self.ranks.iter().flat_map(|ranks| ranks.rank_pattern.0.iter().map(|(key, _)| ("rank_pattern", key)));
+        let alphas =
+            self.ranks.iter().flat_map(|ranks| ranks.alpha_pattern.0.iter().map(|(key, _)| ("alpha_pattern", key)));
+        let compiled = rules.ranks.iter().map(|(key, _)| key).chain(rules.alphas.iter().map(|(key, _)| key));
+        for ((option, written), key) in ranks.chain(alphas).zip(compiled) {
+            if !placed.iter().any(|placement| rules.matches(key, &placement.key)) {
+                let message = format!("{}.{option}: {written:?} matches no module that has an adapter", self.section);
+                return Err(
+                    Error::config(message).hint("a key matches the end of a module's name, such as mlp.down_proj")
+                );
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Every module of the model by name: those that own tensors, and those that contain them.
+fn modules(arch: &Arch) -> Vec<String> {
+    let (mut seen, mut modules) = (BTreeSet::new(), Vec::new());
+    let linears = arch.linear_modules().into_iter().map(|linear| linear.name);
+    let owners =
+        arch.tensors().into_iter().map(|spec| peft_name(spec.name.rsplit_once('.').map_or("", |(module, _)| module)));
+    // Experts are parameters in Transformers 5, not modules, whatever their tensors are called on disk.
+    for owner in owners.chain(linears).filter(|owner| !owner.contains(".experts.")) {
+        let ends = owner.match_indices('.').map(|(at, _)| at).chain([owner.len()]);
+        for name in ends.map(|end| &owner[..end]) {
+            if seen.insert(name.to_owned()) {
+                modules.push(name.to_owned());
+            }
+        }
+    }
+    modules
+}
+
+fn unsupported_target(section: &str, module: &str) -> Error {
+    match module {
+        "lm_head" | "model.embed_tokens" => {
+            let name = last(module);
+            Error::config(format!("{section}.target_modules: not yet: an adapter on {name}"))
+                .hint(format!("train it in full with {section}.modules_to_save: [{name}]"))
+        }
+        _ if module.ends_with(".mlp.gate") => Error::config(format!(
+            "{section}.target_modules: {module} matches, a router, which PEFT knows as a parameter"
+        ))
+        .hint("with tuning.mode: lora name it in target_parameters: [mlp.gate.weight]"),
+        _ => Error::config(format!("{section}.target_modules: {module} matches, which is not a linear module"))
+            .hint("name linear modules only, such as [q_proj, v_proj], or use auto"),
+    }
+}
+
+fn last(module: &str) -> &str {
+    module.rsplit('.').next().unwrap_or(module)
+}
+
+fn show(modules: &TargetModules) -> String {
+    match modules {
+        TargetModules::Auto => "auto".into(),
+        TargetModules::AllLinear => "all-linear".into(),
+        TargetModules::List(entries) => format!("{entries:?}"),
+        TargetModules::Regex(pattern) => format!("the expression {pattern:?}"),
+    }
+}
+
+fn hint_nearest<'n>(error: Error, entry: &str, names: impl IntoIterator<Item = &'n str>) -> Error {
+    let names: BTreeSet<&str> = names.into_iter().collect();
+    match nearest(entry, names.iter().copied()) {
+        Some(name) => error.hint(format!("did you mean {name}?")),
+        None => error.hint(format!("known: {}", names.into_iter().collect::<Vec<_>>().join(", "))),
+    }
+}

@@ -1,0 +1,169 @@
+//! PEFT's rules on names, compiled: which module gets an adapter, of which rank and scale.
+use super::{Placement, Targets, show};
+use crate::adapters::{Method, Rank, Site};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Arch, LinearSpec};
+use tunesmith_config::{Pattern, TargetModules};
+
+/// [`Targets`] with its expressions compiled.
+pub(super) struct Rules<'a> {
+    targets: &'a Targets,
+    arch: &'a Arch,
+    target: Option<Pattern>,
+    exclude: Option<Pattern>,
+    feedforward: Option<Pattern>,
+    saved: Vec<Pattern>,
+    layers: Vec<Pattern>,
+    pub(super) ranks: Vec<(Pattern, usize)>,
+    pub(super) alphas: Vec<(Pattern, f64)>,
+}
+
+impl<'a> Rules<'a> {
+    pub(super) fn compile(targets: &'a Targets, arch: &'a Arch) -> Result<Self> {
+        let section = targets.section;
+        let compile = |option: &str, pattern: &str| Pattern::new(&format!("{section}.{option}"), pattern, pattern);
+        let whole = |option: &str, modules: Option<&TargetModules>| match modules {
+            Some(TargetModules::Regex(pattern)) => compile(option, &format!("^(?:{pattern})$")).map(Some),
+            _ => Ok(None),
+        };
+        if matches!(targets.target_modules, TargetModules::Regex(_)) && targets.layers_to_transform.is_some() {
+            return Err(Error::config(format!(
+                "{section}.layers_to_transform cannot be used when target_modules is a regular expression"
+            ))
+            .hint("write the blocks into the expression, or give target_modules as a list"));
+        }
+        if let Some(word @ (TargetModules::Auto | TargetModules::AllLinear)) = &targets.exclude_modules {
+            return Err(Error::config(format!("{section}.exclude_modules: {} leaves nothing to train", show(word)))
+                .hint("name the modules, such as [down_proj]"));
+        }
+        let narrowed = targets.layers_to_transform.as_ref().is_some_and(|layers| !layers.is_empty());
+        if targets.strict && narrowed && targets.target_modules == TargetModules::AllLinear {
+            return Err(Error::config(format!("{section}.layers_to_transform with target_modules: all-linear"))
+                .hint("PEFT takes them together for an error: set target_modules: auto, or a list of names"));
+        }
+        let key = |option: &str, key: &str| compile(option, &format!(r"^(?:.*\.)?(?:{key})$"));
+        let layers = match targets.layers_pattern.as_slice() {
+            [] => vec![compile("layers_pattern", r"^.*?\.[^.]*\.(?P<idx>\d+)\.")?],
+            patterns => patterns
+                .iter()
+                .map(|pattern| compile("layers_pattern", &format!(r"^(?:.*?\.)??(?:{pattern})\.(?P<idx>\d+)\.")))
+                .collect::<Result<_>>()?,
+        };
+        Ok(Self {
+            targets,
+            arch,
+            target: whole("target_modules", Some(&targets.target_modules))?,
+            exclude: whole("exclude_modules", targets.exclude_modules.as_ref())?,
+            feedforward: whole("feedforward_modules", targets.feedforward.as_ref())?,
+            saved: (targets.modules_to_save.iter())
+                .map(|module| compile("modules_to_save", &format!(r"^(?:|.*\.)(?:{module})(?:$|\.)")))
+                .collect::<Result<_>>()?,
+            layers,
+            ranks: (targets.ranks.iter().flat_map(|ranks| &ranks.rank_pattern.0))
+                .map(|(pattern, rank)| Ok((key("rank_pattern", pattern)?, *rank)))
+                .collect::<Result<_>>()?,
+            alphas: (targets.ranks.iter().flat_map(|ranks| &ranks.alpha_pattern.0))
+                .map(|(pattern, alpha)| Ok((key("alpha_pattern", pattern)?, *alpha)))
+                .collect::<Result<_>>()?,
+        })
+    }
+
+    /// Whether an expression matches one of a module's names.
+    pub(super) fn matches(&self, pattern: &Pattern, module: &str) -> bool {
+        self.arch.names(module).iter().any(|name| pattern.is_match(name))
+    }
+
+    /// Whether an entry of a list names a module, by the end of one of its names.
+    pub(super) fn is_named(&self, module: &str, entry: &str) -> bool {
+        self.arch.names(module).iter().any(|name| ends_with_module(name, entry))
+    }
+
+    /// Whether the module of this name gets an adapter.
+    pub(super) fn targets(&self, name: &str) -> bool {
+        let excluded = match &self.targets.exclude_modules {
+            Some(TargetModules::List(entries)) => entries.iter().any(|entry| self.is_named(name, entry)),
+            _ => self.exclude.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
+        };
+        if excluded || self.saved.iter().any(|pattern| self.matches(pattern, name)) {
+            return false;
+        }
+        match &self.targets.target_modules {
+            TargetModules::Auto => self.in_layers(name),
+            // PEFT lists them by their full names, which count whatever their layer is.
+            TargetModules::AllLinear => true,
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| self.matches(pattern, name)),
+            TargetModules::List(entries) => {
+                self.arch.names(name).iter().any(|name| entries.contains(name))
+                    || (entries.iter().any(|entry| self.is_named(name, entry)) && self.in_layers(name))
+            }
+        }
+    }
+
+    fn in_layers(&self, module: &str) -> bool {
+        match self.targets.layers_to_transform.as_deref() {
+            None | Some([]) => true,
+            Some(layers) => self.arch.names(module).iter().any(|name| {
+                let found = self.layers.iter().find_map(|pattern| pattern.capture(name, "idx"));
+                let number = found.and_then(|digits| digits.parse::<usize>().ok());
+                number.is_some_and(|number| layers.contains(&number))
+            }),
+        }
+    }
+
+    /// Whether `target_modules` names a former module of that name: a router, or an expert's matrix, which are parameters in
+    /// Transformers 5. PEFT looks neither at exclusions nor at layers there.
+    pub(super) fn names(&self, former: &str) -> bool {
+        match &self.targets.target_modules {
+            TargetModules::Auto => false,
+            TargetModules::AllLinear => true,
+            TargetModules::Regex(_) => self.target.as_ref().is_some_and(|pattern| pattern.is_match(former)),
+            TargetModules::List(entries) => entries.iter().any(|entry| ends_with_module(former, entry)),
+        }
+    }
+
+    /// Whether it is one of `feedforward_modules`.
+    fn is_feedforward(&self, module: &str) -> bool {
+        self.targets.feedforward.as_ref().is_some_and(|modules| match modules {
+            TargetModules::Auto | TargetModules::AllLinear => true,
+            TargetModules::Regex(_) => self.feedforward.as_ref().is_some_and(|pattern| self.matches(pattern, module)),
+            TargetModules::List(entries) => {
+                let names = self.arch.names(module);
+                entries.iter().any(|entry| names.iter().any(|name| name.ends_with(entry.as_str())))
+            }
+        })
+    }
+
+    /// The adapter of `method` on a module, or on the stacked matrices of so many experts; `joined` of them had an adapter each
+    /// as modules, whose ranks and alphas add up.
+    pub(super) fn placement(
+        &self,
+        linear: &LinearSpec,
+        method: &dyn Method,
+        experts: Option<usize>,
+        joined: usize,
+    ) -> Placement {
+        let name = &linear.name;
+        let rank = self.targets.ranks.as_ref().map_or(Rank { r: 0, alpha: 0.0, scale: 1.0 }, |usual| {
+            let own = self.ranks.iter().find(|(pattern, _)| self.matches(pattern, name));
+            let r = own.map_or(usual.r.saturating_mul(joined), |(_, rank)| *rank);
+            let own = self.alphas.iter().find(|(pattern, _)| self.matches(pattern, name));
+            let alpha = own.map_or(usual.alpha * joined as f64, |(_, alpha)| *alpha);
+            let scale = if usual.rslora { alpha / (r as f64).sqrt() } else { alpha / r as f64 };
+            Rank { r, alpha, scale: scale as f32 }
+        });
+        let site = Site { module: linear, rank, feedforward: self.is_feedforward(name), experts };
+        Placement {
+            module: name.clone(),
+            key: name.clone(),
+            out_features: linear.out_features,
+            in_features: linear.in_features,
+            experts,
+            adapter: method.adapter(&site),
+        }
+    }
+}
+
+/// PEFT's list rule: the name itself, or its end behind a dot.
+pub fn ends_with_module(name: &str, entry: &str) -> bool {
+    name.strip_suffix(entry).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}

@@ -1,0 +1,208 @@
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks), trained
+//! (a part of the flat buffer), or a table of which some rows are trained.
+use super::grads::Grads;
+use super::shards::{Shared, SharedView};
+use super::values::Values;
+use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_ops::embedding;
+use tunesmith_ops::gemm::{Store, Target, Transposed, outer};
+use tunesmith_ops::panel::Act;
+use tunesmith_ops::quant::Quantized;
+
+/// A matrix or vector of the model, row-major.
+#[derive(Debug, Clone)]
+pub enum Weight {
+    /// Not trained.
+    Frozen(Tensor),
+    /// Not trained, in 4 or 8 bits a number.
+    Quantized(Arc<Quantized>),
+    /// Not trained, and whole only while a walk is at its segment.
+    Shared(Shared),
+    /// Trained: its place in [`Params`](super::params::Params).
+    Trained(Range<usize>),
+    /// A table of which some rows are trained.
+    Rows(Rows),
+}
+
+/// A table whose rows `ids` are those of the flat buffer: written into it before each pass.
+#[derive(Debug, Clone)]
+pub struct Rows {
+    table: Table,
+    ids: Arc<[u32]>,
+    range: Range<usize>,
+}
+
+/// All rows of a table.
+#[derive(Debug, Clone)]
+enum Table {
+    Own(Arc<RwLock<Vec<f32>>>),
+    /// Shared among ranks: the trained rows are written into it when it is brought together.
+    Shared(Shared),
+}
+
+impl Rows {
+    /// From here on the table is that of a segment.
+    pub(super) fn share(&mut self, shared: Shared) {
+        self.table = Table::Shared(shared);
+    }
+
+    /// Which rows are trained, and their place in the flat buffer.
+    pub(super) fn trained(&self) -> (Arc<[u32]>, Range<usize>) {
+        (Arc::clone(&self.ids), self.range.clone())
+    }
+}
+
+/// Writes the trained rows `ids`, at `range` of the flat buffer, into their table.
+pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
+    let width = range.len() / ids.len();
+    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
+        table[id as usize * width..][..width].copy_from_slice(row);
+    }
+}
+
+/// Borrowed values of a [`Weight`].
+pub enum View<'a> {
+    /// Of a candle tensor, whose lock is held meanwhile.
+    Frozen(StorageRef<'a>),
+    /// Of a coded matrix.
+    Quantized(&'a Quantized),
+    /// Of a segment that ranks share.
+    Shared(SharedView<'a>),
+    /// Of the flat buffer.
+    Trained(&'a [f32]),
+    /// Of a table, whose lock is held meanwhile.
+    Rows(RwLockReadGuard<'a, Vec<f32>>),
+}
+
+impl Weight {
+    /// Takes values that will not be trained.
+    ///
+    /// # Errors
+    /// Candle's, as [`tunesmith_base::Kind::Model`].
+    pub fn frozen<T: candle_core::WithDType>(values: Vec<T>, shape: &[usize]) -> Result<Self> {
+        Tensor::from_vec(values, shape, &Device::Cpu).map(Self::Frozen).map_err(|error| Error::model(error.to_string()))
+    }
+
+    /// The values, out of `values` where the weight is trained.
+    pub fn view<'a>(&'a self, values: Values<'a>) -> View<'a> {
+        match self {
+            Self::Frozen(tensor) => View::Frozen(tensor.storage_and_layout().0),
+            Self::Quantized(matrix) => View::Quantized(matrix),
+            Self::Shared(shared) | Self::Rows(Rows { table: Table::Shared(shared), .. }) => View::Shared(shared.view()),
+            Self::Trained(range) => View::Trained(values.at(range)),
+            Self::Rows(Rows { table: Table::Own(table), .. }) => {
+                View::Rows(table.read().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
+    /// A table whose rows `ids` are trained, at `range` of the flat buffer.
+    pub fn rows(table: Vec<f32>, ids: &[u32], range: Range<usize>) -> Self {
+        Self::Rows(Rows { table: Table::Own(Arc::new(RwLock::new(table))), ids: ids.into(), range })
+    }
+
+    /// The place in the flat buffer, if trained as a whole.
+    pub const fn trained(&self) -> Option<&Range<usize>> {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) | Self::Rows(_) => None,
+            Self::Trained(range) => Some(range),
+        }
+    }
+
+    /// The place in the flat buffer of what is trained of it.
+    pub const fn place(&self) -> Option<&Range<usize>> {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => None,
+            Self::Trained(range) | Self::Rows(Rows { range, .. }) => Some(range),
+        }
+    }
+
+    /// Whether anything in it is trained.
+    pub const fn trains(&self) -> bool {
+        !matches!(self, Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_))
+    }
+
+    /// Brings trained rows to what the flat buffer holds; needed before a pass.
+    pub fn refresh(&self, values: Values<'_>) {
+        let Self::Rows(Rows { table: Table::Own(table), ids, range }) = self else { return };
+        write_rows(&mut table.write().unwrap_or_else(PoisonError::into_inner), ids, range, values);
+    }
+
+    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times `scale`.
+    pub fn add_embedding_gradient(
+        &self,
+        dx: &Act,
+        tokens: &[u32],
+        scale: f32,
+        padding: Option<u32>,
+        grads: &mut Grads<'_>,
+    ) {
+        match self {
+            Self::Frozen(_) | Self::Quantized(_) | Self::Shared(_) => {}
+            Self::Trained(range) => embedding::backward(dx, tokens, scale, padding, &mut grads[range.clone()]),
+            Self::Rows(Rows { ids, range, .. }) => {
+                // A token's place among the trained rows; that past the last stands for all others.
+                let place = |token: &u32| ids.iter().position(|id| id == token).unwrap_or(ids.len()) as u32;
+                let places: Vec<u32> = tokens
+                    .iter()
+                    .map(|token| if padding == Some(*token) { ids.len() as u32 } else { place(token) })
+                    .collect();
+                embedding::backward(dx, &places, scale, Some(ids.len() as u32), &mut grads[range.clone()]);
+            }
+        }
+    }
+
+    /// Adds the gradient of a head's rows: `sum_t e[t, row] h[t] / s[t]`, and minus `scale h[t]` where the row is token
+    /// t's target. `part` holds h and `weighted` h / s, both `[tokens, hidden]`.
+    pub fn add_head_gradient(
+        &self,
+        e: &Act,
+        weighted: &Act,
+        part: &Act,
+        targets: &[u32],
+        scale: f32,
+        grads: &mut Grads<'_>,
+    ) {
+        let Self::Rows(Rows { ids, range, .. }) = self else { return };
+        let (hidden, grads) = (part.features(), &mut grads[range.clone()]);
+        let columns: Vec<f32> =
+            (0..e.tokens()).flat_map(|token| ids.iter().map(move |&id| e.at(token, id as usize))).collect();
+        let columns = Act::from_rows(e.pool(), &columns, ids.len());
+        outer(Target::Rows(grads), &columns, &Transposed::new(weighted));
+        for (token, target) in targets.iter().enumerate() {
+            if let Some(at) = ids.iter().position(|id| id == target) {
+                for (feature, value) in grads[at * hidden..][..hidden].iter_mut().enumerate() {
+                    *value -= scale * part.at(token, feature);
+                }
+            }
+        }
+    }
+}
+
+impl View<'_> {
+    /// The numbers as they are stored.
+    pub fn store(&self) -> Store<'_> {
+        match self {
+            Self::Frozen(storage) => match &**storage {
+                Storage::Cpu(CpuStorage::F32(values)) => Store::F32(values),
+                Storage::Cpu(CpuStorage::BF16(values)) => Store::Bf16(values),
+                _ => Store::F32(&[]), // no other is ever made
+            },
+            Self::Quantized(matrix) => Store::Quantized(matrix),
+            Self::Shared(shared) => shared.store(),
+            Self::Trained(values) => Store::F32(values),
+            Self::Rows(table) => Store::F32(table),
+        }
+    }
+
+    /// The numbers of a vector, which is always f32.
+    pub fn vector(&self) -> &[f32] {
+        match self.store() {
+            Store::F32(values) => values,
+            Store::Bf16(_) | Store::Quantized(_) => &[],
+        }
+    }
+}

@@ -1,0 +1,517 @@
+//! Weights on disk: safetensors files, single or sharded, read tensor by tensor into the caller's buffer and written
+//! as a stream. Files are never mapped (a truncated map kills the process); nothing is allocated by a file's claim.
+mod coded;
+mod format;
+mod wrapping;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+use serde::Deserialize;
+
+use coded::Coded;
+pub use coded::{Parts, config_json};
+use format::{CHUNK_BYTES, Entry, Pairs, read_header};
+pub use format::{Dtype, Numbers, write_floats, write_numbers_by, write_numbers_to};
+pub use format::{write_safetensors, write_safetensors_to};
+pub use wrapping::Wrapping;
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_config::arch::{Arch, Naming, TensorSpec};
+
+/// Larger than the index of any real model.
+const INDEX_BYTES: u64 = 64 << 20;
+
+/// The opened safetensors files of a model or an adapter, their headers checked against the files' real sizes.
+#[derive(Debug)]
+pub struct WeightFiles {
+    files: Vec<(PathBuf, File)>,
+    entries: BTreeMap<String, Entry>,
+    /// The matrices in 4 or 8 bits, by name.
+    coded: BTreeMap<String, Coded>,
+    /// How the files name the tensors of `entries`, if otherwise.
+    naming: Option<Naming>,
+    /// What a multimodal checkpoint holds beside its language model.
+    others: Option<Arc<WeightFiles>>,
+}
+
+impl WeightFiles {
+    /// Opens `dir/model.safetensors`, or the shards that `dir/model.safetensors.index.json` names, and checks that
+    /// exactly the `expected` tensors are there, in their shapes and in F32, BF16 or F16, or as matrices that bitsandbytes
+    /// has quantized. Stored rotary frequencies
+    /// and a tied model's `lm_head.weight` are passed over.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`], naming file, tensor, what was found and what was expected.
+    pub fn open(dir: &Path, expected: &[TensorSpec]) -> Result<Self> {
+        Self::open_part(dir, expected, false)
+    }
+
+    /// As [`WeightFiles::open`], of the model that `arch` describes: of a multimodal one the tensors of its language model,
+    /// by the names that this has alone. The rest stays on disk ([`WeightFiles::wrapping`]).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_model(dir: &Path, arch: &Arch, expected: &[TensorSpec]) -> Result<Self> {
+        Self::open_part(dir, expected, arch.wrapper.is_some())
+    }
+
+    fn open_part(dir: &Path, expected: &[TensorSpec], wrapped: bool) -> Result<Self> {
+        let single = dir.join("model.safetensors");
+        let index = dir.join("model.safetensors.index.json");
+        let (mut weights, origin) = if single.exists() {
+            (Self::open_file(&single)?, single)
+        } else if index.exists() {
+            (Self::open_shards(dir, &index)?, index)
+        } else {
+            return Err(no_weights(dir));
+        };
+        if wrapped {
+            weights.unwrap_model()?;
+        }
+        weights.find_coded()?;
+        weights.check(expected, &origin)?;
+        Ok(weights)
+    }
+
+    /// The same tensors by other names.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: two of them get one name.
+    pub fn renamed(mut self, name: impl Fn(&str) -> String) -> Result<Self> {
+        for (stored, entry) in std::mem::take(&mut self.entries) {
+            let new = name(&stored);
+            if self.entries.contains_key(&new) {
+                return Err(self.fail(&entry, &stored, format!("is there twice: {new:?} is another name of it")));
+            }
+            self.entries.insert(new, entry);
+        }
+        Ok(self)
+    }
+
+    fn stored_name(&self, name: &str) -> String {
+        self.naming.map_or_else(|| name.to_owned(), |naming| naming.stored(name))
+    }
+
+    const fn empty() -> Self {
+        Self { files: Vec::new(), entries: BTreeMap::new(), coded: BTreeMap::new(), naming: None, others: None }
+    }
+
+    /// Opens one file, whatever tensors it holds.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`] where the header lies about the file.
+    pub fn open_file(path: &Path) -> Result<Self> {
+        let mut weights = Self::empty();
+        weights.add_file(path)?;
+        Ok(weights)
+    }
+
+    fn open_shards(dir: &Path, index: &Path) -> Result<Self> {
+        let fail = |message: String| Error::model(format!("{}: {message}", index.display()));
+        let mut text = Vec::new();
+        let (file, len) = open_regular(index)?;
+        if len > INDEX_BYTES {
+            return Err(fail(format!("{len} bytes long, expected at most {INDEX_BYTES}")));
+        }
+        file.take(INDEX_BYTES).read_to_end(&mut text).map_err(|error| Error::io("read", index, &error))?;
+        let parsed: Index =
+            serde_json::from_slice(&text).map_err(|error| fail(format!("not a valid index: {error}")))?;
+        let map = parsed.weight_map.0;
+        let shards: BTreeSet<&str> = map.iter().map(|(_, shard)| shard.as_str()).collect();
+        if let Some(shard) = shards.iter().find(|shard| !is_plain_name(shard)) {
+            return Err(fail(format!("shard name {shard:?}, expected the plain name of a file beside the index")));
+        }
+        let mut weights = Self::empty();
+        for shard in shards {
+            if !dir.join(shard).exists() {
+                return Err(fail(format!("shard {shard:?} is missing from {}", dir.display()))
+                    .hint("download the model again; every shard that the index names is needed"));
+            }
+            weights.add_file(&dir.join(shard))?;
+        }
+        let mut listed = BTreeSet::new();
+        for (name, shard) in &map {
+            if !listed.insert(name.as_str()) {
+                return Err(fail(format!("tensor {name:?} is listed twice")));
+            }
+            let found = weights.entries.get(name).map(|entry| &weights.files[entry.file].0);
+            if found.is_none_or(|path| path != &dir.join(shard)) {
+                return Err(fail(format!("tensor {name:?} is listed in {shard:?}, which does not hold it")));
+            }
+        }
+        if let Some(name) = weights.entries.keys().find(|name| !listed.contains(name.as_str())) {
+            return Err(fail(format!("tensor {name:?} is in a shard, but the index does not list it")));
+        }
+        Ok(weights)
+    }
+
+    fn add_file(&mut self, path: &Path) -> Result<()> {
+        let (file, len) = open_regular(path)?;
+        let number = self.files.len();
+        for (name, entry) in read_header(path, &file, len, number)? {
+            if let Some(earlier) = self.entries.insert(name.clone(), entry) {
+                let earlier = self.files.get(earlier.file).map_or(path, |(path, _)| path);
+                return Err(Error::model(format!(
+                    "{}: tensor {name:?} is there twice (also in {})",
+                    path.display(),
+                    earlier.display()
+                )));
+            }
+        }
+        self.files.push((path.to_owned(), file));
+        Ok(())
+    }
+
+    /// Holds the files' tensors against what the architecture needs.
+    fn check(&self, expected: &[TensorSpec], origin: &Path) -> Result<()> {
+        for spec in expected {
+            let Some(entry) = self.entries.get(&spec.name) else {
+                let name = self.stored_name(&spec.name);
+                let error =
+                    Error::model(format!("{}: no tensor {name:?}, expected {:?}", origin.display(), spec.shape));
+                return Err(match spec.name.as_str() {
+                    "lm_head.weight" => {
+                        error.hint("if the model shares its embedding, config.json needs \"tie_word_embeddings\": true")
+                    }
+                    _ => error.hint("config.json and the weights must belong to one model"),
+                });
+            };
+            let shape = self.shape(&spec.name).unwrap_or_default();
+            if shape != spec.shape {
+                return Err(self
+                    .fail(entry, &spec.name, format!("is {shape:?}, expected {:?}", spec.shape))
+                    .hint("config.json and the weights must belong to one model"));
+            }
+            if !self.coded.contains_key(&spec.name) {
+                self.readable(&spec.name)?;
+            }
+        }
+        let known: BTreeSet<&str> = expected.iter().map(|spec| spec.name.as_str()).collect();
+        self.check_shared(&known)?;
+        let companions: BTreeSet<String> = self.companions();
+        let passed = |name: &str| is_passed_over(name) || companions.contains(name);
+        let extra = |name: &&String| !known.contains(name.as_str()) && !passed(name);
+        match self.entries.iter().find(|(name, _)| extra(name)) {
+            Some((name, entry)) => Err(self
+                .fail(
+                    entry,
+                    name,
+                    format!("({} {:?}) is no part of what config.json describes", entry.dtype, entry.shape),
+                )
+                .hint("config.json and the weights must belong to one model")),
+            None => Ok(()),
+        }
+    }
+
+    /// A head that is stored beside the embedding that it shares has to be its copy.
+    fn check_shared(&self, known: &BTreeSet<&str>) -> Result<()> {
+        let (head, embedding) = ("lm_head.weight", "model.embed_tokens.weight");
+        let (Some(stored), Some(shared)) = (self.entries.get(head), self.entries.get(embedding)) else { return Ok(()) };
+        if known.contains(head) || known.contains("score.weight") || !known.contains(embedding) {
+            return Ok(());
+        }
+        let content = |entry: &Entry| {
+            let mut hasher = blake3::Hasher::new();
+            let read = self.chunks(entry, |bytes| {
+                hasher.update(bytes);
+            });
+            read.map_err(|error| {
+                Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model)
+            })?;
+            Ok::<_, Error>(hasher.finalize())
+        };
+        let alike = stored.dtype == shared.dtype && stored.shape == shared.shape;
+        if alike && content(stored)? == content(shared)? {
+            return Ok(());
+        }
+        Err(self.fail(stored, head, format!("is not {embedding:?}, though config.json says that they are one")).hint(
+            "set \"tie_word_embeddings\": false in config.json, as Transformers takes it, or leave the tensor out",
+        ))
+    }
+
+    /// The files, in the order of their names.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// The names of all stored tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// A tensor's sizes, if it is there.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        let coded = self.coded.get(name).map(Coded::shape);
+        coded.or_else(|| self.entries.get(name).map(|entry| entry.shape.as_slice()))
+    }
+
+    /// Fills `out`, which is as long as the tensor, widening to f32. Beyond `out` at most 1 MiB is held, or the coded
+    /// matrix.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: no such tensor, another length or dtype, a value that is NaN or infinite, or the file has
+    /// shrunk since it was opened.
+    pub fn read_into(&self, name: &str, out: &mut [f32]) -> Result<()> {
+        if self.coded.contains_key(name) {
+            let matrix = self.read_quantized(name)?;
+            if matrix.len() != out.len() {
+                return Err(Error::model(format!(
+                    "tensor {name:?} has {} numbers, expected {}",
+                    matrix.len(),
+                    out.len()
+                )));
+            }
+            matrix.widen(0, out);
+            return Ok(());
+        }
+        let (entry, _) = self.readable(name)?;
+        if entry.len() != out.len() {
+            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
+        }
+        self.read_part_into(name, 0, out)
+    }
+
+    /// Fills `out` with the numbers of a tensor that is not coded from `first` on, as [`WeightFiles::read_into`].
+    ///
+    /// # Errors
+    /// As there; the tensor has fewer numbers.
+    pub fn read_part_into(&self, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
+        let (entry, dtype) = self.readable(name)?;
+        let part = self.part(entry, name, first..first + out.len(), dtype.bytes())?;
+        let (mut rest, mut finite) = (out, Finite::new(first));
+        self.chunks(&part, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
+            dtype.widen(bytes, now);
+            finite.check(now);
+            rest = later;
+        })
+        .map_err(|error| self.unread(entry, name, &error))?;
+        self.refuse_non_finite(entry, name, &finite)
+    }
+
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: one of the values that were read is NaN or infinite.
+    fn refuse_non_finite(&self, entry: &Entry, name: &str, finite: &Finite) -> Result<()> {
+        let Some((index, value)) = finite.bad else { return Ok(()) };
+        let found = format!("has a value that is NaN or infinite: {value} at index {index} of {:?}", entry.shape);
+        Err(self.fail(entry, name, found).hint("the file is damaged, or its training diverged: use an earlier one"))
+    }
+
+    /// The numbers `range` of an entry, of so many bytes each.
+    fn part(&self, entry: &Entry, name: &str, range: Range<usize>, bytes: usize) -> Result<Entry> {
+        if range.end > entry.len() {
+            let asked = format!("is {:?}, expected at least {} numbers", entry.shape, range.end);
+            return Err(self.fail(entry, name, asked));
+        }
+        let place = |index: usize| entry.begin + (index * bytes) as u64;
+        Ok(Entry { begin: place(range.start), end: place(range.end), ..entry.clone() })
+    }
+
+    /// Fills `out`, which is as long as the tensor, with its bytes as they are stored.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: no such tensor, another length or dtype than U8, or the file has shrunk.
+    pub fn read_bytes_into(&self, name: &str, out: &mut [u8]) -> Result<()> {
+        match self.entries.get(name).filter(|entry| entry.len() != out.len()) {
+            Some(entry) => Err(self.fail(entry, name, format!("is {:?}, expected {} bytes", entry.shape, out.len()))),
+            None => self.read_part_of_bytes_into(name, 0, out),
+        }
+    }
+
+    /// Fills `out` with the bytes of a tensor from `first` on, as [`WeightFiles::read_bytes_into`].
+    ///
+    /// # Errors
+    /// As there; the tensor has fewer bytes.
+    pub fn read_part_of_bytes_into(&self, name: &str, first: usize, out: &mut [u8]) -> Result<()> {
+        let Some(entry) = self.entries.get(name).filter(|entry| entry.dtype == "U8") else {
+            return Err(Error::model(format!("no tensor {name:?} of bytes (U8)")));
+        };
+        let part = self.part(entry, name, first..first + out.len(), 1)?;
+        let mut rest = out;
+        self.chunks(&part, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len());
+            now.copy_from_slice(bytes);
+            rest = later;
+        })
+        .map_err(|error| self.unread(entry, name, &error))
+    }
+
+    /// How a tensor is stored, if it is there and can be read.
+    pub fn dtype(&self, name: &str) -> Option<Dtype> {
+        self.readable(name).ok().map(|(_, dtype)| dtype)
+    }
+
+    /// Whether a tensor is stored as bfloat16.
+    pub fn is_bf16(&self, name: &str) -> bool {
+        self.readable(name).is_ok_and(|(_, dtype)| dtype == Dtype::BF16)
+    }
+
+    /// As [`WeightFiles::read_into`], rounded to bfloat16 where the file is more precise.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read_into`].
+    pub fn read_bf16_into(&self, name: &str, out: &mut [bf16]) -> Result<()> {
+        let (entry, dtype) = self.readable(name)?;
+        if entry.len() != out.len() {
+            return Err(self.fail(entry, name, format!("is {:?}, expected {} numbers", entry.shape, out.len())));
+        }
+        let (mut rest, mut wide, mut finite) = (out, Vec::new(), Finite::new(0));
+        self.chunks(entry, |bytes| {
+            let (now, later) = std::mem::take(&mut rest).split_at_mut(bytes.len() / dtype.bytes());
+            wide.resize(now.len(), 0.0);
+            dtype.widen(bytes, &mut wide);
+            finite.check(&wide);
+            now.convert_from_f32_slice(&wide);
+            rest = later;
+        })
+        .map_err(|error| self.unread(entry, name, &error))?;
+        self.refuse_non_finite(entry, name, &finite)
+    }
+
+    /// A tensor's sizes and values in a buffer of their own.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::read_into`].
+    pub fn read(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        if let Some(coded) = self.coded.get(name) {
+            return Ok((coded.shape().to_vec(), self.read_quantized(name)?.dequantize()));
+        }
+        let (entry, _) = self.readable(name)?;
+        let mut values = vec![0.0; entry.len()];
+        self.read_into(name, &mut values)?;
+        Ok((entry.shape.clone(), values))
+    }
+
+    fn readable(&self, name: &str) -> Result<(&Entry, Dtype)> {
+        let Some(entry) = self.entries.get(name) else {
+            let origin = self.files.first().map_or_else(String::new, |(path, _)| format!("{}: ", path.display()));
+            return Err(Error::model(format!("{origin}no tensor {name:?}")));
+        };
+        match Dtype::parse(&entry.dtype) {
+            Some(dtype) => Ok((entry, dtype)),
+            None => Err(self
+                .fail(entry, name, format!("is {}, expected F32, BF16 or F16", entry.dtype))
+                .hint("not yet: weights quantized by other means than bitsandbytes; use the unquantized model")),
+        }
+    }
+
+    fn fail(&self, entry: &Entry, name: &str, message: impl fmt::Display) -> Error {
+        let name = self.stored_name(name);
+        Error::model(format!("{}: tensor {name:?} {message}", self.files[entry.file].0.display()))
+    }
+
+    /// A tensor whose bytes the system does not give.
+    fn unread(&self, entry: &Entry, name: &str, error: &std::io::Error) -> Error {
+        let fault = self.fail(entry, name, format!("cannot be read: {error}"));
+        fault.unless_of_machine(&self.files[entry.file].0, error)
+    }
+
+    /// A hash of all tensors' names, dtypes, shapes and bytes, whatever files they are spread over.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`] where a file cannot be read.
+    pub fn fingerprint(&self) -> Result<String> {
+        let hashes: Vec<_> = self.entries.par_iter().map(|(name, entry)| self.hash_tensor(name, entry)).collect();
+        let mut all = blake3::Hasher::new();
+        for hash in hashes {
+            all.update(hash?.as_bytes());
+        }
+        Ok(all.finalize().to_hex().to_string())
+    }
+
+    fn hash_tensor(&self, name: &str, entry: &Entry) -> Result<blake3::Hash> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(format!("{name:?} {} {:?}\n", entry.dtype, entry.shape).as_bytes());
+        self.chunks(entry, |bytes| {
+            hasher.update(bytes);
+        })
+        .map_err(|error| Error::io("read", &self.files[entry.file].0, &error).with_kind(tunesmith_base::Kind::Model))?;
+        Ok(hasher.finalize())
+    }
+
+    /// Walks a tensor's bytes by pieces that hold whole numbers.
+    fn chunks(&self, entry: &Entry, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let (mut at, mut buffer) = (entry.begin, vec![0; CHUNK_BYTES.min((entry.end - entry.begin) as usize)]);
+        while at < entry.end {
+            let now = &mut buffer[..CHUNK_BYTES.min((entry.end - at) as usize)];
+            self.files[entry.file].1.read_exact_at(now, at)?;
+            each(now);
+            at += now.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Finds the first value of a tensor that is NaN or infinite while the tensor is read piece by piece.
+struct Finite {
+    /// The index of the next value.
+    next: usize,
+    bad: Option<(usize, f32)>,
+}
+
+impl Finite {
+    const fn new(first: usize) -> Self {
+        Self { next: first, bad: None }
+    }
+
+    fn check(&mut self, values: &[f32]) {
+        if self.bad.is_none() {
+            self.bad = first_non_finite(values).map(|at| (self.next + at, values[at]));
+        }
+        self.next += values.len();
+    }
+}
+
+/// The index of the first value that is NaN or infinite.
+pub fn first_non_finite(values: &[f32]) -> Option<usize> {
+    const INFINITY: u32 = f32::INFINITY.to_bits();
+    // The largest exponent first: this loop has no branch and runs at the speed of memory.
+    let largest = values.iter().fold(0, |largest, value| largest.max(value.to_bits() & !(1 << 31)));
+    if largest < INFINITY { None } else { values.iter().position(|value| !value.is_finite()) }
+}
+
+/// Stored buffers that the model computes itself, and the copy of a shared embedding.
+fn is_passed_over(name: &str) -> bool {
+    name.ends_with(".rotary_emb.inv_freq") || name == "lm_head.weight"
+}
+
+/// No separator and no parent: joined to a folder it stays in it.
+fn is_plain_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\\', '\0'])
+}
+
+fn no_weights(dir: &Path) -> Error {
+    let error = Error::model(format!(
+        "{}: no weights: expected model.safetensors or model.safetensors.index.json",
+        dir.display()
+    ));
+    if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
+        error.hint("not yet: pytorch_model.bin; save the model again with safetensors (save_pretrained does)")
+    } else {
+        error.hint("for a model from scratch set model.init: random")
+    }
+}
+
+/// Opens a file of a model folder, with its length.
+fn open_regular(path: &Path) -> Result<(File, u64)> {
+    let io = |error| Error::io("open", path, &error).with_kind(tunesmith_base::Kind::Model);
+    let file = files::open_member(path).map_err(io)?;
+    let len = file.metadata().map_err(io)?.len();
+    Ok((file, len))
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: Pairs<String>,
+}

@@ -1,0 +1,401 @@
+//! The safetensors format: a header held against its file, the dtypes that are read, and a streaming writer.
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use half::{bf16, f16};
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::staged::Staged;
+
+/// The format's own limit of a header.
+const HEADER_BYTES: u64 = 100_000_000;
+/// How much is read or written at once.
+pub(super) const CHUNK_BYTES: usize = 1 << 20;
+
+/// How a stored number is laid out; every one widens to f32 without loss.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single.
+    F32,
+    /// The upper half of an IEEE single.
+    BF16,
+    /// IEEE half.
+    F16,
+}
+
+impl Dtype {
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        match name {
+            "F32" => Some(Self::F32),
+            "BF16" => Some(Self::BF16),
+            "F16" => Some(Self::F16),
+            _ => None,
+        }
+    }
+
+    /// PyTorch's word for it, as `config.json` has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::BF16 => "bfloat16",
+            Self::F16 => "float16",
+        }
+    }
+
+    /// The index of the first value that is NaN or infinite once it is rounded to this dtype.
+    pub fn first_overflow(self, values: &[f32]) -> Option<usize> {
+        match self {
+            Self::F32 => super::first_non_finite(values),
+            Self::BF16 => values.iter().position(|&value| !bf16::from_f32(value).is_finite()),
+            Self::F16 => values.iter().position(|&value| !f16::from_f32(value).is_finite()),
+        }
+    }
+
+    /// Bytes of one number.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::BF16 | Self::F16 => 2,
+        }
+    }
+
+    /// Widens stored little-endian bytes; `bytes` is as long as `out` needs.
+    pub(super) fn widen(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            Self::F32 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                }
+            }
+            Self::BF16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *value = f32::from_bits(u32::from(u16::from_le_bytes([bytes[0], bytes[1]])) << 16);
+                }
+            }
+            Self::F16 => {
+                for (value, bytes) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *value = f16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// Where a tensor lies and what it is.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    pub(super) file: usize,
+    /// As written in the header; only the three of [`Dtype`] can be read.
+    pub(super) dtype: String,
+    pub(super) shape: Vec<usize>,
+    /// Bytes from the start of the file.
+    pub(super) begin: u64,
+    pub(super) end: u64,
+}
+
+impl Entry {
+    pub(super) fn len(&self) -> usize {
+        self.shape.iter().product() // checked against the file's bytes on opening
+    }
+}
+
+/// A JSON object in its order, duplicate keys kept for whoever checks; `__metadata__` may hold only strings.
+pub(super) struct Pairs<T>(pub(super) Vec<(String, T)>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PairsVisitor<T>(std::marker::PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for PairsVisitor<T> {
+            type Value = Pairs<T>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<T>, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some(key) = map.next_key::<String>()? {
+                    let name = |error| A::Error::custom(format!("{key:?}: {error}"));
+                    if key == "__metadata__" {
+                        map.next_value::<BTreeMap<String, String>>().map_err(name)?;
+                    } else {
+                        let value = map.next_value().map_err(name)?;
+                        pairs.push((key, value));
+                    }
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(PairsVisitor(std::marker::PhantomData))
+    }
+}
+
+/// One tensor of a header, its bytes counted from the header's end.
+#[derive(Serialize, Deserialize)]
+struct TensorInfo {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
+/// Reads and checks a header: tensors in the order of their bytes, which they fill without gap or overlap.
+pub(super) fn read_header(path: &Path, file: &File, len: u64, number: usize) -> Result<Vec<(String, Entry)>> {
+    let fail = |message: String| Error::model(format!("{}: {message}", path.display()));
+    let truncated = || fail(format!("{len} bytes long, too short for a safetensors file"));
+    let read = |error: io::Error| fail(format!("the header cannot be read: {error}")).unless_of_machine(path, &error);
+    let mut prefix = [0; 8];
+    if len < 8 {
+        return Err(truncated());
+    }
+    file.read_exact_at(&mut prefix, 0).map_err(read)?;
+    let header_len = u64::from_le_bytes(prefix);
+    if header_len > HEADER_BYTES || header_len > len - 8 {
+        let most = HEADER_BYTES.min(len - 8);
+        return Err(fail(format!(
+            "the header claims {header_len} bytes, expected at most {most} (the file has {len})"
+        ))
+        .hint("the file is truncated or no safetensors file; fetch it again"));
+    }
+    let mut text = vec![0; header_len as usize];
+    file.read_exact_at(&mut text, 8).map_err(read)?;
+    let pairs: Pairs<TensorInfo> =
+        serde_json::from_slice(&text).map_err(|error| fail(format!("the header is not valid: {error}")))?;
+    let (start, data_len) = (8 + header_len, len - 8 - header_len);
+    let mut entries = Vec::with_capacity(pairs.0.len());
+    for (name, TensorInfo { dtype, shape, data_offsets: (begin, end) }) in pairs.0 {
+        if begin > end || end > data_len {
+            return Err(fail(format!(
+                "tensor {name:?} claims bytes {begin}..{end}, the file holds {data_len} after its header"
+            ))
+            .hint("the file is truncated or damaged; fetch it again"));
+        }
+        let bytes = item_bytes(&dtype);
+        let needs = shape.iter().try_fold(bytes.unwrap_or(1), |product, &size| product.checked_mul(size as u64));
+        if needs.is_none() || (bytes.is_some() && needs != Some(end - begin)) {
+            return Err(fail(format!("tensor {name:?} ({dtype} {shape:?}) claims {} bytes", end - begin)));
+        }
+        entries.push((name, Entry { file: number, dtype, shape, begin: start + begin, end: start + end }));
+    }
+    entries.sort_by_key(|(_, entry)| (entry.begin, entry.end));
+    let mut at = start;
+    for (name, entry) in &entries {
+        if entry.begin != at {
+            let what = if entry.begin < at { "overlaps the tensor before it" } else { "leaves a gap before it" };
+            return Err(fail(format!("tensor {name:?} at byte {} {what}, which ends at {at}", entry.begin)));
+        }
+        at = entry.end;
+    }
+    if at != len {
+        return Err(fail(format!("{} bytes belong to no tensor", len - at)));
+    }
+    Ok(entries)
+}
+
+/// The dtypes of the format whose numbers fill whole bytes, and how many.
+const DTYPES: [(&str, u64); 16] = [
+    ("F64", 8),
+    ("I64", 8),
+    ("U64", 8),
+    ("C64", 8),
+    ("F32", 4),
+    ("I32", 4),
+    ("U32", 4),
+    ("F16", 2),
+    ("BF16", 2),
+    ("I16", 2),
+    ("U16", 2),
+    ("BOOL", 1),
+    ("U8", 1),
+    ("I8", 1),
+    ("F8_E4M3", 1),
+    ("F8_E5M2", 1),
+];
+
+/// Bytes of one number; none for a dtype whose size is not known here (such a tensor is never read).
+fn item_bytes(dtype: &str) -> Option<u64> {
+    DTYPES.iter().find(|(name, _)| *name == dtype).map(|(_, bytes)| *bytes)
+}
+
+/// The dtype of that name, if it is known here.
+pub(super) fn known_dtype(dtype: &str) -> Option<&'static str> {
+    DTYPES.iter().find(|(name, _)| *name == dtype).map(|(name, _)| *name)
+}
+
+/// Numbers to write.
+#[derive(Debug, Clone, Copy)]
+pub enum Numbers<'a> {
+    /// As F32.
+    F32(&'a [f32]),
+    /// As U8.
+    U8(&'a [u8]),
+    /// As I8, by their bits.
+    I8(&'a [u8]),
+    /// So many, which are fetched when their turn comes, and rounded to this dtype.
+    Fetched(usize, Dtype),
+    /// So many of this dtype, which somebody else writes when their turn comes.
+    Elsewhere(usize, &'static str),
+}
+
+impl Numbers<'_> {
+    const fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::U8(values) | Self::I8(values) => values.len(),
+            Self::Fetched(count, _) | Self::Elsewhere(count, _) => count,
+        }
+    }
+
+    /// What they take in a file.
+    pub fn bytes(self) -> u64 {
+        self.dtype().1 * self.len() as u64
+    }
+
+    fn dtype(self) -> (&'static str, u64) {
+        match self {
+            Self::Elsewhere(_, name) => (name, item_bytes(name).unwrap_or(1)),
+            Self::F32(_) | Self::Fetched(_, Dtype::F32) => ("F32", 4),
+            Self::Fetched(_, Dtype::BF16) => ("BF16", 2),
+            Self::Fetched(_, Dtype::F16) => ("F16", 2),
+            Self::U8(_) => ("U8", 1),
+            Self::I8(_) => ("I8", 1),
+        }
+    }
+}
+
+/// Writes a new F32 safetensors file, as [`write_safetensors_to`]; the file must not exist.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`] from the file system.
+pub fn write_safetensors(
+    path: &Path,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    metadata: &[(&str, &str)],
+) -> Result<()> {
+    let write = || {
+        if path.symlink_metadata().is_ok() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        let mut staged = Staged::own(path)?;
+        write_safetensors_to(&mut staged, tensors, metadata)?;
+        staged.place()
+    };
+    write().map_err(|error| Error::io("write", path, &error))
+}
+
+/// Streams F32 tensors sorted by name, as [`write_numbers_to`].
+///
+/// # Errors
+/// As there.
+pub fn write_safetensors_to(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
+    let numbers: Vec<_> =
+        tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), Numbers::F32(values))).collect();
+    write_numbers_to(writer, &numbers, metadata)
+}
+
+/// Streams tensors by falling width of their numbers, then by name, as the Python library writes them, through a buffer of
+/// 1 MiB.
+///
+/// # Errors
+/// The writer's; `InvalidInput` where two tensors have one name or a shape does not fit its values.
+pub fn write_numbers_to(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, Numbers<'_>)],
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
+    write_numbers_by(writer, tensors, &|_, _, _| Err(io::ErrorKind::NotFound.into()), metadata)
+}
+
+/// As [`write_numbers_to`]; what is not at hand `later` writes when its turn comes.
+///
+/// # Errors
+/// As there, and those of `later`; `InvalidInput` where it writes more or less than it should.
+pub fn write_numbers_by(
+    writer: &mut dyn Write,
+    tensors: &[(String, Vec<usize>, Numbers<'_>)],
+    later: &dyn Fn(&str, Numbers<'_>, &mut dyn Write) -> io::Result<()>,
+    metadata: &[(&str, &str)],
+) -> io::Result<()> {
+    let mut sorted: Vec<_> = tensors.iter().collect();
+    sorted.sort_by(|a, b| b.2.dtype().1.cmp(&a.2.dtype().1).then_with(|| a.0.cmp(&b.0)));
+    let mut header = serde_json::Map::new();
+    if !metadata.is_empty() {
+        let strings: BTreeMap<_, _> = metadata.iter().copied().collect();
+        header.insert("__metadata__".into(), serde_json::to_value(strings)?);
+    }
+    let mut at = 0;
+    for (name, shape, values) in &sorted {
+        let dtype = values.dtype().0;
+        let end = at + values.bytes();
+        let tensor = TensorInfo { dtype: dtype.into(), shape: shape.clone(), data_offsets: (at, end) };
+        let twice = header.insert(name.clone(), serde_json::to_value(tensor)?).is_some();
+        if twice || shape.iter().product::<usize>() != values.len() {
+            let message = format!("tensor {name:?} {shape:?} of {} values, there twice: {twice}", values.len());
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        }
+        at = end;
+    }
+    let mut text = serde_json::to_vec(&header)?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    writer.write_all(&(text.len() as u64).to_le_bytes())?;
+    writer.write_all(&text)?;
+    for (name, shape, values) in sorted {
+        match *values {
+            Numbers::U8(bytes) | Numbers::I8(bytes) => writer.write_all(bytes)?,
+            Numbers::F32(values) => write_floats(writer, values, Dtype::F32)?,
+            Numbers::Fetched(..) | Numbers::Elsewhere(..) => {
+                let mut counting = Counting { writer: &mut *writer, bytes: 0 };
+                later(name, *values, &mut counting)?;
+                let (found, expected) = (counting.bytes, values.dtype().1 * values.len() as u64);
+                if found != expected {
+                    let message = format!("tensor {name:?} {shape:?} of {found} bytes, {expected} expected");
+                    return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+                }
+            }
+        }
+    }
+    writer.flush()
+}
+
+/// Counts what passes through.
+struct Counting<'w> {
+    writer: &'w mut dyn Write,
+    bytes: u64,
+}
+
+impl Write for Counting<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.writer.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.writer.flush()
+    }
+}
+
+/// Writes numbers rounded to `dtype`, through a buffer of 1 MiB.
+///
+/// # Errors
+/// The writer's.
+pub fn write_floats(writer: &mut dyn Write, values: &[f32], dtype: Dtype) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(CHUNK_BYTES.min(4 * values.len()));
+    for chunk in values.chunks(CHUNK_BYTES / 4) {
+        buffer.clear();
+        match dtype {
+            Dtype::F32 => buffer.extend(chunk.iter().flat_map(|value| value.to_le_bytes())),
+            Dtype::BF16 => buffer.extend(chunk.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes())),
+            Dtype::F16 => buffer.extend(chunk.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes())),
+        }
+        writer.write_all(&buffer)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,129 @@
+//! What a multimodal checkpoint holds beside its language model: its names, and the tensors that are copied as they are.
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::WeightFiles;
+use super::format::{Dtype, Entry, Numbers, known_dtype, write_floats};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arch::{Naming, is_decoders};
+
+/// What a multimodal checkpoint has that its language model alone has not.
+#[derive(Debug, Clone)]
+pub struct Wrapping {
+    naming: Option<Naming>,
+    others: Arc<WeightFiles>,
+}
+
+impl Wrapping {
+    /// The name of a tensor of the language model in the files.
+    pub fn stored_name(&self, name: &str) -> String {
+        self.naming.map_or_else(|| name.to_owned(), |naming| naming.stored(name))
+    }
+
+    /// Whether a tensor is one of those beside the language model, by its name in the files.
+    pub fn has(&self, stored: &str) -> bool {
+        self.others.entries.contains_key(stored)
+    }
+
+    /// Bytes of the tensors beside the language model.
+    pub fn bytes(&self) -> u64 {
+        self.others.entries.values().map(|entry| entry.end - entry.begin).sum()
+    }
+
+    /// The modules beside the language model, such as `model.vision_tower`, as Transformers 5 names them.
+    pub fn modules(&self) -> BTreeSet<String> {
+        let top = |name: &String| {
+            let name = name.strip_prefix("model.").unwrap_or(name);
+            format!("model.{}", name.split('.').next().unwrap_or(name))
+        };
+        self.others.entries.keys().map(top).collect()
+    }
+
+    /// The tensors beside the language model, for [`Wrapping::write`]: as they are, but matrices that bitsandbytes has
+    /// quantized, which are widened, since what is written with them is not quantized.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: one is of a dtype that is not known here.
+    pub fn tensors(&self) -> Result<Vec<(String, Vec<usize>, Numbers<'static>)>> {
+        let others = &*self.others;
+        let companions = others.companions();
+        let plain = |(name, _): &(&String, &Entry)| !companions.contains(*name) && !others.coded.contains_key(*name);
+        let wide = others.entries.iter().filter(plain).find_map(|(_, entry)| Dtype::parse(&entry.dtype));
+        let tensor = |(name, entry): (&String, &Entry)| {
+            if let Some(coded) = others.coded.get(name) {
+                let shape = coded.shape().to_vec();
+                let count = shape.iter().product();
+                return Ok((name.clone(), shape, Numbers::Fetched(count, wide.unwrap_or(Dtype::F32))));
+            }
+            let dtype = known_dtype(&entry.dtype).ok_or_else(|| {
+                others.fail(entry, name, format!("is {}, which this version cannot copy", entry.dtype))
+            })?;
+            Ok((name.clone(), entry.shape.clone(), Numbers::Elsewhere(entry.len(), dtype)))
+        };
+        others.entries.iter().filter(|(name, _)| !companions.contains(*name)).map(tensor).collect()
+    }
+
+    /// Writes one of [`Wrapping::tensors`], 1 MiB at a time where it is copied.
+    ///
+    /// # Errors
+    /// The file's or the writer's.
+    pub fn write(&self, name: &str, numbers: Numbers<'_>, writer: &mut dyn Write) -> io::Result<()> {
+        if let Numbers::Fetched(_, dtype) = numbers {
+            let (_, values) = self.others.read(name).map_err(|error| io::Error::other(error.to_string()))?;
+            return write_floats(writer, &values, dtype);
+        }
+        let entry = self.others.entries.get(name).ok_or(io::ErrorKind::NotFound)?;
+        let mut written = Ok(());
+        self.others.chunks(entry, |bytes| {
+            if written.is_ok() {
+                written = writer.write_all(bytes);
+            }
+        })?;
+        written
+    }
+}
+
+impl WeightFiles {
+    /// Opens a file of weights that a run has saved: of a multimodal model those of its language model.
+    ///
+    /// # Errors
+    /// As [`WeightFiles::open_file`].
+    pub fn open_saved(path: &Path) -> Result<Self> {
+        let mut weights = Self::open_file(path)?;
+        weights.unwrap_model()?;
+        Ok(weights)
+    }
+
+    /// What the language model is wrapped in, of a multimodal checkpoint.
+    pub fn wrapping(&self) -> Option<Wrapping> {
+        Some(Wrapping { naming: self.naming, others: Arc::clone(self.others.as_ref()?) })
+    }
+
+    /// Takes out what is no part of a language model, and gives what is the names that it has alone.
+    pub(super) fn unwrap_model(&mut self) -> Result<()> {
+        self.naming = Naming::find(&|name| self.entries.contains_key(name));
+        let mut others = BTreeMap::new();
+        for (name, entry) in std::mem::take(&mut self.entries) {
+            let plain = match self.naming {
+                Some(naming) => naming.plain(&name),
+                None => is_decoders(&name).then(|| name.clone()),
+            };
+            match plain {
+                Some(plain) => self.entries.insert(plain, entry),
+                None => others.insert(name, entry),
+            };
+        }
+        let open = |(path, file): &(PathBuf, File)| {
+            let file = file.try_clone().map_err(|error| Error::io("open", path, &error))?;
+            Ok((path.clone(), file))
+        };
+        let files = self.files.iter().map(open).collect::<Result<_>>()?;
+        let mut others = Self { files, entries: others, ..Self::empty() };
+        others.find_coded()?;
+        self.others = Some(Arc::new(others));
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! What attention has seen of one text in one layer: keys and values in pages of sixteen positions.
+//!
+//! Pages are shared: a copy of a cache (a beam, a conversation that goes on) costs a pointer a page until one of both
+//! writes. Pages that a sliding window has left behind are given up, so that such a layer's memory is bounded.
+use super::Heads;
+use crate::panel::{Act, LANES, Pool};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tunesmith_base::memory;
+
+/// A vector's worth of floats, on a cache line of its own.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(64))]
+struct Line([f32; LANES]);
+
+/// Keys `[kv head][dim][16 positions]`, then values `[kv head][16 positions][dim, filled up to whole lines]`.
+#[derive(Debug)]
+pub(super) struct Page(Vec<Line>);
+
+impl Clone for Page {
+    fn clone(&self) -> Self {
+        memory::admit(size_of_val(self.0.as_slice()), || Self(self.0.clone()))
+    }
+}
+
+impl Page {
+    /// Of zeros, where the memory budget has room for it ([`memory::admit`]).
+    fn new(lines: usize) -> Self {
+        memory::admit(lines * size_of::<Line>(), || Self(vec![Line([0.0; LANES]); lines]))
+    }
+
+    pub(super) const fn ptr(&self) -> *const f32 {
+        self.0.as_ptr().cast()
+    }
+
+    fn floats(&mut self) -> &mut [f32] {
+        // SAFETY: a line is sixteen floats without padding.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * LANES) }
+    }
+}
+
+/// One text's keys and values in one layer.
+#[derive(Debug, Clone)]
+pub struct KeyValues {
+    heads: Heads,
+    window: Option<usize>,
+    /// The front page's number: it holds the positions from `16 first` on.
+    first: usize,
+    pages: VecDeque<Arc<Page>>,
+    length: usize,
+}
+
+impl KeyValues {
+    /// Of no positions yet. With a `window` a query at position i sees only keys `i - window < j`.
+    pub const fn new(heads: Heads, window: Option<usize>) -> Self {
+        Self { heads, window, first: 0, pages: VecDeque::new(), length: 0 }
+    }
+
+    /// Gives up everything.
+    pub fn clear(&mut self) {
+        *self = Self::new(self.heads, self.window);
+    }
+
+    /// Its heads.
+    pub const fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// How many positions.
+    pub const fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Bytes of its pages, shared ones included.
+    pub fn bytes(&self) -> usize {
+        self.pages.len() * self.page_floats() * size_of::<f32>()
+    }
+
+    /// A value's floats in a page.
+    pub(super) const fn value_floats(&self) -> usize {
+        self.heads.dim.next_multiple_of(LANES)
+    }
+
+    /// Where a page's values start.
+    pub(super) const fn key_floats(&self) -> usize {
+        self.heads.kv * self.heads.dim * LANES
+    }
+
+    const fn page_floats(&self) -> usize {
+        self.key_floats() + self.heads.kv * LANES * self.value_floats()
+    }
+
+    /// The page with that number, if it is still kept.
+    pub(super) fn page(&self, number: usize) -> Option<&Page> {
+        self.pages.get(number.checked_sub(self.first)?).map(|page| &**page)
+    }
+
+    /// Appends tokens `start..start + count` of `k` and `v`, `[tokens, kv * dim]`. Nothing is given up yet.
+    pub fn append(&mut self, k: &Act, v: &Act, start: usize, count: usize) {
+        let (Heads { kv, dim, .. }, padded, values) = (self.heads, self.value_floats(), self.key_floats());
+        assert_eq!((k.features(), v.features()), (kv * dim, kv * dim), "keys and values of all heads");
+        assert!(start + count <= k.tokens().min(v.tokens()), "tokens of the batch");
+        for token in start..start + count {
+            let lane = self.length % LANES;
+            if self.length / LANES >= self.first + self.pages.len() {
+                let lines = self.page_floats() / LANES;
+                self.pages.push_back(Arc::new(Page::new(lines)));
+            }
+            let Some(page) = self.pages.back_mut() else { return };
+            let page = Arc::make_mut(page).floats();
+            let of = |act: &Act, feature: usize| act.panel(token / LANES)[feature * LANES + token % LANES];
+            for feature in 0..kv * dim {
+                page[feature * LANES + lane] = of(k, feature);
+                let (head, inner) = (feature / dim, feature % dim);
+                page[values + (head * LANES + lane) * padded + inner] = of(v, feature);
+            }
+            self.length += 1;
+        }
+    }
+
+    /// Gives up the pages that no later query sees.
+    pub fn trim(&mut self) {
+        let Some(window) = self.window else { return };
+        let first = (self.length + 1).saturating_sub(window) / LANES;
+        while self.first < first && !self.pages.is_empty() {
+            self.pages.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Goes back to the first `length` positions; says whether it can: what a window has given up they may need.
+    pub fn truncate(&mut self, length: usize) -> bool {
+        if length >= self.length {
+            return true;
+        }
+        let needed = self.window.map_or(0, |window| (length + 1).saturating_sub(window)) / LANES;
+        if self.first > needed {
+            return false;
+        }
+        self.pages.truncate(length.div_ceil(LANES) - self.first);
+        self.length = length;
+        true
+    }
+
+    /// Writes the keys and values of all positions to tokens `start..` of `k` and `v`; those given up are zero.
+    pub fn write(&self, k: &mut Act, v: &mut Act, start: usize) {
+        let (Heads { kv, dim, .. }, padded, values) = (self.heads, self.value_floats(), self.key_floats());
+        for position in 0..self.length {
+            let (token, lane) = (start + position, position % LANES);
+            let page = self.page(position / LANES).map(|page| &page.0);
+            let at = |float: usize| page.map_or(0.0, |lines| lines[float / LANES].0[float % LANES]);
+            for feature in 0..kv * dim {
+                let (head, inner) = (feature / dim, feature % dim);
+                let place = feature * LANES + token % LANES;
+                k.panel_mut(token / LANES)[place] = at(feature * LANES + lane);
+                v.panel_mut(token / LANES)[place] = at(values + (head * LANES + lane) * padded + inner);
+            }
+        }
+    }
+
+    /// Keys and values of several texts, end to end: `[positions, kv * dim]` each.
+    pub fn concat(pool: &Arc<Pool>, texts: &[&Self]) -> (Act, Act) {
+        let width = texts.first().map_or(0, |text| text.heads.kv * text.heads.dim);
+        let total = texts.iter().map(|text| text.length).sum();
+        let (mut k, mut v) = (pool.act(total, width), pool.act(total, width));
+        let mut start = 0;
+        for text in texts {
+            text.write(&mut k, &mut v, start);
+            start += text.length;
+        }
+        (k, v)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::numbers;
+
+    #[test]
+    fn pages_give_back_what_was_written_and_forget_what_the_window_left() {
+        let (pool, heads) = (Pool::new(), Heads { query: 4, kv: 2, dim: 10 });
+        let (keys, values) = (numbers(1, 70 * 20), numbers(2, 70 * 20));
+        let (k, v) = (Act::from_rows(&pool, &keys, 20), Act::from_rows(&pool, &values, 20));
+        for window in [None, Some(20)] {
+            let mut cache = KeyValues::new(heads, window);
+            for (start, count) in [(0, 18), (18, 1), (19, 40), (59, 11)] {
+                cache.append(&k, &v, start, count);
+                cache.trim();
+            }
+            let (k_back, v_back) = KeyValues::concat(&pool, &[&cache]);
+            // A query at position 70 sees the keys from 51 on; their page begins at 48.
+            let kept = if window.is_some() { 48 } else { 0 };
+            for (back, rows) in [(k_back, &keys), (v_back, &values)] {
+                let back = back.to_rows();
+                assert!(back[..kept * 20].iter().all(|&value| value == 0.0));
+                assert_eq!(back[kept * 20..], rows[kept * 20..]);
+            }
+            assert_eq!(cache.bytes(), (if window.is_some() { 2 } else { 5 }) * (20 + 2 * 16) * 16 * 4);
+        }
+    }
+
+    #[test]
+    fn a_copy_goes_its_own_way() {
+        let (pool, heads) = (Pool::new(), Heads { query: 1, kv: 1, dim: 4 });
+        let act = |seed| Act::from_rows(&pool, &numbers(seed, 20 * 4), 4);
+        let (k, other) = (act(1), act(2));
+        let mut cache = KeyValues::new(heads, None);
+        cache.append(&k, &k, 0, 18);
+        let mut copy = cache.clone();
+        copy.append(&other, &other, 18, 1);
+        cache.append(&k, &k, 18, 1);
+        let last = |cache: &KeyValues| KeyValues::concat(&pool, &[cache]).0.to_rows()[18 * 4..].to_vec();
+        assert_eq!(last(&cache), k.to_rows()[18 * 4..19 * 4]);
+        assert_eq!(last(&copy), other.to_rows()[18 * 4..19 * 4]);
+    }
+}

@@ -1,0 +1,245 @@
+//! One query of each text against its cache. The result is that of [`super::forward`] to the last bit: the same sums
+//! in the same order, only with keys and features in the vector's lanes where the batch has queries.
+use super::cache::{KeyValues, Page};
+use super::forward::{KEY_PANELS, LOWEST};
+use super::{Cutter, Heads, Scores, with_scratch};
+use crate::panel::{Act, LANES};
+use crate::par::{self, Shared};
+use crate::simd::{Simd, dispatch};
+use std::ops::Range;
+
+/// Pages whose scores are summed at once, so that the sums' latency is hidden.
+const PAGES: usize = 4;
+/// Keys of a block.
+const KEYS: usize = KEY_PANELS * LANES;
+
+struct Job<'a> {
+    cache: &'a KeyValues,
+    how: Scores,
+    /// The key/value head, and how many query heads of its group are asked.
+    head: (usize, usize),
+    dim: usize,
+    /// Queries, scaled: `[heads][dim]`.
+    q: *const f32,
+    /// `[heads][dim, filled up]`.
+    o: *mut f32,
+    /// `[heads][KEYS]`.
+    scores: *mut f32,
+}
+
+/// The scores of one query on `PANELS` pages: `to[page][16 keys]`.
+#[inline(always)]
+unsafe fn scores_of<S: Simd, const PANELS: usize>(dim: usize, keys: &[*const f32], q: *const f32, to: *mut f32) {
+    // SAFETY: the caller's arrays reach that far.
+    unsafe {
+        let mut sums = [S::splat(0.0); PANELS];
+        for feature in 0..dim {
+            let query = S::splat(*q.add(feature));
+            for (sum, page) in sums.iter_mut().zip(keys) {
+                *sum = S::fma(S::load(page.add(feature * LANES)), query, *sum);
+            }
+        }
+        for (page, sum) in sums.iter().enumerate() {
+            S::store(to.add(page * LANES), *sum);
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn lane<S: Simd>(value: S::V) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    // SAFETY: sixteen floats.
+    unsafe { S::store(lanes.as_mut_ptr(), value) };
+    lanes[0]
+}
+
+#[inline(always)]
+unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
+    let (dim, padded) = (job.dim, job.cache.value_floats());
+    let (kv, heads) = job.head;
+    let position = job.cache.len() - 1;
+    let first_key = job.how.first(position);
+    let (mut block, last) = (first_key / LANES, position / LANES);
+    let first_block = block;
+    let mut most = [LOWEST; MAX_GROUP];
+    let mut total = [0.0f32; MAX_GROUP];
+    // SAFETY: the scratch is as large as `Job` says, pages hold every head, and all visible pages are kept.
+    unsafe {
+        while block <= last {
+            // Blocks end where those of the forward pass end, which keeps the running maximum's steps the same.
+            let count = (last + 1 - block).min(KEY_PANELS - block % KEY_PANELS);
+            let page = |index: usize| job.cache.page(block + index).map_or(std::ptr::null(), Page::ptr);
+            for head in 0..heads {
+                let scores = job.scores.add(head * KEYS);
+                let q = job.q.add(head * dim);
+                let mut index = 0;
+                while index < count {
+                    let mut keys = [std::ptr::null(); PAGES];
+                    let pages = PAGES.min(count - index);
+                    for (slot, key) in keys.iter_mut().enumerate().take(pages) {
+                        *key = page(index + slot).add(kv * dim * LANES);
+                    }
+                    let to = scores.add(index * LANES);
+                    match pages {
+                        PAGES => scores_of::<S, PAGES>(dim, &keys, q, to),
+                        3 => scores_of::<S, 3>(dim, &keys[..3], q, to),
+                        2 => scores_of::<S, 2>(dim, &keys[..2], q, to),
+                        _ => scores_of::<S, 1>(dim, &keys[..1], q, to),
+                    }
+                    index += pages;
+                }
+                if let Some(cap) = job.how.softcap {
+                    for index in 0..count {
+                        let to = scores.add(index * LANES);
+                        S::store(to, S::mul(S::splat(cap), S::tanh(S::mul(S::load(to), S::splat(1.0 / cap)))));
+                    }
+                }
+                let (start, end) = (block * LANES, (block + count) * LANES);
+                for key in (start..first_key.clamp(start, end)).chain((position + 1).min(end)..end) {
+                    *scores.add(key - start) = f32::NEG_INFINITY;
+                }
+                let mut new = S::splat(most[head]);
+                for index in 0..count {
+                    new = S::max(new, S::load(scores.add(index * LANES)));
+                }
+                let mut lanes = [0.0f32; LANES];
+                S::store(lanes.as_mut_ptr(), new);
+                let top = lanes.iter().copied().fold(most[head], f32::max);
+                let new = S::splat(top);
+                let shrink = S::exp(S::sub(S::splat(most[head]), new));
+                let mut sum = 0.0f32;
+                for index in 0..count {
+                    let to = scores.add(index * LANES);
+                    S::store(to, S::exp(S::sub(S::load(to), new)));
+                    for key in 0..LANES {
+                        sum += *to.add(key);
+                    }
+                }
+                total[head] = lane::<S>(S::fma(S::splat(total[head]), shrink, S::splat(sum)));
+                most[head] = top;
+                for at in (0..padded).step_by(LANES) {
+                    let to = job.o.add(head * padded + at);
+                    S::store(to, if block > first_block { S::mul(S::load(to), shrink) } else { S::splat(0.0) });
+                }
+            }
+            for index in 0..count {
+                let values = page(index).add(job.cache.key_floats() + kv * LANES * padded);
+                for head in 0..heads {
+                    let weights = job.scores.add(head * KEYS + index * LANES);
+                    for at in (0..padded).step_by(LANES) {
+                        let to = job.o.add(head * padded + at);
+                        let mut sum = S::load(to);
+                        for key in 0..LANES {
+                            sum = S::fma(S::load(values.add(key * padded + at)), S::splat(*weights.add(key)), sum);
+                        }
+                        S::store(to, sum);
+                    }
+                }
+            }
+            block += count;
+        }
+        for (head, total) in total.iter().enumerate().take(heads) {
+            let inverse = S::div(S::splat(1.0), S::splat(*total));
+            for at in (0..padded).step_by(LANES) {
+                let to = job.o.add(head * padded + at);
+                S::store(to, S::mul(S::load(to), inverse));
+            }
+        }
+    }
+}
+
+/// The largest group that a task takes at once.
+const MAX_GROUP: usize = 16;
+
+dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
+
+/// Attention of `q [texts, query * dim]`, each text's newest token, over its cache, which holds that token too.
+/// Returns the mixed values `[texts, query * dim]`.
+///
+/// # Panics
+/// If the shapes do not fit, or a cache is empty.
+pub fn decode(q: &Act, caches: &[&KeyValues], heads: Heads, how: Scores) -> Act {
+    assert_eq!((q.tokens(), q.features()), (caches.len(), heads.query * heads.dim), "a query for each text");
+    assert!(caches.iter().all(|cache| cache.heads() == heads && !cache.is_empty()), "caches of these heads");
+    let mut o = q.pool().act(q.tokens(), q.features());
+    let (to, stride, dim): (Shared<f32>, usize, usize) = (o.shared(), o.stride(), heads.dim);
+    let group = heads.query / heads.kv;
+    // Few texts: a group is cut, so that every thread has work.
+    let few = caches.len() * heads.kv < 2 * rayon::current_num_threads();
+    let part = if few { 1 } else { group.min(MAX_GROUP) };
+    let parts: Vec<Range<usize>> = (0..heads.kv)
+        .flat_map(|kv| (0..group).step_by(part).map(move |at| kv * group + at..kv * group + group.min(at + part)))
+        .collect();
+    par::run(caches.len() * parts.len(), |task| {
+        let (text, queries) = (task / parts.len(), &parts[task % parts.len()]);
+        let cache = caches[text];
+        let (padded, count) = (cache.value_floats(), queries.len());
+        with_scratch(count * (dim.next_multiple_of(LANES) + padded + KEYS) + 2 * LANES, |scratch| {
+            // Vectors on cache lines of their own.
+            let skip = scratch.as_ptr().align_offset(64).min(LANES);
+            let mut scratch = Cutter(&mut scratch[skip..]);
+            let (scores, os) = (scratch.take(count * KEYS), scratch.take(count * padded));
+            let qs = scratch.take(count * dim);
+            let lane = text / LANES * stride + text % LANES;
+            // SAFETY: the scratch parts are as large as `Job` says; a task writes its own text's own heads.
+            unsafe {
+                for (index, feature) in (queries.start * dim..queries.end * dim).enumerate() {
+                    *qs.add(index) = *q.ptr().add(lane + feature * LANES) * how.scale;
+                }
+                let head = (queries.start / group, count);
+                decode_heads(&Job { cache, how, head, dim, q: qs, o: os, scores });
+                for (index, head) in queries.clone().enumerate() {
+                    for feature in 0..dim {
+                        *to.get().add(lane + (head * dim + feature) * LANES) = *os.add(index * padded + feature);
+                    }
+                }
+            }
+        });
+    });
+    o
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::forward;
+    use crate::panel::Pool;
+    use crate::spans::full_spans;
+    use crate::testing::{each_level, numbers};
+
+    #[test]
+    fn a_token_at_a_time_equals_all_at_once_to_the_bit() {
+        each_level(|level| {
+            for (heads, length) in [
+                (Heads { query: 6, kv: 2, dim: 24 }, 300),
+                (Heads { query: 3, kv: 3, dim: 16 }, 40),
+                (Heads { query: 2, kv: 1, dim: 7 }, 620),
+            ] {
+                for (softcap, window) in [(None, None), (Some(2.0), Some(7)), (None, Some(270)), (None, Some(33))] {
+                    let how = Scores { scale: 0.3, softcap, window };
+                    let pool = Pool::new();
+                    let act = |seed, heads: usize, dim: usize| {
+                        Act::from_rows(&pool, &numbers(seed, length * heads * dim), heads * dim)
+                    };
+                    let (q, k, v) =
+                        (act(1, heads.query, heads.dim), act(2, heads.kv, heads.dim), act(3, heads.kv, heads.dim));
+                    let (whole, _) = forward(&q, &k, &v, &full_spans(&[0, length]), heads, how);
+                    let mut cache = KeyValues::new(heads, window);
+                    cache.append(&k, &v, 0, 1);
+                    let other = cache.clone();
+                    for token in 1..length {
+                        cache.append(&k, &v, token, 1);
+                        // Beside another text, whose company changes nothing.
+                        let mixed = decode(&q.gather(&[0, token]), &[&other, &cache], heads, how);
+                        for feature in 0..q.features() {
+                            assert_eq!(mixed.at(0, feature), whole.at(0, feature));
+                            let (got, want) = (mixed.at(1, feature), whole.at(token, feature));
+                            assert_eq!(got.to_bits(), want.to_bits(), "{level:?} {how:?} token {token}");
+                        }
+                        cache.trim();
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,161 @@
+//! Causal attention over padding-free sequences, tiled both ways: no `[tokens, tokens]` matrix ever exists.
+//!
+//! Forward: strips of 16 or 32 queries walk over blocks of keys with a running maximum (online softmax) and keep the
+//! log-sum-exp. Backward: strips of keys walk over blocks of queries, with the probabilities made anew from it
+//! (Dao et al., "FlashAttention-2", 2023, algorithms 1 and 2). Queries may be a subset of the tokens (the last
+//! block needs only the rows that carry a loss). Several query heads may share a key/value head.
+use super::gemm::tile;
+use super::panel::{Act, LANES};
+use super::simd::Simd;
+use super::spans::Span;
+use std::cell::RefCell;
+use tunesmith_base::memory;
+
+mod backward;
+mod cache;
+mod decode;
+mod forward;
+#[cfg(test)]
+mod tests;
+
+pub use backward::backward;
+pub use cache::KeyValues;
+pub use decode::decode;
+pub use forward::forward;
+
+/// Counts of heads and their width.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heads {
+    /// Query heads.
+    pub query: usize,
+    /// Key/value heads; divides `query`.
+    pub kv: usize,
+    /// Features of a head.
+    pub dim: usize,
+}
+
+/// How scores are made and which keys a query sees.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Scores {
+    /// What the products of queries and keys are multiplied by.
+    pub scale: f32,
+    /// Then they go through `cap * tanh(score / cap)`. Gemma 2.
+    pub softcap: Option<f32>,
+    /// The query at position i sees the keys `i - window < j <= i`; none means all up to i.
+    pub window: Option<usize>,
+}
+
+impl Scores {
+    /// The first position that the query at `position` sees.
+    fn first(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+    }
+}
+
+const BLOCK: usize = LANES * LANES;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Lends `floats` floats of this thread's scratch memory, their values undefined, where the memory budget has room for them
+/// ([`memory::admit`]).
+fn with_scratch<R>(floats: usize, f: impl FnOnce(&mut [f32]) -> R) -> R {
+    SCRATCH.with_borrow_mut(|scratch| {
+        if scratch.len() < floats {
+            *scratch = Vec::new();
+            *scratch = memory::admit(floats * size_of::<f32>(), || vec![0.0; floats]);
+        }
+        f(&mut scratch[..floats])
+    })
+}
+
+/// Cuts a scratch into parts.
+struct Cutter<'a>(&'a mut [f32]);
+
+impl Cutter<'_> {
+    fn take(&mut self, floats: usize) -> *mut f32 {
+        let (part, rest) = std::mem::take(&mut self.0).split_at_mut(floats);
+        self.0 = rest;
+        part.as_mut_ptr()
+    }
+}
+
+/// The tasks of a batch, longest first, so that the last ones to finish are short.
+fn tasks(spans: &[Span], kv: usize) -> Vec<(usize, usize)> {
+    let mut order: Vec<usize> =
+        (0..spans.len()).filter(|&s| !spans[s].positions.is_empty() || spans[s].keys > 0).collect();
+    order.sort_by_key(|&s| std::cmp::Reverse(spans[s].keys * spans[s].positions.len().max(1)));
+    order.into_iter().flat_map(|s| (0..kv).map(move |head| (s, head))).collect()
+}
+
+/// `to[panel j][row i] = sum_k matrix[i, k] x[k, panel j]`: matrix rows lie `row` floats apart, columns 16.
+#[inline(always)]
+unsafe fn score_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+    depth: usize,
+    matrix: *const f32,
+    row: usize,
+    x: *const f32,
+    stride: usize,
+    to: *mut f32,
+    to_stride: usize,
+) {
+    // SAFETY: the caller's arrays reach that far.
+    unsafe {
+        let mut acc = [[S::splat(0.0); PANELS]; ROWS];
+        tile::<S, ROWS, PANELS>(depth, matrix, row, LANES, x, stride, &mut acc);
+        for (index, sums) in acc.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                S::store(to.add(panel * to_stride + index * LANES), *sum);
+            }
+        }
+    }
+}
+
+/// `to[panel j][row i] (+)= sum over blocks b, lanes t of matrix[b][i][t] x[b][t][panel j]`.
+#[inline(always)]
+unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+    blocks: usize,
+    matrix: *const f32,
+    matrix_step: usize,
+    x: *const f32,
+    x_step: usize,
+    x_stride: usize,
+    to: *mut f32,
+    to_stride: usize,
+    add: bool,
+) {
+    // SAFETY: the caller's arrays reach that far.
+    unsafe {
+        let mut acc = [[S::splat(0.0); PANELS]; ROWS];
+        if add {
+            for (index, sums) in acc.iter_mut().enumerate() {
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::load(to.add(panel * to_stride + index * LANES));
+                }
+            }
+        }
+        for block in 0..blocks {
+            let (matrix, x) = (matrix.add(block * matrix_step), x.add(block * x_step));
+            tile::<S, ROWS, PANELS>(LANES, matrix, LANES, 1, x, x_stride, &mut acc);
+        }
+        for (index, sums) in acc.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                S::store(to.add(panel * to_stride + index * LANES), *sum);
+            }
+        }
+    }
+}
+
+/// Shapes and spans, before any pointer is made of them.
+fn check(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads) {
+    assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "query heads share key/value heads evenly");
+    assert_eq!(q.features(), heads.query * heads.dim, "q holds the query heads");
+    assert_eq!((k.features(), v.features()), (heads.kv * heads.dim, heads.kv * heads.dim), "k and v hold theirs");
+    assert_eq!(k.tokens(), v.tokens(), "a value for each key");
+    for span in spans {
+        assert!(span.key_start + span.keys <= k.tokens(), "keys inside the batch");
+        assert!(span.query_start + span.positions.len() <= q.tokens(), "queries inside the batch");
+        assert!(span.positions.iter().all(|&position| position < span.keys), "positions inside the sequence");
+    }
+}

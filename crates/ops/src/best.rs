@@ -1,0 +1,51 @@
+//! The largest feature of each token: the most probable one of a vocabulary.
+use super::panel::{Act, LANES};
+use super::par::{self, Shared};
+
+/// Features that one task looks through.
+const SPAN: usize = 4096;
+
+/// Each token's largest feature, the first of several.
+pub fn best(x: &Act) -> Vec<u32> {
+    let (spans, features) = (x.features().div_ceil(SPAN), x.features());
+    let mut tops = vec![[(f32::NEG_INFINITY, 0u32); LANES]; x.panels() * spans];
+    let to = Shared(tops.as_mut_ptr());
+    par::run(x.panels() * spans, |task| {
+        let (panel, start) = (task / spans, task % spans * SPAN);
+        let lanes = &x.panel(panel)[start * LANES..features.min(start + SPAN) * LANES];
+        let mut top = [(f32::NEG_INFINITY, start as u32); LANES];
+        for (feature, lanes) in (start as u32..).zip(lanes.chunks_exact(LANES)) {
+            for (top, &value) in top.iter_mut().zip(lanes) {
+                if value > top.0 {
+                    *top = (value, feature);
+                }
+            }
+        }
+        // SAFETY: a task owns its place.
+        unsafe { *to.get().add(task) = top };
+    });
+    let of = |token: usize| {
+        let tops = tops[token / LANES * spans..][..spans].iter().map(|lanes| lanes[token % LANES]);
+        tops.fold((f32::NEG_INFINITY, 0), |best, top| if top.0 > best.0 { top } else { best }).1
+    };
+    (0..x.tokens()).map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::panel::Pool;
+    use crate::testing::numbers;
+
+    #[test]
+    fn the_first_of_the_largest() {
+        let (pool, features) = (Pool::new(), 2 * SPAN + 7);
+        let mut rows = numbers(1, 19 * features);
+        let places: Vec<u32> = (0..19).map(|token| token * 433).collect();
+        for (row, &place) in rows.chunks_exact_mut(features).zip(&places) {
+            row[place as usize] = 9.0;
+            row[features - 1] = 9.0;
+        }
+        assert_eq!(best(&Act::from_rows(&pool, &rows, features)), places);
+    }
+}

@@ -1,0 +1,82 @@
+//! A factor a feature, `y[t, j] = gain[j] v[t, j]`: `DoRA`'s magnitudes.
+use super::panel::{Act, LANES};
+use super::par;
+
+/// `gain ⊙ v`.
+pub fn times(v: &Act, gain: &[f32]) -> Act {
+    let mut out = v.pool().act(v.tokens(), v.features());
+    let (to, stride) = (out.shared(), out.stride());
+    par::run(v.panels(), |panel| {
+        for (feature, (lanes, gain)) in v.panel(panel).chunks_exact(LANES).zip(gain).enumerate() {
+            for (lane, value) in lanes.iter().enumerate() {
+                // SAFETY: a task owns its panel.
+                unsafe { *to.get().add(panel * stride + feature * LANES + lane) = gain * value };
+            }
+        }
+    });
+    out
+}
+
+/// `y += gain ⊙ v`.
+pub fn add(y: &mut Act, v: &Act, gain: &[f32]) {
+    let (to, stride) = (y.shared(), y.stride());
+    par::run(v.panels(), |panel| {
+        for (feature, (lanes, gain)) in v.panel(panel).chunks_exact(LANES).zip(gain).enumerate() {
+            for (lane, value) in lanes.iter().enumerate() {
+                // SAFETY: a task owns its panel.
+                unsafe { *to.get().add(panel * stride + feature * LANES + lane) += gain * value };
+            }
+        }
+    });
+}
+
+/// Adds the gradient of the magnitudes, where `gain = magnitude / norm` and the norm counts as a constant:
+/// `d_magnitude[j] += sum_t dy[t, j] v[t, j] / norm[j]`.
+pub fn backward(dy: &Act, v: &Act, norm: &[f32], d_magnitude: &mut [f32]) {
+    const FEATURES: usize = 64;
+    let out = par::Shared(d_magnitude.as_mut_ptr());
+    par::run(norm.len().div_ceil(FEATURES), |task| {
+        for (feature, norm) in norm.iter().enumerate().skip(task * FEATURES).take(FEATURES) {
+            let lanes = |act: &Act, panel: usize| -> [f32; LANES] {
+                let panel = &act.panel(panel)[feature * LANES..][..LANES];
+                std::array::from_fn(|lane| panel[lane])
+            };
+            let mut sums = [0.0f32; LANES];
+            for panel in 0..dy.panels() {
+                let (dy, v) = (lanes(dy, panel), lanes(v, panel));
+                sums.iter_mut().zip(dy).zip(v).for_each(|((sum, dy), v)| *sum += dy * v);
+            }
+            // SAFETY: a task owns its features.
+            unsafe { *out.get().add(feature) += sums.iter().sum::<f32>() / norm };
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::panel::Pool;
+    use crate::testing::{check_gradient, numbers};
+
+    #[test]
+    fn equals_its_formula_and_its_finite_differences() {
+        let (tokens, features) = (37, 70);
+        let pool = Pool::new();
+        let (v, seed) = (numbers(1, tokens * features), numbers(2, tokens * features));
+        let (magnitude, norm) = (numbers(3, features), vec![0.5; features]);
+        let gain: Vec<f32> = magnitude.iter().zip(&norm).map(|(magnitude, norm)| magnitude / norm).collect();
+        let (va, dy) = (Act::from_rows(&pool, &v, features), Act::from_rows(&pool, &seed, features));
+        let y = times(&va, &gain);
+        let plain: Vec<f32> = v.iter().enumerate().map(|(at, v)| gain[at % features] * v).collect();
+        assert_eq!(y.to_rows(), plain);
+        let mut twice = y.copy();
+        add(&mut twice, &va, &gain);
+        assert_eq!(twice.to_rows(), plain.iter().map(|value| 2.0 * value).collect::<Vec<_>>());
+        let mut d_magnitude = vec![0.0; features];
+        backward(&dy, &va, &norm, &mut d_magnitude);
+        check_gradient("magnitude", &magnitude, &d_magnitude, |magnitude| {
+            let each = v.iter().zip(&seed).enumerate();
+            each.map(|(at, (v, s))| magnitude[at % features] / 0.5 * f64::from(*v) * f64::from(*s)).sum()
+        });
+    }
+}

@@ -1,0 +1,107 @@
+//! Tiles of a coded matrix ([`Quantized`]), widened while it is multiplied. No copy of the matrix outlives a task.
+use super::matmul::{DEPTH, TASK_ROWS};
+use super::tile_rows;
+use crate::panel::LANES;
+use crate::quant::{Quantized, eight_run, four_run};
+use crate::simd::Simd;
+use std::mem::MaybeUninit;
+
+/// Writes `count` numbers of the matrix from `at` on.
+///
+/// # Safety
+/// The matrix reaches that far; `to` holds as many.
+#[inline(always)]
+unsafe fn run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match matrix {
+            Quantized::Four(four) => four_run::<S>(four, at, to, count),
+            Quantized::Eight(eight) => eight_run::<S>(eight, at, to, count),
+        }
+    }
+}
+
+/// Widens `rows` runs of `depth` numbers from `at` on, `row` apart, end to end.
+///
+/// # Safety
+/// The matrix reaches that far; `to` holds `rows * depth`.
+#[inline(always)]
+pub(super) unsafe fn widen_rows<S: Simd>(
+    matrix: &Quantized,
+    at: usize,
+    row: usize,
+    (rows, depth): (usize, usize),
+    to: *mut f32,
+) {
+    for index in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe { run::<S>(matrix, at + index * row, to.add(index * depth), depth) };
+    }
+}
+
+/// Copies `ROWS` floats.
+///
+/// # Safety
+/// Both places hold that many.
+#[inline(always)]
+unsafe fn copy<const ROWS: usize>(from: *const f32, to: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe { to.cast::<[f32; ROWS]>().write_unaligned(from.cast::<[f32; ROWS]>().read_unaligned()) }
+}
+
+/// The tiles of a transposed matrix that a task needs at one depth, side by side. A run of the matrix serves all of them,
+/// so that the scale of its block is looked up once.
+pub(super) struct Strip {
+    values: [MaybeUninit<f32>; DEPTH * TASK_ROWS],
+}
+
+impl Strip {
+    /// Not filled yet.
+    #[allow(clippy::large_stack_arrays, reason = "192 KiB of a thread's stack, so that the strip stays in L2")]
+    #[inline(always)]
+    pub(super) const fn new() -> Self {
+        Self { values: [MaybeUninit::uninit(); DEPTH * TASK_ROWS] }
+    }
+
+    /// Widens `depth` runs of `rows` numbers from `at` on, `col` apart.
+    ///
+    /// # Safety
+    /// The matrix reaches that far; `rows <= TASK_ROWS` and `depth <= DEPTH`.
+    #[inline(always)]
+    pub(super) unsafe fn fill<S: Simd>(
+        &mut self,
+        matrix: &Quantized,
+        at: usize,
+        col: usize,
+        (rows, depth): (usize, usize),
+    ) {
+        let mut line = [0.0f32; TASK_ROWS + LANES];
+        let to: *mut f32 = self.values.as_mut_ptr().cast();
+        for k in 0..depth {
+            // SAFETY: the caller's promise; the tiles of all rows take `rows * depth` floats.
+            unsafe {
+                run::<S>(matrix, at + k * col, line.as_mut_ptr(), rows);
+                let mut done = 0;
+                while done < rows {
+                    let tile = tile_rows(rows - done, S::ROWS);
+                    let (from, to) = (line.as_ptr().add(done), to.add(done * depth + k * tile));
+                    match tile {
+                        12 => copy::<12>(from, to),
+                        8 => copy::<8>(from, to),
+                        6 => copy::<6>(from, to),
+                        4 => copy::<4>(from, to),
+                        2 => copy::<2>(from, to),
+                        _ => copy::<1>(from, to),
+                    }
+                    done += tile;
+                }
+            }
+        }
+    }
+
+    /// The tile that begins with row `row` of the strip, `depth` runs end to end.
+    #[inline(always)]
+    pub(super) fn tile(&self, row: usize, depth: usize) -> *const f32 {
+        self.values.as_ptr().cast::<f32>().wrapping_add(row * depth)
+    }
+}

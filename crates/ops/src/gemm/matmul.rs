@@ -1,0 +1,370 @@
+//! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
+use super::coded::{self, Strip};
+use super::{Matrix, Store, tile, tile_rows, vector, with_tile};
+use crate::panel::{Act, LANES};
+use crate::par;
+use crate::quant::Quantized;
+use crate::simd::{Simd, dispatch, prefetch};
+
+/// What a product is added to.
+#[derive(Debug, Clone, Copy)]
+pub enum Init<'a> {
+    /// Nothing.
+    Zero,
+    /// A bias `[m]`.
+    Bias(&'a [f32]),
+    /// What `out` holds.
+    Out,
+    /// Another activation of `out`'s shape: the residual stream.
+    Add(&'a Act),
+}
+
+/// One summand: `matrix [m, k]` times `x [tokens, k]`.
+#[derive(Debug, Clone, Copy)]
+pub struct Term<'a> {
+    /// The broadcast operand.
+    pub matrix: Matrix<'a>,
+    /// The vector operand.
+    pub x: &'a Act,
+}
+
+#[derive(Clone, Copy)]
+struct RawTerm<'a> {
+    matrix: *const f32,
+    /// The matrix where it is bfloat16; `matrix` is null then, until a tile of it has been widened.
+    narrow: *const u16,
+    /// The matrix where it is coded, likewise.
+    coded: Option<&'a Quantized>,
+    /// Numbers of the matrix.
+    len: usize,
+    row: usize,
+    col: usize,
+    x: *const f32,
+    stride: usize,
+    depth: usize,
+    /// How far ahead of its reading the matrix is fetched; 0 leaves that to the processor.
+    ahead: usize,
+}
+
+struct Job<'a> {
+    out: *mut f32,
+    stride: usize,
+    bias: *const f32,
+    addend: *const f32,
+    zero: bool,
+    first: RawTerm<'a>,
+    second: Option<RawTerm<'a>>,
+}
+
+// SAFETY: tasks read the operands and write disjoint blocks of `out`.
+unsafe impl Sync for Job<'_> {}
+
+/// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
+pub(super) const DEPTH: usize = 512;
+/// Rows of the largest tile of any kernel.
+const TILE_ROWS: usize = 12;
+/// Rows of the matrix in a task.
+pub(super) const TASK_ROWS: usize = 96;
+/// Depth from which packing a tile of a transposed matrix pays: an LM head, which no cache holds.
+const PACK_DEPTH: usize = 4096;
+/// Panels from which it pays.
+const PACK_PANELS: usize = 6;
+/// Panels in a task.
+const TASK_PANELS: usize = 16;
+
+/// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
+///
+/// # Safety
+/// Both places hold that many.
+#[inline(always)]
+unsafe fn pack<const ROWS: usize>(from: *const f32, col: usize, depth: usize, to: *mut f32) {
+    for k in 0..depth {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let run = from.add(k * col).cast::<[f32; ROWS]>().read_unaligned();
+            to.add(k * ROWS).cast::<[f32; ROWS]>().write_unaligned(run);
+        }
+    }
+}
+
+/// Widens `rows` runs of `depth` numbers, `row` apart, end to end.
+///
+/// # Safety
+/// `from` reaches that far; `to` holds `rows * depth` and 15 more.
+#[inline(always)]
+unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, (rows, depth): (usize, usize), to: *mut f32) {
+    for index in 0..rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (from, to) = (from.add(index * row), to.add(index * depth));
+            let mut at = 0;
+            while at + LANES <= depth {
+                S::store(to.add(at), S::load_bf16(from.add(at)));
+                at += LANES;
+            }
+            while at < depth {
+                *to.add(at) = f32::from_bits(u32::from(*from.add(at)) << 16);
+                at += 1;
+            }
+        }
+    }
+}
+
+/// Widens `depth` runs of `rows` numbers, `col` apart, end to end. `left` numbers lie behind `from`.
+///
+/// # Safety
+/// `from` reaches that far; `to` holds `rows * depth` and 15 more.
+#[inline(always)]
+unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, (rows, depth): (usize, usize), left: usize, to: *mut f32) {
+    for k in 0..depth {
+        // SAFETY: the caller's promise; a whole vector is read only where the matrix reaches that far, and what it
+        // writes too much is overwritten by the next run.
+        unsafe {
+            let (run, to) = (from.add(k * col), to.add(k * rows));
+            if k * col + LANES <= left {
+                S::store(to, S::load_bf16(run));
+            } else {
+                for row in 0..rows {
+                    *to.add(row) = f32::from_bits(u32::from(*run.add(row)) << 16);
+                }
+            }
+        }
+    }
+}
+
+/// As [`tile`] with one panel and rows that lie end to end, each line of the matrix fetched `ahead` floats before it is
+/// read: with one panel a product is as fast as memory is read, and rows are too short for the processor to see ahead.
+#[inline(always)]
+unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
+    part: &RawTerm,
+    x: *const f32,
+    acc: &mut [[S::V; PANELS]; ROWS],
+) {
+    let mut k = 0;
+    while k < part.depth {
+        let depth = LANES.min(part.depth - k);
+        for row in 0..ROWS {
+            prefetch(part.matrix.wrapping_add(row * part.row + part.ahead + k));
+        }
+        // SAFETY: the caller's promise is that of `tile`.
+        unsafe {
+            let matrix = part.matrix.wrapping_add(k);
+            tile::<S, ROWS, PANELS>(depth, matrix, part.row, 1, x.wrapping_add(k * LANES), part.stride, acc);
+        }
+        k += depth;
+    }
+}
+
+/// One tile of `out` at row `m` and panel `p` for `part` of the first term (its columns from `k0` on), and the whole
+/// second term if it is the last part.
+#[inline(always)]
+unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+    job: &Job<'_>,
+    part: &RawTerm<'_>,
+    m: usize,
+    p: usize,
+    k0: usize,
+) {
+    // SAFETY: the task's block lies inside `out`; operands were checked in `matmul`.
+    unsafe {
+        let out = job.out.add(p * job.stride + m * LANES);
+        let mut acc = [[S::splat(0.0); PANELS]; ROWS];
+        let base: *const f32 = if k0 > 0 || (!job.zero && job.addend.is_null() && job.bias.is_null()) {
+            out
+        } else if job.addend.is_null() {
+            std::ptr::null()
+        } else {
+            job.addend.add(p * job.stride + m * LANES)
+        };
+        if !base.is_null() {
+            for (row, sums) in acc.iter_mut().enumerate() {
+                for (panel, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::load(base.add(panel * job.stride + row * LANES));
+                }
+            }
+        } else if !job.bias.is_null() {
+            for (row, sums) in acc.iter_mut().enumerate() {
+                *sums = [S::splat(*job.bias.add(m + row)); PANELS];
+            }
+        }
+        let x = part.x.add(p * part.stride);
+        if PANELS == 1 && part.ahead > 0 {
+            stream::<S, ROWS, PANELS>(part, x, &mut acc);
+        } else {
+            tile::<S, ROWS, PANELS>(part.depth, part.matrix, part.row, part.col, x, part.stride, &mut acc);
+        }
+        if let Some(second) = job.second.as_ref().filter(|_| k0 + part.depth == job.first.depth) {
+            tile::<S, ROWS, PANELS>(
+                second.depth,
+                second.matrix.add(m * second.row),
+                second.row,
+                second.col,
+                second.x.add(p * second.stride),
+                second.stride,
+                &mut acc,
+            );
+        }
+        for (row, sums) in acc.iter().enumerate() {
+            for (panel, sum) in sums.iter().enumerate() {
+                S::store(out.add(panel * job.stride + row * LANES), *sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
+    let blocks = job.first.depth.div_ceil(DEPTH).max(1);
+    let depth = job.first.depth.div_ceil(blocks);
+    #[allow(clippy::large_stack_arrays, reason = "24 KiB, so that the tile stays in L1")]
+    let mut packed = [std::mem::MaybeUninit::<f32>::uninit(); DEPTH * 12 + LANES];
+    let mut strip = Strip::new();
+    let mut k0 = 0;
+    loop {
+        let part = depth.min(job.first.depth - k0);
+        if let Some(matrix) = job.first.coded.filter(|_| job.first.col != 1) {
+            // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`; the strip lies inside the matrix.
+            unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, (m1 - m0, part)) };
+        }
+        let mut m = m0;
+        while m < m1 {
+            let rows = tile_rows(m1 - m, S::ROWS);
+            let first = &job.first;
+            let at = m * first.row + k0 * first.col;
+            let matrix = first.matrix.wrapping_add(at);
+            let mut part_of = RawTerm { matrix, x: first.x.wrapping_add(k0 * LANES), depth: part, ..*first };
+            if !first.narrow.is_null() {
+                let buffer: *mut f32 = packed.as_mut_ptr().cast();
+                // SAFETY: `part <= DEPTH` and `rows <= 12`; the tile lies inside the matrix.
+                unsafe {
+                    let from = first.narrow.add(at);
+                    if first.col == 1 {
+                        widen_rows::<S>(from, first.row, (rows, part), buffer);
+                        (part_of.row, part_of.col) = (part, 1);
+                    } else {
+                        widen_runs::<S>(from, first.col, (rows, part), first.len - at, buffer);
+                        (part_of.row, part_of.col) = (1, rows);
+                    }
+                }
+                part_of.matrix = buffer;
+            } else if let Some(matrix) = first.coded {
+                if first.col == 1 {
+                    let buffer: *mut f32 = packed.as_mut_ptr().cast();
+                    // SAFETY: `part <= DEPTH` and `rows <= 12`; the tile lies inside the matrix.
+                    unsafe { coded::widen_rows::<S>(matrix, at, first.row, (rows, part), buffer) };
+                    (part_of.matrix, part_of.row, part_of.col) = (buffer, part, 1);
+                } else {
+                    (part_of.matrix, part_of.row, part_of.col) = (strip.tile(m - m0, part), 1, rows);
+                }
+            } else if first.row == 1 && rows == S::ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
+                // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
+                // SAFETY: `part <= DEPTH` runs of `rows <= 12` floats.
+                unsafe {
+                    match S::ROWS {
+                        12 => pack::<12>(matrix, first.col, part, packed.as_mut_ptr().cast()),
+                        6 => pack::<6>(matrix, first.col, part, packed.as_mut_ptr().cast()),
+                        _ => pack::<4>(matrix, first.col, part, packed.as_mut_ptr().cast()),
+                    }
+                }
+                part_of = RawTerm { matrix: packed.as_ptr().cast(), col: rows, ..part_of };
+            }
+            let mut p = p0;
+            while p < p1 {
+                let panels = S::PANELS.min(p1 - p);
+                // SAFETY: the block lies inside `out`.
+                unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, &part_of, m, p, k0)) };
+                p += panels;
+            }
+            m += rows;
+        }
+        k0 += part;
+        if k0 >= job.first.depth {
+            break;
+        }
+    }
+}
+
+dispatch! { fn matmul_block_at = matmul_block(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize); }
+
+/// `out[t, m] = init + sum over terms of sum_k matrix[m, k] x[t, k]`.
+///
+/// `out` is `[tokens, m]`; each term's `x` is `[tokens, k]` and its matrix `[m, k]`. One or two terms.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
+    let (rows, panels, stride) = (out.features(), out.panels(), out.stride());
+    let raw = |term: &Term<'a>| {
+        let depth = term.x.features();
+        assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
+        assert!(rows > 0 && depth > 0, "no empty product");
+        let last = (rows - 1) * term.matrix.row + (depth - 1) * term.matrix.col;
+        assert!(last < term.matrix.data.len(), "the matrix holds [{rows}, {depth}]");
+        let (matrix, narrow, coded) = match term.matrix.data {
+            Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
+            Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
+            Store::Quantized(matrix) => (std::ptr::null(), std::ptr::null(), Some(matrix)),
+        };
+        RawTerm {
+            matrix,
+            narrow,
+            coded,
+            len: term.matrix.data.len(),
+            row: term.matrix.row,
+            col: term.matrix.col,
+            x: term.x.ptr(),
+            stride: term.x.stride(),
+            depth,
+            ahead: if panels == 1 && term.matrix.col == 1 && !matrix.is_null() {
+                TILE_ROWS * term.matrix.row
+            } else {
+                0
+            },
+        }
+    };
+    assert!((1..=2).contains(&terms.len()), "one or two terms");
+    let second_is_wide = terms.get(1).is_none_or(|term| matches!(term.matrix.data, Store::F32(_)));
+    assert!(second_is_wide, "only the first term's matrix may be narrower than f32");
+    let mut job = Job {
+        stride,
+        bias: std::ptr::null(),
+        addend: std::ptr::null(),
+        zero: false,
+        first: raw(&terms[0]),
+        second: terms.get(1).map(raw),
+        out: std::ptr::null_mut(),
+    };
+    match init {
+        Init::Zero => job.zero = true,
+        Init::Bias(bias) => {
+            assert_eq!(bias.len(), rows, "a bias for each row");
+            job.bias = bias.as_ptr();
+        }
+        Init::Out => {}
+        Init::Add(other) => {
+            assert_eq!((other.tokens(), other.features()), (out.tokens(), rows), "the addend has out's shape");
+            job.addend = other.ptr();
+        }
+    }
+    if vector::fits(out, terms) {
+        return vector::multiply(out, init, terms);
+    }
+    job.out = out.shared().get();
+    // Enough tasks for every thread, in the order that keeps a thread on the same rows of the matrix.
+    let threads = rayon::current_num_threads();
+    let row_step = TASK_ROWS.min(rows.div_ceil(threads).next_multiple_of(12)).max(12);
+    let panel_step =
+        TASK_PANELS.min(if rows <= row_step { panels.div_ceil(4 * threads).next_multiple_of(2) } else { TASK_PANELS });
+    let (row_tasks, panel_tasks) = (rows.div_ceil(row_step), panels.div_ceil(panel_step));
+    let job = &job;
+    par::run(row_tasks * panel_tasks, |task| {
+        let (m0, p0) = (task / panel_tasks * row_step, task % panel_tasks * panel_step);
+        let (m1, p1) = (rows.min(m0 + row_step), panels.min(p0 + panel_step));
+        // One panel uses each number once: the matrix is read as it lies in memory.
+        for m in (m0..m1).step_by(if panels == 1 { TILE_ROWS } else { row_step }) {
+            let end = if panels == 1 { m1.min(m + TILE_ROWS) } else { m1 };
+            // SAFETY: tasks own disjoint blocks of `out`, which the caller lends for writing.
+            unsafe { matmul_block_at(job, m, end, p0, p1) };
+        }
+    });
+}

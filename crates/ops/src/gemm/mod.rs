@@ -1,0 +1,182 @@
+//! Matrix products on panels. The activation is the vector operand (16 tokens a lane each), the matrix is the
+//! broadcast operand and may have any two strides, so that one row-major weight serves forward and backward:
+//!
+//! - [`matmul`]: `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, over one or two terms (a weight and its LoRA B);
+//! - [`outer`]: `out[m, n] += sum_t y[t, m] x[t, n]`, a weight's gradient.
+use super::panel::LANES;
+use super::quant::Quantized;
+use super::simd::Simd;
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+
+mod coded;
+mod matmul;
+mod outer;
+#[cfg(test)]
+mod tests;
+mod vector;
+
+pub use matmul::{Init, Term, matmul};
+pub use outer::{Target, Transposed, outer};
+
+/// A matrix's numbers as they are stored.
+#[derive(Debug, Clone, Copy)]
+pub enum Store<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// bfloat16, widened tile by tile while it is multiplied.
+    Bf16(&'a [bf16]),
+    /// 4 or 8 bits a number, widened tile by tile too.
+    Quantized(&'a Quantized),
+}
+
+impl<'a> From<&'a [f32]> for Store<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Self::F32(values)
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Store<'a> {
+    fn from(values: &'a Vec<f32>) -> Self {
+        Self::F32(values)
+    }
+}
+
+impl Store<'_> {
+    /// How many numbers.
+    #[allow(clippy::len_without_is_empty)] // no matrix is empty
+    pub fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+            Self::Quantized(matrix) => matrix.len(),
+        }
+    }
+
+    /// Writes the numbers from `start` on to `out`.
+    pub fn widen(self, start: usize, out: &mut [f32]) {
+        match self {
+            Self::F32(values) => out.copy_from_slice(&values[start..start + out.len()]),
+            Self::Bf16(values) => values[start..start + out.len()].convert_to_f32_slice(out),
+            Self::Quantized(matrix) => matrix.widen(start, out),
+        }
+    }
+}
+
+/// A matrix `[rows, cols]` seen through two strides.
+#[derive(Debug, Clone, Copy)]
+pub struct Matrix<'a> {
+    data: Store<'a>,
+    row: usize,
+    col: usize,
+}
+
+impl<'a> Matrix<'a> {
+    /// Row-major `data: [rows, width]` as it is: element (m, k) is `data[m * width + k]`.
+    pub fn rows(data: impl Into<Store<'a>>, width: usize) -> Self {
+        Self { data: data.into(), row: width, col: 1 }
+    }
+
+    /// Element (m, k) is `data[m * row + k * col]`.
+    pub fn strided(data: &'a [f32], row: usize, col: usize) -> Self {
+        Self { data: Store::F32(data), row, col }
+    }
+
+    /// Row-major `data: [rows, width]` transposed: element (m, k) is `data[k * width + m]`.
+    pub fn transposed(data: impl Into<Store<'a>>, width: usize) -> Self {
+        Self { data: data.into(), row: 1, col: width }
+    }
+}
+
+/// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
+///
+/// # Safety
+/// `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth` vectors in each of
+/// `PANELS` panels that lie `stride` floats apart.
+#[inline(always)]
+pub(crate) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
+    depth: usize,
+    mut matrix: *const f32,
+    row: usize,
+    col: usize,
+    mut x: *const f32,
+    stride: usize,
+    acc: &mut [[S::V; PANELS]; ROWS],
+) {
+    for _ in 0..depth {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut vectors = [S::splat(0.0); PANELS];
+            for (panel, vector) in vectors.iter_mut().enumerate() {
+                *vector = S::load(x.add(panel * stride));
+            }
+            for (index, sums) in acc.iter_mut().enumerate() {
+                let value = S::splat(*matrix.add(index * row));
+                for (sum, vector) in sums.iter_mut().zip(vectors) {
+                    *sum = S::fma(value, vector, *sum);
+                }
+            }
+            // After the last turn these may point past the end; they are not read then.
+            matrix = matrix.wrapping_add(col);
+            x = x.wrapping_add(LANES);
+        }
+    }
+}
+
+/// How many rows the next tile takes when `left` remain, for a kernel of `max` rows.
+#[inline(always)]
+pub(crate) const fn tile_rows(left: usize, max: usize) -> usize {
+    match left {
+        // Two tiles of eight run better than one of twelve and one of four.
+        16 if max == 12 => 8,
+        _ if left >= max => max,
+        8.. => 8,
+        6.. if max == 6 => 6,
+        4.. => 4,
+        2.. => 2,
+        _ => 1,
+    }
+}
+
+/// Calls `$f::<S, ROWS, PANELS>(args)` for run-time `rows` and `panels`.
+macro_rules! with_tile {
+    ($rows:expr, $panels:expr, $f:ident::<$s:ident>($($arg:expr),* $(,)?)) => {
+        match ($rows, $panels) {
+            (12, 2) => $f::<$s, 12, 2>($($arg),*),
+            (8, 2) => $f::<$s, 8, 2>($($arg),*),
+            (6, 2) => $f::<$s, 6, 2>($($arg),*),
+            (4, 2) => $f::<$s, 4, 2>($($arg),*),
+            (2, 2) => $f::<$s, 2, 2>($($arg),*),
+            (1, 2) => $f::<$s, 1, 2>($($arg),*),
+            (12, _) => $f::<$s, 12, 1>($($arg),*),
+            (8, _) => $f::<$s, 8, 1>($($arg),*),
+            (6, _) => $f::<$s, 6, 1>($($arg),*),
+            (4, _) => $f::<$s, 4, 1>($($arg),*),
+            (2, _) => $f::<$s, 2, 1>($($arg),*),
+            _ => $f::<$s, 1, 1>($($arg),*),
+        }
+    };
+}
+pub(crate) use with_tile;
+
+/// `to[j][i] = from[i][j]` for `rows` rows i of 16 and all 16 columns j; missing rows count as zero.
+///
+/// # Safety
+/// `from` holds `rows * 16` floats, `to` 256.
+#[inline(always)]
+pub(crate) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if rows == LANES {
+            let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();
+            let block: [[f32; LANES]; LANES] = std::array::from_fn(|j| std::array::from_fn(|i| rows[i][j]));
+            to.cast::<[[f32; LANES]; LANES]>().write_unaligned(block);
+            return;
+        }
+        for j in 0..LANES {
+            for i in 0..LANES {
+                *to.add(j * LANES + i) = if i < rows { *from.add(i * LANES + j) } else { 0.0 };
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
+use super::{tile, tile_rows, transpose, with_tile};
+use crate::panel::{Act, LANES};
+use crate::par;
+use crate::simd::{Simd, dispatch};
+
+/// `x` with tokens as rows, for products that sum over tokens: `[panel][block of 16 features][16 tokens][16 features]`,
+/// features padded with zeros to a multiple of 16.
+#[derive(Debug)]
+pub struct Transposed {
+    act: Act,
+    features: usize,
+}
+
+impl Transposed {
+    /// Transposes `x [tokens, features]`.
+    pub fn new(x: &Act) -> Self {
+        let (features, blocks) = (x.features(), x.features().div_ceil(LANES));
+        let mut act = x.pool().act(x.panels() * LANES, blocks * LANES);
+        let (to, stride) = (act.shared(), act.stride());
+        par::run(x.panels(), |panel| {
+            let from = x.panel(panel);
+            for block in 0..blocks {
+                let count = LANES.min(features - block * LANES);
+                // SAFETY: this task owns the panel of `act`.
+                let to = unsafe { to.get().add(panel * stride + block * LANES * LANES) };
+                // SAFETY: 256 floats each, or `count` rows of the source.
+                unsafe { transpose(from[block * LANES * LANES..].as_ptr(), count, to) };
+            }
+        });
+        Self { act, features }
+    }
+}
+
+struct OuterJob {
+    out: *mut f32,
+    row: usize,
+    col: usize,
+    cols: usize,
+    y: *const f32,
+    y_stride: usize,
+    x: *const f32,
+    x_stride: usize,
+    panels: usize,
+}
+
+// SAFETY: tasks write disjoint rows of `out`.
+unsafe impl Sync for OuterJob {}
+
+#[inline(always)]
+unsafe fn outer_tile<S: Simd, const ROWS: usize, const BLOCKS: usize>(job: &OuterJob, m: usize, block: usize) {
+    // SAFETY: rows and columns lie inside `out`, panels inside the operands.
+    unsafe {
+        let mut acc = [[S::splat(0.0); BLOCKS]; ROWS];
+        for panel in 0..job.panels {
+            tile::<S, ROWS, BLOCKS>(
+                LANES,
+                job.y.add(panel * job.y_stride + m * LANES),
+                LANES,
+                1,
+                job.x.add(panel * job.x_stride + block * LANES * LANES),
+                LANES * LANES,
+                &mut acc,
+            );
+        }
+        for (index, sums) in acc.iter().enumerate() {
+            for (offset, sum) in sums.iter().enumerate() {
+                let n0 = (block + offset) * LANES;
+                let count = LANES.min(job.cols - n0);
+                let out = job.out.add((m + index) * job.row + n0 * job.col);
+                if count == LANES && job.col == 1 {
+                    S::store(out, S::add(S::load(out), *sum));
+                } else {
+                    let mut values = [0.0f32; LANES];
+                    S::store(values.as_mut_ptr(), *sum);
+                    for (n, value) in values[..count].iter().enumerate() {
+                        *out.add(n * job.col) += value;
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn outer_rows<S: Simd>(job: &OuterJob, m0: usize, m1: usize) {
+    let blocks = job.cols.div_ceil(LANES);
+    let mut block = 0;
+    while block < blocks {
+        let step = S::PANELS.min(blocks - block);
+        let mut m = m0;
+        while m < m1 {
+            let rows = tile_rows(m1 - m, S::ROWS);
+            // SAFETY: the caller's promise.
+            unsafe { with_tile!(rows, step, outer_tile::<S>(job, m, block)) };
+            m += rows;
+        }
+        block += step;
+    }
+}
+
+dispatch! { fn outer_rows_at = outer_rows(job: &OuterJob, m0: usize, m1: usize); }
+
+/// Where [`outer`] adds its result.
+#[derive(Debug)]
+pub enum Target<'a> {
+    /// `out: [m, n]` row-major.
+    Rows(&'a mut [f32]),
+    /// `out: [n, m]` row-major.
+    Transposed(&'a mut [f32]),
+    /// Element (m, n) is `out[m * row + n * col]`: out, row, col.
+    Strided(&'a mut [f32], usize, usize),
+}
+
+/// Adds `sum_t y[t, m] x[t, n]` to `out`. `y` is `[tokens, m]`, `x` is `[tokens, n]`; unused lanes must be zero in one of them.
+///
+/// # Panics
+/// If the shapes do not fit.
+pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
+    let (rows, cols) = (y.features(), x.features);
+    assert_eq!(x.act.panels(), y.panels(), "the same tokens");
+    let (out, row, col) = match out {
+        Target::Rows(out) => (out, cols, 1),
+        Target::Transposed(out) => (out, 1, rows),
+        Target::Strided(out, row, col) => (out, row, col),
+    };
+    assert!((rows - 1) * row + (cols - 1) * col < out.len(), "out holds [{rows}, {cols}]");
+    let job = OuterJob {
+        out: out.as_mut_ptr(),
+        row,
+        col,
+        cols,
+        y: y.ptr(),
+        y_stride: y.stride(),
+        x: x.act.ptr(),
+        x_stride: x.act.stride(),
+        panels: y.panels(),
+    };
+    let step = 48.min(rows.div_ceil(rayon::current_num_threads()).next_multiple_of(12));
+    let job = &job;
+    par::run(rows.div_ceil(step), |task| {
+        // SAFETY: tasks own disjoint rows of `out`.
+        unsafe { outer_rows_at(job, task * step, rows.min((task + 1) * step)) };
+    });
+}

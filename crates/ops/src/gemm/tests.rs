@@ -1,0 +1,168 @@
+//! Both products against their plain sums.
+use super::*;
+use crate::panel::{Act, Pool};
+use crate::testing::{each_level, numbers};
+
+#[test]
+fn matmul_equals_the_plain_sum_on_odd_sizes() {
+    each_level(|level| {
+        for (tokens, depth, rows) in
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100), (300, 16, 130)]
+        {
+            let pool = Pool::new();
+            let (x, w) = (numbers(1, tokens * depth), numbers(2, rows * depth));
+            let (z, b) = (numbers(3, tokens * 5), numbers(4, rows * 5));
+            let (bias, addend) = (numbers(5, rows), numbers(6, tokens * rows));
+            let (xa, za) = (Act::from_rows(&pool, &x, depth), Act::from_rows(&pool, &z, 5));
+            let added = Act::from_rows(&pool, &addend, rows);
+            let wt: Vec<f32> = (0..depth * rows).map(|i| w[i % rows * depth + i / rows]).collect();
+            for (case, init) in [Init::Zero, Init::Bias(&bias), Init::Add(&added), Init::Out].into_iter().enumerate() {
+                for matrix in [Matrix::rows(&w[..], depth), Matrix::transposed(&wt[..], rows)] {
+                    let mut out = added.copy();
+                    let terms = [Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }];
+                    matmul(&mut out, init, &terms);
+                    for t in 0..tokens {
+                        for m in 0..rows {
+                            let start = [0.0, bias[m], addend[t * rows + m], addend[t * rows + m]][case];
+                            let mut sum = f64::from(start);
+                            for k in 0..depth {
+                                sum += f64::from(w[m * depth + k]) * f64::from(x[t * depth + k]);
+                            }
+                            for k in 0..5 {
+                                sum += f64::from(b[m * 5 + k]) * f64::from(z[t * 5 + k]);
+                            }
+                            let got = f64::from(out.at(t, m));
+                            assert!((got - sum).abs() < 1e-4, "{level:?} {case} [{t},{m}]: {got} != {sum}");
+                        }
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_bf16_matrix_multiplies_as_its_values_do() {
+    each_level(|level| {
+        for (tokens, depth, rows) in [(1, 1, 1), (5, 3, 7), (17, 33, 16), (40, 600, 29), (33, 1100, 100)] {
+            let pool = Pool::new();
+            let narrow: Vec<bf16> = numbers(2, rows * depth).into_iter().map(bf16::from_f32).collect();
+            let wide: Vec<f32> = narrow.iter().map(|value| value.to_f32()).collect();
+            let x = Act::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let run = |matrix| {
+                let mut out = pool.act(tokens, rows);
+                matmul(&mut out, Init::Zero, &[Term { matrix, x: &x }]);
+                out.to_rows()
+            };
+            let same = run(Matrix::rows(Store::Bf16(&narrow), depth)) == run(Matrix::rows(&wide[..], depth));
+            assert!(same, "{level:?} rows [{tokens}, {depth}, {rows}]");
+            // The same numbers as a matrix [depth, rows], transposed.
+            let turned = Matrix::transposed(Store::Bf16(&narrow), rows);
+            assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{level:?} transposed");
+            let mut part = vec![0.0; depth.min(rows)];
+            Store::Bf16(&narrow).widen(1.min(narrow.len() - part.len()), &mut part);
+            assert!(part == wide[1.min(narrow.len() - part.len())..][..part.len()]);
+        }
+    });
+}
+
+#[test]
+fn outer_equals_the_plain_sum_on_odd_sizes() {
+    each_level(|level| {
+        for (tokens, rows, cols) in [(1, 1, 1), (5, 7, 3), (17, 16, 33), (40, 29, 16), (100, 130, 50)] {
+            let pool = Pool::new();
+            let (y, x) = (numbers(1, tokens * rows), numbers(2, tokens * cols));
+            let (ya, xa) = (Act::from_rows(&pool, &y, rows), Act::from_rows(&pool, &x, cols));
+            let xt = Transposed::new(&xa);
+            let (mut plain, mut turned) = (vec![1.0; rows * cols], vec![1.0; rows * cols]);
+            outer(Target::Rows(&mut plain), &ya, &xt);
+            outer(Target::Transposed(&mut turned), &ya, &xt);
+            for m in 0..rows {
+                for n in 0..cols {
+                    let sum: f64 =
+                        1.0 + (0..tokens).map(|t| f64::from(y[t * rows + m]) * f64::from(x[t * cols + n])).sum::<f64>();
+                    assert!((f64::from(plain[m * cols + n]) - sum).abs() < 1e-4, "{level:?} rows [{m},{n}]");
+                    assert!((f64::from(turned[n * rows + m]) - sum).abs() < 1e-4, "{level:?} turned [{m},{n}]");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_quantized_matrix_multiplies_as_its_values_do() {
+    use crate::quant::{Format, encode};
+    each_level(|level| {
+        // Odd widths begin rows in the middle of a byte; most begin them in the middle of a block.
+        for (tokens, depth, rows) in
+            [(1, 1, 1), (5, 3, 7), (17, 33, 16), (33, 600, 29), (19, 64, 192), (18, 1100, 101), (40, 5, 200)]
+        {
+            let pool = Pool::new();
+            let values = numbers(2, rows * depth);
+            let x = Act::from_rows(&pool, &numbers(1, tokens * depth), depth);
+            let z = Act::from_rows(&pool, &numbers(3, tokens * 5), 5);
+            let b = numbers(4, rows * 5);
+            for (format, double) in
+                [(Format::Nf4, false), (Format::Nf4, true), (Format::Fp4, true), (Format::Int8, false)]
+            {
+                let run = |matrix| {
+                    let mut out = pool.act(tokens, rows);
+                    let terms = [Term { matrix, x: &x }, Term { matrix: Matrix::rows(&b[..], 5), x: &z }];
+                    matmul(&mut out, Init::Zero, &terms);
+                    out.to_rows()
+                };
+                let what = format!("{level:?} {format:?} {double} [{tokens}, {depth}, {rows}]");
+                let coded = encode::quantize(&values, depth, format, double).unwrap();
+                let wide = coded.dequantize();
+                let same = run(Matrix::rows(Store::Quantized(&coded), depth)) == run(Matrix::rows(&wide[..], depth));
+                assert!(same, "{what}");
+                // The same numbers as a matrix [depth, rows], transposed.
+                let coded = encode::quantize(&values, rows, format, double).unwrap();
+                let wide = coded.dequantize();
+                let turned = Matrix::transposed(Store::Quantized(&coded), rows);
+                assert!(run(turned) == run(Matrix::transposed(&wide[..], rows)), "{what} transposed");
+                for start in [0, 1, values.len() / 3] {
+                    let mut part = vec![0.0; (values.len() - start).min(77)];
+                    Store::Quantized(&coded).widen(start, &mut part);
+                    assert!(part == wide[start..][..part.len()], "{what} from {start}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn one_token_alone_has_the_bits_that_it_has_in_company() {
+    use crate::quant::{Format, encode};
+    each_level(|level| {
+        for (depth, rows) in [(1, 1), (3, 7), (8, 16), (33, 17), (16, 32), (600, 100), (1100, 33), (576, 257)] {
+            let pool = Pool::new();
+            let (values, b, bias) = (numbers(2, rows * depth), numbers(4, rows * 5), numbers(5, rows));
+            let narrow: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
+            let coded = encode::quantize(&values, depth, Format::Nf4, true).unwrap();
+            let (x, z, rest) = (numbers(1, 3 * depth), numbers(3, 3 * 5), numbers(6, 3 * rows));
+            let act =
+                |tokens: usize, values: &[f32], width: usize| Act::from_rows(&pool, &values[..tokens * width], width);
+            for (kind, store) in
+                [("f32", Store::F32(&values)), ("bf16", Store::Bf16(&narrow)), ("nf4", Store::Quantized(&coded))]
+            {
+                for case in 0..4 {
+                    let run = |tokens: usize| {
+                        let (xa, za, added) = (act(tokens, &x, depth), act(tokens, &z, 5), act(tokens, &rest, rows));
+                        let init = [Init::Zero, Init::Bias(&bias), Init::Add(&added), Init::Out][case];
+                        let mut out = added.copy();
+                        let matrix = Matrix::rows(store, depth);
+                        matmul(
+                            &mut out,
+                            init,
+                            &[Term { matrix, x: &xa }, Term { matrix: Matrix::rows(&b[..], 5), x: &za }],
+                        );
+                        assert!(out.data().iter().all(|value| value.is_finite()));
+                        out.to_rows().into_iter().take(rows).map(f32::to_bits).collect::<Vec<_>>()
+                    };
+                    assert!(run(1) == run(3), "{level:?} {kind} case {case} [{depth}, {rows}]");
+                }
+            }
+        }
+    });
+}

@@ -1,0 +1,226 @@
+//! The product with one token: each number of the matrix is used once, so that it is as fast as memory is read.
+//!
+//! `matmul` would use one lane of sixteen. Here sixteen rows of the matrix are turned into columns in registers
+//! and lie in the lanes; the sum of each row is that of `matmul` to the bit, the same multiply-adds in the same
+//! order. It is what a token's step of generation consists of.
+use super::coded;
+use super::matmul::{DEPTH, Init, Term};
+use super::{Matrix, Store};
+use crate::panel::{Act, LANES};
+use crate::par;
+use crate::simd::{Simd, dispatch, prefetch};
+use std::mem::MaybeUninit;
+
+/// Rows of a block: two vectors, side by side, so that a sum's latency is hidden.
+const ROWS: usize = 2 * LANES;
+/// Bytes of a row between what is fetched and what is summed: long enough for memory to answer, and what is under way
+/// stays in the first cache.
+const AHEAD: usize = 768;
+/// Blocks in the largest task.
+const TASK_BLOCKS: usize = 32;
+
+/// A matrix's number as it lies in memory.
+trait Number: Copy {
+    /// Sixteen of them, widened.
+    ///
+    /// # Safety
+    /// They are there.
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V;
+    /// One of them.
+    fn wide(self) -> f32;
+}
+
+impl Number for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load(from) }
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        self
+    }
+}
+
+/// The bits of a bfloat16.
+impl Number for u16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const Self) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { S::load_bf16(from) }
+    }
+    #[inline(always)]
+    fn wide(self) -> f32 {
+        f32::from_bits(u32::from(self) << 16)
+    }
+}
+
+/// Rows of a matrix that a block sums.
+struct Rows<T> {
+    from: *const T,
+    /// From one row to the next.
+    row: usize,
+    /// How many; at least one.
+    count: usize,
+    depth: usize,
+    /// Numbers that lie behind `from`.
+    left: usize,
+}
+
+struct Part<'a> {
+    matrix: Matrix<'a>,
+    /// The token, its features end to end.
+    x: Vec<f32>,
+}
+
+struct Job<'a> {
+    /// The first lane of the result's first feature.
+    out: *mut f32,
+    init: Init<'a>,
+    parts: Vec<Part<'a>>,
+}
+
+// SAFETY: tasks read the operands and write rows of their own.
+unsafe impl Sync for Job<'_> {}
+
+/// `sums[row] += sum_k matrix[row, k] x[k]`, k rising.
+#[inline(always)]
+unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *const f32, sums: &mut [S::V; TURNS]) {
+    // Rows past the last are the last once more, and their sums are not used.
+    let mut starts = [[rows.from; LANES]; TURNS];
+    for (at, start) in starts.as_flattened_mut().iter_mut().enumerate() {
+        *start = rows.from.wrapping_add(at.min(rows.count - 1) * rows.row);
+    }
+    let ahead = AHEAD / size_of::<T>();
+    let (whole, line) = (rows.depth - rows.depth % LANES, 64 / size_of::<T>());
+    // SAFETY: `count` rows of `depth` numbers are there, and as many of `x`; what is only fetched need not be.
+    unsafe {
+        let mut k = 0;
+        while k < whole {
+            // The row's own end comes before the beginning of the row that follows in the next block.
+            let beyond = k + ahead >= rows.depth;
+            let fetched = if beyond { k + ahead - rows.depth + ROWS * rows.row } else { k + ahead };
+            for (starts, sum) in starts.iter().zip(sums.iter_mut()) {
+                let mut vectors = [S::splat(0.0); LANES];
+                for (vector, start) in vectors.iter_mut().zip(starts) {
+                    *vector = T::load::<S>(start.add(k));
+                    if k % line == 0 {
+                        prefetch(start.wrapping_add(fetched).cast());
+                    }
+                }
+                for (at, column) in S::turn(&vectors).into_iter().enumerate() {
+                    *sum = S::fma(column, S::splat(*x.add(k + at)), *sum);
+                }
+            }
+            k += LANES;
+        }
+        if whole < rows.depth {
+            for (turn, sum) in sums.iter_mut().enumerate() {
+                let mut vectors = [S::splat(0.0); LANES];
+                for (at, vector) in vectors.iter_mut().enumerate() {
+                    let row = (turn * LANES + at).min(rows.count - 1);
+                    let start = rows.from.add(row * rows.row + whole);
+                    if row * rows.row + whole + LANES <= rows.left {
+                        *vector = T::load::<S>(start);
+                        continue;
+                    }
+                    let mut lanes = [0.0f32; LANES];
+                    for (k, lane) in lanes.iter_mut().enumerate().take(rows.depth - whole) {
+                        *lane = (*start.add(k)).wide();
+                    }
+                    *vector = S::load(lanes.as_ptr());
+                }
+                for (at, column) in S::turn(&vectors).into_iter().enumerate().take(rows.depth - whole) {
+                    *sum = S::fma(column, S::splat(*x.add(whole + at)), *sum);
+                }
+            }
+        }
+    }
+}
+
+/// The rows `m..m + count` of the result, at most `TURNS` vectors.
+#[inline(always)]
+unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usize) {
+    // SAFETY: the rows lie inside the result and the matrices, which were checked in `matmul`.
+    unsafe {
+        let mut lanes = [[0.0f32; LANES]; TURNS];
+        for (row, lane) in (m..m + count).zip(lanes.as_flattened_mut()) {
+            *lane = match job.init {
+                Init::Zero => 0.0,
+                Init::Bias(bias) => bias[row],
+                Init::Out => *job.out.add(row * LANES),
+                Init::Add(other) => *other.ptr().add(row * LANES),
+            };
+        }
+        let mut sums = [S::splat(0.0); TURNS];
+        for (sum, lanes) in sums.iter_mut().zip(&lanes) {
+            *sum = S::load(lanes.as_ptr());
+        }
+        for Part { matrix, x } in &job.parts {
+            let (row, depth, at) = (matrix.row, x.len(), m * matrix.row);
+            let left = matrix.data.len() - at;
+            match matrix.data {
+                Store::F32(values) => {
+                    let rows = Rows { from: values.as_ptr().add(at), row, count, depth, left };
+                    add_rows::<S, f32, TURNS>(&rows, x.as_ptr(), &mut sums);
+                }
+                Store::Bf16(values) => {
+                    let rows = Rows { from: values.as_ptr().cast::<u16>().add(at), row, count, depth, left };
+                    add_rows::<S, u16, TURNS>(&rows, x.as_ptr(), &mut sums);
+                }
+                Store::Quantized(values) => {
+                    #[allow(clippy::large_stack_arrays, reason = "64 KiB, so that it stays in L2")]
+                    let mut wide = [MaybeUninit::<f32>::uninit(); ROWS * DEPTH + LANES];
+                    let wide: *mut f32 = wide.as_mut_ptr().cast();
+                    for k in (0..depth).step_by(DEPTH) {
+                        let part = DEPTH.min(depth - k);
+                        coded::widen_rows::<S>(values, at + k, row, (count, part), wide);
+                        let rows = Rows { from: wide.cast_const(), row: part, count, depth: part, left: count * part };
+                        add_rows::<S, f32, TURNS>(&rows, x.as_ptr().add(k), &mut sums);
+                    }
+                }
+            }
+        }
+        for (lanes, sum) in lanes.iter_mut().zip(sums) {
+            S::store(lanes.as_mut_ptr(), sum);
+        }
+        for (row, sum) in (m..m + count).zip(lanes.as_flattened()) {
+            // Lanes without a token are zero.
+            let to = job.out.add(row * LANES);
+            S::store(to, S::splat(0.0));
+            *to = *sum;
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
+    for m in (m0..m1).step_by(ROWS) {
+        let count = ROWS.min(m1 - m);
+        // SAFETY: the caller's promise.
+        unsafe { if count > LANES { block::<S, 2>(job, m, count) } else { block::<S, 1>(job, m, count) } };
+    }
+}
+
+dispatch! { fn task_at = task_kernel(job: &Job<'_>, m0: usize, m1: usize); }
+
+/// Whether this product is one with a single token, and its matrices lie in rows.
+pub(super) fn fits(out: &Act, terms: &[Term<'_>]) -> bool {
+    out.tokens() == 1 && terms.iter().all(|term| term.matrix.col == 1)
+}
+
+/// As `matmul`, whose checks have been made, where it `fits`.
+pub(super) fn multiply(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
+    let rows = out.features();
+    let parts = terms
+        .iter()
+        .map(|term| Part { matrix: term.matrix, x: term.x.panel(0).iter().step_by(LANES).copied().collect() })
+        .collect();
+    let job = Job { out: out.shared().get(), init, parts };
+    let (job, blocks) = (&job, rows.div_ceil(ROWS));
+    let step = blocks.div_ceil(4 * rayon::current_num_threads()).min(TASK_BLOCKS) * ROWS;
+    par::run(rows.div_ceil(step), |task| {
+        // SAFETY: tasks own rows of `out`, which the caller lends for writing.
+        unsafe { task_at(job, task * step, rows.min((task + 1) * step)) };
+    });
+}

@@ -1,0 +1,26 @@
+//! Layer 3: the operations of a decoder, each with its forward and its backward, on panels of tokens.
+//!
+//! Every file holds a plain reference (in its tests, in f64), the fast version, written once over
+//! [`simd::Simd`], and the test that holds one against the other at every SIMD level on odd sizes.
+#![allow(clippy::inline_always, reason = "a kernel must be inlined into the function that enables its instructions")]
+pub mod attention;
+pub mod best;
+pub mod blocks;
+pub mod dropout;
+pub mod embedding;
+pub mod gain;
+pub mod gated_mlp;
+pub mod gemm;
+pub mod loss;
+pub mod narrow;
+pub mod noise;
+pub mod norm;
+pub mod panel;
+pub mod par;
+pub mod peak;
+pub mod quant;
+pub mod rope;
+pub mod simd;
+pub mod softcap;
+pub mod spans;
+pub mod testing;

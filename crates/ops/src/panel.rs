@@ -1,0 +1,527 @@
+//! Activations: `[panel of 16 tokens][feature][16 tokens]`, from a pool that gives the same memory again.
+//!
+//! In this layout a token is a vector lane: norms, rope and softmax need no horizontal sums, and one row-major
+//! weight serves `X W^T` and `dY W` alike. The lanes after the last token of the last panel are finite in every
+//! activation and zero in every gradient, so that sums over tokens may run over whole panels.
+use super::par::{self, Shared};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use tunesmith_base::memory;
+
+/// Tokens in a panel.
+pub const LANES: usize = 16;
+
+/// Memory of floats aligned to cache lines, or to huge pages where it is large.
+#[derive(Debug)]
+struct Buffer {
+    start: *mut f32,
+    floats: usize,
+}
+
+// SAFETY: a Buffer owns its memory.
+unsafe impl Send for Buffer {}
+// SAFETY: shared references only read.
+unsafe impl Sync for Buffer {}
+
+const HUGE: usize = 2 << 20;
+
+impl Buffer {
+    fn bytes(floats: usize) -> usize {
+        let bytes = floats.max(1) * size_of::<f32>();
+        if bytes >= 2 * HUGE { bytes.next_multiple_of(HUGE) } else { bytes }
+    }
+
+    fn layout(floats: usize) -> Layout {
+        let bytes = Self::bytes(floats);
+        let align = if bytes >= 2 * HUGE { HUGE } else { 64 };
+        Layout::from_size_align(bytes, align).expect("an activation fits the address space")
+    }
+
+    fn new(floats: usize) -> Self {
+        let layout = Self::layout(floats);
+        // SAFETY: the layout's size is not zero.
+        let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
+        if start.is_null() {
+            handle_alloc_error(layout);
+        }
+        #[cfg(target_os = "linux")]
+        if layout.align() == HUGE {
+            // SAFETY: the range is ours; a refusal costs only speed.
+            unsafe { libc::madvise(start.cast(), layout.size(), libc::MADV_HUGEPAGE) };
+        }
+        Self { start: start.cast(), floats }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.start.cast(), Self::layout(self.floats)) };
+    }
+}
+
+/// Gives activations out and takes them back on drop, so that a step in the steady state allocates nothing.
+#[derive(Debug, Default)]
+pub struct Pool {
+    free: Mutex<HashMap<usize, Vec<Buffer>>>,
+    panels: AtomicUsize,
+    /// Buffers are as large as asked for, in steps of powers of two, not all as large as the largest.
+    stepped: bool,
+}
+
+impl Pool {
+    /// An empty pool.
+    pub fn new() -> Arc<Self> {
+        Arc::new(Self::default())
+    }
+
+    /// An empty pool for activations of very different lengths.
+    pub fn stepped() -> Arc<Self> {
+        Arc::new(Self { stepped: true, ..Self::default() })
+    }
+
+    /// Panels of a buffer for so many tokens.
+    fn sized(&self, tokens: usize) -> usize {
+        if self.stepped {
+            tokens.div_ceil(LANES).next_power_of_two()
+        } else {
+            self.reserve(tokens);
+            self.panels.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Makes every later activation large enough for `tokens`; memory sized for fewer is given back.
+    pub fn reserve(&self, tokens: usize) {
+        let wanted = tokens.div_ceil(LANES);
+        if wanted > self.panels.load(Ordering::Relaxed) {
+            self.panels.store(wanted, Ordering::Relaxed);
+            self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+    }
+
+    /// Bytes of the buffers that wait for use.
+    pub fn idle_bytes(&self) -> u64 {
+        let free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
+        free.values().flatten().map(|buffer| Buffer::bytes(buffer.floats) as u64).sum()
+    }
+
+    /// Gives all idle memory back to the system; what comes next is sized afresh.
+    pub fn release(&self) {
+        self.panels.store(0, Ordering::Relaxed);
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// An activation of `tokens` x `features`, its values undefined but for a partly used last panel, which is zero.
+    pub fn act(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
+        let mut act = self.blank(tokens, features);
+        if !tokens.is_multiple_of(LANES) {
+            act.panel_mut(tokens / LANES).fill(0.0);
+        }
+        act
+    }
+
+    /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
+    pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
+        let floats = self.sized(tokens) * features * LANES;
+        let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&floats).and_then(Vec::pop);
+        let buffer = reused.unwrap_or_else(|| Buffer::new(floats));
+        Act { buffer: Some(buffer), tokens, features, pool: Arc::clone(self) }
+    }
+}
+
+/// `[tokens, features]` in panels.
+#[derive(Debug)]
+pub struct Act {
+    buffer: Option<Buffer>,
+    tokens: usize,
+    features: usize,
+    pool: Arc<Pool>,
+}
+
+impl Drop for Act {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+            // Memory from before the last `reserve` is not wanted any more.
+            if self.pool.stepped || buffer.floats == self.pool.panels.load(Ordering::Relaxed) * self.features * LANES {
+                free.entry(buffer.floats).or_default().push(buffer);
+            }
+        }
+    }
+}
+
+impl Act {
+    /// How many tokens.
+    pub const fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Features of a token.
+    pub const fn features(&self) -> usize {
+        self.features
+    }
+
+    /// How many panels, the last of them perhaps partly used.
+    pub const fn panels(&self) -> usize {
+        self.tokens.div_ceil(LANES)
+    }
+
+    /// Floats from one panel to the next.
+    pub const fn stride(&self) -> usize {
+        self.features * LANES
+    }
+
+    /// The pool that this one came from.
+    pub const fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+
+    /// The first float of the first panel.
+    pub fn ptr(&self) -> *const f32 {
+        self.buffer.as_ref().map_or(std::ptr::null(), |buffer| buffer.start)
+    }
+
+    /// The first float of the first panel, to share among tasks that write disjoint parts.
+    pub fn shared(&mut self) -> Shared<f32> {
+        Shared(self.buffer.as_ref().map_or(std::ptr::null_mut(), |buffer| buffer.start))
+    }
+
+    /// All panels, `[panels][features][16]`.
+    pub fn data(&self) -> &[f32] {
+        // SAFETY: the buffer holds at least that many floats.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.panels() * self.stride()) }
+    }
+
+    /// All panels, to write.
+    pub fn data_mut(&mut self) -> &mut [f32] {
+        let floats = self.panels() * self.stride();
+        // SAFETY: as in `data`, and `self` is borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.shared().get(), floats) }
+    }
+
+    /// One panel, `[features][16]`.
+    pub fn panel(&self, index: usize) -> &[f32] {
+        &self.data()[index * self.stride()..][..self.stride()]
+    }
+
+    /// One panel, to write.
+    pub fn panel_mut(&mut self, index: usize) -> &mut [f32] {
+        let stride = self.stride();
+        &mut self.data_mut()[index * stride..][..stride]
+    }
+
+    /// Sets every value to zero.
+    pub fn zero(&mut self) {
+        self.data_mut().fill(0.0);
+    }
+
+    /// Another one of the same shape, its values undefined.
+    #[must_use]
+    pub fn like(&self) -> Self {
+        self.pool.act(self.tokens, self.features)
+    }
+
+    /// Adds another one of the same shape.
+    pub fn add(&mut self, other: &Self) {
+        assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
+        let (to, stride) = (self.shared(), self.stride());
+        par::run(other.panels(), |panel| {
+            // SAFETY: a task owns its panel.
+            let sums = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), stride) };
+            sums.iter_mut().zip(other.panel(panel)).for_each(|(sum, value)| *sum += value);
+        });
+    }
+
+    /// Some features of every token, from one on, as an activation of its own.
+    #[must_use]
+    pub fn columns(&self, columns: std::ops::Range<usize>) -> Self {
+        let mut out = self.pool.act(self.tokens, columns.len());
+        for panel in 0..self.panels() {
+            let from = &self.panel(panel)[columns.start * LANES..columns.end * LANES];
+            out.panel_mut(panel).copy_from_slice(from);
+        }
+        out
+    }
+
+    /// The features of several with the same tokens, one after the other.
+    #[must_use]
+    pub fn side_by_side(parts: &[&Self]) -> Self {
+        let features = parts.iter().map(|part| part.features).sum();
+        let mut out = parts[0].pool.act(parts[0].tokens, features);
+        for panel in 0..out.panels() {
+            let mut rest = out.panel_mut(panel);
+            for part in parts {
+                let (to, after) = rest.split_at_mut(part.stride());
+                to.copy_from_slice(part.panel(panel));
+                rest = after;
+            }
+        }
+        out
+    }
+
+    /// The value of one feature of one token.
+    pub fn at(&self, token: usize, feature: usize) -> f32 {
+        self.data()[(token / LANES) * self.stride() + feature * LANES + token % LANES]
+    }
+
+    /// From row-major `[tokens, features]`.
+    pub fn from_rows(pool: &Arc<Pool>, rows: &[f32], features: usize) -> Self {
+        let tokens = rows.len() / features;
+        let mut act = pool.act(tokens, features);
+        for (token, row) in rows.chunks_exact(features).enumerate() {
+            act.set_row(token, row);
+        }
+        act
+    }
+
+    /// Writes one token's features.
+    pub fn set_row(&mut self, token: usize, row: &[f32]) {
+        let panel = self.panel_mut(token / LANES);
+        for (feature, &value) in row.iter().enumerate() {
+            panel[feature * LANES + token % LANES] = value;
+        }
+    }
+
+    /// To row-major `[tokens, features]`.
+    pub fn to_rows(&self) -> Vec<f32> {
+        let mut rows = vec![0.0; self.tokens * self.features];
+        for (token, row) in rows.chunks_exact_mut(self.features.max(1)).enumerate() {
+            let panel = self.panel(token / LANES);
+            for (feature, value) in row.iter_mut().enumerate() {
+                *value = panel[feature * LANES + token % LANES];
+            }
+        }
+        rows
+    }
+
+    /// A copy in the same pool.
+    #[must_use]
+    pub fn copy(&self) -> Self {
+        let mut out = self.pool.act(self.tokens, self.features);
+        let (stride, to) = (self.stride(), out.shared());
+        par::run(self.panels(), |panel| {
+            // SAFETY: both hold `panels` panels of `stride` floats; each task owns one panel of `out`.
+            unsafe {
+                std::ptr::copy_nonoverlapping(self.ptr().add(panel * stride), to.get().add(panel * stride), stride);
+            };
+        });
+        out
+    }
+
+    /// The tokens `rows`, in that order: `[rows.len(), features]`.
+    #[must_use]
+    pub fn gather(&self, rows: &[usize]) -> Self {
+        self.gather_to(&self.pool, rows)
+    }
+
+    /// As [`Act::gather`], in memory of another pool.
+    #[must_use]
+    pub fn gather_to(&self, pool: &Arc<Pool>, rows: &[usize]) -> Self {
+        let mut out = pool.act(rows.len(), self.features);
+        let (stride, features, to) = (self.stride(), self.features, out.shared());
+        par::run(rows.len().div_ceil(LANES), |panel| {
+            let rows = &rows[panel * LANES..rows.len().min((panel + 1) * LANES)];
+            for (lane, &row) in rows.iter().enumerate() {
+                let from = &self.panel(row / LANES)[row % LANES..];
+                for feature in 0..features {
+                    // SAFETY: this task owns the panel.
+                    unsafe { *to.get().add(panel * stride + feature * LANES + lane) = from[feature * LANES] };
+                }
+            }
+        });
+        out
+    }
+
+    /// Multiplies every token by a number of its own.
+    pub fn times(&mut self, factors: &[f32]) {
+        assert_eq!(factors.len(), self.tokens, "a factor for each token");
+        for (panel, factors) in factors.chunks(LANES).enumerate() {
+            for lanes in self.panel_mut(panel).chunks_exact_mut(LANES) {
+                lanes.iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+            }
+        }
+    }
+
+    /// The product of each token's features with those of `other`, summed.
+    pub fn dot(&self, other: &Self) -> Vec<f32> {
+        assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
+        let mut sums = Vec::with_capacity(self.tokens);
+        for panel in 0..self.panels() {
+            let mut lanes = [0.0f32; LANES];
+            let pairs = self.panel(panel).chunks_exact(LANES).zip(other.panel(panel).chunks_exact(LANES));
+            for (a, b) in pairs {
+                for lane in 0..LANES {
+                    lanes[lane] += a[lane] * b[lane];
+                }
+            }
+            sums.extend(&lanes[..LANES.min(self.tokens - panel * LANES)]);
+        }
+        sums
+    }
+
+    /// Adds token i of `from`, times `factors[i]`, to token `rows[i]`; the rows rise.
+    pub fn scatter_add(&mut self, rows: &[usize], factors: Option<&[f32]>, from: &Self) {
+        assert_eq!((rows.len(), self.features), (from.tokens, from.features), "a row for each token");
+        for (index, &row) in rows.iter().enumerate() {
+            let factor = factors.map_or(1.0, |factors| factors[index]);
+            let source = &from.panel(index / LANES)[index % LANES..];
+            let to = &mut self.panel_mut(row / LANES)[row % LANES..];
+            for feature in 0..from.features {
+                to[feature * LANES] += factor * source[feature * LANES];
+            }
+        }
+    }
+
+    /// The reverse of [`Act::gather`]: token `rows[i]` becomes `self`'s token i, all others zero.
+    #[must_use]
+    pub fn scatter(&self, rows: &[usize], tokens: usize) -> Self {
+        let mut out = self.pool.act(tokens, self.features);
+        out.zero();
+        for (index, &row) in rows.iter().enumerate() {
+            let from = &self.panel(index / LANES)[index % LANES..];
+            let to = &mut out.panel_mut(row / LANES)[row % LANES..];
+            for feature in 0..self.features {
+                to[feature * LANES] = from[feature * LANES];
+            }
+        }
+        out
+    }
+}
+
+/// Copies tokens `start..start + count` of `nf` features from `f0` on into aligned panels `[ceil(count/16)][nf][16]`,
+/// multiplied by `scale`; lanes past the end become zero.
+///
+/// # Safety
+/// `from` points to panels of `stride` floats that hold those tokens and features, `to` to room for the result.
+pub(super) unsafe fn realign(
+    from: *const f32,
+    stride: usize,
+    f0: usize,
+    nf: usize,
+    start: usize,
+    count: usize,
+    scale: f32,
+    to: *mut f32,
+) {
+    let shift = start % LANES;
+    for panel in 0..count.div_ceil(LANES) {
+        let lanes = (count - panel * LANES).min(LANES);
+        let first = (start / LANES + panel) * stride + f0 * LANES;
+        let head = lanes.min(LANES - shift);
+        for feature in 0..nf {
+            // SAFETY: the caller's promise; the second source panel is read only where the tokens reach into it.
+            unsafe {
+                let out = to.add((panel * nf + feature) * LANES);
+                let source = from.add(first + feature * LANES + shift);
+                for lane in 0..head {
+                    *out.add(lane) = *source.add(lane) * scale;
+                }
+                let source = from.wrapping_add(first + stride + feature * LANES);
+                for lane in head..lanes {
+                    *out.add(lane) = *source.add(lane - head) * scale;
+                }
+                for lane in lanes..LANES {
+                    *out.add(lane) = 0.0;
+                }
+            }
+        }
+    }
+}
+
+/// The reverse of [`realign`]: aligned panels `[ceil(count/16)][nf][16]` to tokens `start..start + count`.
+/// Writes only the lanes of those tokens.
+///
+/// # Safety
+/// As [`realign`], with the directions turned; no other task writes those tokens' features meanwhile.
+pub(super) unsafe fn unalign(
+    from: *const f32,
+    nf: usize,
+    start: usize,
+    count: usize,
+    to: *mut f32,
+    stride: usize,
+    f0: usize,
+) {
+    let shift = start % LANES;
+    for panel in 0..count.div_ceil(LANES) {
+        let lanes = (count - panel * LANES).min(LANES);
+        let first = (start / LANES + panel) * stride + f0 * LANES;
+        let head = lanes.min(LANES - shift);
+        for feature in 0..nf {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let source = from.add((panel * nf + feature) * LANES);
+                let out = to.add(first + feature * LANES + shift);
+                std::ptr::copy_nonoverlapping(source, out, head);
+                let out = to.wrapping_add(first + stride + feature * LANES);
+                std::ptr::copy_nonoverlapping(source.add(head), out, lanes - head);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_released_pool_holds_nothing_and_sizes_afresh() {
+        let pool = Pool::new();
+        drop((pool.act(1000, 3), pool.act(5, 7)));
+        let idle =
+            |pool: &Pool| pool.free.lock().unwrap().values().flatten().map(|buffer| buffer.floats).sum::<usize>();
+        assert_eq!(idle(&pool), 1008 * 10);
+        let held = pool.act(1000, 3);
+        pool.release();
+        assert_eq!(idle(&pool), 0);
+        drop(held);
+        assert_eq!(idle(&pool), 0, "a buffer of the old size does not come back");
+        drop(pool.act(5, 7));
+        assert_eq!(idle(&pool), 16 * 7);
+    }
+
+    #[test]
+    fn rows_go_in_and_come_back() {
+        let pool = Pool::new();
+        for tokens in [1, 15, 16, 17, 40] {
+            let rows: Vec<f32> = (0..tokens * 5).map(|i| i as f32).collect();
+            let act = Act::from_rows(&pool, &rows, 5);
+            assert_eq!(act.to_rows(), rows);
+            let picked: Vec<usize> = (0..tokens).step_by(3).collect();
+            let gathered = act.gather(&picked);
+            assert_eq!(gathered.at(gathered.tokens() - 1, 4), act.at(picked[picked.len() - 1], 4));
+            let back = gathered.scatter(&picked, tokens);
+            for token in 0..tokens {
+                let expected = if token % 3 == 0 { act.at(token, 2) } else { 0.0 };
+                assert_eq!(back.at(token, 2), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn realign_and_back_is_the_identity() {
+        let pool = Pool::new();
+        let rows: Vec<f32> = (0..50 * 4).map(|i| i as f32 + 1.0).collect();
+        let act = Act::from_rows(&pool, &rows, 4);
+        for (start, count) in [(0usize, 50usize), (3, 40), (15, 2), (16, 17), (31, 1), (7, 9)] {
+            let mut panels = vec![f32::NAN; count.div_ceil(LANES) * 2 * LANES];
+            let mut back = pool.act(50, 4);
+            back.zero();
+            // SAFETY: the ranges are inside `act` and `panels`.
+            unsafe {
+                realign(act.ptr(), act.stride(), 1, 2, start, count, 1.0, panels.as_mut_ptr());
+                unalign(panels.as_ptr(), 2, start, count, back.shared().get(), act.stride(), 1);
+            }
+            assert!(panels.iter().all(|value| value.is_finite()));
+            for token in 0..50 {
+                let inside = (start..start + count).contains(&token);
+                for feature in 0..4 {
+                    let kept = inside && (1..3).contains(&feature);
+                    assert_eq!(back.at(token, feature), if kept { act.at(token, feature) } else { 0.0 });
+                }
+            }
+        }
+    }
+}

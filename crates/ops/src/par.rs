@@ -1,0 +1,245 @@
+//! Work shared among the threads of the current pool, handed out task by task, so that a slow or busy core
+//! delays only its own tasks. Results never depend on who ran what: a task owns what it writes.
+use std::cell::{Cell, UnsafeCell};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use tunesmith_base::error::{Error, Result};
+
+/// The most threads of a pool, whatever `RAYON_NUM_THREADS` says: starting more takes longer than any work.
+const MOST: usize = 1024;
+
+/// Does `work` with the threads that work is shared among: one a core (or `RAYON_NUM_THREADS`), fewer where the system does
+/// not give as many, at least the current one.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Memory`]: not even that.
+pub fn within<R: Send>(work: impl FnOnce() -> R + Send) -> Result<R> {
+    let asked = std::env::var("RAYON_NUM_THREADS").ok().and_then(|text| text.parse::<usize>().ok());
+    // 0 is rayon's own choice.
+    let threads = asked.map_or(0, |asked| asked.min(MOST));
+    if rayon::ThreadPoolBuilder::new().num_threads(threads).build_global().is_ok() {
+        return Ok(work());
+    }
+    // The global pool has only one try.
+    let mut threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get) / 2;
+    while threads > 0 {
+        if let Ok(pool) = pool(threads) {
+            return Ok(pool.install(work));
+        }
+        threads /= 2;
+    }
+    let current = rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build();
+    current.map(|pool| pool.install(work)).map_err(|error| no_threads(&error))
+}
+
+/// A pool of so many threads.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Memory`]: the system does not give them.
+pub fn pool(threads: usize) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).build().map_err(|error| no_threads(&error))
+}
+
+fn no_threads(error: &rayon::ThreadPoolBuildError) -> Error {
+    Error::memory(format!("cannot start threads: {error}"))
+        .hint("raise the limits of processes and memory (ulimit -u, ulimit -v, pids.max), or set train.num_threads")
+}
+
+/// Runs `task(0)..task(count - 1)`, each once, and returns when all are done.
+pub fn run(count: usize, task: impl Fn(usize) + Sync) {
+    let threads = rayon::current_num_threads().min(count);
+    if threads <= 1 {
+        (0..count).for_each(task);
+        return;
+    }
+    let team = TEAM.take();
+    if !team.is_null() {
+        let _back = OnDrop(|| TEAM.set(team));
+        // SAFETY: `together` takes the pointer away before the team goes.
+        unsafe { &*team }.run(count, &task);
+        return;
+    }
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            task(index);
+        }
+    };
+    rayon::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|_| work());
+        }
+        work();
+    });
+}
+
+/// Runs `work` with the pool's other threads at hand: until it returns they wait for what [`run`] gives them without
+/// falling asleep. For work of many short parts, such as the step of one token, where waking threads would cost more
+/// than the parts themselves.
+pub fn together<R: Send>(work: impl FnOnce() -> R + Send) -> R {
+    if rayon::current_num_threads() <= 1 || !TEAM.get().is_null() {
+        return work();
+    }
+    let team = Team::default();
+    rayon::scope(|scope| {
+        for _ in 1..rayon::current_num_threads() {
+            scope.spawn(|_| team.help());
+        }
+        let _end = OnDrop(|| {
+            TEAM.set(std::ptr::null());
+            team.over.store(true, Ordering::Release);
+        });
+        TEAM.set(&raw const team);
+        work()
+    })
+}
+
+thread_local! {
+    /// The team that this thread leads, if it may give it work.
+    static TEAM: Cell<*const Team> = const { Cell::new(std::ptr::null()) };
+}
+
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+type Task = *const (dyn Fn(usize) + Sync);
+
+/// Threads that wait for one leader's work. The work is open from when `open` becomes a new number until it becomes 0;
+/// a helper is counted in `inside` while it looks at it, and the leader leaves only when nobody is inside.
+#[derive(Default)]
+struct Team {
+    work: UnsafeCell<Option<(Task, usize)>>,
+    next: AtomicUsize,
+    open: AtomicUsize,
+    inside: AtomicUsize,
+    rounds: AtomicUsize,
+    over: AtomicBool,
+}
+
+// SAFETY: `work` is written by the leader alone, while nobody is inside.
+unsafe impl Sync for Team {}
+
+impl Team {
+    fn run(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        let close = OnDrop(|| {
+            self.open.store(0, Ordering::SeqCst);
+            let mut turns = 0;
+            while self.inside.load(Ordering::SeqCst) > 0 {
+                wait(&mut turns);
+            }
+        });
+        // SAFETY: the same pointer with a lifetime that nobody relies on: `close` waits for all who have it.
+        #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime of a trait object")]
+        let shared = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Task>(task) };
+        // SAFETY: nobody is inside, so nobody reads.
+        unsafe { *self.work.get() = Some((shared, count)) };
+        self.next.store(0, Ordering::Relaxed);
+        let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
+        self.open.store(round, Ordering::SeqCst);
+        self.take_part(count, task);
+        drop(close);
+    }
+
+    fn take_part(&self, count: usize, task: &(dyn Fn(usize) + Sync)) {
+        loop {
+            let index = self.next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            task(index);
+        }
+    }
+
+    fn help(&self) {
+        let (mut done, mut turns) = (0, 0);
+        while !self.over.load(Ordering::Acquire) {
+            let open = self.open.load(Ordering::Relaxed);
+            if open == 0 || open == done {
+                wait(&mut turns);
+                continue;
+            }
+            turns = 0;
+            self.inside.fetch_add(1, Ordering::SeqCst);
+            let _leave = OnDrop(|| {
+                self.inside.fetch_sub(1, Ordering::SeqCst);
+            });
+            let open = self.open.load(Ordering::SeqCst);
+            if open != 0 {
+                // SAFETY: the work is open and the leader waits until this thread has left.
+                if let Some((task, count)) = unsafe { *self.work.get() } {
+                    // SAFETY: as above.
+                    self.take_part(count, unsafe { &*task });
+                }
+                done = open;
+            }
+        }
+    }
+}
+
+/// A moment, longer where there have been many: a thread that waits long gives way to others.
+fn wait(turns: &mut u32) {
+    *turns += 1;
+    if *turns > 2000 {
+        std::thread::yield_now();
+    } else {
+        std::hint::spin_loop();
+    }
+}
+
+/// A pointer that tasks may share, because each writes only what it owns.
+#[derive(Debug, Clone, Copy)]
+pub struct Shared<T>(pub *mut T);
+
+// SAFETY: a promise of the code that makes one: tasks touch disjoint parts.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// The pointer (through a method, so that closures capture the wrapper and not its field).
+    pub const fn get(self) -> *mut T {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_team_does_every_task_once_and_outlives_a_panic() {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build().unwrap();
+        pool.install(|| {
+            let sums = together(|| {
+                (0..2000usize)
+                    .map(|round| {
+                        let done: Vec<AtomicUsize> = (0..round % 40).map(|_| AtomicUsize::new(0)).collect();
+                        run(done.len(), |task| {
+                            // Work within work goes its usual way.
+                            run(3, |_| {
+                                done[task].fetch_add(1, Ordering::Relaxed);
+                            });
+                        });
+                        done.iter().all(|count| count.load(Ordering::Relaxed) == 3)
+                    })
+                    .filter(|&right| right)
+                    .count()
+            });
+            assert_eq!(sums, 2000);
+            let outcome = std::panic::catch_unwind(|| {
+                together(|| run(8, |task| assert!(task != 5, "on purpose")));
+            });
+            assert!(outcome.is_err());
+            assert_eq!(together(|| 7), 7);
+        });
+    }
+}

@@ -1,0 +1,328 @@
+//! Matrices of 4 and 8 bits a number, to the byte as bitsandbytes keeps them, and their numbers as f32.
+//!
+//! **4 bits** (Dettmers et al., "QLoRA", 2023): the row-major matrix is one run of blocks; a number is `table[code] * scale`
+//! with the scale of its block, its largest magnitude. Codes lie two a byte, the first in the high half; a block may begin
+//! in the middle of a row, and a row of odd length in the middle of a byte. With *double quantization* a scale is itself a
+//! code: `map[code] * absmax + offset`, an absmax for each 256 of them.
+//!
+//! **8 bits**: a number is `code * scale / 127` with the scale of its row.
+//!
+//! [`encode`] makes them, `run` widens a stretch of numbers in vectors, for the matrix products and everybody else.
+pub mod encode;
+mod form;
+pub mod map;
+mod run;
+
+pub use form::{Form, Stored};
+pub(crate) use run::{eight_run, four_run, widen_run};
+
+use std::sync::Arc;
+
+/// How a matrix is coded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Format {
+    /// 4 bits whose 16 values are quantiles of a normal distribution.
+    Nf4,
+    /// 4 bits: sign, two of exponent, one of mantissa.
+    Fp4,
+    /// 8 bits, evenly spaced, a scale for each row.
+    Int8,
+}
+
+impl Format {
+    /// The word of configurations and of `quant_type`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nf4 => "nf4",
+            Self::Fp4 => "fp4",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+/// The scales of a [`Four`], one a block.
+#[derive(Debug, Clone)]
+pub enum Scales {
+    /// As they are.
+    Plain(Stored<f32>),
+    /// Coded themselves.
+    Nested(Nested),
+}
+
+/// Scales in a byte each.
+#[derive(Debug, Clone)]
+pub struct Nested {
+    /// A code for each block.
+    pub codes: Stored<u8>,
+    /// What a code means.
+    pub map: Arc<[f32; 256]>,
+    /// A factor for each `block` codes.
+    pub absmax: Stored<f32>,
+    /// Codes that share a factor.
+    pub block: usize,
+    /// Added to every scale.
+    pub offset: f32,
+}
+
+impl Scales {
+    /// How many.
+    #[allow(clippy::len_without_is_empty)] // no matrix is empty
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Plain(scales) => scales.len(),
+            Self::Nested(nested) => nested.codes.len(),
+        }
+    }
+
+    /// That of a block.
+    pub fn at(&self, block: usize) -> f32 {
+        self.look().at(block)
+    }
+
+    /// To look many up.
+    #[inline]
+    fn look(&self) -> Look<'_> {
+        match self {
+            Self::Plain(scales) => Look::Plain(scales),
+            Self::Nested(Nested { codes, map, absmax, block, offset }) => {
+                Look::Nested(codes, map, absmax, *block, *offset)
+            }
+        }
+    }
+
+    /// All of them, widened.
+    pub fn all(&self) -> Vec<f32> {
+        (0..self.len()).map(|block| self.at(block)).collect()
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Plain(scales) => 4 * scales.len(),
+            Self::Nested(nested) => nested.codes.len() + 4 * nested.absmax.len(),
+        }
+    }
+}
+
+/// [`Scales`] whose places are known, so that a loop need not find them again.
+#[derive(Clone, Copy)]
+enum Look<'a> {
+    Plain(&'a [f32]),
+    Nested(&'a [u8], &'a [f32; 256], &'a [f32], usize, f32),
+}
+
+impl Look<'_> {
+    #[inline(always)]
+    fn at(self, block: usize) -> f32 {
+        match self {
+            Self::Plain(scales) => scales[block],
+            Self::Nested(codes, map, absmax, size, offset) => {
+                map[usize::from(codes[block])] * absmax[block / size] + offset
+            }
+        }
+    }
+}
+
+/// A matrix of 4 bits a number.
+#[derive(Debug, Clone)]
+pub struct Four {
+    format: Format,
+    codes: Stored<u8>,
+    len: usize,
+    /// A block holds `1 << shift` numbers.
+    shift: u32,
+    table: [f32; 16],
+    scales: Scales,
+}
+
+/// The sizes of blocks that bitsandbytes has.
+pub const BLOCKS: [usize; 8] = [32, 64, 128, 256, 512, 1024, 2048, 4096];
+
+impl Four {
+    /// From its parts, as they may stand in a file.
+    ///
+    /// # Errors
+    /// In words, which part does not fit the others.
+    pub fn new(
+        format: Format,
+        (codes, len): (Vec<u8>, usize),
+        block: usize,
+        table: [f32; 16],
+        scales: Scales,
+    ) -> Result<Self, String> {
+        if format == Format::Int8 {
+            return Err("int8 is no format of 4 bits".into());
+        }
+        if !BLOCKS.contains(&block) {
+            return Err(format!("blocks of {block} numbers, expected one of {BLOCKS:?}"));
+        }
+        let (bytes, blocks) = (len.div_ceil(2), len.div_ceil(block));
+        if len == 0 || codes.len() != bytes {
+            return Err(format!("{} bytes of codes for {len} numbers, expected {bytes}", codes.len()));
+        }
+        if scales.len() != blocks {
+            return Err(format!("{} scales for {len} numbers in blocks of {block}, expected {blocks}", scales.len()));
+        }
+        let finite = match &scales {
+            Scales::Plain(scales) => scales.iter().all(|scale| scale.is_finite()),
+            Scales::Nested(nested) => {
+                let factors = if nested.block == 0 { 0 } else { blocks.div_ceil(nested.block) };
+                if factors == 0 || nested.absmax.len() != factors {
+                    let (found, block) = (nested.absmax.len(), nested.block);
+                    return Err(format!("{found} factors for {blocks} scales in blocks of {block}"));
+                }
+                nested.map.iter().chain(&*nested.absmax).chain([&nested.offset]).all(|value| value.is_finite())
+            }
+        };
+        if !finite || !table.iter().all(|value| value.is_finite()) {
+            return Err("a scale that is NaN or infinite".into());
+        }
+        Ok(Self { format, codes: codes.into(), len, shift: block.trailing_zeros(), table, scales })
+    }
+
+    /// How it is coded.
+    pub const fn format(&self) -> Format {
+        self.format
+    }
+
+    /// Two codes a byte, the first in the high half.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// Numbers that share a scale.
+    pub const fn block(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// What a code means, before its scale.
+    pub const fn table(&self) -> &[f32; 16] {
+        &self.table
+    }
+
+    /// The scales.
+    pub const fn scales(&self) -> &Scales {
+        &self.scales
+    }
+
+    /// `self` and then `below`, as one matrix; nothing where they are coded differently or `self` ends within a block.
+    /// Scales that were coded are widened, since their offsets differ.
+    fn joined(&self, below: &Self) -> Option<Self> {
+        let fits = self.len.is_multiple_of(self.block()) && self.shift == below.shift && self.table == below.table;
+        fits.then(|| Self {
+            format: self.format,
+            codes: [&self.codes[..], &below.codes].concat().into(),
+            len: self.len + below.len,
+            shift: self.shift,
+            table: self.table,
+            scales: Scales::Plain([self.scales.all(), below.scales.all()].concat().into()),
+        })
+    }
+}
+
+/// A matrix of 8 bits a number.
+#[derive(Debug, Clone)]
+pub struct Eight {
+    codes: Stored<u8>,
+    scales: Stored<f32>,
+    width: usize,
+}
+
+impl Eight {
+    /// From its codes (signed, by their bits) and the scale of each row, which is `width` numbers long.
+    ///
+    /// # Errors
+    /// In words, which part does not fit the others.
+    pub fn new(codes: Vec<u8>, scales: Vec<f32>, width: usize) -> Result<Self, String> {
+        if width == 0 || scales.is_empty() || scales.len().checked_mul(width) != Some(codes.len()) {
+            return Err(format!("codes: {}, scales of rows of {width}: {}", codes.len(), scales.len()));
+        }
+        if !scales.iter().all(|scale| scale.is_finite()) {
+            return Err("a scale that is NaN or infinite".into());
+        }
+        Ok(Self { codes: codes.into(), scales: scales.into(), width })
+    }
+
+    /// The codes, signed, by their bits.
+    pub fn codes(&self) -> &[u8] {
+        &self.codes
+    }
+
+    /// The largest magnitude of each row.
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+}
+
+/// A coded matrix.
+#[derive(Debug, Clone)]
+pub enum Quantized {
+    /// Of 4 bits a number.
+    Four(Four),
+    /// Of 8.
+    Eight(Eight),
+}
+
+impl Quantized {
+    /// How it is coded.
+    pub const fn format(&self) -> Format {
+        match self {
+            Self::Four(four) => four.format,
+            Self::Eight(_) => Format::Int8,
+        }
+    }
+
+    /// How many numbers.
+    #[allow(clippy::len_without_is_empty)] // no matrix is empty
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Four(four) => four.len,
+            Self::Eight(eight) => eight.codes.len(),
+        }
+    }
+
+    /// What it takes in memory.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Four(four) => four.codes.len() + four.scales.bytes(),
+            Self::Eight(eight) => eight.codes.len() + 4 * eight.scales.len(),
+        }
+    }
+
+    /// Writes the numbers from `start` on to `out`.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn widen(&self, start: usize, out: &mut [f32]) {
+        assert!(start + out.len() <= self.len(), "the numbers lie within the matrix");
+        // SAFETY: the run was held against the matrix, whose parts were held against each other when it was made.
+        unsafe { widen_run(self, start, out.as_mut_ptr(), out.len()) }
+    }
+
+    /// All numbers.
+    pub fn dequantize(&self) -> Vec<f32> {
+        const RUN: usize = 1 << 16;
+        let mut out = vec![0.0; self.len()];
+        let parts: Vec<_> = out.chunks_mut(RUN).map(|part| (part.as_mut_ptr(), part.len())).collect();
+        let parts: Vec<_> = parts.into_iter().map(|(part, len)| (super::par::Shared(part), len)).collect();
+        super::par::run(parts.len(), |task| {
+            let (part, len) = parts[task];
+            // SAFETY: a task owns its part of `out`; the parts cover the matrix.
+            unsafe { widen_run(self, task * RUN, part.get(), len) };
+        });
+        out
+    }
+
+    /// `self` over `below`, as one matrix of the same width; nothing where they are coded differently or `self` ends within
+    /// a block.
+    pub fn joined(&self, below: &Self) -> Option<Self> {
+        match (self, below) {
+            (Self::Four(above), Self::Four(below)) => above.joined(below).map(Self::Four),
+            (Self::Eight(above), Self::Eight(below)) if above.width == below.width => Some(Self::Eight(Eight {
+                codes: [&above.codes[..], &below.codes].concat().into(),
+                scales: [&above.scales[..], &below.scales].concat().into(),
+                width: above.width,
+            })),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! A stretch of numbers of a coded matrix, widened in vectors: the kernel that matrix products share with everybody else.
+//! A number is the same to the bit at every level and wherever the stretch begins.
+use super::{Eight, Four, Quantized};
+use crate::panel::LANES;
+use crate::simd::{Simd, dispatch};
+
+/// 1 / 127 as bitsandbytes writes it.
+const EIGHTH: f32 = 7.874_016e-3;
+
+/// Writes `count` numbers from `at` on to `to`.
+///
+/// # Safety
+/// The matrix reaches that far; `to` holds `count` floats.
+#[inline(always)]
+pub(crate) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut count: usize) {
+    let block = 1usize << four.shift;
+    let (codes, scales) = (four.codes.as_ptr(), four.scales.look());
+    // SAFETY: the caller's promise: code `at` is in byte `at / 2`, and the parts were held against each other by
+    // `Four::new`.
+    unsafe {
+        let table = S::load(four.table.as_ptr());
+        while count > 0 {
+            let scale = scales.at(at >> four.shift);
+            let here = count.min(block - (at & (block - 1)));
+            let one = |at: usize| {
+                let pair = *codes.add(at / 2);
+                let code = if at & 1 == 0 { pair >> 4 } else { pair & 15 };
+                *four.table.get_unchecked(usize::from(code)) * scale
+            };
+            let mut done = 0;
+            if at & 1 == 1 {
+                *to = one(at);
+                done = 1;
+            }
+            let factor = S::splat(scale);
+            while done + LANES <= here {
+                S::store(to.add(done), S::mul(S::lookup(table, codes.add(usize::midpoint(at, done))), factor));
+                done += LANES;
+            }
+            while done < here {
+                *to.add(done) = one(at + done);
+                done += 1;
+            }
+            at += here;
+            to = to.add(here);
+            count -= here;
+        }
+    }
+}
+
+/// As [`four_run`], for 8 bits a number.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+pub(crate) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut count: usize) {
+    // SAFETY: the caller's promise; the parts were held against each other by `Eight::new`.
+    unsafe {
+        let (codes, scales): (_, &[f32]) = (eight.codes.as_ptr(), &eight.scales);
+        while count > 0 {
+            let scale = scales[at / eight.width];
+            let here = count.min(eight.width - at % eight.width);
+            let (factor, eighth) = (S::splat(scale), S::splat(EIGHTH));
+            let mut done = 0;
+            while done + LANES <= here {
+                let value = S::mul(S::load_i8(codes.add(at + done)), factor);
+                S::store(to.add(done), S::mul(value, eighth));
+                done += LANES;
+            }
+            while done < here {
+                *to.add(done) = f32::from((*codes.add(at + done)).cast_signed()) * scale * EIGHTH;
+                done += 1;
+            }
+            at += here;
+            to = to.add(here);
+            count -= here;
+        }
+    }
+}
+
+/// As [`four_run`], for either.
+///
+/// # Safety
+/// As there.
+#[inline(always)]
+unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match matrix {
+            Quantized::Four(four) => four_run::<S>(four, at, to, count),
+            Quantized::Eight(eight) => eight_run::<S>(eight, at, to, count),
+        }
+    }
+}
+
+dispatch! {
+    /// Writes `count` numbers of a matrix from `at` on to `to`.
+    ///
+    /// # Safety
+    /// As [`four_run`].
+    pub(in crate) fn widen_run = any_run(matrix: &Quantized, at: usize, to: *mut f32, count: usize);
+}

@@ -1,0 +1,47 @@
+//! What tests of kernels share, here and in the crates above: pseudo-random numbers, every SIMD level in turn, finite differences.
+use super::simd::{self, Level};
+use std::sync::{Mutex, PoisonError};
+
+static LEVELS: Mutex<()> = Mutex::new(());
+
+/// `count` numbers in -1..1, the same for the same `seed`.
+pub fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1u64 << 23) as f32) - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Runs `test` at each level that this processor has, one test at a time.
+pub fn each_level(test: impl Fn(Level)) {
+    let _one_at_a_time = LEVELS.lock().unwrap_or_else(PoisonError::into_inner);
+    for wanted in [Level::Portable, Level::Avx2, Level::Avx512] {
+        if simd::force(wanted) == wanted {
+            test(wanted);
+        }
+    }
+    simd::force(Level::Avx512);
+}
+
+/// Holds the gradient `got` of `f` at `at` against central differences in f64, for up to 40 entries.
+///
+/// # Panics
+/// They differ.
+pub fn check_gradient(what: &str, at: &[f32], got: &[f32], f: impl Fn(&[f64]) -> f64) {
+    assert_eq!(at.len(), got.len(), "{what}: a derivative for each input");
+    let mut point: Vec<f64> = at.iter().map(|&value| f64::from(value)).collect();
+    let largest = got.iter().fold(1e-3f64, |most, value| most.max(f64::from(value.abs())));
+    for index in (0..at.len()).step_by(at.len().div_ceil(40).max(1)) {
+        let (centre, h) = (point[index], 1e-5);
+        point[index] = centre + h;
+        let above = f(&point);
+        point[index] = centre - h;
+        let below = f(&point);
+        point[index] = centre;
+        let expected = (above - below) / (2.0 * h);
+        let error = (f64::from(got[index]) - expected).abs();
+        assert!(error <= 2e-5 * largest.max(1.0), "{what}[{index}]: {} != {expected}", got[index]);
+    }
+}

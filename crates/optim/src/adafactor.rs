@@ -1,0 +1,170 @@
+//! Adafactor (Shazeer and Stern, 2018) with an external learning rate, equal to `transformers.optimization.Adafactor` as
+//! the Hugging Face Trainer sets it: `relative_step=False`, and `scale_parameter=False` unless asked for. A matrix keeps
+//! the means of its squared gradients by row and by column instead of one number a value.
+use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use super::share;
+use tunesmith_config::TrainConfig;
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+use rayon::prelude::*;
+
+/// The rule; its state are the factored (or for vectors, plain) second moments, and a first moment if `beta1` is set.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Adafactor {
+    /// Exponent of the step in the second moment's decay.
+    pub decay_rate: f64,
+    /// The root mean square that an update has at most.
+    pub clip_threshold: f64,
+    /// Decay of a first moment; none keeps no first moment.
+    pub beta1: Option<f64>,
+    /// Multiply the rate by the root mean square of the weights.
+    pub scale_parameter: bool,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+/// Added to squared gradients, and the least scale of a parameter.
+const EPSILON: (f64, f64) = (1e-30, 1e-3);
+
+/// A tensor as matrices of the last two sizes, one after the other.
+#[derive(Clone, Copy)]
+struct Matrices {
+    rows: usize,
+    cols: usize,
+}
+
+impl Matrices {
+    /// None for vectors, whose second moments are not factored.
+    fn of(shape: &[usize]) -> Option<Self> {
+        match shape {
+            [.., rows, cols] => Some(Self { rows: *rows, cols: *cols }),
+            _ => None,
+        }
+    }
+}
+
+impl Rule for Adafactor {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self {
+            decay_rate: args.number("decay_rate", "a number below 0", |number| number < 0.0)?.unwrap_or(-0.8),
+            clip_threshold: args.number("clip_threshold", "a number above 0", |number| number > 0.0)?.unwrap_or(1.0),
+            beta1: share(args, "beta1")?,
+            scale_parameter: args.flag("scale_parameter")?.unwrap_or(false),
+            weight_decay: train.weight_decay,
+        })
+    }
+
+    fn scratch(&self, slot: &Slot) -> u64 {
+        4 * slot.count() as u64
+    }
+
+    fn state(&self, slot: &Slot) -> Vec<StateSpec> {
+        let shape = &slot.shape;
+        let mut specs = match shape.as_slice() {
+            [outer @ .., rows, cols] => vec![
+                StateSpec::floats("exp_avg_sq_row", [outer, &[*rows]].concat()),
+                StateSpec::floats("exp_avg_sq_col", [outer, &[*cols]].concat()),
+            ],
+            _ => vec![StateSpec::like("exp_avg_sq", slot)],
+        };
+        if self.beta1.is_some() {
+            specs.push(StateSpec::like("exp_avg", slot));
+        }
+        specs
+    }
+
+    fn grain(&self, slot: &Slot) -> usize {
+        slot.count()
+    }
+
+    fn update(&self, update: Update<'_>) {
+        let Update { slot, values, grads, factor, rate, step, state } = update;
+        if values.is_empty() {
+            return;
+        }
+        let beta2 = 1.0 - (step as f64).powf(self.decay_rate);
+        let rate = if self.scale_parameter { rate * EPSILON.1.max(rms(values.iter().copied())) } else { rate };
+        let (moments, first) = state.split_at_mut(if slot.shape.len() < 2 { 1 } else { 2 });
+        // `direction` is the gradient by the root of the second moment.
+        let mut direction = vec![0.0f32; values.len()];
+        match (Matrices::of(&slot.shape), moments) {
+            (Some(matrices), [row, col]) => {
+                let each = matrices.rows * matrices.cols;
+                let (row, col) = (row.floats().chunks_mut(matrices.rows), col.floats().chunks_mut(matrices.cols));
+                let parts = direction.chunks_mut(each).zip(grads.chunks(each));
+                for ((direction, grads), moments) in parts.zip(row.zip(col)) {
+                    factored(direction, grads, factor, moments, beta2);
+                }
+            }
+            (_, [State::F32(moment), ..]) => {
+                let rest = (1.0 - beta2) as f32;
+                for ((direction, grad), moment) in direction.iter_mut().zip(grads).zip(moment) {
+                    let grad = grad * factor;
+                    *moment = beta2 as f32 * *moment + rest * (grad * grad + EPSILON.0 as f32);
+                    *direction = grad / moment.sqrt();
+                }
+            }
+            _ => return,
+        }
+        let most = (rms(direction.iter().copied()) / self.clip_threshold).max(1.0);
+        let pace = (rate / most) as f32;
+        let decay = if slot.decay { (self.weight_decay * rate) as f32 } else { 0.0 };
+        match (self.beta1, first) {
+            (Some(beta1), [State::F32(first)]) => {
+                let (beta1, rest) = (beta1 as f32, (1.0 - beta1) as f32);
+                for ((value, direction), first) in values.iter_mut().zip(&direction).zip(first) {
+                    *first = beta1 * *first + rest * (pace * direction);
+                    *value = *value - decay * *value - *first;
+                }
+            }
+            _ => values.par_chunks_mut(TASK).zip(direction.par_chunks(TASK)).for_each(|(values, direction)| {
+                for (value, direction) in values.iter_mut().zip(direction) {
+                    *value = *value - decay * *value - pace * direction;
+                }
+            }),
+        }
+    }
+}
+
+/// The root of the mean square, summed in f64.
+fn rms(values: impl ExactSizeIterator<Item = f32>) -> f64 {
+    let count = values.len() as f64;
+    (values.map(|value| f64::from(value).powi(2)).sum::<f64>() / count).sqrt()
+}
+
+/// The update of a matrix: its moments by row and by column, then the direction that follows from them.
+fn factored(direction: &mut [f32], grads: &[f32], factor: f32, (row, col): (&mut [f32], &mut [f32]), beta2: f64) {
+    let cols = col.len();
+    // Whole rows in a task; the sums by column are added task by task, so that they do not depend on the threads.
+    let rows_of_task = (TASK / cols).max(1);
+    let sums = grads.par_chunks(rows_of_task * cols).zip(row.par_chunks_mut(rows_of_task)).map(|(grads, row)| {
+        let mut by_col = vec![0.0f64; cols];
+        for (grads, row) in grads.chunks(cols).zip(row) {
+            let mut sum = 0.0;
+            for (grad, by_col) in grads.iter().zip(&mut by_col) {
+                let grad = f64::from(grad * factor);
+                let square = grad * grad + EPSILON.0;
+                sum += square;
+                *by_col += square;
+            }
+            *row = (beta2 * f64::from(*row) + (1.0 - beta2) * sum / cols as f64) as f32;
+        }
+        by_col
+    });
+    let sums: Vec<Vec<f64>> = sums.collect();
+    for (index, col) in col.iter_mut().enumerate() {
+        let sum: f64 = sums.iter().map(|sums| sums[index]).sum();
+        *col = (beta2 * f64::from(*col) + (1.0 - beta2) * sum / row.len() as f64) as f32;
+    }
+    let mean = row.iter().map(|&row| f64::from(row)).sum::<f64>() / row.len() as f64;
+    let by_col: Vec<f32> = col.iter().map(|&col| (1.0 / f64::from(col).sqrt()) as f32).collect();
+    let parts = direction.par_chunks_mut(rows_of_task * cols).zip(grads.par_chunks(rows_of_task * cols));
+    parts.zip(row.par_chunks(rows_of_task)).for_each(|((direction, grads), row)| {
+        for ((direction, grads), row) in direction.chunks_mut(cols).zip(grads.chunks(cols)).zip(row) {
+            let by_row = (mean / f64::from(*row)).sqrt() as f32;
+            for ((direction, grad), by_col) in direction.iter_mut().zip(grads).zip(&by_col) {
+                *direction = by_row * by_col * (grad * factor);
+            }
+        }
+    });
+}

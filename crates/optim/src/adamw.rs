@@ -1,0 +1,87 @@
+//! `AdamW` with decoupled weight decay (Loshchilov and Hutter, 2019), equal to `torch.optim.AdamW`.
+use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use tunesmith_config::TrainConfig;
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+use rayon::prelude::*;
+
+/// `AdamW`'s constants; those of other optimizers that have moments too.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Betas {
+    /// Decay of the first moment.
+    pub beta1: f64,
+    /// Decay of the second moment.
+    pub beta2: f64,
+    /// Added to the denominator.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
+impl Betas {
+    /// The same without decay where the tensor has none.
+    #[must_use]
+    pub const fn of(self, slot: &Slot) -> Self {
+        Self { weight_decay: if slot.decay { self.weight_decay } else { 0.0 }, ..self }
+    }
+}
+
+impl From<&TrainConfig> for Betas {
+    fn from(train: &TrainConfig) -> Self {
+        Self {
+            beta1: train.adam_beta1,
+            beta2: train.adam_beta2,
+            epsilon: train.adam_epsilon,
+            weight_decay: train.weight_decay,
+        }
+    }
+}
+
+/// The rule; its state are the two moments.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW(pub Betas);
+
+impl Rule for AdamW {
+    fn of(train: &TrainConfig, _: &mut Reader<'_>) -> Result<Self> {
+        Ok(Self(train.into()))
+    }
+
+    fn state(&self, slot: &Slot) -> Vec<StateSpec> {
+        vec![StateSpec::like("exp_avg", slot), StateSpec::like("exp_avg_sq", slot)]
+    }
+
+    fn update(&self, update: Update<'_>) {
+        let Update { slot, values, grads, factor, rate, step, state } = update;
+        let [State::F32(m), State::F32(v)] = state else { return };
+        let betas = self.0.of(slot);
+        let moments = m.par_chunks_mut(TASK).zip(v.par_chunks_mut(TASK));
+        let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(moments);
+        parts.for_each(|((values, grads), moments)| adamw(values, grads, moments, factor, rate, betas, step));
+    }
+}
+
+/// The formula, one line a name, on equally long slices.
+fn adamw(
+    values: &mut [f32],
+    grads: &[f32],
+    (m, v): (&mut [f32], &mut [f32]),
+    factor: f32,
+    rate: f64,
+    betas: Betas,
+    step: u64,
+) {
+    let exponent = step as f64;
+    let keep = (1.0 - rate * betas.weight_decay) as f32;
+    let (beta1, beta2) = (betas.beta1 as f32, betas.beta2 as f32);
+    let (rest1, rest2) = ((1.0 - betas.beta1) as f32, (1.0 - betas.beta2) as f32);
+    let pace = (rate / (1.0 - betas.beta1.powf(exponent))) as f32;
+    let root = (1.0 - betas.beta2.powf(exponent)).sqrt() as f32;
+    let epsilon = betas.epsilon as f32;
+    for (((value, grad), m), v) in values.iter_mut().zip(grads).zip(m).zip(v) {
+        let grad = grad * factor;
+        *m = beta1 * *m + rest1 * grad;
+        *v = beta2 * *v + rest2 * grad * grad;
+        let denominator = v.sqrt() / root + epsilon;
+        *value = *value * keep - pace * (*m / denominator);
+    }
+}

@@ -1,0 +1,84 @@
+//! `AdEMAMix` (Pagliardini et al., 2024): `AdamW` with a second, slow first moment that is added `alpha` times. Equal to the 32-bit
+//! `AdEMAMix` of bitsandbytes, its warm-up of `alpha` and `beta3` included.
+use super::adamw::Betas;
+use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use super::share;
+use tunesmith_config::TrainConfig;
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::{Error, Result};
+use rayon::prelude::*;
+
+/// The rule; its state are the fast, the slow and the second moment.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdEmaMix {
+    /// Those of `AdamW`.
+    pub betas: Betas,
+    /// Decay of the slow moment.
+    pub beta3: f64,
+    /// How much the slow moment counts beside the fast one.
+    pub alpha: f64,
+    /// Steps in which `alpha` rises from 0; none where it is as it is from the first.
+    pub alpha_steps: Option<u64>,
+    /// Steps in which the slow moment's decay rises from `beta1`.
+    pub beta3_steps: Option<u64>,
+}
+
+impl AdEmaMix {
+    /// `alpha` and `beta3` of a step; the first is 1.
+    fn at(&self, step: u64) -> (f64, f64) {
+        let share = |steps: u64| step as f64 / steps as f64;
+        let alpha = self.alpha_steps.map_or(self.alpha, |steps| self.alpha.min(self.alpha * share(steps)));
+        let beta3 = self.beta3_steps.map_or(self.beta3, |steps| {
+            let (fast, slow) = (self.betas.beta1.ln(), self.beta3.ln());
+            let between = (1.0 - share(steps)) * slow + share(steps) * fast;
+            self.beta3.min((fast * slow / between).exp())
+        });
+        (alpha, beta3)
+    }
+}
+
+impl Rule for AdEmaMix {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        let rule = Self {
+            betas: train.into(),
+            beta3: share(args, "beta3")?.unwrap_or(0.9999),
+            alpha: args.number("alpha", "a number of at least 0", |number| number >= 0.0)?.unwrap_or(5.0),
+            alpha_steps: args.count("t_alpha", 1)?,
+            beta3_steps: args.count("t_beta3", 1)?,
+        };
+        if rule.beta3_steps.is_some() && (rule.betas.beta1 == 0.0 || rule.beta3 == 0.0) {
+            return Err(Error::config("train.optim_args: t_beta3 needs train.adam_beta1 and beta3 above 0")
+                .hint("the decay of the slow moment rises from adam_beta1 to beta3; remove t_beta3, or set them"));
+        }
+        Ok(rule)
+    }
+
+    fn state(&self, slot: &Slot) -> Vec<StateSpec> {
+        ["exp_avg", "exp_avg_slow", "exp_avg_sq"].map(|name| StateSpec::like(name, slot)).to_vec()
+    }
+
+    fn update(&self, update: Update<'_>) {
+        let Update { slot, values, grads, factor, rate, step, state } = update;
+        let [State::F32(fast), State::F32(slow), State::F32(v)] = state else { return };
+        let (Betas { beta1, beta2, epsilon, weight_decay }, exponent) = (self.betas.of(slot), step as f64);
+        let (alpha, beta3) = self.at(step);
+        let keep = (1.0 - rate * weight_decay) as f32;
+        let rests = [1.0 - beta1, 1.0 - beta2, 1.0 - beta3].map(|rest| rest as f32);
+        let betas = [beta1, beta2, beta3].map(|beta| beta as f32);
+        let correction = (1.0 - beta1.powf(exponent)) as f32;
+        let root = (1.0 - beta2.powf(exponent)).sqrt() as f32;
+        let (alpha, rate, epsilon) = (alpha as f32, rate as f32, epsilon as f32);
+        let state = fast.par_chunks_mut(TASK).zip(slow.par_chunks_mut(TASK)).zip(v.par_chunks_mut(TASK));
+        let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(state);
+        parts.for_each(|((values, grads), ((fast, slow), v))| {
+            for ((((value, grad), fast), slow), v) in values.iter_mut().zip(grads).zip(fast).zip(slow).zip(v) {
+                let grad = grad * factor;
+                *fast = betas[0] * *fast + rests[0] * grad;
+                *slow = betas[2] * *slow + rests[2] * grad;
+                *v = betas[1] * *v + rests[1] * grad * grad;
+                let direction = (*fast / correction + alpha * *slow) / (v.sqrt() / root + epsilon);
+                *value = *value * keep - rate * direction;
+            }
+        });
+    }
+}

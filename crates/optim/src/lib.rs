@@ -1,0 +1,48 @@
+//! Layer 4: optimizers as pure updates of tensors, learning-rate schedules, clipping.
+//!
+//! An optimizer is one file with a [`Rule`], which reads its arguments too, and one line in [`tunesmith_base::registry`]; so is a schedule with
+//! its [`schedule::Form`].
+pub mod clip;
+pub mod ema;
+pub mod loss_scale;
+pub mod optimizer;
+pub mod rates;
+pub mod schedule;
+
+use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
+use tunesmith_config::{Optim, TrainConfig};
+
+pub use adamw::{AdamW, Betas};
+pub use ema::Ema;
+pub use loss_scale::LossScaler;
+pub use optimizer::{Gradients, Optimizer, Rule, Slot, State, StateTensor};
+pub use schedule::Schedule;
+
+macro_rules! rules {
+    ($($name:ident = $module:ident, $word:literal $(| $alias:literal)*, $doc:literal $(, $trait:ident)?;)+) => {
+        $( pub mod $module; )+
+
+        fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Box<dyn Rule>> {
+            Ok(match train.optim { $( Optim::$name => Box::new($module::$name::of(train, args)?), )+ })
+        }
+    };
+}
+tunesmith_base::registry::optimizers!(rules);
+
+/// The rule of `train.optim` with `train.optim_args`.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: an argument that the optimizer does not have, or a value that it cannot have.
+pub fn rule(train: &TrainConfig) -> Result<Box<dyn Rule>> {
+    let owner = format!("optim = {}", train.optim);
+    let mut args = train.optim_args.reader("train.optim_args", &owner);
+    let rule = of(train, &mut args)?;
+    args.finish()?;
+    Ok(rule)
+}
+
+/// A share from 0 to below 1.
+fn share(args: &mut Reader<'_>, name: &'static str) -> Result<Option<f64>> {
+    args.number(name, "a number from 0 to below 1", |number| (0.0..1.0).contains(&number))
+}

@@ -1,0 +1,183 @@
+//! Muon (Jordan et al., 2024) for matrices, equal to `torch.optim.Muon` computed in f32 (PyTorch rounds the products of
+//! its Newton-Schulz iteration to bfloat16); `AdamW` for everything else: vectors, the embedding and the LM head.
+use super::adamw::{AdamW, Betas};
+use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::share;
+use tunesmith_config::TrainConfig;
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
+use tunesmith_ops::panel::{Act, Pool};
+use rayon::prelude::*;
+
+/// How the rate follows from a matrix's sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdjustLr {
+    /// `sqrt(max(1, rows / cols))`.
+    Original,
+    /// `0.2 sqrt(max(rows, cols))`: steps as large as `AdamW`'s, so that its learning rates fit.
+    MatchRmsAdamw,
+    /// `sqrt(rows / cols)`.
+    SpectralUnclamped,
+}
+
+/// The rule; its state is a momentum for matrices, `AdamW`'s moments for the rest.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Muon {
+    /// How much of the momentum is kept.
+    pub momentum: f64,
+    /// Look ahead along the momentum.
+    pub nesterov: bool,
+    /// Newton-Schulz iterations.
+    pub ns_steps: usize,
+    /// How the rate follows from a matrix's sizes.
+    pub adjust_lr: AdjustLr,
+    /// Constants of `AdamW` for the rest; its weight decay is that of the matrices too.
+    pub rest: Betas,
+}
+
+/// Coefficients of the iteration, and the least norm that is divided by.
+const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
+const LEAST_NORM: f64 = 1e-7;
+
+impl Muon {
+    /// Whether Muon updates a tensor: a matrix that is neither the embedding nor a head, nor rows of these.
+    fn takes(slot: &Slot) -> bool {
+        let mut parts = slot.name.split('.');
+        let has_row_per_token = parts.any(|part| ["embed_tokens", "lm_head", "score"].contains(&part));
+        slot.shape.len() == 2 && slot.count() > 0 && !has_row_per_token
+    }
+}
+
+impl AdjustLr {
+    fn scale(self, rows: usize, cols: usize) -> f64 {
+        let (rows, cols) = (rows as f64, cols as f64);
+        match self {
+            Self::Original => (rows / cols).max(1.0).sqrt(),
+            Self::MatchRmsAdamw => 0.2 * rows.max(cols).sqrt(),
+            Self::SpectralUnclamped => (rows / cols).sqrt(),
+        }
+    }
+}
+
+impl Rule for Muon {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        let ns_steps =
+            args.number("ns_steps", "an integer from 1 to 99", |it| it.fract() == 0.0 && (1.0..100.0).contains(&it))?;
+        Ok(Self {
+            momentum: share(args, "momentum")?.unwrap_or(0.95),
+            nesterov: args.flag("nesterov")?.unwrap_or(true),
+            ns_steps: ns_steps.unwrap_or(5.0) as usize,
+            adjust_lr: args.word(
+                "adjust_lr_fn",
+                &[
+                    ("original", AdjustLr::Original),
+                    ("match_rms_adamw", AdjustLr::MatchRmsAdamw),
+                    ("spectral_unclamped", AdjustLr::SpectralUnclamped),
+                ],
+            )?,
+            rest: train.into(),
+        })
+    }
+
+    /// Of a matrix: the iterate, its copy in panels, the next one as panels and as rows; three products of the shorter side.
+    fn scratch(&self, slot: &Slot) -> u64 {
+        match slot.shape.as_slice() {
+            [rows, cols] => 4 * (4 * slot.count() as u64 + 3 * (*rows.min(cols) as u64).pow(2)),
+            _ => 0,
+        }
+    }
+
+    fn state(&self, slot: &Slot) -> Vec<StateSpec> {
+        if Self::takes(slot) { vec![StateSpec::like("momentum_buffer", slot)] } else { AdamW(self.rest).state(slot) }
+    }
+
+    fn grain(&self, slot: &Slot) -> usize {
+        if Self::takes(slot) { slot.count() } else { 1 }
+    }
+
+    fn update(&self, update: Update<'_>) {
+        if !Self::takes(update.slot) {
+            return AdamW(self.rest).update(update);
+        }
+        let Update { slot, values, grads, factor, rate, state, .. } = update;
+        let (rows, cols) = (slot.shape[0], slot.shape[1]);
+        let (momentum, rest) = (self.momentum as f32, (1.0 - self.momentum) as f32);
+        let mut direction = vec![0.0f32; values.len()];
+        for ((direction, grad), buffer) in direction.iter_mut().zip(grads).zip(state[0].floats()) {
+            let grad = grad * factor;
+            *buffer += rest * (grad - *buffer);
+            *direction = if self.nesterov { *buffer - (*buffer - grad) * (1.0 - momentum) } else { *buffer };
+        }
+        let direction = orthogonal(direction, rows, cols, self.ns_steps);
+        let keep = (1.0 - rate * self.rest.of(slot).weight_decay) as f32;
+        let pace = (rate * self.adjust_lr.scale(rows, cols)) as f32;
+        values.par_chunks_mut(TASK).zip(direction.par_chunks(TASK)).for_each(|(values, direction)| {
+            for (value, direction) in values.iter_mut().zip(direction) {
+                *value = *value * keep - pace * direction;
+            }
+        });
+    }
+}
+
+/// About `U V^T` of `x = U S V^T`, `[rows, cols]`: the iteration `x <- a x + (b g + c g g) x` with `g = x x^T`, which
+/// brings all singular values near 1.
+fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
+    let high = rows > cols;
+    let (mut x, short, long) = if high { (transpose(&x, rows, cols), cols, rows) } else { (x, rows, cols) };
+    let norm = x.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt().max(LEAST_NORM) as f32;
+    for value in &mut x {
+        *value /= norm;
+    }
+    let pool = Pool::new();
+    let [a, b, c] = COEFFICIENTS;
+    for _ in 0..steps {
+        let rows_of_x = Act::from_rows(&pool, &x, long);
+        let mut gram = pool.act(short, short);
+        matmul(&mut gram, Init::Zero, &[Term { matrix: Matrix::rows(&x, long), x: &rows_of_x }]);
+        let flat = gram.to_rows();
+        let mut mixed = pool.act(short, short);
+        matmul(&mut mixed, Init::Zero, &[Term { matrix: Matrix::rows(&flat, short), x: &gram }]);
+        mixed.data_mut().iter_mut().zip(gram.data()).for_each(|(mixed, gram)| *mixed = b * gram + c * *mixed);
+        let mut next = pool.act(short, long);
+        matmul(&mut next, Init::Zero, &[Term { matrix: Matrix::transposed(&x, long), x: &mixed }]);
+        x.iter_mut().zip(next.to_rows()).for_each(|(x, next)| *x = a * *x + next);
+    }
+    if high { transpose(&x, short, long) } else { x }
+}
+
+/// `[rows, cols]` as `[cols, rows]`.
+fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
+    (0..cols).flat_map(|col| (0..rows).map(move |row| x[row * cols + col])).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_a_row_for_each_token_and_vectors_are_left_to_adamw() {
+        let takes = |name: &str, shape: &[usize]| {
+            Muon::takes(&Slot { name: name.to_owned(), shape: shape.to_vec(), decay: true, lr_scale: 1.0 })
+        };
+        assert!(takes("model.layers.0.self_attn.q_proj.weight", &[8, 8]));
+        assert!(takes("model.layers.0.mlp.up_proj.lora_B.weight", &[8, 2]));
+        assert!(!takes("model.layers.0.self_attn.q_proj.bias", &[8]));
+        assert!(!takes("model.embed_tokens.weight", &[32, 8]) && !takes("lm_head.weight", &[32, 8]));
+        assert!(!takes("model.embed_tokens.token_adapter.trainable_tokens_delta", &[2, 8]));
+    }
+
+    #[test]
+    fn singular_values_come_near_1_whatever_the_sizes() {
+        for (rows, cols) in [(1, 1), (3, 40), (40, 3), (20, 20)] {
+            // A strong diagonal, so that no singular value is too small for five iterations.
+            let diagonal = |at: usize| if at / cols == at % cols { 40.0 } else { 0.0 };
+            let value = |at: usize| ((at * 37 % 101) as f32 - 50.0) / 10.0 + diagonal(at);
+            let x: Vec<f32> = (0..rows * cols).map(value).collect();
+            let near = orthogonal(x, rows, cols, 5);
+            let squares = near.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>();
+            let rank = rows.min(cols) as f64;
+            assert!((0.4 * rank..1.7 * rank).contains(&squares), "{rows} x {cols}: {squares}");
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! What all optimizers share: the tensors they update, the state they keep beside each, and how a step walks them.
+//!
+//! An optimizer is a [`Rule`]: it names the state of a tensor and writes the update of one tensor. Allocation, threads,
+//! learning rates by tensor, saving and loading are done here, once.
+use super::loss_scale::LossScaler;
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+use std::ops::Range;
+use tunesmith_base::error::Result;
+use tunesmith_config::TrainConfig;
+use tunesmith_config::arguments::Reader;
+
+/// Values in a task.
+pub const TASK: usize = 1 << 16;
+
+/// A trained tensor, as an optimizer sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slot {
+    /// Its name.
+    pub name: String,
+    /// Row-major sizes. Slots lie end to end in the flat buffer of values.
+    pub shape: Vec<usize>,
+    /// Whether weight decay applies to it.
+    pub decay: bool,
+    /// Its learning rate by that of the run.
+    pub lr_scale: f64,
+}
+
+impl Slot {
+    /// How many values it has.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// How a state tensor's numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// IEEE single.
+    F32,
+    /// A byte: a place in a code map.
+    U8,
+}
+
+/// A state tensor that a rule asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateSpec {
+    /// What it is: the suffix of its name in a checkpoint.
+    pub name: &'static str,
+    /// Row-major sizes.
+    pub shape: Vec<usize>,
+    /// Its numbers.
+    pub dtype: Dtype,
+    /// How many values of the trained tensor a number belongs to: 1, or those of a block. Of no account where a tensor is
+    /// never cut.
+    pub each: usize,
+}
+
+impl StateSpec {
+    /// A float for each value of the tensor.
+    pub fn like(name: &'static str, slot: &Slot) -> Self {
+        Self::floats(name, slot.shape.clone())
+    }
+
+    /// Floats of any shape.
+    pub const fn floats(name: &'static str, shape: Vec<usize>) -> Self {
+        Self { name, shape, dtype: Dtype::F32, each: 1 }
+    }
+
+    /// How many numbers it has.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        let count = self.count() as u64;
+        match self.dtype {
+            Dtype::F32 => 4 * count,
+            Dtype::U8 => count,
+        }
+    }
+
+    /// Which of its numbers belong to the values `range` of `slot`.
+    pub fn range(&self, slot: &Slot, range: &Range<usize>) -> Range<usize> {
+        if range.len() == slot.count() {
+            return 0..self.count();
+        }
+        range.start / self.each..range.end.div_ceil(self.each)
+    }
+}
+
+/// A state tensor's numbers.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// Of [`Dtype::F32`].
+    F32(Vec<f32>),
+    /// Of [`Dtype::U8`].
+    U8(Vec<u8>),
+}
+
+impl State {
+    fn zeros(dtype: Dtype, count: usize) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32(vec![0.0; count]),
+            Dtype::U8 => Self::U8(vec![0; count]),
+        }
+    }
+
+    /// Its floats; none where it holds bytes.
+    pub fn floats(&mut self) -> &mut [f32] {
+        match self {
+            Self::F32(values) => values,
+            Self::U8(_) => &mut [],
+        }
+    }
+
+    /// Its bytes; none where it holds floats.
+    pub fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::U8(values) => values,
+            Self::F32(_) => &mut [],
+        }
+    }
+}
+
+/// The update of one tensor, or of a part of one.
+#[derive(Debug)]
+pub struct Update<'a> {
+    /// Which.
+    pub slot: &'a Slot,
+    /// Its values, or those of the part.
+    pub values: &'a mut [f32],
+    /// Their gradients before clipping.
+    pub grads: &'a [f32],
+    /// What gradients are multiplied by.
+    pub factor: f32,
+    /// The tensor's learning rate in this step.
+    pub rate: f64,
+    /// Number of the update; the first is 1.
+    pub step: u64,
+    /// What [`Rule::state`] asked for, in that order.
+    pub state: &'a mut [State],
+}
+
+/// Gradients as a run keeps them, of all values or of the owned ones.
+#[derive(Debug, Clone, Copy)]
+pub enum Gradients<'a> {
+    /// In float32.
+    F32(&'a [f32]),
+    /// In bfloat16: widened a tensor at a time.
+    Bf16(&'a [bf16]),
+}
+
+impl Gradients<'_> {
+    const fn len(self) -> usize {
+        match self {
+            Self::F32(values) => values.len(),
+            Self::Bf16(values) => values.len(),
+        }
+    }
+}
+
+impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
+    fn from(values: &'a Vec<f32>) -> Self {
+        Self::F32(values)
+    }
+}
+
+/// An optimizer's formulas.
+pub trait Rule: std::fmt::Debug + Send + Sync {
+    /// As a configuration has it, before the first step.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: a value that an argument cannot have.
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self>
+    where
+        Self: Sized;
+
+    /// The state kept for a tensor, zero before the first step unless [`Rule::start`] says otherwise.
+    fn state(&self, slot: &Slot) -> Vec<StateSpec>;
+
+    /// How many values must stay together where ranks share a tensor, counted from its start: 1 where each is updated by
+    /// itself, all of them where an update looks at the whole tensor.
+    fn grain(&self, _slot: &Slot) -> usize {
+        1
+    }
+
+    /// Bytes that the update of a tensor takes for a moment.
+    fn scratch(&self, _slot: &Slot) -> u64 {
+        0
+    }
+
+    /// Fills fresh state from the tensor's first values.
+    fn start(&self, _values: &[f32], _state: &mut [State]) {}
+
+    /// Called once before each step's updates, with the learning rate of the run.
+    fn begin(&mut self, _rate: f64, _step: u64) {}
+
+    /// Updates one tensor.
+    fn update(&self, update: Update<'_>);
+
+    /// Numbers of the whole run that belong to the state.
+    fn scalars(&self) -> Vec<f64> {
+        Vec::new()
+    }
+
+    /// Takes them back; the caller passes as many as [`Rule::scalars`] gives.
+    fn set_scalars(&mut self, _scalars: &[f64]) {}
+
+    /// Whether the weights to evaluate and to publish are others than those that are trained.
+    fn averages(&self) -> bool {
+        false
+    }
+
+    /// Makes the weights to publish from the trained ones, in place, where [`Rule::averages`].
+    fn publish(&self, _values: &mut [f32], _state: &[State]) {}
+}
+
+/// What is updated here of a tensor, with its state.
+#[derive(Debug)]
+struct Part {
+    slot: usize,
+    /// Of the tensor's values.
+    range: Range<usize>,
+    /// Where they begin in a buffer of all values, and in one of the owned ranges end to end.
+    whole: usize,
+    packed: usize,
+    state: Vec<State>,
+}
+
+/// A rule with the state of a run, or with the share of it that one rank owns.
+///
+/// Buffers of values and of gradients are either whole, every tensor end to end, or packed, the owned ranges end to end;
+/// their length tells.
+#[derive(Debug)]
+pub struct Optimizer {
+    /// Updates made so far.
+    pub step: u64,
+    /// The loss scale, where there is one.
+    pub scaler: Option<LossScaler>,
+    rule: Box<dyn Rule>,
+    slots: Vec<Slot>,
+    parts: Vec<Part>,
+    whole: usize,
+    packed: usize,
+}
+
+/// A state tensor of an optimizer, by its name in a checkpoint (`TENSOR.STATE`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StateTensor {
+    /// The name.
+    pub name: String,
+    /// Whose state it is: the number of the slot.
+    pub slot: usize,
+    /// What it is: the place in what [`Rule::state`] gives.
+    pub place: usize,
+    /// Shape and numbers of the whole.
+    pub spec: StateSpec,
+}
+
+impl Part {
+    /// Where it lies in a buffer of all values, or of the owned ones.
+    const fn place(&self, packed: bool) -> Range<usize> {
+        let start = if packed { self.packed } else { self.whole };
+        start..start + (self.range.end - self.range.start)
+    }
+}
+
+/// What is left of a buffer that is taken apart from its start on.
+struct Rest<'a> {
+    values: &'a mut [f32],
+    at: usize,
+}
+
+impl<'a> Rest<'a> {
+    /// Takes the range out; what lies before it is passed over.
+    fn take(&mut self, range: Range<usize>) -> &'a mut [f32] {
+        let (_, rest) = std::mem::take(&mut self.values).split_at_mut(range.start - self.at);
+        let (taken, later) = rest.split_at_mut(range.len());
+        (self.values, self.at) = (later, range.end);
+        taken
+    }
+}
+
+impl Optimizer {
+    /// Fresh state for tensors that lie end to end in `values`.
+    pub fn new(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32]) -> Self {
+        let everything = 0..values.len();
+        Self::shared(rule, slots, values, std::slice::from_ref(&everything))
+    }
+
+    /// Fresh state for the flat ranges `owned` (rising, cut only where [`legal_cuts`] allows) of tensors that lie end to
+    /// end in `values`, which are all of them or the owned ones.
+    pub fn shared(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32], owned: &[Range<usize>]) -> Self {
+        let (mut parts, mut start, mut packed, mut first) = (Vec::new(), 0, 0, 0);
+        let whole = slots.iter().map(Slot::count).sum();
+        let count: usize = owned.iter().map(ExactSizeIterator::len).sum();
+        assert!([whole, count].contains(&values.len()), "a slot for each value");
+        for (index, slot) in slots.iter().enumerate() {
+            let end = start + slot.count();
+            while owned.get(first).is_some_and(|range| range.end <= start) {
+                first += 1;
+            }
+            for range in owned[first..].iter().take_while(|range| range.start < end) {
+                let (low, high) = (range.start.max(start), range.end.min(end));
+                let range = low - start..high - start;
+                let zeros = |spec: StateSpec| State::zeros(spec.dtype, spec.range(slot, &range).len());
+                let mut state: Vec<State> = rule.state(slot).into_iter().map(zeros).collect();
+                let first = if values.len() == whole { low } else { packed };
+                rule.start(&values[first..first + high - low], &mut state);
+                parts.push(Part { slot: index, range, whole: low, packed, state });
+                packed += high - low;
+            }
+            start = end;
+        }
+        Self { step: 0, scaler: None, rule, slots, parts, whole, packed }
+    }
+
+    /// Where ranks may share its tensors: [`legal_cuts`].
+    pub fn legal_cuts(&self) -> impl Fn(usize) -> usize + use<> {
+        legal_cuts(&*self.rule, &self.slots)
+    }
+
+    /// Whether a buffer of that length holds the owned ranges alone.
+    fn is_packed(&self, length: usize) -> bool {
+        assert!(length == self.whole || length == self.packed, "a buffer of all values, or of the owned ones");
+        length != self.whole
+    }
+
+    /// One update with gradients `grads * factor` at the learning rate `rate`.
+    pub fn update<'a>(&mut self, values: &mut [f32], grads: impl Into<Gradients<'a>>, factor: f32, rate: f64) {
+        let grads = grads.into();
+        let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
+        self.step += 1;
+        self.rule.begin(rate, self.step);
+        let (rule, slots, step) = (&self.rule, &self.slots, self.step);
+        let mut updates = Vec::with_capacity(self.parts.len());
+        let mut rest = Rest { values, at: 0 };
+        let mut wide = Vec::new();
+        for part in &mut self.parts {
+            let slot = &slots[part.slot];
+            let (values, place) = (rest.take(part.place(packed[0])), part.place(packed[1]));
+            let (rate, state) = (rate * slot.lr_scale, &mut part.state[..]);
+            match grads {
+                Gradients::F32(grads) => {
+                    updates.push(Update { slot, values, grads: &grads[place], factor, rate, step, state });
+                }
+                // One after the other, so that one is wide at a time.
+                Gradients::Bf16(grads) => {
+                    wide.resize(place.len(), 0.0);
+                    grads[place].convert_to_f32_slice(&mut wide);
+                    rule.update(Update { slot, values, grads: &wide, factor, rate, step, state });
+                }
+            }
+        }
+        updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
+    }
+
+    /// Whether the weights to evaluate and to publish are others than those that are trained.
+    pub fn averages(&self) -> bool {
+        self.rule.averages()
+    }
+
+    /// Makes the weights to publish from the trained ones, in place; of a share, the owned ones.
+    pub fn publish(&self, values: &mut [f32]) {
+        let packed = self.is_packed(values.len());
+        let mut rest = Rest { values, at: 0 };
+        for part in &self.parts {
+            self.rule.publish(rest.take(part.place(packed)), &part.state);
+        }
+    }
+
+    /// The state tensors of all ranks together.
+    pub fn state(&self) -> Vec<StateTensor> {
+        let of_slot = |(slot, it): (usize, &Slot)| {
+            let name = it.name.clone();
+            let tensor = move |(place, spec): (usize, StateSpec)| StateTensor {
+                name: format!("{name}.{}", spec.name),
+                slot,
+                place,
+                spec,
+            };
+            self.rule.state(it).into_iter().enumerate().map(tensor).collect::<Vec<_>>()
+        };
+        self.slots.iter().enumerate().filter(|(_, slot)| slot.count() > 0).flat_map(of_slot).collect()
+    }
+
+    /// The tensors, and where each lies in a buffer of all values.
+    pub fn slots(&self) -> impl Iterator<Item = (&Slot, Range<usize>)> {
+        self.slots.iter().scan(0, |end, slot| {
+            let start = *end;
+            *end += slot.count();
+            Some((slot, start..*end))
+        })
+    }
+
+    /// What is owned here of a state tensor: its place among the tensor's numbers, and the numbers.
+    pub fn owned(&self, tensor: &StateTensor) -> impl Iterator<Item = (Range<usize>, &State)> {
+        let slot = &self.slots[tensor.slot];
+        let parts = self.parts.iter().filter(|part| part.slot == tensor.slot);
+        parts.map(|part| (tensor.spec.range(slot, &part.range), &part.state[tensor.place]))
+    }
+
+    /// Every state tensor with its name and shape; of a share, what is owned of it.
+    pub fn tensors(&self) -> Vec<(String, Vec<usize>, &State)> {
+        let mut out = Vec::new();
+        for part in &self.parts {
+            let slot = &self.slots[part.slot];
+            for (spec, state) in self.rule.state(slot).into_iter().zip(&part.state) {
+                out.push((format!("{}.{}", slot.name, spec.name), spec.shape, state));
+            }
+        }
+        out
+    }
+
+    /// The same, to be filled from a checkpoint, with the place of what is owned among the tensor's numbers.
+    pub fn tensors_mut(&mut self) -> Vec<(String, Range<usize>, &mut State)> {
+        let (rule, slots) = (&self.rule, &self.slots);
+        let mut out = Vec::new();
+        for part in &mut self.parts {
+            let slot = &slots[part.slot];
+            for (spec, state) in rule.state(slot).into_iter().zip(&mut part.state) {
+                out.push((format!("{}.{}", slot.name, spec.name), spec.range(slot, &part.range), state));
+            }
+        }
+        out
+    }
+
+    /// Numbers of the whole run that belong to the state.
+    pub fn scalars(&self) -> Vec<f64> {
+        let scaler = self.scaler.iter().flat_map(LossScaler::numbers);
+        self.rule.scalars().into_iter().chain(scaler).collect()
+    }
+
+    /// Takes them back; says whether they are as many as this optimizer has.
+    pub fn set_scalars(&mut self, scalars: &[f64]) -> bool {
+        let own = self.rule.scalars().len();
+        let fits = scalars.len() == self.scalars().len();
+        if fits {
+            self.rule.set_scalars(&scalars[..own]);
+            if let (Some(scaler), Some(numbers)) = (&mut self.scaler, scalars[own..].first_chunk()) {
+                scaler.set_numbers(*numbers);
+            }
+        }
+        fits
+    }
+}
+
+/// The bytes of state that a rule keeps for these tensors.
+pub fn state_bytes(rule: &dyn Rule, slots: &[Slot]) -> u64 {
+    slots.iter().flat_map(|slot| rule.state(slot)).map(|spec| spec.bytes()).sum()
+}
+
+/// Where ranks may cut a buffer of all values: gives the place nearest to one that an optimizer allows.
+pub fn legal_cuts(rule: &dyn Rule, slots: &[Slot]) -> impl Fn(usize) -> usize + use<> {
+    let mut end = 0;
+    let grain = |slot: &Slot| {
+        let start = end;
+        end += slot.count();
+        (start..end, rule.grain(slot).max(1))
+    };
+    let grains: Vec<(Range<usize>, usize)> = slots.iter().map(grain).collect();
+    move |at| {
+        let next = grains.partition_point(|(range, _)| range.end <= at);
+        let Some((range, grain)) = grains.get(next) else { return at };
+        let below = at - (at - range.start) % grain;
+        let above = (below + grain).min(range.end);
+        if at - below < above - at { below } else { above }
+    }
+}
+
+#[cfg(test)]
+mod tests;

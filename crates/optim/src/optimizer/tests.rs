@@ -1,0 +1,122 @@
+//! Shares of an optimizer against the whole, for every optimizer and number of ranks.
+use super::super::rule;
+use super::*;
+use tunesmith_comm::Partition;
+use tunesmith_config::{Optim, TrainConfig};
+
+/// Tensors of three segments, some large enough for moments of 8 bits, some shorter than a cut.
+fn slots() -> (Vec<Slot>, Vec<usize>) {
+    let shapes: [(&str, &[usize]); 7] = [
+        ("model.embed_tokens.weight", &[70, 61]),
+        ("one.weight", &[64, 65]),
+        ("one.bias", &[64]),
+        ("one.norm", &[3]),
+        ("two.weight", &[33, 160]),
+        ("two.lora_A.weight", &[4, 32]),
+        ("two.lora_B.weight", &[32, 4]),
+    ];
+    let slot = |(name, shape): &(&str, &[usize])| {
+        let decay = shape.len() > 1;
+        Slot { name: (*name).to_owned(), shape: shape.to_vec(), decay, lr_scale: if decay { 1.0 } else { 2.0 } }
+    };
+    let slots: Vec<Slot> = shapes.iter().map(slot).collect();
+    let ends = |count: usize| slots[..count].iter().map(Slot::count).sum();
+    let segments = vec![0, ends(1), ends(4), ends(4), ends(7)];
+    (slots, segments)
+}
+
+fn number(stream: usize, index: usize) -> f32 {
+    ((stream * 7919 + index * 104_729) % 10_007) as f32 / 5000.0 - 1.0
+}
+
+fn packed(whole: &[f32], owned: &[Range<usize>]) -> Vec<f32> {
+    owned.iter().flat_map(|range| whole[range.clone()].to_vec()).collect()
+}
+
+#[test]
+fn every_optimizer_gives_the_same_bits_whole_and_in_shares() {
+    let (slots, segments) = slots();
+    let length = segments[segments.len() - 1];
+    for &optim in Optim::ALL {
+        let train = TrainConfig { optim, weight_decay: 0.1, ..TrainConfig::default() };
+        let rule = || rule(&train).unwrap();
+        let start: Vec<f32> = (0..length).map(|index| number(1, index)).collect();
+        for ranks in [2, 3, 4, 7] {
+            let partition = Partition::new(&segments, ranks, legal_cuts(&*rule(), &slots));
+            let mut shares: Vec<_> = (0..ranks)
+                .map(|rank| {
+                    let owned = partition.owned(rank);
+                    let share = Optimizer::shared(rule(), slots.clone(), &start, &owned);
+                    // Every other rank in packed buffers.
+                    let values = if rank % 2 == 0 { start.clone() } else { packed(&start, &owned) };
+                    (share, values, owned)
+                })
+                .collect();
+            let mut whole = (Optimizer::new(rule(), slots.clone(), &start), start.clone());
+            for step in 2..6 {
+                let grads: Vec<f32> = (0..length).map(|index| number(step, index)).collect();
+                whole.0.update(&mut whole.1, &grads, 0.5, 0.01);
+                for (share, values, owned) in &mut shares {
+                    let own = packed(&grads, owned);
+                    share.update(values, if step % 2 == 0 { &own } else { &grads }, 0.5, 0.01);
+                }
+            }
+            let mut published = whole.1.clone();
+            whole.0.publish(&mut published);
+            for (share, values, owned) in &shares {
+                let own = |buffer: &[f32]| if buffer.len() == length { packed(buffer, owned) } else { buffer.to_vec() };
+                assert!(own(values) == packed(&whole.1, owned), "{optim:?}, {ranks} ranks: values");
+                let mut averages = values.clone();
+                share.publish(&mut averages);
+                assert!(own(&averages) == packed(&published, owned), "{optim:?}, {ranks} ranks: averages");
+                assert_eq!(share.scalars(), whole.0.scalars());
+            }
+            // The shares of the state, put together, are the state.
+            for (tensor, (name, _, state)) in whole.0.state().iter().zip(whole.0.tensors()) {
+                assert_eq!(tensor.name, name);
+                let mut found = State::zeros(tensor.spec.dtype, tensor.spec.count());
+                let mut filled = 0;
+                for (share, ..) in &shares {
+                    for (range, numbers) in share.owned(tensor) {
+                        filled += range.len();
+                        match (&mut found, numbers) {
+                            (State::F32(to), State::F32(from)) => to[range].copy_from_slice(from),
+                            (State::U8(to), State::U8(from)) => to[range].copy_from_slice(from),
+                            _ => panic!("{name}: two types"),
+                        }
+                    }
+                }
+                assert_eq!(filled, tensor.spec.count(), "{optim:?} {name}: each number once");
+                assert!(found == *state, "{optim:?}, {ranks} ranks: {name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_registry_says_of_every_optimizer_whether_it_averages() {
+    for &optim in Optim::ALL {
+        let train = TrainConfig { optim, ..TrainConfig::default() };
+        assert_eq!(rule(&train).unwrap().averages(), optim.averages(), "{optim}");
+    }
+}
+
+#[test]
+fn cuts_fall_on_blocks_and_between_tensors() {
+    let (slots, _) = slots();
+    let cut = |optim, at| {
+        let train = TrainConfig { optim, ..TrainConfig::default() };
+        legal_cuts(&*rule(&train).unwrap(), &slots)(at)
+    };
+    assert_eq!(cut(Optim::AdamW, 4271), 4271);
+    // The second tensor of 4160 values begins at 4270.
+    assert_eq!(cut(Optim::AdamW8bit, 4271), 4270);
+    assert_eq!(cut(Optim::AdamW8bit, 4270 + 200), 4270 + 256);
+    assert_eq!(cut(Optim::AdamW8bit, 4270 + 4159), 4270 + 4160, "the last block is shorter");
+    assert_eq!(cut(Optim::AdamW8bit, 4270 + 4160 + 7), 4270 + 4160 + 7, "moments of four bytes");
+    assert_eq!(cut(Optim::Muon, 4270 + 4000), 4270 + 4160);
+    assert_eq!(cut(Optim::Muon, 4270 + 100), 4270);
+    assert_eq!(cut(Optim::Muon, 100), 100, "the embedding is AdamW's");
+    assert_eq!(cut(Optim::Adafactor, 100), 0);
+    assert_eq!(cut(Optim::Adafactor, 1 << 20), 1 << 20);
+}

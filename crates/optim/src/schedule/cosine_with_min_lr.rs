@@ -1,0 +1,21 @@
+//! `cosine_with_min_lr`: half a cosine down to a share of the peak.
+use super::{Form, Run, above, cycles, lowest, one_lowest, wave};
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+
+/// So many waves (0.5 falls once), down to a share of the peak.
+#[derive(Debug)]
+pub(super) struct CosineWithMinLr {
+    cycles: f64,
+    floor: f64,
+}
+
+impl Form for CosineWithMinLr {
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+        Ok(Self { cycles: cycles(args)?, floor: lowest(args, run.peak)?.ok_or_else(one_lowest)? })
+    }
+
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        above(self.floor, wave(self.cycles, run.progress(step)))
+    }
+}

@@ -1,0 +1,21 @@
+//! `inverse_sqrt`: as `1 / sqrt(step)`.
+use super::{Form, Run};
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+
+/// Steps after which the rate has fallen to `1 / sqrt(2)`.
+#[derive(Debug)]
+pub(super) struct InverseSqrt {
+    timescale: f64,
+}
+
+impl Form for InverseSqrt {
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+        let usual = if run.warmup == 0 { 10_000 } else { run.warmup };
+        Ok(Self { timescale: args.count("timescale", 1)?.unwrap_or(usual) as f64 })
+    }
+
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        1.0 / ((step as f64 + (self.timescale - run.warmup as f64)) / self.timescale).sqrt()
+    }
+}

@@ -1,0 +1,18 @@
+//! `linear`: down to 0.
+use super::{Form, Run};
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+
+/// No arguments.
+#[derive(Debug)]
+pub(super) struct Linear;
+
+impl Form for Linear {
+    fn of(_: &mut Reader<'_>, _: &mut Run) -> Result<Self> {
+        Ok(Self)
+    }
+
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        ((run.total as f64 - step as f64) / run.span()).max(0.0)
+    }
+}

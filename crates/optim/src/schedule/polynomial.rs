@@ -1,0 +1,34 @@
+//! `polynomial`: down to `lr_end` as a power.
+use super::{Form, Run};
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::{Error, Result};
+
+/// The last rate and the exponent.
+#[derive(Debug)]
+pub(super) struct Polynomial {
+    end: f64,
+    power: f64,
+}
+
+impl Form for Polynomial {
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+        let end = args.number("lr_end", "a number of at least 0", |number| number >= 0.0)?.unwrap_or(1e-7);
+        let power = args.number("power", "a number above 0", |number| number > 0.0)?.unwrap_or(1.0);
+        if run.peak <= end {
+            return Err(Error::config(format!(
+                "train.lr_scheduler_kwargs: lr_end = {end} is not below train.learning_rate = {}",
+                run.peak
+            ))
+            .hint("the schedule falls to it"));
+        }
+        Ok(Self { end, power })
+    }
+
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        if step > run.total {
+            return self.end / run.peak;
+        }
+        let left = if run.total > run.warmup { 1.0 - run.progress(step) } else { 0.0 };
+        ((run.peak - self.end) * left.powf(self.power) + self.end) / run.peak
+    }
+}

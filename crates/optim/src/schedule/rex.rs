@@ -1,0 +1,26 @@
+//! `rex`: the reflected exponential (Chen et al., 2021), which stays high for long and then falls steeply. Equal to Axolotl's `RexLR`, which
+//! is one step ahead.
+use super::{Form, Run, above, lowest};
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::Result;
+
+/// The lowest rate by the peak.
+#[derive(Debug)]
+pub(super) struct Rex {
+    floor: f64,
+}
+
+impl Form for Rex {
+    fn of(args: &mut Reader<'_>, run: &mut Run) -> Result<Self> {
+        Ok(Self { floor: lowest(args, run.peak)?.unwrap_or(0.0) })
+    }
+
+    fn rising(&self, step: u64, run: &Run) -> f64 {
+        (step as f64 + 1.0) / run.warmup as f64
+    }
+
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        let left = 1.0 - (step as f64 - run.warmup as f64 + 1.0) / run.span();
+        if left <= 0.0 { self.floor } else { above(self.floor, left / (0.1 + 0.9 * left)) }
+    }
+}

@@ -1,0 +1,90 @@
+//! `warmup_stable_decay`: rises, stays, falls.
+use super::{Form, Run, above, cycles, share, wave};
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+use std::f64::consts::PI;
+
+/// Its arguments.
+#[derive(Debug)]
+pub(super) struct WarmupStableDecay {
+    /// How the rate rises.
+    rise: Shape,
+    /// Steps at the peak.
+    stable: u64,
+    /// Steps of the fall.
+    decay: u64,
+    /// How it falls.
+    fall: Shape,
+    /// The lowest rate by the peak.
+    floor: f64,
+    /// Waves of a fall along a cosine; 0.5 falls once.
+    cycles: f64,
+}
+
+/// How a warm-up rises and a decay falls.
+#[derive(Debug, Clone, Copy)]
+enum Shape {
+    Linear,
+    Cosine,
+    /// `1 - sqrt(progress)`.
+    OneMinusSqrt,
+}
+
+impl Form for WarmupStableDecay {
+    fn of(args: &mut Reader<'_>, &mut Run { warmup, total, .. }: &mut Run) -> Result<Self> {
+        let shapes = [("linear", Shape::Linear), ("cosine", Shape::Cosine), ("1-sqrt", Shape::OneMinusSqrt)];
+        let falls = [shapes[1], shapes[0], shapes[2]];
+        let Some(decay) = args.count("num_decay_steps", 0)? else {
+            return Err(Error::config(
+                "train.lr_scheduler_kwargs: lr_scheduler_type = warmup_stable_decay needs num_decay_steps",
+            )
+            .hint("for example lr_scheduler_kwargs: {num_decay_steps: 100}"));
+        };
+        let stable = match args.count("num_stable_steps", 0)? {
+            Some(steps) => steps,
+            None => total.checked_sub(warmup + decay).ok_or_else(|| {
+                Error::config(format!(
+                    "train.lr_scheduler_kwargs: num_decay_steps = {decay} and a warm-up of {warmup} are more than the run's {}",
+                    count(total, "step")
+                ))
+                .hint("lower num_decay_steps or the warm-up")
+            })?,
+        };
+        Ok(Self {
+            rise: args.word("warmup_type", &shapes)?,
+            stable,
+            decay,
+            fall: args.word("decay_type", &falls)?,
+            floor: share(args, "min_lr_ratio")?.unwrap_or(0.0),
+            cycles: cycles(args)?,
+        })
+    }
+
+    fn rising(&self, step: u64, run: &Run) -> f64 {
+        let progress = step as f64 / run.warmup as f64;
+        let risen = match self.rise {
+            Shape::Linear => progress,
+            Shape::Cosine => 0.5 * (1.0 - (PI * progress).cos()),
+            Shape::OneMinusSqrt => 1.0 - (1.0 - progress).sqrt(),
+        };
+        above(self.floor, risen)
+    }
+
+    fn after(&self, step: u64, run: &Run) -> f64 {
+        let since = step - run.warmup;
+        if since < self.stable {
+            return 1.0;
+        }
+        if since >= self.stable + self.decay {
+            return self.floor;
+        }
+        let progress = (since - self.stable) as f64 / (self.decay as f64).max(1.0);
+        let factor = match self.fall {
+            Shape::Linear => 1.0 - progress,
+            Shape::Cosine => wave(self.cycles, progress),
+            Shape::OneMinusSqrt => 1.0 - progress.sqrt(),
+        };
+        above(self.floor, factor)
+    }
+}

@@ -1,0 +1,66 @@
+//! Stochastic gradient descent with momentum, equal to `torch.optim.SGD`: the decay is added to the gradient.
+use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use super::share;
+use tunesmith_config::TrainConfig;
+use tunesmith_config::arguments::Reader;
+use tunesmith_base::error::{Error, Result};
+use rayon::prelude::*;
+
+/// The rule; its state is the momentum, if there is any.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// How much of the last step's direction is kept.
+    pub momentum: f64,
+    /// How much of the new gradient is left out of the momentum, after the first step.
+    pub dampening: f64,
+    /// Look ahead along the momentum.
+    pub nesterov: bool,
+    /// Added to the gradient, by the weights.
+    pub weight_decay: f64,
+}
+
+impl Rule for Sgd {
+    fn of(train: &TrainConfig, args: &mut Reader<'_>) -> Result<Self> {
+        let rule = Self {
+            momentum: share(args, "momentum")?.unwrap_or(0.0),
+            dampening: args.number("dampening", "a number from 0 to 1", |it| (0.0..=1.0).contains(&it))?.unwrap_or(0.0),
+            nesterov: args.flag("nesterov")?.unwrap_or(false),
+            weight_decay: train.weight_decay,
+        };
+        if rule.nesterov && (rule.momentum == 0.0 || rule.dampening != 0.0) {
+            return Err(Error::config("train.optim_args: nesterov needs a momentum and no dampening")
+                .hint("set momentum=0.9,nesterov=true"));
+        }
+        Ok(rule)
+    }
+
+    fn state(&self, slot: &Slot) -> Vec<StateSpec> {
+        if self.momentum == 0.0 { Vec::new() } else { vec![StateSpec::like("momentum_buffer", slot)] }
+    }
+
+    fn update(&self, update: Update<'_>) {
+        let Update { slot, values, grads, factor, rate, step, state } = update;
+        let decay = if slot.decay { self.weight_decay as f32 } else { 0.0 };
+        let rate = rate as f32;
+        let Some(buffer) = state.first_mut() else {
+            values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).for_each(|(values, grads)| {
+                for (value, grad) in values.iter_mut().zip(grads) {
+                    *value -= rate * (grad * factor + decay * *value);
+                }
+            });
+            return;
+        };
+        let momentum = self.momentum as f32;
+        let fresh = if step == 1 { 1.0 } else { (1.0 - self.dampening) as f32 };
+        let buffer = buffer.floats().par_chunks_mut(TASK);
+        let parts = values.par_chunks_mut(TASK).zip(grads.par_chunks(TASK)).zip(buffer);
+        parts.for_each(|((values, grads), buffer)| {
+            for ((value, grad), velocity) in values.iter_mut().zip(grads).zip(buffer) {
+                let grad = grad * factor + decay * *value;
+                *velocity = momentum * *velocity + fresh * grad;
+                let direction = if self.nesterov { grad + momentum * *velocity } else { *velocity };
+                *value -= rate * direction;
+            }
+        });
+    }
+}

@@ -1,0 +1,173 @@
+//! Floating-point operations of training, and the time that they take.
+//!
+//! A token costs 2 a weight that it passes forward, 2 for the gradient of what comes before, and 2 where the weight itself
+//! is trained: `4 N` for a frozen base and `6 N` for adapters on it, `6 N` for full training. Attention costs `4 pairs d`
+//! forward and twice that backward, for the pairs of a query and a key that it sees and the width `d` of all heads: with
+//! causal attention over a row of S tokens `6 S^2 d` in all. A block that is run again costs its forward pass once more.
+use super::memory::footprint::{Footprint, Shape};
+use super::memory::{Job, Policy, block_of};
+use std::collections::BTreeMap;
+use tunesmith_config::arch::{Arch, LinearSpec};
+
+/// Operations of some rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Flops {
+    /// That the result needs.
+    pub useful: f64,
+    /// Of blocks that are run again.
+    pub again: f64,
+}
+
+impl Flops {
+    /// All.
+    pub const fn total(&self) -> f64 {
+        self.useful + self.again
+    }
+}
+
+impl std::ops::Add for Flops {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { useful: self.useful + other.useful, again: self.again + other.again }
+    }
+}
+
+/// What a token costs in a model, found once.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Costs {
+    /// Of a token in the blocks.
+    token: Flops,
+    /// Of a label token in the head.
+    label: f64,
+    /// Of a pair of query and key, by window: forward and backward, and forward again.
+    pairs: Vec<(Option<usize>, Flops)>,
+}
+
+impl Costs {
+    /// Of training as `job` says.
+    pub fn new(job: &Job<'_>) -> Self {
+        let (arch, trained) = (job.arch, &job.trained);
+        let mut matrices = Matrices::default();
+        matrices.read(arch);
+        let adapters = |block: usize| -> f64 {
+            let prefix = format!("model.layers.{block}.");
+            let ours = trained.adapters.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+            ours.map(|(name, adapter)| matrices.numbers(arch, name, adapter.as_ref())).sum()
+        };
+        let weights = |block: Option<usize>| -> f64 {
+            let names = trained.tensors.iter().filter(|name| block_of(name) == block);
+            names.filter_map(|name| matrices.of.get(name.as_str())).sum()
+        };
+        let trains =
+            |block: usize| adapters(block) > 0.0 || trained.tensors.iter().any(|it| block_of(it) == Some(block));
+        let blocks = arch.num_hidden_layers;
+        let embeds = trained.tensors.contains("model.embed_tokens.weight") || !arch.token_rows.embedding.is_empty();
+        let lowest = if embeds { 0 } else { (0..blocks).find(|&block| trains(block)).unwrap_or(blocks) };
+        let width = (arch.num_attention_heads * arch.head_dim) as f64;
+        let mut costs = Self { token: Flops::default(), label: 0.0, pairs: Vec::new() };
+        for (block, kind) in arch.blocks.iter().enumerate() {
+            let (passed, adapters) = (matrices.blocks[block], adapters(block));
+            let back = if block >= lowest { 1.0 } else { 0.0 };
+            let again =
+                if job.policy(block) == Policy::Full && block >= lowest && block + 1 < blocks { 1.0 } else { 0.0 };
+            costs.token.useful += 2.0 * passed * (1.0 + back) + 2.0 * weights(Some(block)) + 6.0 * adapters;
+            costs.token.again += again * 2.0 * (passed + adapters);
+            let pair = Flops { useful: width * (4.0 + 8.0 * back), again: again * 4.0 * width };
+            match costs.pairs.iter_mut().find(|(window, _)| *window == kind.window) {
+                Some((_, sum)) => {
+                    sum.useful += pair.useful;
+                    sum.again += pair.again;
+                }
+                None => costs.pairs.push((kind.window, pair)),
+            }
+        }
+        let full = trained.tensors.contains(arch.head_tensor());
+        costs.label = (arch.outputs() * arch.hidden_size) as f64 * if full { 6.0 } else { 4.0 };
+        costs
+    }
+
+    /// Of rows of these lengths, with so many label tokens.
+    pub fn of(&self, lengths: impl IntoIterator<Item = usize>, labels: f64) -> Flops {
+        let mut sum = Flops { useful: labels * self.label, again: 0.0 };
+        for length in lengths {
+            let tokens = length as f64;
+            sum.useful += tokens * self.token.useful;
+            sum.again += tokens * self.token.again;
+            for (window, pair) in &self.pairs {
+                // Half of a square, less the triangle that the window hides.
+                let hidden = window.map_or(0.0, |window| tokens - (window as f64).min(tokens));
+                let pairs = (tokens * tokens - hidden * hidden) / 2.0;
+                sum.useful += pairs * pair.useful;
+                sum.again += pairs * pair.again;
+            }
+        }
+        sum
+    }
+}
+
+/// Numbers of the matrices that a token passes.
+#[derive(Debug, Default)]
+struct Matrices {
+    /// By tensor, those of experts by the share of tokens that go through them.
+    of: BTreeMap<String, f64>,
+    /// By block.
+    blocks: Vec<f64>,
+    /// Linear modules by name: rows and columns of their weights.
+    shapes: BTreeMap<String, [u64; 2]>,
+}
+
+impl Matrices {
+    fn read(&mut self, arch: &Arch) {
+        self.blocks = vec![0.0; arch.num_hidden_layers];
+        let share = arch.experts.as_ref().map_or(1.0, |experts| experts.per_token as f64 / experts.count as f64);
+        for spec in arch.tensors().into_iter().filter(|spec| spec.shape.len() == 2) {
+            let Some(block) = block_of(&spec.name) else { continue };
+            let numbers = spec.len() as f64 * if spec.name.contains(".experts.") { share } else { 1.0 };
+            self.blocks[block] += numbers;
+            self.of.insert(spec.name, numbers);
+        }
+        let shape = |linear: LinearSpec| (linear.name, [linear.out_features as u64, linear.in_features as u64]);
+        self.shapes = arch.linear_modules().into_iter().chain(arch.routers()).map(shape).collect();
+    }
+
+    /// Numbers of a module's adapter that a token passes; of experts' by the share of tokens.
+    fn numbers(&self, arch: &Arch, module: &str, adapter: &dyn Footprint) -> f64 {
+        let experts = arch.experts.as_ref().filter(|_| module.contains(".experts."));
+        let ([out, inputs], times) = match experts {
+            None => (self.shapes.get(module).copied().unwrap_or_default(), 1),
+            Some(experts) => {
+                let (hidden, width) = (arch.hidden_size as u64, experts.width as u64);
+                let shape = if module.ends_with("down_proj") { [hidden, width] } else { [2 * width, hidden] };
+                (shape, experts.per_token)
+            }
+        };
+        (adapter.numbers(&Shape { out, inputs, trained: false, dropout: false }) * times as u64) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::testing::{arch, job};
+
+    #[test]
+    fn a_frozen_base_costs_4_and_what_is_trained_6_a_weight() {
+        let arch = arch();
+        let linears = arch.linear_modules();
+        let numbers = |it: &LinearSpec| (it.in_features * it.out_features) as f64;
+        let blocks: f64 = linears.iter().filter(|it| it.layer.is_some()).map(numbers).sum();
+        let head = (arch.vocab_size * arch.hidden_size) as f64;
+        let attention = 6.0 * 64.0 * 64.0 * (arch.hidden_size * arch.num_hidden_layers) as f64;
+        let lora = job(&arch, false);
+        let costs = Costs::new(&lora).of([64], 60.0);
+        let adapters = lora.trained.values as f64;
+        assert_eq!(costs.useful, 64.0 * (4.0 * blocks + 6.0 * adapters) + 60.0 * 4.0 * head + attention);
+        assert_eq!(costs.again, 0.0);
+        let full = Costs::new(&job(&arch, true)).of([64], 60.0);
+        assert_eq!(full.useful, 64.0 * 6.0 * blocks + 60.0 * 6.0 * head + attention);
+        let again = Costs::new(&Job { full: 1, ..job(&arch, true) }).of([64], 60.0);
+        let one = 64.0 * 2.0 * blocks / 3.0 + attention / 9.0;
+        assert!((again.again - one).abs() < 1.0 && again.useful == full.useful, "{again:?} {one}");
+    }
+}

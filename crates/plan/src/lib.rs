@@ -1,0 +1,49 @@
+//! Layer 2: what a run will do, computed before it starts. Pure functions: rows to optimizer steps
+//! ([`batches`]), the learning rate over them ([`rates`]), the bytes that saving needs
+//! ([`bytes`]), those of memory ([`memory`], by strategy [`strategies`]), the operations of a step ([`flops`]), and what a machine is
+//! used for ([`platform`]), and how fast many ranks are ([`scaling`]).
+use std::fmt::Write as _;
+
+pub use tunesmith_base::memory::human_bytes;
+pub use tunesmith_base::words::grouped;
+
+pub mod batches;
+pub mod bytes;
+pub mod flops;
+pub mod memory;
+pub mod platform;
+pub mod rates;
+pub mod scaling;
+pub mod strategies;
+
+/// Lays `(label, value)` rows out as an aligned two-column table, one line a row.
+pub fn table(rows: &[(String, String)]) -> String {
+    let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
+    rows.iter().fold(String::new(), |mut out, (label, value)| {
+        let _ = writeln!(out, "  {label:<width$}  {value}");
+        out
+    })
+}
+
+/// A duration as people write it: `4.2s`, `3m 07s`, `2h 05m`.
+pub fn human_seconds(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    match whole {
+        _ if seconds < 59.95 => format!("{seconds:.1}s"),
+        0..3600 => format!("{}m {:02}s", whole / 60, whole % 60),
+        _ => format!("{}h {:02}m", whole / 3600, whole % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_read_well() {
+        assert_eq!(human_seconds(4.21), "4.2s");
+        assert_eq!(human_seconds(59.99), "1m 00s");
+        assert_eq!(human_seconds(187.0), "3m 07s");
+        assert_eq!(human_seconds(7500.0), "2h 05m");
+    }
+}

@@ -1,0 +1,226 @@
+//! What memory depends on: how the base is kept, what is trained, the optimizer, the batch.
+use super::footprint::{Footprint, Shape};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tunesmith_config::arch::{Arch, TensorSpec};
+
+/// How a matrix's numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Storage {
+    /// Single precision.
+    F32,
+    /// bfloat16.
+    Bf16,
+    /// Four bits (NF4 or FP4) and a scale a block of 64; the scales in f32, or with `double` in a byte and a scale of their
+    /// own a block of 256.
+    FourBit {
+        /// Double quantization.
+        double: bool,
+    },
+    /// A byte, and a scale a row.
+    Int8,
+}
+
+impl Storage {
+    /// Bytes of a tensor.
+    pub fn bytes(self, shape: &[usize]) -> u64 {
+        let numbers: u64 = shape.iter().map(|&size| size as u64).product();
+        match self {
+            Self::F32 => 4 * numbers,
+            Self::Bf16 => 2 * numbers,
+            Self::FourBit { double } => {
+                let blocks = numbers.div_ceil(64);
+                numbers.div_ceil(2) + if double { blocks + 4 * blocks.div_ceil(256) + 4 } else { 4 * blocks }
+            }
+            Self::Int8 => numbers + 4 * numbers / shape.last().map_or(1, |&size| size.max(1) as u64),
+        }
+    }
+
+    /// Whether it is dequantized before it is multiplied.
+    pub const fn is_quantized(self) -> bool {
+        matches!(self, Self::FourBit { .. } | Self::Int8)
+    }
+
+    /// Its name in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::FourBit { double: true } => "4 bit, double quantization",
+            Self::FourBit { double: false } => "4 bit",
+            Self::Int8 => "int8",
+        }
+    }
+}
+
+/// How the base is kept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Base {
+    /// Matrices that are neither trained nor quantized.
+    pub matrices: Storage,
+    /// How the tensors of `coded` are kept, where they are quantized.
+    pub quantized: Option<Storage>,
+    /// The tensors that are quantized if any are, by name.
+    pub coded: BTreeSet<String>,
+    /// Modules whose matrices are f32 in any case (`PiSSA` changes them).
+    pub wide: BTreeSet<String>,
+    /// The tensors pass through f32 before they are stored: drawn at random, or changed by finished adapters.
+    pub through_f32: bool,
+}
+
+/// What is trained.
+#[derive(Debug, Clone, Default)]
+pub struct Trained {
+    /// How many values.
+    pub values: u64,
+    /// Tensors of the model that are trained in full, by name.
+    pub tensors: BTreeSet<String>,
+    /// Adapters by module, also those on its weight; those on experts by their parameter, such as `model.layers.0.mlp.experts.down_proj`.
+    pub adapters: BTreeMap<String, Arc<dyn Footprint>>,
+    /// The values of the start are kept (`PiSSA`).
+    pub keeps_start: bool,
+}
+
+/// What the optimizer holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct OptimizerBytes {
+    /// Its state.
+    pub state: u64,
+    /// The moving average of the weights.
+    pub average: u64,
+    /// What an update takes and gives back.
+    pub scratch: u64,
+    /// A copy of the trained values while others are evaluated or saved.
+    pub publishing: u64,
+    /// The copy from which checkpoints are written beside the steps.
+    pub saving: u64,
+}
+
+/// What a block keeps between its forward and its backward pass, beside its input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// Everything that backward needs.
+    None,
+    /// What products of matrices gave.
+    Cheap,
+    /// Nothing: it is run again.
+    Full,
+}
+
+/// Everything that memory depends on, but for the batch.
+#[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
+pub struct Job<'a> {
+    /// The model's shape.
+    pub arch: &'a Arch,
+    /// How its weights are kept.
+    pub base: Base,
+    /// What is trained of it and beside it.
+    pub trained: Trained,
+    /// The optimizer.
+    pub optimizer: OptimizerBytes,
+    /// The first so many blocks are run again in backward.
+    pub full: usize,
+    /// The last so many keep everything, the others what products of matrices gave.
+    pub none: usize,
+    /// What waits for the backward pass has two bytes a number.
+    pub narrow: bool,
+    /// Gradients of trained values have two bytes each, but for those of the segments that backward is in.
+    pub narrow_gradients: bool,
+    /// Gradients between blocks are rounded so too.
+    pub rounds_gradients: bool,
+    /// Adapters' inputs are dropped in part.
+    pub dropout: bool,
+    /// Threads of a rank.
+    pub threads: usize,
+    /// What the process holds beside all that: the tokenizer.
+    pub companions: u64,
+    /// Bytes of gradients that are on their way between ranks at a time.
+    pub bucket: u64,
+}
+
+/// A pass: what is walked at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pass {
+    /// Tokens of all rows.
+    pub tokens: u64,
+    /// Tokens of the longest row.
+    pub longest: u64,
+    /// Tokens that carry a label.
+    pub labelled: u64,
+}
+
+impl Pass {
+    /// The largest pass of micro-batches of `rows` rows of `length` tokens, every token but a row's last labelled, which are
+    /// cut between rows where they have more than `most` tokens.
+    pub fn of(rows: u64, length: u64, most: Option<u64>) -> Self {
+        let rows = most.map_or(rows, |most| rows.min(most / length.max(1)).max(1));
+        Self { tokens: rows * length, longest: length, labelled: rows * length.saturating_sub(1).max(1) }
+    }
+}
+
+impl Job<'_> {
+    /// What a block keeps.
+    pub const fn policy(&self, block: usize) -> Policy {
+        if block < self.full {
+            Policy::Full
+        } else if self.arch.num_hidden_layers - block <= self.none {
+            Policy::None
+        } else {
+            Policy::Cheap
+        }
+    }
+
+    /// How a tensor of the base is kept; nothing where it is trained.
+    pub fn storage(&self, spec: &TensorSpec) -> Option<Storage> {
+        let base = &self.base;
+        let module = spec.name.strip_suffix(".weight").unwrap_or(&spec.name);
+        let has_rows = !self.arch.rows_of(&spec.name).is_empty();
+        if self.trained.tensors.contains(&spec.name) {
+            None
+        } else if spec.shape.len() < 2 || base.wide.contains(module) || has_rows {
+            Some(Storage::F32)
+        } else {
+            let quantized = base.quantized.filter(|_| base.coded.contains(&spec.name));
+            Some(quantized.unwrap_or(base.matrices))
+        }
+    }
+
+    /// The adapters of linear modules, with the modules' shapes.
+    fn adapted(&self) -> impl Iterator<Item = (&dyn Footprint, Shape)> {
+        self.arch.linear_modules().into_iter().chain(self.arch.routers()).filter_map(|linear| {
+            let adapter = self.trained.adapters.get(&linear.name)?;
+            let (out, inputs) = (linear.out_features as u64, linear.in_features as u64);
+            Some((adapter.as_ref(), Shape { out, inputs, trained: false, dropout: self.dropout }))
+        })
+    }
+
+    /// What adapters hold beside trained values all the time.
+    pub(crate) fn constants(&self) -> u64 {
+        self.adapted().map(|(adapter, shape)| adapter.constants(&shape)).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn four_bits_carry_a_scale_a_block() {
+        let shape = [4096, 4096];
+        let numbers = 4096 * 4096;
+        assert_eq!(Storage::F32.bytes(&shape), 4 * numbers);
+        assert_eq!(Storage::FourBit { double: false }.bytes(&shape), numbers / 2 + numbers / 64 * 4);
+        let double = numbers / 2 + numbers / 64 + numbers / 64 / 256 * 4 + 4;
+        assert_eq!(Storage::FourBit { double: true }.bytes(&shape), double);
+        assert_eq!(Storage::Int8.bytes(&shape), numbers + 4 * 4096);
+        assert_eq!(Storage::FourBit { double: true }.bytes(&[3, 7]), 11 + 1 + 4 + 4, "odd counts are rounded up");
+    }
+
+    #[test]
+    fn passes_are_cut_between_rows() {
+        let of = |rows, length, most| Pass::of(rows, length, most).tokens;
+        assert_eq!((of(2, 512, None), of(2, 512, Some(768)), of(8, 100, Some(768))), (1024, 512, 700));
+        assert_eq!(of(2, 2048, Some(768)), 2048, "a row stays whole");
+    }
+}

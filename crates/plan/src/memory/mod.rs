@@ -1,0 +1,320 @@
+//! How much memory a rank needs at most while it trains, from `config.json` and the configuration alone, part by part.
+//!
+//! On the CPU the figures describe the engine: the walk over the blocks is done with nothing but takes and returns
+//! (`pool`, `parts`, `block`, `walk`), so that activations are counted buffer by buffer, as `ops::panel::Pool` holds them. On a
+//! GPU they are a prediction: the same walk with two bytes a number, and the constants of this file.
+mod block;
+pub mod footprint;
+mod job;
+mod parts;
+pub mod pool;
+mod walk;
+
+pub use footprint::{Factors, Footprint, LowRank};
+pub use job::{Base, Job, OptimizerBytes, Pass, Policy, Storage, Trained};
+pub use walk::Walked;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use tunesmith_config::arch::Arch;
+
+/// Resident memory of the program itself on the CPU: its code, its threads' stacks, the allocator's slack. Measured.
+pub const PROGRAM: u64 = 16 << 20;
+/// Memory of a process on a GPU before the first tensor: context, kernels, cuBLAS's workspace. Assumed.
+pub const CUDA_CONTEXT: u64 = 600 << 20;
+/// What NCCL takes of a GPU for its channels. Assumed.
+pub const NCCL: u64 = 200 << 20;
+/// Bytes a token of a batch: ids, targets, positions, spans.
+const TOKEN: u64 = 64;
+
+/// Bytes of logits in a chunk, at most (but a panel of tokens at least).
+const CHUNK_BYTES: usize = 64 << 20;
+/// Tokens in a chunk, at most: more gain nothing once the weight's reading is paid for.
+const CHUNK_TOKENS: usize = 512;
+
+/// How many tokens' logits exist at once.
+pub fn head_chunk(vocabulary: usize) -> usize {
+    let lanes = pool::LANES as usize;
+    (CHUNK_BYTES / (vocabulary * size_of::<f32>()) / lanes * lanes).clamp(lanes, CHUNK_TOKENS)
+}
+
+/// Where a rank computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Device {
+    /// In main memory, in f32.
+    Cpu,
+    /// On a GPU, in bfloat16.
+    Gpu,
+}
+
+/// The most bytes of one rank, part by part.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Breakdown {
+    /// Weights that are not trained.
+    pub weights: u64,
+    /// Values that are.
+    pub trained: u64,
+    /// Their gradients.
+    pub gradients: u64,
+    /// The optimizer's state, and the average of the weights.
+    pub optimizer: u64,
+    /// The copy from which checkpoints are written beside the steps.
+    pub saving: u64,
+    /// Activations that wait for the backward pass.
+    pub kept: u64,
+    /// Activations of the block at work.
+    pub work: u64,
+    /// The chunk of logits.
+    pub head: u64,
+    /// What attention works in.
+    pub attention: u64,
+    /// What is on its way between ranks, or between host and device.
+    pub collectives: u64,
+    /// What is there for a moment only: while weights are read, the optimizer updates, or others than the trained values
+    /// are evaluated.
+    pub passing: u64,
+    /// The program.
+    pub program: u64,
+    /// In the host's memory instead; not part of the sum.
+    pub host: u64,
+}
+
+impl Breakdown {
+    /// The sum: what the device has to hold.
+    pub const fn total(&self) -> u64 {
+        self.weights
+            + self.trained
+            + self.gradients
+            + self.optimizer
+            + self.saving
+            + self.kept
+            + self.work
+            + self.head
+            + self.attention
+            + self.collectives
+            + self.passing
+            + self.program
+    }
+
+    /// The parts with their names, in the order of the tables.
+    pub const fn parts(&self) -> [(&'static str, u64); 12] {
+        [
+            ("weights", self.weights),
+            ("trained", self.trained),
+            ("gradients", self.gradients),
+            ("optimizer", self.optimizer),
+            ("saving", self.saving),
+            ("kept", self.kept),
+            ("work", self.work),
+            ("head", self.head),
+            ("attention", self.attention),
+            ("collectives", self.collectives),
+            ("passing", self.passing),
+            ("program", self.program),
+        ]
+    }
+}
+
+/// The bytes of a segment of the model: what is gathered at once where ranks hold parts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Segment {
+    /// Frozen weights.
+    pub frozen: u64,
+    /// Trained values.
+    pub trained: u64,
+}
+
+/// Predicts for one job and any pass; walks once.
+#[derive(Debug)]
+pub struct Predictor<'a> {
+    /// The job.
+    pub job: Job<'a>,
+    device: Device,
+    segments: Vec<Segment>,
+    /// The most that reading the weights takes beyond what is held afterwards, and the largest quantized matrix in bf16.
+    loading: u64,
+    dequantized: u64,
+    shapes: RefCell<BTreeMap<[u64; 2], Rc<walk::Shape>>>,
+}
+
+impl<'a> Predictor<'a> {
+    /// For a job.
+    pub fn new(job: Job<'a>, device: Device) -> Self {
+        let mut this =
+            Self { job, device, segments: Vec::new(), loading: 0, dequantized: 0, shapes: RefCell::default() };
+        this.read_base();
+        this
+    }
+
+    /// Embedding, blocks and head, as they are read: their bytes, and how far reading goes beyond what stays.
+    fn read_base(&mut self) {
+        let (arch, job) = (self.job.arch, &self.job);
+        let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
+        let (mut held, mut most, mut widest) = (0u64, 0u64, 0u64);
+        for spec in arch.tensors() {
+            let at = match block_of(&spec.name) {
+                Some(block) => block + 1,
+                None if spec.name == "model.embed_tokens.weight" => 0,
+                None => segments.len() - 1,
+            };
+            let whole = Storage::F32.bytes(&spec.shape);
+            let storage = job.storage(&spec);
+            let (bytes, through) = match storage {
+                None => (whole, whole),
+                Some(Storage::F32) => (whole, 0),
+                Some(storage) if job.base.through_f32 || storage.is_quantized() => (storage.bytes(&spec.shape), whole),
+                Some(storage) => (storage.bytes(&spec.shape), 0),
+            };
+            match storage {
+                None => segments[at].trained += bytes,
+                Some(_) => segments[at].frozen += bytes,
+            }
+            if storage.is_some_and(Storage::is_quantized) {
+                widest = widest.max(whole / 2);
+            }
+            held += bytes;
+            most = most.max(held + through);
+        }
+        // Adapters, rows of new tokens, and what DoRA keeps of the base's rows lie evenly over the blocks.
+        let whole: u64 = segments.iter().map(|segment| segment.trained).sum();
+        let beside = (4 * job.trained.values).saturating_sub(whole) / arch.num_hidden_layers.max(1) as u64;
+        let blocks = 1..=arch.num_hidden_layers;
+        segments[blocks].iter_mut().for_each(|segment| segment.trained += beside);
+        self.loading = most.saturating_sub(held);
+        self.dequantized = widest;
+        self.segments = segments;
+    }
+
+    /// Bytes by segment: embedding, blocks, head.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Activations of a pass.
+    pub fn activations(&self, pass: &Pass) -> Walked {
+        // A head of scores looks at a token of each row.
+        let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
+        let pass = &Pass { labelled: pass.labelled.min(rows), ..*pass };
+        let key = walk::experts_in_use(&self.job, pass);
+        let shape = self.shapes.borrow().get(&key).cloned();
+        let shape = shape.unwrap_or_else(|| {
+            let shape = Rc::new(walk::walk(&self.job, pass));
+            self.shapes.borrow_mut().insert(key, Rc::clone(&shape));
+            shape
+        });
+        shape.bytes(&self.job, pass, self.device)
+    }
+
+    /// Bytes of the gradients of a rank that trains alone. Those in two bytes have a room of four beside them for the segment
+    /// that backward is in, and from the head to the end for a table that the head shares; the update widens a tensor.
+    fn gradients(&self) -> u64 {
+        let values = 4 * self.job.trained.values;
+        if !self.job.narrow_gradients {
+            return values;
+        }
+        let trained: Vec<u64> = self.segments.iter().map(|segment| segment.trained).collect();
+        let (shared, rest) = trained.split_at(usize::from(self.job.arch.tie_word_embeddings));
+        values / 2 + shared.iter().sum::<u64>() + rest.iter().copied().max().unwrap_or(0)
+    }
+
+    /// The most bytes of a rank that trains alone, in passes like this.
+    pub fn predict(&self, pass: &Pass) -> Breakdown {
+        let (job, arch) = (&self.job, self.job.arch);
+        let Walked { kept, pools, head } = self.activations(pass);
+        let query = (arch.num_attention_heads * arch.head_dim) as u64;
+        let values = 4 * job.trained.values;
+        let (attention, program, trained) = match self.device {
+            Device::Cpu => {
+                let threads = job.threads.min(arch.num_key_value_heads * pass.tokens.div_ceil(pass.longest) as usize);
+                (threads as u64 * attention_scratch(arch, pass.longest), PROGRAM + job.companions, values)
+            }
+            // The gradient of the queries is summed in f32; products take a copy of the trained values in bf16.
+            Device::Gpu => (4 * query * pass.tokens + self.dequantized, CUDA_CONTEXT, values + values / 2),
+        };
+        let start = if job.trained.keeps_start { values } else { 0 };
+        let mut breakdown = Breakdown {
+            weights: self.segments.iter().map(|segment| segment.frozen).sum::<u64>() + job.constants(),
+            trained: trained + start,
+            gradients: self.gradients(),
+            optimizer: job.optimizer.state + job.optimizer.average,
+            saving: job.optimizer.saving,
+            kept,
+            work: pools.saturating_sub(kept) + TOKEN * pass.tokens,
+            head,
+            attention,
+            passing: job.optimizer.scratch.max(job.optimizer.publishing),
+            program,
+            ..Breakdown::default()
+        };
+        if self.device == Device::Cpu {
+            let loaded = breakdown.weights + breakdown.trained + self.loading + breakdown.program;
+            breakdown.passing = breakdown.passing.max((loaded + breakdown.passing).saturating_sub(breakdown.total()));
+        }
+        breakdown
+    }
+}
+
+/// The number of the block that a tensor belongs to.
+pub(super) fn block_of(tensor: &str) -> Option<usize> {
+    tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
+}
+
+/// Bytes of a thread's scratch in attention's backward pass, for rows of so many tokens (`ops::attention::backward`).
+fn attention_scratch(arch: &Arch, longest: u64) -> u64 {
+    let tokens = longest.next_multiple_of(pool::LANES);
+    let block = 2 * 8 * pool::LANES * pool::LANES;
+    4 * (8 * tokens * arch.head_dim as u64 + 2 * tokens + 3 * block)
+}
+
+#[cfg(test)]
+pub(super) mod testing {
+    use super::*;
+    use std::collections::BTreeSet;
+    use std::path::Path;
+    use std::sync::Arc;
+
+    /// Three blocks of Llama's form, with a large vocabulary.
+    pub fn arch() -> Arch {
+        let text = r#"{"model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 16,
+            "num_key_value_heads": 4, "intermediate_size": 4096, "vocab_size": 32000, "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5, "tie_word_embeddings": false, "hidden_act": "silu"}"#;
+        Arch::from_json(text, Path::new("a test")).expect("a shape")
+    }
+
+    /// Everything trained, or adapters of rank 8 on every linear module; the state is `AdamW`'s.
+    pub fn job(arch: &Arch, full: bool) -> Job<'_> {
+        let mut trained = Trained::default();
+        if full {
+            trained.values = arch.tensors().iter().map(|spec| spec.len() as u64).sum();
+            trained.tensors = arch.tensors().into_iter().map(|spec| spec.name).collect();
+        } else {
+            for linear in arch.linear_modules().into_iter().filter(|linear| linear.layer.is_some()) {
+                trained.values += 8 * (linear.in_features + linear.out_features) as u64;
+                trained.adapters.insert(linear.name, Arc::new(LowRank { rank: 8, magnitudes: false }));
+            }
+        }
+        Job {
+            arch,
+            base: Base {
+                matrices: Storage::Bf16,
+                quantized: None,
+                coded: BTreeSet::new(),
+                wide: BTreeSet::new(),
+                through_f32: false,
+            },
+            optimizer: OptimizerBytes { state: 8 * trained.values, ..OptimizerBytes::default() },
+            trained,
+            full: 0,
+            none: 0,
+            narrow: false,
+            narrow_gradients: false,
+            rounds_gradients: false,
+            dropout: false,
+            threads: 2,
+            companions: 0,
+            bucket: 25 << 20,
+        }
+    }
+}

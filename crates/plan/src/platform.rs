@@ -1,0 +1,242 @@
+//! What a run would use on a machine where nobody says otherwise: device, engine between ranks, types, micro-batch, threads. A pure
+//! function of what the machine has, so that machines which are not there can be tried in tests.
+use tunesmith_base::words::{are, count};
+
+/// An operating system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum System {
+    /// Linux.
+    Linux,
+    /// Windows.
+    Windows,
+    /// macOS.
+    MacOs,
+    /// Another.
+    Other,
+}
+
+impl System {
+    /// That of this program.
+    pub const fn current() -> Self {
+        if cfg!(target_os = "linux") {
+            Self::Linux
+        } else if cfg!(windows) {
+            Self::Windows
+        } else if cfg!(target_os = "macos") {
+            Self::MacOs
+        } else {
+            Self::Other
+        }
+    }
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Linux => "Linux",
+            Self::Windows => "Windows",
+            Self::MacOs => "macOS",
+            Self::Other => "another system",
+        }
+    }
+}
+
+/// A GPU of NVIDIA's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Card {
+    /// Product name.
+    pub name: String,
+    /// Compute capability, such as `(8, 9)`.
+    pub capability: Option<(u32, u32)>,
+}
+
+/// A machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Its system.
+    pub system: System,
+    /// Its GPUs.
+    pub cards: Vec<Card>,
+    /// Processors that the program may use.
+    pub cores: usize,
+}
+
+/// What the program can compute on, as it is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engine {
+    /// The CPU alone: this version.
+    Cpu,
+    /// CUDA devices too.
+    Cuda,
+}
+
+/// How many ranks there are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Layout {
+    /// In all.
+    pub ranks: usize,
+    /// On this machine.
+    pub local: usize,
+    /// Threads of one process instead of processes.
+    pub in_process: bool,
+}
+
+/// One decision, the key that overrides it, and the reason.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// What is decided.
+    pub what: &'static str,
+    /// The value.
+    pub value: String,
+    /// What sets it otherwise.
+    pub key: &'static str,
+    /// Why.
+    pub why: String,
+}
+
+/// Threads of a rank where `train.num_threads` is not set: the machine's cores, divided among its ranks.
+pub fn threads(cores: usize, local: usize) -> usize {
+    (cores / local.max(1)).max(1)
+}
+
+/// Ranks on a machine where nobody says how many: one a GPU that is computed on. On a CPU one, on all cores: several ranks on one
+/// processor share its memory bandwidth and hold the weights several times, and are slower than the threads of one.
+pub fn ranks(host: &Host, engine: Engine) -> usize {
+    match engine {
+        Engine::Cuda => host.cards.len().max(1),
+        Engine::Cpu => 1,
+    }
+}
+
+/// Every decision.
+pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
+    let Layout { ranks, local, in_process } = layout;
+    let gpu = engine == Engine::Cuda && !host.cards.is_empty() && host.system != System::MacOs;
+    let name = host.cards.first().map_or("no GPU", |card| &card.name);
+    let device_why = match (gpu, host.cards.len()) {
+        (true, count) => format!("{count} x {name}"),
+        (false, 0) if host.system == System::MacOs => "CUDA is not there on macOS".to_owned(),
+        (false, 0) => "there is no GPU of NVIDIA's".to_owned(),
+        (false, count) => format!("{count} x {name}, which this build does not compute on"),
+    };
+    let choice = |what, value: &str, key, why: String| Choice { what, value: value.to_owned(), key, why };
+    let (backend, backend_why) = match (ranks, in_process, gpu) {
+        (1, ..) => ("none", "one rank".to_owned()),
+        (_, true, _) => ("threads", format!("{} threads of one process", are(ranks, "rank"))),
+        (_, _, false) => ("gloo", "ranks compute on the CPU".to_owned()),
+        _ if host.system == System::Windows => ("gloo", "NCCL is not there on Windows".to_owned()),
+        _ if local > host.cards.len() => ("gloo", format!("{local} ranks share {}", count(host.cards.len(), "GPU"))),
+        _ => ("nccl", "Linux, and a GPU a rank".to_owned()),
+    };
+    let oldest = host.cards.iter().map(|card| card.capability).min().flatten();
+    let (dtype, dtype_why) = match (gpu, oldest) {
+        (false, _) => ("float32", "products are computed in float32; two bytes save memory only".to_owned()),
+        (true, Some((major, minor))) if major >= 8 => {
+            ("bf16", format!("compute capability {major}.{minor} has bfloat16"))
+        }
+        (true, Some((major, minor))) => ("fp16", format!("compute capability {major}.{minor} has no bfloat16")),
+        (true, None) => ("fp16", "the driver does not say whether there is bfloat16".to_owned()),
+    };
+    let threads = threads(host.cores, local);
+    let cores = host.cores;
+    vec![
+        choice("device", if gpu { "cuda" } else { "cpu" }, "CUDA_VISIBLE_DEVICES", device_why),
+        choice("between ranks", backend, "train.ddp_backend", backend_why),
+        choice("activations", dtype, "train.bf16, train.fp16", dtype_why),
+        choice("micro-batch", "8 rows", "train.batch_size", "`auto` measures the best".to_owned()),
+        choice(
+            "threads a rank",
+            &threads.to_string(),
+            "train.num_threads",
+            format!("{} for {} here", count(cores, "core"), count(local, "rank")),
+        ),
+        choice(
+            "threads that tokenize",
+            &cores.to_string(),
+            "data.num_proc",
+            "the first rank of a machine tokenizes into a file, the others wait: there is no data loader".to_owned(),
+        ),
+    ]
+}
+
+/// The machine and what is used of it, in a line.
+pub fn summary(host: &Host, choices: &[Choice], threads: usize) -> String {
+    let device = choices.iter().find(|choice| choice.what == "device").map_or("", |choice| &choice.value);
+    let cards = match host.cards.len() {
+        0 => "no GPU".to_owned(),
+        cards => count(cards, "GPU"),
+    };
+    let (system, cores, threads) = (host.system.name(), count(host.cores, "core"), count(threads, "thread"));
+    format!("{system}, {cores}, {cards}: computed on the {device}, {threads} a rank")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(name: &str, capability: Option<(u32, u32)>) -> Card {
+        Card { name: name.to_owned(), capability }
+    }
+
+    fn host(system: System, cards: &[Card]) -> Host {
+        Host { system, cards: cards.to_vec(), cores: 16 }
+    }
+
+    fn values(host: &Host, layout: Layout, engine: Engine) -> Vec<String> {
+        choose(host, layout, engine).into_iter().map(|choice| choice.value).collect()
+    }
+
+    /// System, cards, layout, build; and what is expected.
+    type Case<'a> = (System, &'a [Card], Layout, Engine, [&'static str; 4]);
+
+    #[test]
+    fn simulated_machines_get_what_they_have() {
+        let (h100, rtx4090, t4) =
+            (card("H100", Some((9, 0))), card("RTX 4090", Some((8, 9))), card("T4", Some((7, 5))));
+        let unknown = card("unknown", None);
+        let processes = |ranks, local| Layout { ranks, local, in_process: false };
+        let threads = |ranks| Layout { ranks, local: ranks, in_process: true };
+        let (linux, windows, macos) = (System::Linux, System::Windows, System::MacOs);
+        let (two, eight) = ([rtx4090.clone(), rtx4090.clone()], vec![h100.clone(); 8]);
+        // system, cards, layout, build: device, between ranks, activations, threads a rank
+        let table: [Case<'_>; 15] = [
+            (linux, &[], processes(1, 1), Engine::Cpu, ["cpu", "none", "float32", "16"]),
+            (linux, &[], processes(4, 4), Engine::Cpu, ["cpu", "gloo", "float32", "4"]),
+            (linux, &[], threads(4), Engine::Cpu, ["cpu", "threads", "float32", "4"]),
+            (linux, &[], processes(64, 32), Engine::Cpu, ["cpu", "gloo", "float32", "1"]),
+            (linux, &two, processes(2, 2), Engine::Cpu, ["cpu", "gloo", "float32", "8"]),
+            (linux, &two, processes(2, 2), Engine::Cuda, ["cuda", "nccl", "bf16", "8"]),
+            (linux, &eight, processes(16, 8), Engine::Cuda, ["cuda", "nccl", "bf16", "2"]),
+            (linux, &two, processes(4, 4), Engine::Cuda, ["cuda", "gloo", "bf16", "4"]),
+            (linux, &[], processes(2, 2), Engine::Cuda, ["cpu", "gloo", "float32", "8"]),
+            (linux, &[t4], processes(1, 1), Engine::Cuda, ["cuda", "none", "fp16", "16"]),
+            (linux, &[unknown, h100], processes(2, 2), Engine::Cuda, ["cuda", "nccl", "fp16", "8"]),
+            (windows, &two, processes(2, 2), Engine::Cuda, ["cuda", "gloo", "bf16", "8"]),
+            (windows, &[], processes(1, 1), Engine::Cpu, ["cpu", "none", "float32", "16"]),
+            (macos, &[], processes(2, 2), Engine::Cpu, ["cpu", "gloo", "float32", "8"]),
+            (macos, &two, processes(1, 1), Engine::Cuda, ["cpu", "none", "float32", "16"]),
+        ];
+        for (system, cards, layout, engine, expected) in table {
+            let found = values(&host(system, cards), layout, engine);
+            let [device, backend, dtype, _, threads, loaders] = &found[..] else { panic!("{found:?}") };
+            assert_eq!(
+                [device, backend, dtype, threads],
+                expected.map(str::to_owned).each_ref(),
+                "{system:?} {layout:?}"
+            );
+            assert_eq!(loaders, "16");
+        }
+    }
+
+    #[test]
+    fn every_choice_says_why_and_how_to_change_it() {
+        let host = host(System::Linux, &[card("H100", Some((9, 0)))]);
+        for choice in choose(&host, Layout { ranks: 2, local: 2, in_process: false }, Engine::Cuda) {
+            assert!(!choice.why.is_empty() && !choice.key.is_empty(), "{choice:?}");
+        }
+        assert_eq!(ranks(&host, Engine::Cuda), 1);
+        assert_eq!(
+            (ranks(&Host { cards: Vec::new(), ..host.clone() }, Engine::Cuda), ranks(&host, Engine::Cpu)),
+            (1, 1)
+        );
+    }
+}

@@ -1,0 +1,163 @@
+//! Before step 1 the ranks hold against each other what they are about to train: the stamp's fields (kernels, base, its form,
+//! tokenizer, template, data, adapter, settings that shape the curve), when they meet, and where they start.
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use super::ranks::hash;
+use super::session::Session;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_comm::meet::ranks;
+use tunesmith_comm::{Collectives, bytes};
+
+/// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
+pub(super) const MEETING: &[&str] = &[
+    "train.strategy",
+    "train.fsdp_sharding_strategy",
+    "train.reduce_every_pass",
+    "train.logging_steps",
+    "train.replica_check_steps",
+    "train.ddp_bucket_cap_mb",
+    "train.max_nonfinite_steps",
+    "train.eval_strategy",
+    "train.eval_steps",
+    "train.eval_batch_size",
+    "train.eval_on_start",
+    "train.final_eval",
+    "train.predict_with_generate",
+    "train.generation_rows",
+    "train.metric_for_best_model",
+    "train.greater_is_better",
+    "train.early_stopping_patience",
+    "train.early_stopping_threshold",
+];
+
+/// Settings that decide what ranks measure together before step 1. What came of it is in the stamp.
+pub(super) const SIZES: &[&str] = &[
+    "tuning.mode",
+    "train.batch_size",
+    "train.grad_accum",
+    "train.effective_batch",
+    "train.target_tokens_per_device_step",
+    "train.max_tokens_per_pass",
+    "train.gradient_checkpointing",
+];
+
+/// Fields of the stamp in which ranks may differ: other vector instructions move last bits only.
+const MAY_DIFFER: &[&str] = &["simd"];
+
+/// Differences that are shown; one cause may have many.
+const SHOWN: usize = 12;
+
+/// What a rank is about to train, in words by name.
+type Claims = BTreeMap<String, String>;
+
+impl Session<'_> {
+    /// Refuses ranks that would not train the same model in the same way.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`], naming the ranks and what differs, from both sides; [`tunesmith_base::Kind::Peer`].
+    pub fn agree(&self) -> Result<()> {
+        if self.comm.world().size == 1 {
+            return Ok(());
+        }
+        let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let mut claims: Claims = self.stamp.fields()?.iter().map(|(key, value)| (key.clone(), words(value))).collect();
+        claims.retain(|key, _| !MAY_DIFFER.contains(&key.as_str()));
+        let meeting = self.prepared.settings.iter().filter(|setting| MEETING.contains(&&*setting.key));
+        claims.extend(meeting.map(|setting| (setting.key.clone(), words(&setting.value))));
+        if !self.sharing.shares_values() {
+            let start = format!("hash {:016x}", hash(bytes::of(self.model.params.values())));
+            claims.insert("starting values".into(), start);
+        }
+        claims.insert("number of steps".into(), self.prepared.batches.total_steps.to_string());
+        claims.insert("step to start from".into(), self.state.step.to_string());
+        compare(&*self.comm, &claims)
+    }
+}
+
+/// Holds what each rank says against what rank 0 says.
+fn compare(comm: &dyn Collectives, claims: &Claims) -> Result<()> {
+    let own = serde_json::to_vec(claims).map_err(|error| Error::config(error.to_string()))?;
+    let hashes = comm.collect(&[hash(&own)])?;
+    if hashes.iter().all(|&other| other == hashes[0]) {
+        return Ok(());
+    }
+    // Everybody sees the same hashes, so that everybody comes here; a length of its own is padded with blanks.
+    let most = comm.collect(&[own.len() as u64])?.into_iter().max().unwrap_or_default() as usize;
+    let mut padded = own;
+    padded.resize(most, b' ');
+    let all = comm.collect(&padded)?;
+    let said: Vec<Claims> =
+        all.chunks(most.max(1)).map(|text| serde_json::from_slice(text).unwrap_or_default()).collect();
+    Err(refusal(&said).hint("every rank needs the same configuration, model, data, checkpoint and version"))
+}
+
+/// What differs, from both sides: ranks that say the same together.
+fn refusal(said: &[Claims]) -> Error {
+    let mut sides: BTreeMap<(&str, Option<&str>), Vec<usize>> = BTreeMap::new();
+    let first = &said[0];
+    for (rank, claims) in said.iter().enumerate().skip(1) {
+        for key in first.keys().chain(claims.keys().filter(|key| !first.contains_key(*key))) {
+            if first.get(key) != claims.get(key) {
+                sides.entry((key, claims.get(key).map(String::as_str))).or_default().push(rank);
+            }
+        }
+    }
+    let mut others: Vec<usize> = sides.values().flatten().copied().collect();
+    others.sort_unstable();
+    others.dedup();
+    let mut text = format!("{} would train otherwise than rank 0:", ranks(&others));
+    for ((key, other), who) in sides.iter().take(SHOWN) {
+        let ours = first.get(*key).map_or("nothing", String::as_str);
+        let (other, who) = (other.unwrap_or("nothing"), ranks(who));
+        let _ = write!(text, "\n    {key}: {ours} on rank 0, {other} on {who}"); // a String never fails
+    }
+    if let Some(more) = sides.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+        let _ = write!(text, "\n    and {more} more");
+    }
+    Error::config(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tunesmith_comm::Limits;
+    use tunesmith_comm::threads::{self, Threads};
+
+    #[test]
+    fn what_differs_is_shown_from_both_sides_with_the_ranks() {
+        let told = |sides: &[&[(&str, &str)]]| -> Vec<Option<String>> {
+            let said: Vec<Claims> = sides
+                .iter()
+                .map(|claims| claims.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect())
+                .collect();
+            let seats = threads::world(said.len(), Limits::default());
+            std::thread::scope(|scope| {
+                let one = |(seat, claims)| {
+                    scope.spawn(move || {
+                        let seat: Threads = seat;
+                        compare(&seat, claims).err().map(|error| error.to_string())
+                    })
+                };
+                let running: Vec<_> = seats.into_iter().zip(&said).map(one).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        let base: &[(&str, &str)] = &[("data", "d"), ("tokenizer", "t")];
+        assert!(told(&[base, base, base]).iter().all(Option::is_none));
+        let other: &[(&str, &str)] = &[("data", "d"), ("tokenizer", "a longer one")];
+        for error in told(&[base, other, base, other]) {
+            let error = error.unwrap();
+            assert!(error.contains("ranks 1 and 3 would train otherwise than rank 0"), "{error}");
+            assert!(error.contains("tokenizer: t on rank 0, a longer one on ranks 1 and 3"), "{error}");
+            assert!(!error.contains("data:"), "{error}");
+        }
+        let more: &[(&str, &str)] = &[("backend", "reference"), ("data", "e")];
+        for error in told(&[base, more]) {
+            let error = error.unwrap();
+            for side in ["backend: nothing on rank 0, reference on rank 1", "data: d on rank 0, e on rank 1"] {
+                assert!(error.contains(side), "{error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,323 @@
+//! `tunesmith bench`: real optimizer steps on random weights of a shape, timed, beside what the machine can do.
+use super::machine::peak_bytes;
+use super::optimizer::slots;
+use super::step::step;
+use super::{budget, feed};
+use serde::Serialize;
+use std::io::BufRead as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_base::memory;
+use tunesmith_comm::single::Single;
+use tunesmith_config::Config;
+use tunesmith_config::arch::Arch;
+use tunesmith_data::{Batch, Example, IGNORE, Split};
+use tunesmith_model::weights::WeightFiles;
+use tunesmith_model::{Model, quantize};
+use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
+use tunesmith_ops::panel::Pool;
+use tunesmith_ops::{peak, simd};
+use tunesmith_optim::{AdamW, Betas, Optimizer};
+use tunesmith_plan::flops::{Costs, Flops};
+use tunesmith_plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
+
+/// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
+const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
+    ("small", [384, 8, 6, 6, 1024, 8192], false, false),
+    ("smollm2-135m", [576, 30, 9, 3, 1536, 49152], true, false),
+    ("tinyllama-1.1b", [2048, 22, 32, 4, 5632, 32000], false, false),
+    ("qwen2.5-0.5b", [896, 24, 14, 2, 4864, 151_936], true, true),
+];
+
+/// What to run.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// A name of a known shape, or the path of a `config.json`.
+    pub shape: String,
+    /// A model folder to load instead.
+    pub model: Option<PathBuf>,
+    /// Mode, adapter, recomputation, tokens in a pass.
+    pub config: Config,
+    /// Tokens of a synthetic row, all labelled.
+    pub seq: usize,
+    /// Rows of a step.
+    pub batch: usize,
+    /// Timed steps, after one that is not timed.
+    pub steps: usize,
+    /// Rows `{input_ids, labels}` to use instead of synthetic ones.
+    pub rows: Option<Vec<Example>>,
+}
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// `lora`, `qlora`, another adapter's mode or `full`.
+    pub mode: &'static str,
+    /// Reading, drawing or quantizing the base took so long.
+    pub load_seconds: f64,
+    /// Real tokens per second over the timed steps.
+    pub tokens_per_second: f64,
+    /// The most memory the process held (resident), in bytes.
+    pub peak_bytes: u64,
+    /// What was predicted, part by part.
+    pub predicted: Breakdown,
+    /// Useful floating-point operations per second over those of the FMA peak.
+    pub flops_share: f64,
+    /// The machine's multiply-add peak, everything in registers, in FLOP/s.
+    pub fma_peak: f64,
+    /// What our matrix product reaches on a large case, in FLOP/s.
+    pub gemm_peak: f64,
+    /// Useful floating-point operations per token ([`tunesmith_plan::flops`]); recomputation is not counted.
+    pub flops_per_token: f64,
+    /// Operations per second, those of blocks that are run again included.
+    pub flops_per_second: f64,
+    /// Calls of the allocator in a step.
+    pub allocations: f64,
+    /// Seconds that counting what it holds adds to a call.
+    pub counting_seconds: f64,
+    /// Seconds per step by phase.
+    pub phases: PhaseSeconds,
+    /// Tokens and label tokens of the timed steps.
+    pub tokens: u64,
+    /// Label tokens of the timed steps.
+    pub label_tokens: u64,
+    /// Mean loss of the last step.
+    pub loss: f64,
+    /// Instruction set.
+    pub simd: &'static str,
+    /// Threads.
+    pub threads: usize,
+}
+
+/// Mean seconds of a step.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct PhaseSeconds {
+    /// Embedding and blocks.
+    pub forward: f64,
+    /// Final norm, head and loss, both directions.
+    pub head: f64,
+    /// Blocks backward, with recomputation.
+    pub backward: f64,
+    /// Clipping and the optimizer.
+    pub optimizer: f64,
+    /// All.
+    pub step: f64,
+}
+
+/// The architecture of a known shape, or of a `config.json`.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`] for an unknown name, [`tunesmith_base::Kind::Model`] for a file that does not describe a model.
+pub fn shape(name: &str) -> Result<Arch> {
+    if let Some((_, [hidden, layers, heads, kv, inner, vocabulary], tied, qwen)) =
+        SHAPES.iter().find(|shape| shape.0 == name)
+    {
+        let text = serde_json::json!({
+            "model_type": if *qwen { "qwen2" } else { "llama" }, "hidden_size": hidden, "num_hidden_layers": layers,
+            "num_attention_heads": heads, "num_key_value_heads": kv, "intermediate_size": inner, "vocab_size": vocabulary,
+            "tie_word_embeddings": tied, "max_position_embeddings": 32768, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "hidden_act": "silu",
+        });
+        return Arch::from_json(&text.to_string(), Path::new(name));
+    }
+    let path = Path::new(name);
+    if path.exists() {
+        let text = files::read_text(path, files::SMALL).map_err(|error| Error::io("read", path, &error))?;
+        return Arch::from_json(&text, path);
+    }
+    let names: Vec<_> = SHAPES.iter().map(|shape| shape.0).collect();
+    Err(Error::config(format!("there is no shape or file {name:?}")).hint(format!("shapes: {}", names.join(", "))))
+}
+
+/// Reads rows `{"input_ids": [...], "labels": [...]}`, a line each.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`], naming the line.
+pub fn read_rows(path: &Path) -> Result<Vec<Example>> {
+    #[derive(serde::Deserialize)]
+    struct Row {
+        input_ids: Vec<u32>,
+        labels: Vec<i32>,
+    }
+    let data = |error: &std::io::Error| Error::io("read", path, error).with_kind(tunesmith_base::Kind::Data);
+    let file = files::open(path).map_err(|error| data(&error))?;
+    let mut rows = Vec::new();
+    for (index, line) in std::io::BufReader::new(file).lines().enumerate() {
+        let line = line.map_err(|error| data(&error))?;
+        let at = format!("{}:{}", path.display(), index + 1);
+        let row: Row = serde_json::from_str(&line).map_err(|error| {
+            let what = error.to_string();
+            let what = what.split(" at line ").next().unwrap_or_default();
+            Error::data(format!("{at}:{}: {what}", error.column()))
+        })?;
+        if row.input_ids.len() != row.labels.len() || row.input_ids.is_empty() {
+            let (ids, labels) = (row.input_ids.len(), row.labels.len());
+            return Err(Error::data(format!("{at}: {ids} input_ids and {labels} labels, expected as many of each")));
+        }
+        rows.push(Example { input_ids: row.input_ids, labels: row.labels });
+    }
+    if rows.is_empty() {
+        return Err(Error::data(format!("{}: no rows", path.display())));
+    }
+    Ok(rows)
+}
+
+/// Our matrix product on `[1024, 2048] x [2048, 2048]`, FLOP/s, the best of a few.
+pub fn gemm_peak() -> f64 {
+    let (tokens, size) = (1024, 2048);
+    let pool = Pool::new();
+    let (mut x, mut y) = (pool.act(tokens, size), pool.act(tokens, size));
+    x.data_mut().fill(0.5);
+    let weight = vec![0.5f32; size * size];
+    let mut best = f64::INFINITY;
+    for _ in 0..4 {
+        let start = Instant::now();
+        matmul(&mut y, Init::Zero, &[Term { matrix: Matrix::rows(&weight, size), x: &x }]);
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    (2 * tokens * size * size) as f64 / best
+}
+
+/// Operations of the batches.
+fn flops(costs: &Costs, batches: &[Batch]) -> Flops {
+    let one = |batch: &Batch| {
+        let lengths = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]);
+        costs.of(lengths, batch.label_tokens() as f64)
+    };
+    batches.iter().map(one).fold(Flops::default(), |sum, more| sum + more)
+}
+
+/// The shape, and the files of the base where it is not drawn.
+fn base(request: &Request) -> Result<(Arch, Option<WeightFiles>)> {
+    match &request.model {
+        None => Ok((shape(&request.shape)?, None)),
+        Some(dir) => {
+            let arch = Arch::from_dir(dir)?;
+            let weights = WeightFiles::open_model(dir, &arch, &arch.tensors())?;
+            Ok((arch, Some(weights)))
+        }
+    }
+}
+
+/// What is trained in the bench, where nothing is saved.
+fn job<'a>(request: &Request, arch: &'a Arch, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
+    let mut job = budget::job(&request.config, arch, Storage::F32, weights)?;
+    job.base.through_f32 = weights.is_none();
+    job.optimizer.saving = 0;
+    Ok(job)
+}
+
+fn split(request: &Request, arch: &Arch) -> Result<Split> {
+    Split::from_examples(&rows(request, arch.vocab_size))
+}
+
+/// The passes of a step.
+fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
+    let row = |row| vec![(step * request.batch + row) % split.len()];
+    feed::batches(split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
+}
+
+/// The memory that the steps should need, part by part, without running them.
+///
+/// # Errors
+/// As [`run`].
+pub fn predict(request: &Request) -> Result<Breakdown> {
+    let (arch, weights) = base(request)?;
+    let predictor = Predictor::new(job(request, &arch, weights.as_ref())?, Device::Cpu);
+    let split = split(request, &arch)?;
+    let mut most = Breakdown::default();
+    for step in 0..=request.steps {
+        for batch in passes(request, &split, step)? {
+            let one = predictor.predict(&pass_of(&batch));
+            most = if one.total() > most.total() { one } else { most };
+        }
+    }
+    Ok(most)
+}
+
+/// Runs the steps. The peak is measured before and after, and the better one counts.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Data`]: a row has a token outside the vocabulary.
+pub fn run(request: &Request) -> Result<Outcome> {
+    let config = &request.config;
+    let (arch, weights) = base(request)?;
+    let (costs, predicted) = (Costs::new(&job(request, &arch, weights.as_ref())?), predict(request)?);
+    let loading = Instant::now();
+    let mut model = Model::load(&arch, weights.as_ref(), config)?;
+    let load_seconds = loading.elapsed().as_secs_f64();
+    let split = split(request, &arch)?;
+    let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let mut optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+    let warm = step(&mut model, &mut optimizer, &Single, &passes(request, &split, 0)?, 1e-4, 1.0)?;
+    let peak_before = peak::flops(0.3);
+    model.phases = tunesmith_model::Phases::default();
+    let (mut tokens, mut label_tokens, mut done, mut loss) = (0, 0, Flops::default(), warm.loss);
+    let mut spent = 0.0;
+    let calls = memory::calls();
+    for index in 1..=request.steps {
+        let batches = passes(request, &split, index)?;
+        let start = Instant::now();
+        let stats = step(&mut model, &mut optimizer, &Single, &batches, 1e-4, 1.0)?;
+        spent += start.elapsed().as_secs_f64();
+        (tokens, label_tokens, loss) = (tokens + stats.tokens, label_tokens + stats.label_tokens, stats.loss);
+        done = done + flops(&costs, &batches);
+    }
+    let allocations = (memory::calls() - calls) as f64 / request.steps as f64;
+    let peak_bytes = peak_bytes();
+    let (fma_peak, gemm_peak) = (peak::flops(0.3).max(peak_before), gemm_peak());
+    let per_step = |seconds: f64| seconds / request.steps as f64;
+    let phases = model.phases;
+    let (forward, head, backward) =
+        (phases.forward.as_secs_f64(), phases.head.as_secs_f64(), phases.backward.as_secs_f64());
+    let quantized = quantize::resolve(config, weights.as_ref())?.is_some();
+    Ok(Outcome {
+        mode: if quantized { "qlora" } else { config.tuning.mode.as_str() },
+        load_seconds,
+        tokens_per_second: tokens as f64 / spent,
+        peak_bytes,
+        predicted,
+        flops_share: done.useful / spent / fma_peak,
+        fma_peak,
+        gemm_peak,
+        flops_per_token: done.useful / tokens as f64,
+        flops_per_second: done.total() / spent,
+        allocations,
+        counting_seconds: memory::cost(),
+        phases: PhaseSeconds {
+            forward: per_step(forward),
+            head: per_step(head),
+            backward: per_step(backward),
+            optimizer: per_step(spent - forward - head - backward),
+            step: per_step(spent),
+        },
+        tokens,
+        label_tokens,
+        loss,
+        simd: simd::level().name(),
+        threads: rayon::current_num_threads(),
+    })
+}
+
+fn pass_of(batch: &Batch) -> Pass {
+    let longest = batch.cu_seqlens.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap_or(1);
+    Pass { tokens: batch.tokens.len() as u64, longest: longest as u64, labelled: batch.label_tokens() as u64 }
+}
+
+/// The rows of a request: its own, or synthetic ones.
+pub fn rows(request: &Request, vocabulary: usize) -> Vec<Example> {
+    request.rows.clone().unwrap_or_else(|| synthetic(request, vocabulary))
+}
+
+/// Rows of arbitrary tokens, every one labelled.
+fn synthetic(request: &Request, vocabulary: usize) -> Vec<Example> {
+    let row = |row: usize| {
+        let token = |at: usize| ((row * 7919 + at * 104_729 + at * at * 31) % vocabulary) as u32;
+        let input_ids: Vec<u32> = (0..request.seq).map(token).collect();
+        let labels = input_ids.iter().map(|&id| i32::try_from(id).unwrap_or(IGNORE)).collect();
+        Example { input_ids, labels }
+    };
+    (0..request.batch.max(4)).map(row).collect()
+}

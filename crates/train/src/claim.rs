@@ -1,0 +1,153 @@
+//! What a run finds where it is going to write: the checkpoint to go on from, an earlier run, its own sources.
+use std::path::Path;
+
+use super::progress::{Event, Observer};
+use super::{metrics, output, prepare};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+use tunesmith_checkpoint::{self as checkpoint, Checkpoint};
+use tunesmith_comm::Collectives;
+use tunesmith_comm::meet::ranks;
+use tunesmith_config::{Config, Resume};
+
+/// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`]: there is none where it should be, or it is damaged and there is no other.
+pub fn find_checkpoint(config: &Config, observer: &dyn Observer) -> Result<Option<Checkpoint>> {
+    let output_dir = &config.train.output_dir;
+    match &config.train.resume_from_checkpoint {
+        None => Ok(None),
+        Some(Resume::Dir(directory)) if !directory.exists() => {
+            Err(Error::checkpoint(format!("{}: no such folder to resume from", directory.display()))
+                .hint("name a checkpoint-… folder, a run's file `latest` or `best`, or `latest` alone"))
+        }
+        Some(Resume::Dir(directory)) => checkpoint::load(directory).map(Some),
+        Some(Resume::Latest) => {
+            let (newest, damaged) = checkpoint::newest_complete(output_dir)?;
+            for (path, error) in &damaged {
+                observer.event(&Event::Notice(&format!(
+                    "{} is damaged and left out: {}",
+                    path.display(),
+                    error.message()
+                )));
+            }
+            if newest.is_none() {
+                if let Some((path, error)) = damaged.into_iter().next() {
+                    return Err(error.context(format!("no complete checkpoint, and {} is damaged", path.display())));
+                }
+                let text = format!("no checkpoint in {}: starting at step 1", output_dir.display());
+                observer.event(&Event::Notice(&text));
+            }
+            newest.map(checkpoint::open).transpose()
+        }
+    }
+}
+
+/// Refuses ranks that would go on from different steps: each reads the checkpoint, its share or all of it, by itself.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Checkpoint`], naming the ranks and both sides; [`tunesmith_base::Kind::Peer`].
+pub fn go_on_together(comm: &dyn Collectives, found: Option<&Checkpoint>, output_dir: &Path) -> Result<()> {
+    let all = comm.collect(&[found.map_or(u64::MAX, |checkpoint| checkpoint.state.step)])?;
+    let others: Vec<usize> = (0..all.len()).filter(|&rank| all[rank] != all[0]).collect();
+    let Some(&first) = others.first() else { return Ok(()) };
+    let said = |step| if step == u64::MAX { "none".to_owned() } else { format!("that of step {step}") };
+    Err(Error::checkpoint(format!(
+        "the checkpoint to go on from is {} on rank 0 and {} on {}: train.output_dir = {}",
+        said(all[0]),
+        said(all[first]),
+        ranks(&others),
+        output_dir.display()
+    ))
+    .hint("every rank reads it: give the machines one file system, or copy the checkpoint folder to each"))
+}
+
+/// Whether a checkpoint is one of the output directory's own.
+pub fn is_inside(checkpoint: &Path, output_dir: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    real(checkpoint).parent() == Some(real(output_dir).as_path())
+}
+
+/// What a run reads must not lie where it writes and tidies up.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming both.
+pub fn refuse_own_source(source: &Path, output_dir: &Path) -> Result<()> {
+    let (Ok(real), Ok(output)) = (source.canonicalize(), output_dir.canonicalize()) else { return Ok(()) };
+    let inside = real.strip_prefix(&output).ok().and_then(|inside| inside.iter().next()?.to_str());
+    if !inside.is_some_and(|name| output::is_ours(name) || (name != output::CONFIG && output::FILES.contains(&name))) {
+        return Ok(());
+    }
+    let message =
+        format!("{} lies where train.output_dir = {} keeps its results", source.display(), output_dir.display());
+    Err(Error::config(message).hint("set another train.output_dir, so that what is read is never replaced"))
+}
+
+/// Files that a run would write must be of an earlier run, and folders folders; where it `replaces` an earlier run, folders
+/// that go must hold nothing else.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: a file that something else has written. [`tunesmith_base::Kind::Io`]: no file, or no folder; a file in
+/// a folder that would go.
+pub fn refuse_foreign(config: &Config, replaces: bool) -> Result<()> {
+    let output_dir = &config.train.output_dir;
+    for name in output::FILES {
+        let path = output_dir.join(name);
+        let Ok(metadata) = path.symlink_metadata() else { continue };
+        if !metadata.is_file() {
+            let message = format!("cannot write {}: it is no regular file", path.display());
+            return Err(
+                Error::new(tunesmith_base::Kind::Io, message).hint("remove it, or set another train.output_dir")
+            );
+        }
+        if !replaces && !is_of_a_run(&path, name) {
+            let message = format!("{} is there already, and no run has written it", path.display());
+            return Err(
+                Error::config(message).hint("move it away, or set another train.output_dir; --overwrite replaces it")
+            );
+        }
+    }
+    let folders = [output::ADAPTER, output::MODEL].map(|name| output_dir.join(name));
+    for path in folders.into_iter().chain([prepare::events_dir(config)]) {
+        if path.symlink_metadata().is_ok() && !path.is_dir() {
+            let message = format!("cannot write {}: it is no folder", path.display());
+            return Err(
+                Error::new(tunesmith_base::Kind::Io, message).hint("remove it, or set another train.output_dir")
+            );
+        }
+    }
+    if replaces { output::refuse_foreign(output_dir) } else { Ok(()) }
+}
+
+/// Whether the file of this name has what runs write into it.
+fn is_of_a_run(path: &Path, name: &str) -> bool {
+    // Half of one a run that was killed may have left.
+    let Ok(text) = files::read_own(path, files::SMALL).map(|bytes| String::from_utf8_lossy(&bytes).into_owned()) else {
+        return name == output::METRICS;
+    };
+    let begins = |with: &str| text.is_empty() || text.starts_with(with);
+    match name {
+        output::METRICS => metrics::begins_as_written(&text),
+        output::REPORT => begins("<!doctype html>") && text.contains("tunesmith"),
+        output::CONFIG => begins("# The configuration of a run"),
+        output::STAMP => begins("{"),
+        _ => begins("checkpoint-"),
+    }
+}
+
+/// A directory that holds an earlier run is not written to.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`], naming what is there.
+pub fn refuse_earlier_run(output_dir: &Path) -> Result<()> {
+    let earlier = output::earlier_run(output_dir);
+    let Some(first) = earlier.first() else { return Ok(()) };
+    let more = if earlier.len() > 1 { format!(" and {} more", earlier.len() - 1) } else { String::new() };
+    Err(Error::config(format!(
+        "train.output_dir = {} holds an earlier run ({}{more})",
+        output_dir.display(),
+        first.file_name().unwrap_or_default().to_string_lossy(),
+    ))
+    .hint("go on with it: --resume; start over: --overwrite (removes it); keep it: set another train.output_dir"))
+}

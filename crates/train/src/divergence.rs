@@ -1,0 +1,88 @@
+//! A run that diverges: its state is never saved once loss and gradients are no longer finite, so that the checkpoints before
+//! it stand, and no checkpoint ever holds a value that is NaN or infinite.
+use rayon::prelude::*;
+
+use super::session::Session;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_model::weights::first_non_finite;
+use tunesmith_optim::{LossScaler, State};
+
+/// Values that a thread checks at once.
+const PIECE: usize = 1 << 16;
+
+fn is_finite(values: &[f32]) -> bool {
+    values.par_chunks(PIECE).all(|piece| first_non_finite(piece).is_none())
+}
+
+impl Session<'_> {
+    /// Whether the last step was skipped because loss or gradients were NaN or infinite. An overflow that a lower loss scale
+    /// answers counts only after more of them in a row than the scale tolerates, and not before the first update.
+    pub fn is_diverging(&self) -> bool {
+        let tolerated = self.optimizer.scaler.as_ref().map_or(0, LossScaler::hysteresis).max(1);
+        self.state.nonfinite_in_a_row > 0 || (self.overflows_in_a_row > tolerated && self.optimizer.step > 0)
+    }
+
+    /// The error of a run that ends while it diverges; `stop` is the signal that ended it, if one did.
+    pub fn diverged(&mut self, stop: Option<&str>) -> Error {
+        let (count, step) = (self.state.nonfinite_in_a_row.max(self.overflows_in_a_row), self.state.step);
+        let stopped = stop.map_or_else(String::new, |why| format!("{why}: "));
+        let steps = if count == 1 { "1 step".to_owned() } else { format!("{count} steps in a row") };
+        let error =
+            Error::numeric(format!("{stopped}loss or gradients were NaN or infinite in {steps}, up to step {step}"))
+                .hint("lower train.learning_rate, lengthen the warm-up, or look at the data with `tunesmith data`");
+        self.last_word(error)
+    }
+
+    /// Refuses to save values that are NaN or infinite: weights, their moving average, the optimizer's state. All ranks call
+    /// this, each for what it keeps, and all get the same answer.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Numeric`], naming what is not finite; [`tunesmith_base::Kind::Peer`].
+    pub fn refuse_non_finite(&mut self) -> Result<()> {
+        let found = self.comm.collect(&[self.non_finite()])?;
+        let Some(code) = found.into_iter().find(|&code| code != FINITE) else { return Ok(()) };
+        let step = self.state.step;
+        let what = match code {
+            AVERAGES => "the moving average of the weights is".to_owned(),
+            OPTIMIZER => "the optimizer's state is".to_owned(),
+            index => {
+                let spec = self.model.params.specs.get(index as usize);
+                format!("the weights ({}) are", spec.map_or("", |spec| &spec.name))
+            }
+        };
+        let error = Error::numeric(format!("{what} NaN or infinite after step {step}: nothing is saved of them"))
+            .hint("lower train.learning_rate, lengthen the warm-up, or set train.max_grad_norm");
+        Err(self.last_word(error))
+    }
+
+    /// What of this rank's is not finite: [`FINITE`] for nothing, [`AVERAGES`], [`OPTIMIZER`], or the index of a trained tensor.
+    fn non_finite(&self) -> u64 {
+        let values = self.model.params.values();
+        if !is_finite(values) {
+            let first = first_non_finite(values).unwrap_or_default();
+            let mut before = 0;
+            let holds = |range: &std::ops::Range<usize>| {
+                before += range.len();
+                first < before
+            };
+            let range = self.model.params.ranges().into_iter().find(holds).unwrap_or_default();
+            let place = range.end + first - before;
+            let index = self.model.params.specs.iter().position(|spec| spec.range().contains(&place));
+            return index.unwrap_or_default() as u64;
+        }
+        if self.ema.as_ref().is_some_and(|ema| !is_finite(&ema.values)) {
+            return AVERAGES;
+        }
+        let state = self.optimizer.tensors();
+        let of_state = |state: &State| matches!(state, State::F32(values) if !is_finite(values));
+        if state.iter().any(|(_, _, state)| of_state(state)) || self.optimizer.scalars().iter().any(|x| !x.is_finite())
+        {
+            return OPTIMIZER;
+        }
+        FINITE
+    }
+}
+
+const FINITE: u64 = u64::MAX;
+const AVERAGES: u64 = u64::MAX - 1;
+const OPTIMIZER: u64 = u64::MAX - 2;

@@ -1,0 +1,61 @@
+//! What is told of the data, before step 1 and in the report.
+use super::scores;
+use tunesmith_data::Dataset;
+use tunesmith_plan::grouped;
+
+/// What the data came to: label and value.
+pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
+    let Dataset { train, validation, test, report, .. } = dataset;
+    let mut facts = Vec::new();
+    let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
+    let count = |number: usize| grouped(number as u64);
+    fact("training rows", count(train.len()));
+    for (label, split) in [("validation rows", validation), ("test rows", test)] {
+        if let Some(split) = split {
+            fact(label, count(split.len()));
+        }
+    }
+    let lengths = train.lengths();
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let share = 100.0 * train.label_tokens() as f64 / train.tokens().max(1) as f64;
+    fact("training tokens", count(train.tokens()));
+    fact("with a label", format!("{} ({share:.1} %)", count(train.label_tokens())));
+    fact(
+        "tokens a row",
+        format!("{:.1} on average, {longest} at most", train.tokens() as f64 / train.len().max(1) as f64),
+    );
+    for (label, number) in [
+        ("rows read", report.train.rows),
+        ("rows cut", report.train.truncated),
+        ("rows left out as too long", report.train.too_long),
+        ("rows left out without labels", report.train.unlabeled),
+    ] {
+        fact(label, grouped(number));
+    }
+    for (label, number) in [
+        ("rows left out for their length", report.train.below_min_length + report.train.above_max_length),
+        ("rows left out as duplicates", report.train.duplicates.rows + report.train.near_duplicates.rows),
+        ("rows also in the evaluation rows", report.train.contaminated.rows),
+    ] {
+        if number > 0 {
+            fact(label, grouped(number));
+        }
+    }
+    if let Some(turns) = report.train.turns.summary() {
+        fact("earlier turns rewritten", turns);
+    }
+    for (label, text) in scores::facts(dataset) {
+        fact(&label, text);
+    }
+    let (cut, pieces) = report.cut;
+    if cut > 0 {
+        fact("long texts cut into rows", format!("{} into {}", count(cut), count(pieces)));
+    }
+    for share in &report.mix {
+        fact(
+            &format!("rows from {}", share.source),
+            format!("{} of {}", grouped(share.used), grouped(share.available)),
+        );
+    }
+    facts
+}

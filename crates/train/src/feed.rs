@@ -1,0 +1,80 @@
+//! From sampled rows to the batches of one optimizer step, none larger than memory should see at once.
+use tunesmith_base::error::Result;
+use tunesmith_comm::World;
+use tunesmith_data::batch::Batch;
+use tunesmith_data::{Split, Step};
+
+/// The micro-batches of a step. One of more than `max_tokens` tokens is walked in parts, cut between sequences; a
+/// sequence that alone is longer stays whole. The step's result does not depend on the cuts: its loss is divided by
+/// the label tokens of the whole step, and dropout counts rows through the step.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+pub fn batches(split: &Split, step: &Step, max_tokens: Option<usize>) -> Result<Vec<Batch>> {
+    batches_of(split, step, max_tokens, World::ALONE)
+}
+
+/// Those of one rank: every so many micro-batches of the step, so that ranks differ by one at most, and nothing is
+/// trained twice. Dropout counts through the whole step, so that the number of ranks does not change its masks.
+///
+/// # Errors
+/// As [`batches`].
+pub fn batches_of(split: &Split, step: &Step, max_tokens: Option<usize>, world: World) -> Result<Vec<Batch>> {
+    let limit = max_tokens.unwrap_or(usize::MAX);
+    let (mut batches, mut first_row) = (Vec::new(), 0);
+    for (number, micro_batch) in step.iter().enumerate() {
+        let examples = || micro_batch.iter().flatten().copied();
+        if number % world.size != world.rank {
+            first_row += examples().map(|example| split.length(example) as u64).sum::<u64>();
+            continue;
+        }
+        let mut batch = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
+        for example in examples() {
+            let (sequences, weight) = split.sequences(example)?;
+            for sequence in &sequences {
+                let tokens = batch.tokens.len();
+                if tokens > 0 && tokens + sequence.input_ids.len() > limit {
+                    first_row += tokens as u64;
+                    let next = Batch { first_row, cu_seqlens: vec![0], ..Batch::default() };
+                    batches.push(std::mem::replace(&mut batch, next));
+                }
+                split.push(&mut batch, sequence, weight);
+            }
+        }
+        first_row += batch.tokens.len() as u64;
+        batches.push(batch);
+    }
+    Ok(batches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tunesmith_data::batch::{Example, IGNORE};
+
+    #[test]
+    fn long_micro_batches_are_cut_between_sequences_and_dropout_counts_through() {
+        let example = |length: u32| {
+            let labels = (0..length as i32).map(|token| if token < 2 { IGNORE } else { token }).collect();
+            Example { input_ids: (0..length).collect(), labels }
+        };
+        let split = Split::from_examples(&[4, 5, 3, 9].map(example)).unwrap();
+        let batches = |split: &Split, step: &Step, limit| batches(split, step, limit).unwrap();
+        let step = vec![vec![vec![0], vec![1]], vec![vec![2, 3]]];
+        let shape = |batches: &[Batch]| -> Vec<_> {
+            batches.iter().map(|batch| (batch.cu_seqlens.clone(), batch.first_row)).collect()
+        };
+        let whole = batches(&split, &step, None);
+        assert_eq!(shape(&whole), [(vec![0, 4, 9], 0), (vec![0, 3, 12], 9)]);
+        let parts = batches(&split, &step, Some(8));
+        assert_eq!(shape(&parts), [(vec![0, 4], 0), (vec![0, 5], 4), (vec![0, 3], 9), (vec![0, 9], 12)]);
+        let labels = |batches: &[Batch]| batches.iter().map(Batch::label_tokens).sum::<usize>();
+        assert_eq!(labels(&parts), labels(&whole));
+        assert_eq!(shape(&batches(&split, &step, Some(12))), shape(&whole), "what fits is not cut");
+
+        let of = |rank| batches_of(&split, &step, None, World { rank, size: 2, ..World::ALONE }).unwrap();
+        assert_eq!([of(0), of(1)].concat(), whole, "ranks share the step, and dropout counts on");
+        let third = batches_of(&split, &step, None, World { rank: 2, size: 3, ..World::ALONE }).unwrap();
+        assert_eq!(third, [], "more ranks than micro-batches");
+    }
+}

@@ -1,0 +1,348 @@
+//! After the last step: the best weights if asked for, the final files, sample answers before and after, the report.
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::machine::{Machine, peak_bytes};
+use super::metrics::{self, Line, StepLine};
+use super::prepare::{self, Prepared};
+use super::progress::Event;
+use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
+use super::run::{Ask, Summary};
+use super::samples::Questions;
+use super::session::{Done, Session};
+use super::{budget, facts, load, output, save};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::words::count;
+use tunesmith_checkpoint::disk::RealDisk;
+use tunesmith_checkpoint::{TrainState, atomic};
+use tunesmith_config::resolve::Source;
+use tunesmith_config::{Mode, Resolved};
+use tunesmith_data::question;
+use tunesmith_plan::{grouped, human_bytes, human_seconds};
+
+/// Writes what a run leaves behind. `again` is the command that goes on with it.
+///
+/// # Errors
+/// The disk, the engine, or [`tunesmith_base::Kind::Preempted`] when a signal cut the samples off: the weights are then saved.
+pub fn finish(mut session: Session<'_>, outcome: Outcome, began: Instant, again: &str) -> Result<Summary> {
+    let (config, observer, stop) = (&session.resolved.config, session.observer, session.stop);
+    session.publish()?;
+    if session.writes() || session.sharing.shares_values() {
+        best_again(&mut session)?;
+    }
+    if !session.writes() {
+        save::follow_final_weights(&session)?;
+        return beside(session, outcome, began);
+    }
+    let weights = save::final_weights(&mut session)?;
+    observer.event(&Event::Saved(&weights));
+
+    let asking = Instant::now();
+    let Session { model, optimizer, resolved, prepared, state, done, comm, gatherer, .. } = session;
+    let questions = match &prepared.arch.score {
+        None => Questions::new(&prepared.dataset, &prepared.arch.eos_token_ids, config)?,
+        Some(_) => Questions::none(&prepared.dataset, config),
+    };
+    if !questions.is_empty() {
+        observer.event(&Event::Phase("answering held-out rows"));
+    }
+    // What steps were walked in makes room for caches.
+    model.release();
+    let after = questions.answer(&model, stop)?;
+    model.stand_by()?;
+    // Two models at once would need twice the memory: the trained one goes before the base comes back.
+    drop((model, optimizer));
+    let asks_again = after.is_some() && !questions.is_empty();
+    if gatherer.is_some() {
+        comm.broadcast(&mut [u64::from(asks_again)], 0)?;
+    }
+    let before = if asks_again {
+        let base = load::model(&prepared, gatherer.as_ref())?;
+        let answers = questions.answer(&base, stop)?;
+        base.stand_by()?;
+        answers
+    } else {
+        after.clone()
+    };
+    let cut_off = before.is_none();
+    let samples = questions.samples(before.unwrap_or_default(), after.unwrap_or_default())?;
+    if !samples.is_empty() {
+        observer.event(&Event::Samples(&samples));
+    }
+
+    let asking = asking.elapsed();
+    let saved = format!("the trained weights are saved: {}", weights.display());
+    let lines =
+        metrics::read(&config.train.output_dir.join(output::METRICS)).map_err(|error| error.with_more(&saved))?;
+    let ending = Ending { resolved, prepared: &prepared, state, done, outcome, weights, lines, asking, began };
+    let summary = ending.summary(&samples);
+    if config.logging.report {
+        let page = report::render(&ending.report(&summary, samples));
+        let path = config.train.output_dir.join(output::REPORT);
+        atomic::replace_file(&RealDisk, &path, &page).map_err(|error| error.with_more(&saved))?;
+    }
+    if cut_off {
+        let why = stop.requested().unwrap_or("a request to stop");
+        return Err(Error::preempted(format!("{why}: the training is done and saved, its sample answers are not"))
+            .hint(format!("make them with {again}")));
+    }
+    Ok(summary)
+}
+
+/// Goes back to the best weights, where that is asked for and they are others than the last. Ranks that have shares of them
+/// do so together.
+fn best_again(session: &mut Session<'_>) -> Result<()> {
+    let wanted = session.resolved.config.train.load_best_model_at_end;
+    let best = best_of(&session.state).filter(|&(_, step)| wanted && step != session.state.step);
+    let Some((loss, step)) = best else { return Ok(()) };
+    let name = best_name(&session.state).to_owned();
+    let found = save::load_best(session, step)?;
+    session.observer.event(&Event::Notice(&if found {
+        format!("back to the best weights: step {step}, eval_{name} {loss:.4}")
+    } else {
+        format!("the best weights, of step {step}, were not saved: the run ends with the last ones")
+    }));
+    Ok(())
+}
+
+/// As [`finish`], of a rank that leaves nothing behind: it has a part of the weights with which the first one answers.
+fn beside(session: Session<'_>, outcome: Outcome, began: Instant) -> Result<Summary> {
+    let Session { model, optimizer, prepared, done, comm, gatherer, .. } = session;
+    if let Some(gatherer) = &gatherer {
+        model.stand_by()?;
+        drop((model, optimizer));
+        let mut asks_again = [0u64];
+        comm.broadcast(&mut asks_again, 0)?;
+        if asks_again != [0] {
+            load::model(&prepared, Some(gatherer))?.stand_by()?;
+        }
+    }
+    Ok(done.summary(outcome, began, Vec::new()))
+}
+
+impl Done {
+    fn summary(&self, outcome: Outcome, began: Instant, facts: Vec<(String, String)>) -> Summary {
+        let Self { steps, tokens, stepping, .. } = *self;
+        Summary {
+            outcome,
+            seconds: began.elapsed().as_secs_f64(),
+            steps,
+            tokens,
+            tokens_per_second: tokens as f64 / stepping.as_secs_f64().max(1e-9),
+            peak_bytes: peak_bytes(),
+            facts,
+            ask: None,
+        }
+    }
+}
+
+fn best_of(state: &TrainState) -> Option<(f64, u64)> {
+    state.best_metric.zip(state.best_step)
+}
+
+/// What the best evaluation is the best by.
+fn best_name(state: &TrainState) -> &str {
+    state.best_metric_name.as_deref().unwrap_or("loss")
+}
+
+/// A run that is over.
+struct Ending<'a> {
+    resolved: &'a Resolved,
+    prepared: &'a Prepared,
+    state: TrainState,
+    done: Done,
+    outcome: Outcome,
+    weights: PathBuf,
+    lines: Vec<Line>,
+    asking: Duration,
+    began: Instant,
+}
+
+impl Ending<'_> {
+    fn steps(&self) -> impl DoubleEndedIterator<Item = &StepLine> {
+        self.lines.iter().filter_map(|line| match line {
+            Line::Step(line) => Some(line),
+            Line::Eval(_) => None,
+        })
+    }
+
+    /// The mean loss of the first and of the last step of the whole run.
+    fn losses(&self) -> Option<(f64, f64)> {
+        let mut losses = self.steps().filter_map(|line| line.loss);
+        let first = losses.next()?;
+        Some((first, losses.next_back().unwrap_or(first)))
+    }
+
+    /// Of a classification the share of training rows of the last epoch whose label was found as they were trained on.
+    fn accuracy(&self) -> Option<f64> {
+        let end = self.steps().next_back()?.epoch;
+        let lines = self.steps().filter(|line| line.epoch > end - 1.0);
+        let (right, rows) = lines.fold((0.0, 0.0), |(right, all), line| {
+            let rows = line.label_tokens as f64;
+            line.accuracy.map_or((right, all), |accuracy| (right + accuracy * rows, all + rows))
+        });
+        (rows > 0.0).then(|| right / rows)
+    }
+
+    fn summary(&self, samples: &[Sample]) -> Summary {
+        let config = &self.resolved.config;
+        let output_dir = &config.train.output_dir;
+        let mut facts: Vec<(String, String)> = Vec::new();
+        let mut fact = |label: &str, value: String| facts.push((label.to_owned(), value));
+        if let Some((first, last)) = self.losses() {
+            fact("loss", format!("{first:.4} at the first step, {last:.4} at the last"));
+        }
+        if let Some(accuracy) = self.accuracy() {
+            fact("training accuracy", format!("{accuracy:.4} over the last epoch"));
+        }
+        if let Some(scale) = self.steps().next_back().and_then(|line| line.loss_scale) {
+            // The last of the optimizer's numbers counts them.
+            let skipped = self.state.optimizer_scalars.last().copied().unwrap_or_default();
+            fact("loss scale", format!("{scale} at the end, {} skipped for overflow", count(skipped, "step")));
+        }
+        if let Some((loss, step)) = best_of(&self.state) {
+            fact(&format!("best eval {}", best_name(&self.state)), format!("{loss:.4} after step {step}"));
+        }
+        if !self.done.evaluating.is_zero() {
+            fact("evaluations", self.evaluations());
+        }
+        if !samples.is_empty() {
+            let (before, after) = exact_matches(samples);
+            fact("exact match", format!("{before} of {} before, {after} after", samples.len()));
+        }
+        match config.tuning.mode {
+            Mode::Full | Mode::Freeze => {
+                fact("model", self.weights.display().to_string());
+                let dir = self.weights.display();
+                let class = if self.prepared.arch.score.is_some() { "SequenceClassification" } else { "CausalLM" };
+                fact("load in Transformers", format!("AutoModelFor{class}.from_pretrained(\"{dir}\")"));
+            }
+            _ => {
+                fact("adapter", self.weights.display().to_string());
+                let grown = !self.prepared.arch.new_tokens.is_empty();
+                let base = match (grown, config.tuning.adapters.as_slice()) {
+                    (_, [_, ..]) => "the base with tuning.adapters merged",
+                    (true, []) => "the base with resize_token_embeddings to the new tokenizer",
+                    (false, []) => "base",
+                };
+                let base = if self.prepared.arch.score.is_some() {
+                    format!("{base} as AutoModelForSequenceClassification with this folder's config")
+                } else {
+                    base.to_owned()
+                };
+                fact("load in PEFT", format!("PeftModel.from_pretrained({base}, \"{}\")", self.weights.display()));
+                fact("train further", format!("tuning.adapter={}", self.weights.display()));
+            }
+        }
+        if config.logging.report {
+            fact("report", output_dir.join(output::REPORT).display().to_string());
+        }
+        if config.logging.tensorboard {
+            fact("curves", format!("tensorboard --logdir {}", prepare::events_dir(config).display()));
+        }
+        facts.extend(budget::used(config));
+        let mut summary = self.done.summary(self.outcome, self.began, facts);
+        summary.ask = Some(self.ask());
+        summary
+    }
+
+    /// How the result is asked: with the first held-out row, where it asks something.
+    fn ask(&self) -> Ask {
+        let dataset = &self.prepared.dataset;
+        let chat = dataset.template.is_some();
+        let any = || question::Asked { system: None, question: "Hello".to_owned(), chat };
+        let row = question::first(&dataset.inputs).unwrap_or_else(any);
+        Ask { row, scores: self.prepared.arch.score.is_some() }
+    }
+
+    /// The time of the evaluations, and its share of the run.
+    fn evaluations(&self) -> String {
+        let (taken, whole) = (self.done.evaluating.as_secs_f64(), self.began.elapsed().as_secs_f64());
+        format!("{} ({:.1} % of the run)", human_seconds(taken), 100.0 * taken / whole.max(1e-9))
+    }
+
+    fn report(&self, summary: &Summary, samples: Vec<Sample>) -> Report {
+        let config = &self.resolved.config;
+        let output_dir = &config.train.output_dir;
+        let name =
+            || output_dir.file_name().map_or_else(|| "run".to_owned(), |name| name.to_string_lossy().into_owned());
+        let timing = |label: &str, time: Duration| (label.to_owned(), human_seconds(time.as_secs_f64()));
+        let hashing = self.done.hashing.as_secs_f64();
+        let hashing = format!("{} ({:.2} % of the run)", human_seconds(hashing), 100.0 * hashing / summary.seconds);
+        let mut facts = vec![
+            timing("before step 1", self.done.preparing),
+            timing("steps", self.done.stepping),
+            ("evaluations".to_owned(), self.evaluations()),
+            timing("checkpoints", self.done.saving),
+            timing("checkpoints, beside the steps", self.done.writing.saturating_sub(self.done.saving)),
+            timing("sample answers", self.asking),
+            ("whole run".to_owned(), human_seconds(summary.seconds)),
+            ("hashing, within these".to_owned(), hashing),
+        ];
+        facts.push(("weights".to_owned(), self.weights.display().to_string()));
+        let mut plan = self.prepared.batches.rows();
+        plan.extend(prepare::rate_table(self.prepared).into_iter().map(|rate| {
+            (format!("learning rate, {} (step {})", rate.label, rate.step), format!("{:.3e}", rate.learning_rate))
+        }));
+        let setting = |setting: &tunesmith_config::Setting| SettingRow {
+            key: setting.key.clone(),
+            value: setting.value.to_string(),
+            source: setting.source.to_string(),
+            default: setting.source == Source::Default,
+        };
+        let lengths = self.prepared.dataset.train.lengths();
+        Report {
+            title: config.logging.run_name.clone().unwrap_or_else(name),
+            subtitle: prepare::describe(self.prepared),
+            outcome: self.outcome,
+            cards: self.cards(summary),
+            lines: self.lines.clone(),
+            data: facts::of_data(&self.prepared.dataset),
+            lengths,
+            samples,
+            confusion: self.confusion(),
+            plan,
+            settings: self.resolved.settings.iter().map(setting).collect(),
+            machine: Machine::detect(),
+            facts,
+        }
+    }
+
+    /// The confusion of the weights that the run ends with.
+    fn confusion(&self) -> Option<Confusion> {
+        let best = best_of(&self.state).filter(|_| self.resolved.config.train.load_best_model_at_end);
+        let evaluations = self.lines.iter().filter_map(|line| match line {
+            Line::Eval(line) => Some(line),
+            Line::Step(_) => None,
+        });
+        let line = evaluations.rev().find(|line| best.is_none_or(|(_, step)| line.step == step))?;
+        let labels = self.prepared.arch.score.as_ref()?.labels.clone();
+        let cells = line.eval_confusion.clone();
+        (cells.len() == labels.len() && !cells.is_empty()).then_some(Confusion {
+            title: format!("Validation rows after step {}", line.step),
+            labels,
+            cells,
+        })
+    }
+
+    fn cards(&self, summary: &Summary) -> Vec<(String, String, String)> {
+        let mut cards = Vec::new();
+        let mut card = |name: &str, value: String, remark: String| cards.push((name.to_owned(), value, remark));
+        if let Some((first, last)) = self.losses() {
+            card("final loss", report::figure(last), format!("first {}", report::figure(first)));
+        }
+        if let Some((loss, step)) = best_of(&self.state) {
+            let name = format!("best evaluation {}", best_name(&self.state));
+            card(&name, report::figure(loss), format!("after step {step}"));
+        }
+        let (tokens, seconds) = self.steps().fold((0.0, 0.0), |(tokens, seconds), line| {
+            let step = line.tokens as f64;
+            (tokens + step, seconds + step / line.tokens_per_second.max(1e-9))
+        });
+        let speed = tokens / f64::max(seconds, 1e-9);
+        card("speed", grouped(speed.round() as u64), "tokens per second".to_owned());
+        let remark = format!("peak memory {}", human_bytes(summary.peak_bytes));
+        card("time", human_seconds(summary.seconds), remark);
+        cards
+    }
+}

@@ -1,0 +1,172 @@
+//! Steps and validations within the memory budget. What does not fit is done again with the same rows in smaller passes;
+//! that stays so for the rest of the run, and for what is resumed from it. What one rank has no room for, all cut alike.
+use super::feed;
+use super::gauge::Gauge;
+use super::progress::Event;
+use super::session::Session;
+use super::step::{Attempt, StepStats, attempt};
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::memory;
+use tunesmith_config::{Checkpointing, ConfigValue as _};
+use tunesmith_data::{Batch, Step};
+use tunesmith_model::Model;
+use tunesmith_plan::{grouped, human_bytes};
+
+/// Sequences in a batch.
+const fn sequences(batch: &Batch) -> usize {
+    batch.cu_seqlens.len().saturating_sub(1)
+}
+
+impl Session<'_> {
+    /// The most tokens of a pass: what the configuration says, or less where memory asked for it.
+    pub(super) fn pass_limit(&self) -> Option<usize> {
+        let configured = self.prepared.config.train.max_tokens_per_pass;
+        self.state.max_tokens_per_pass.into_iter().chain(configured).min()
+    }
+
+    /// One optimizer step over `rows`. A pass that does not fit is cut in half, and the whole step done again: nothing has
+    /// been updated yet, and the step's loss and gradient do not depend on the cuts.
+    ///
+    /// # Errors
+    /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
+    pub(super) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
+        loop {
+            let batches = feed::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
+            let max_grad_norm = self.prepared.config.train.max_grad_norm;
+            let ranks = (&*self.comm, &mut self.sharing);
+            match attempt(&mut self.model, &mut self.optimizer, ranks, &batches, rate, max_grad_norm)? {
+                Attempt::Done(stats) => return Ok(stats),
+                Attempt::TooLarge { micro_batch, error } => {
+                    // Ranks that are threads share the budget: what lies idle here may be what another lacks.
+                    self.model.release();
+                    if let Some(index) = micro_batch {
+                        self.give_way(&batches[index], error, true)?;
+                    }
+                    self.agree_on_passes()?;
+                }
+            }
+        }
+    }
+
+    /// Takes over what another rank had to cut, and says so.
+    ///
+    /// # Errors
+    /// [`Kind::Peer`]: a rank is gone.
+    pub(super) fn agree_on_passes(&mut self) -> Result<()> {
+        let full = self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL;
+        let own = self.state.max_tokens_per_pass;
+        let all = self.comm.collect(&[own.map_or(u64::MAX, |most| most as u64), u64::from(full)])?;
+        let least = all.iter().step_by(2).copied().min().unwrap_or(u64::MAX);
+        let mut taken = Vec::new();
+        if own.is_none_or(|own| least < own as u64) && least < u64::MAX {
+            self.state.max_tokens_per_pass = Some(least as usize);
+            taken.push(format!("in passes of at most {} tokens", grouped(least)));
+        }
+        if !full && all.iter().skip(1).step_by(2).any(|&full| full == 1) {
+            self.keep_in_blocks(Checkpointing::FULL);
+            taken.push("with train.gradient_checkpointing: true".to_owned());
+        }
+        if !taken.is_empty() {
+            let text = format!("another rank has no room; all go on from here on {}", taken.join(" and "));
+            self.observer.event(&Event::Notice(&text));
+        }
+        Ok(())
+    }
+
+    /// The sums of the validation rows' losses, weights and label tokens.
+    ///
+    /// # Errors
+    /// Those of the engine; [`Kind::Memory`]: a single row does not fit.
+    pub(super) fn loss_within(&mut self, rows: &[usize]) -> Result<(f64, f64, u64)> {
+        let measure =
+            |model: &Model, batch: &Batch| Ok((model.loss(batch)?, batch.label_weight(), batch.label_tokens() as u64));
+        let found = self.passes_within(rows, &measure)?;
+        Ok(found.into_iter().fold((0.0, 0.0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1, sum.2 + it.2)))
+    }
+
+    /// What a head of scores gives for the validation rows, `[rows, outputs]`.
+    ///
+    /// # Errors
+    /// As [`Session::loss_within`].
+    pub(super) fn scores_within(&mut self, rows: &[usize]) -> Result<Vec<f32>> {
+        Ok(self.passes_within(rows, &|model, batch| model.logits(batch, &batch.ends()))?.concat())
+    }
+
+    /// What `measure` makes of passes over the validation rows, in their order.
+    fn passes_within<T>(&mut self, rows: &[usize], measure: &dyn Fn(&Model, &Batch) -> Result<T>) -> Result<Vec<T>> {
+        loop {
+            let Some(validation) = &self.prepared.dataset.validation else { return Ok(Vec::new()) };
+            let batches = feed::batches(validation, &vec![vec![rows.to_vec()]], self.pass_limit())?;
+            let mut found = Vec::with_capacity(batches.len());
+            let mut failed = None;
+            for batch in &batches {
+                match measure(&self.model, batch) {
+                    Ok(measured) => found.push(measured),
+                    Err(error) if error.kind() == Kind::Memory => {
+                        failed = Some((batch, error));
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            match failed {
+                None => return Ok(found),
+                Some((batch, error)) => self.give_way(batch, error, false)?,
+            }
+        }
+    }
+
+    /// Makes passes smaller than `batch`, or blocks keep less; says so once for each change.
+    fn give_way(&mut self, batch: &Batch, error: Error, training: bool) -> Result<()> {
+        self.model.release();
+        let (tokens, step) = (batch.tokens.len(), self.state.step + u64::from(training));
+        let budget = human_bytes(memory::budget().unwrap_or(u64::MAX));
+        let what = if training { "step" } else { "the validation after step" };
+        let found = format!(
+            "{what} {step}: a pass of {} tokens does not fit into the memory budget of {budget}",
+            grouped(tokens as u64)
+        );
+        if sequences(batch) > 1 {
+            let limit = (tokens / 2).max(1);
+            self.state.max_tokens_per_pass = Some(limit);
+            self.observer.event(&Event::Notice(&format!(
+                "{found}; it is done again with the same rows, from here on in passes of at most {} tokens",
+                grouped(limit as u64)
+            )));
+            return Ok(());
+        }
+        let config = &self.prepared.config;
+        let auto = self.resolved.config.train.gradient_checkpointing == Checkpointing::Auto;
+        if training && auto && config.train.gradient_checkpointing != Checkpointing::FULL {
+            self.keep_in_blocks(Checkpointing::FULL);
+            self.observer.event(&Event::Notice(&format!(
+                "{found}, and is one row; it is done again, from here on with train.gradient_checkpointing: true"
+            )));
+            return Ok(());
+        }
+        if self.model.shards().is_some() && training {
+            // The other ranks make no passes now, so that nothing can be measured.
+            let help =
+                "shorter rows (model.max_seq_len), train.gradient_checkpointing: true, or a larger train.memory_budget";
+            return Err(error.context(found).hint(format!("what helps: {help}")));
+        }
+        if !training {
+            return Err(error.context(found).hint(format!(
+                "what helps: shorter validation rows (model.max_seq_len below {tokens}); or a larger train.memory_budget"
+            )));
+        }
+        // The optimizer's state is held already: nothing comes later.
+        let Self { model, prepared, .. } = self;
+        let mut gauge = Gauge::alone(model, (&prepared.dataset.train, &prepared.sampler), prepared.together);
+        let (config, weights) = (&prepared.config, prepared.weights.as_ref());
+        let error = gauge.too_long(tokens, config.train.gradient_checkpointing, (config, weights))?;
+        Err(error.context(format!("step {step}")))
+    }
+
+    /// From here on blocks keep this, also after a resume.
+    fn keep_in_blocks(&mut self, checkpointing: Checkpointing) {
+        self.model.set_checkpointing(checkpointing);
+        self.prepared.config.train.gradient_checkpointing = checkpointing;
+        self.state.gradient_checkpointing = Some(checkpointing.to_json());
+    }
+}

@@ -1,0 +1,151 @@
+//! The optimizer's state of a checkpoint where each rank has a share of it: put together tensor by tensor, no more than a
+//! message at a time, while the first rank writes it and the others follow. The file is the one that a single process
+//! writes, so that any number of ranks can go on from it, under any strategy.
+use std::cell::RefCell;
+use std::io::{self, Write};
+use std::ops::Range;
+
+use super::sharing::Sharing;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::{self as checkpoint, TRAINED};
+use tunesmith_comm::{Collectives, bytes};
+use tunesmith_model::ParamSpec;
+use tunesmith_model::weights::Numbers;
+use tunesmith_optim::{Optimizer, State, StateTensor};
+
+/// What ranks put together.
+pub struct Gathered<'a> {
+    /// The file's tensors.
+    pub tensors: Vec<(String, Vec<usize>, Numbers<'static>)>,
+    comm: &'a dyn Collectives,
+    sharing: &'a Sharing,
+    optimizer: &'a Optimizer,
+    state: Vec<StateTensor>,
+    specs: &'a [ParamSpec],
+    /// The values that training goes on from, of what this rank keeps, where averages are published.
+    trained: Option<&'a [f32]>,
+    /// What ended it, if not the disk.
+    lost: RefCell<Option<Error>>,
+}
+
+/// The numbers of a tensor that this rank has: their places, and the numbers as bytes.
+type Own<'a> = Vec<(Range<usize>, &'a [u8])>;
+
+impl<'a> Gathered<'a> {
+    /// Of a run that stands between two steps.
+    pub fn new(
+        comm: &'a dyn Collectives,
+        sharing: &'a Sharing,
+        optimizer: &'a Optimizer,
+        specs: &'a [ParamSpec],
+        trained: Option<&'a [f32]>,
+    ) -> Self {
+        let tensors = checkpoint::elsewhere(optimizer, specs, trained.is_some());
+        let (state, lost) = (optimizer.state(), RefCell::default());
+        Self { tensors, comm, sharing, optimizer, state, specs, trained, lost }
+    }
+
+    /// Writes the numbers of one tensor; all ranks do so at the same time.
+    ///
+    /// # Errors
+    /// The writer's, or a lost rank, of which [`Gathered::cause`] says more.
+    pub fn write(&self, name: &str, writer: &mut dyn Write) -> io::Result<()> {
+        if let Some(tensor) = self.state.iter().find(|tensor| tensor.name == name) {
+            let Some((slot, place)) = self.optimizer.slots().nth(tensor.slot) else {
+                return Err(io::ErrorKind::NotFound.into());
+            };
+            let of = |state: &'a State| match state {
+                State::F32(values) => (bytes::of(values), size_of::<f32>()),
+                State::U8(values) => (&values[..], 1),
+            };
+            let own: Own<'_> = self.optimizer.owned(tensor).map(|(range, state)| (range, of(state).0)).collect();
+            let width = tensor.spec.bytes() as usize / tensor.spec.count().max(1);
+            return self.gather(&place, |range| tensor.spec.range(slot, &range), width, &own, writer);
+        }
+        let spec = name.strip_suffix(TRAINED).and_then(|name| self.specs.iter().find(|spec| spec.name == name));
+        let (Some(spec), Some(trained)) = (spec, self.trained) else { return Err(io::ErrorKind::NotFound.into()) };
+        let (mut own, mut at) = (Own::new(), 0);
+        for range in self.sharing.kept() {
+            let (low, high) = (range.start.max(spec.offset), range.end.min(spec.range().end));
+            if low < high {
+                let packed = at + low - range.start..at + high - range.start;
+                own.push((low - spec.offset..high - spec.offset, bytes::of(&trained[packed])));
+            }
+            at += range.len();
+        }
+        self.gather(&spec.range(), |range| range, size_of::<f32>(), &own, writer)
+    }
+
+    /// Puts the numbers of the tensor at `place` of the flat buffer together, segment by segment, and writes them. `numbers`
+    /// are those that belong to some of its values, `width` is the bytes of one.
+    fn gather(
+        &self,
+        place: &Range<usize>,
+        numbers: impl Fn(Range<usize>) -> Range<usize>,
+        width: usize,
+        own: &Own<'_>,
+        writer: &mut dyn Write,
+    ) -> io::Result<()> {
+        let partition = &self.sharing.partition;
+        let at_once = (self.comm.limits().bucket / width).max(1);
+        let mut buffer = Vec::new();
+        for segment in 0..partition.segments() {
+            let cut = |range: Range<usize>| {
+                range.start.clamp(place.start, place.end)..range.end.clamp(place.start, place.end)
+            };
+            let of_rank = |rank| {
+                let values = cut(partition.part(segment, rank));
+                let values = values.start - place.start..values.end - place.start;
+                if values.is_empty() { 0..0 } else { numbers(values) }
+            };
+            let parts: Vec<Range<usize>> =
+                (0..partition.ranks()).map(of_rank).filter(|part| !part.is_empty()).collect();
+            let (Some(first), Some(last)) = (parts.first(), parts.last()) else { continue };
+            let all = first.start..last.end;
+            for start in all.clone().step_by(at_once) {
+                let message = start..all.end.min(start + at_once);
+                let bytes_in = |range: &Range<usize>| {
+                    let (low, high) =
+                        (range.start.clamp(message.start, message.end), range.end.clamp(message.start, message.end));
+                    (low - message.start) * width..(high.max(low) - message.start) * width
+                };
+                // Ranks without a part of it have an empty one, where the part before ends.
+                let mut end = 0;
+                let places = (0..partition.ranks()).map(|rank| {
+                    let part = bytes_in(&of_rank(rank));
+                    let part = if part.is_empty() { end..end } else { part };
+                    end = part.end;
+                    part
+                });
+                let places: Vec<Range<usize>> = places.collect();
+                buffer.clear();
+                buffer.resize(message.len() * width, 0u8);
+                for (range, from) in own {
+                    let to = bytes_in(range);
+                    if !to.is_empty() {
+                        let skipped = (range.start.max(message.start) - range.start) * width;
+                        buffer[to.clone()].copy_from_slice(&from[skipped..skipped + to.len()]);
+                    }
+                }
+                if let Err(error) = self.comm.all_gather_bytes(&mut buffer, &places) {
+                    let told = io::Error::other(error.message().to_owned());
+                    *self.lost.borrow_mut() = Some(error);
+                    return Err(told);
+                }
+                writer.write_all(&buffer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `written`, or what ended it before.
+    ///
+    /// # Errors
+    /// The lost rank, or those of `written`.
+    pub fn cause<T>(&self, written: Result<T>) -> Result<T> {
+        match self.lost.borrow_mut().take() {
+            Some(lost) => Err(lost),
+            None => written,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What the run's machine is and how much memory the process uses, from `/proc`.
+use std::path::Path;
+
+use serde::Serialize;
+
+use super::nvidia::{Gpu, Nvidia};
+use tunesmith_base::files::system;
+use tunesmith_base::memory::{self, limits};
+use tunesmith_checkpoint::disk;
+use tunesmith_plan::platform;
+
+/// Peak memory, the one figure of it that is shown: the most bytes of the process that were resident at once so far, as the
+/// system counts them (`VmHWM`); where the system does not tell, the most that the allocator had handed out.
+pub fn peak_bytes() -> u64 {
+    status_kib("VmHWM:").map_or_else(memory::highest, |kib| kib * 1024)
+}
+
+fn status_kib(key: &str) -> Option<u64> {
+    let status = system("/proc/self/status")?;
+    status.lines().find_map(|line| line.strip_prefix(key))?.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
+/// Bytes that an unprivileged process may still write below `path`; nothing where the system does not tell.
+pub fn free_disk(path: &Path) -> Option<u64> {
+    disk::room(path).ok().map(|room| room.bytes)
+}
+
+/// The memory that this process may use: the machine's, or what its control group allows of it.
+pub fn usable_memory() -> u64 {
+    let limit = limits::group().map_or(u64::MAX, |group| group.limit);
+    limits::total().unwrap_or(0).min(limit)
+}
+
+/// What the report says about the machine.
+#[derive(Debug, Clone, Serialize)]
+pub struct Machine {
+    /// Processor model.
+    pub processor: String,
+    /// Logical processors that this process may use.
+    pub threads: usize,
+    /// Bytes of memory.
+    pub memory: u64,
+    /// Operating system and architecture.
+    pub system: String,
+}
+
+impl Machine {
+    /// Looks.
+    pub fn detect() -> Self {
+        let field = |file: &str, key: &str| {
+            let text = system(file).unwrap_or_default();
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim_start_matches([' ', '\t', ':']).trim().to_owned())
+        };
+        let memory = field("/proc/meminfo", "MemTotal").and_then(|text| text.strip_suffix(" kB")?.parse::<u64>().ok());
+        let kernel = system("/proc/sys/kernel/osrelease").unwrap_or_default();
+        Self {
+            processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".to_owned()),
+            threads: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            memory: memory.unwrap_or(0) * 1024,
+            system: format!("{} {} {}", std::env::consts::OS, kernel.trim(), std::env::consts::ARCH),
+        }
+    }
+}
+
+/// What this machine has, as [`platform`] asks for it. Only where there is a driver is it asked for its GPUs.
+pub fn host() -> platform::Host {
+    let driver = Path::new("/proc/driver/nvidia/gpus").exists();
+    let found = if driver { Nvidia::ask(Path::new("nvidia-smi")).unwrap_or_default() } else { Nvidia::default() };
+    let capability = |text: &str| {
+        let (major, minor) = text.split_once('.')?;
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    let card = |gpu: Gpu| platform::Card {
+        capability: gpu.compute_capability.as_deref().and_then(capability),
+        name: gpu.name,
+    };
+    platform::Host {
+        system: platform::System::current(),
+        cards: found.gpus.into_iter().map(card).collect(),
+        cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sees_this_machine() {
+        let block = vec![1u8; 32 << 20];
+        assert!(peak_bytes() > std::hint::black_box(block).len() as u64);
+        let machine = Machine::detect();
+        assert!(machine.threads > 0 && machine.memory > 0, "{machine:?}");
+    }
+}

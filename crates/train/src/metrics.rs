@@ -1,0 +1,280 @@
+//! `metrics.jsonl`: one JSON object a line, one line an optimizer step, and a line an evaluation. For scripts and for
+//! the report; a resumed run cuts the file back to its checkpoint, so that no step stands in it twice.
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files::{self, staged};
+
+/// The line of an optimizer step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StepLine {
+    /// Optimizer steps done, this one included.
+    pub step: u64,
+    /// Epochs done, as a fraction.
+    pub epoch: f64,
+    /// Mean loss over the step's label tokens; null where it was not finite.
+    pub loss: Option<f64>,
+    /// Of a classification the share of the step's rows whose label was found, before the update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f64>,
+    /// The rate that the step used.
+    pub learning_rate: f64,
+    /// Gradient norm before clipping; null where it was not finite.
+    pub grad_norm: Option<f64>,
+    /// Tokens of the step that carry a loss.
+    pub label_tokens: u64,
+    /// Tokens of the step.
+    pub tokens: u64,
+    /// Tokens of the step over its wall time.
+    pub tokens_per_second: f64,
+    /// The most memory the process has held so far.
+    pub peak_bytes: u64,
+    /// The loss scale after the step, with `train.fp16`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+}
+
+/// The line of an evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvalLine {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Epochs done, as a fraction.
+    pub epoch: f64,
+    /// Mean loss over the label tokens of the validation split; null where it was not finite.
+    pub eval_loss: Option<f64>,
+    /// Those label tokens.
+    pub eval_label_tokens: u64,
+    /// Rows of the split.
+    pub eval_rows: u64,
+    /// Wall time.
+    pub eval_seconds: f64,
+    /// Scores by name: of the answers, with `train.predict_with_generate`, or those of another task than `causal_lm`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub eval_scores: BTreeMap<String, f64>,
+    /// Of a classification the rows by label and by the label that was found: `[label][found]`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub eval_confusion: Vec<Vec<u64>>,
+}
+
+/// A line of the file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Line {
+    /// An optimizer step.
+    Step(StepLine),
+    /// An evaluation.
+    Eval(EvalLine),
+}
+
+/// `value`, or nothing where it is NaN or infinite: JSON has no word for those.
+pub fn finite(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}
+
+/// Appends lines to the file; each is in the file when [`Metrics::write`] returns.
+#[derive(Debug)]
+pub struct Metrics {
+    file: File,
+    path: PathBuf,
+}
+
+impl Metrics {
+    /// An empty file, in place of what was there.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    pub fn create(path: &Path) -> Result<Self> {
+        let file = files::open_to_write(path, true).and_then(|file| file.set_len(0).map(|()| file));
+        let file = file.map_err(|source| Error::io("create", path, &source))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Goes on with the file of an interrupted run: keeps the steps up to `step` and the evaluations up to that after
+    /// step `evaluated`, drops later lines and half a line. A missing file starts empty.
+    ///
+    /// # Errors
+    /// The file cannot be read or rewritten.
+    pub fn resume(path: &Path, step: u64, evaluated: u64) -> Result<Self> {
+        let known = |line: &Line| match line {
+            Line::Step(line) => line.step <= step,
+            Line::Eval(line) => line.step <= evaluated,
+        };
+        // As they are: a number that is read and written again may differ in its last place.
+        let mut kept = Vec::new();
+        for (_, text) in lines(path)?.into_iter().filter(|(line, _)| known(line)) {
+            kept.extend_from_slice(&text);
+            kept.push(b'\n');
+        }
+        staged::replace(path, &kept).map_err(|source| Error::io("rewrite", path, &source))?;
+        let file = files::open_to_write(path, true).map_err(|source| Error::io("append to", path, &source))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// Whether the file is still at its place: it may have been removed or replaced.
+    pub fn is_in_place(&self) -> bool {
+        files::is_at(&self.file, &self.path)
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends one line.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&mut self, line: &Line) -> Result<()> {
+        let written = self.file.write_all(encode(line).as_bytes());
+        written.map_err(|source| Error::io("append to", &self.path, &source))
+    }
+
+    /// Makes the lines survive a loss of power. A checkpoint that is durable then never has fewer lines than steps.
+    ///
+    /// # Errors
+    /// The disk.
+    pub fn sync(&self) -> Result<()> {
+        self.file.sync_all().map_err(|source| Error::io("write", &self.path, &source))
+    }
+}
+
+fn encode(line: &Line) -> String {
+    let json = serde_json::to_string(line).expect("plain numbers encode as JSON");
+    json + "\n"
+}
+
+/// Whether a file with this text is one of a run. Of a run that was killed or lost power in its first line that line may be
+/// cut off, or hold zeros in place of bytes that never reached the disk.
+pub fn begins_as_written(text: &str) -> bool {
+    const BEGINNING: &str = "{\"step\":";
+    match text.split_once('\n') {
+        Some((first, _)) if !first.contains('\0') => serde_json::from_str::<Line>(first).is_ok(),
+        Some(_) => true,
+        None => {
+            let whole = text.trim_end_matches('\0');
+            whole.starts_with(BEGINNING) || BEGINNING.starts_with(whole)
+        }
+    }
+}
+
+/// The lines of the file; those that do not parse (half a line after a crash) are left out. No file: no lines.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn read(path: &Path) -> Result<Vec<Line>> {
+    Ok(lines(path)?.into_iter().map(|(line, _)| line).collect())
+}
+
+/// The same, with their texts.
+fn lines(path: &Path) -> Result<Vec<(Line, Vec<u8>)>> {
+    let file = match files::open_own(path) {
+        Ok(file) => file,
+        Err(source) if source.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(source) => return Err(Error::io("read", path, &source)),
+    };
+    let mut lines = Vec::new();
+    for text in BufReader::new(file).split(b'\n') {
+        let text = text.map_err(|source| Error::io("read", path, &source))?;
+        if let Ok(line) = serde_json::from_slice::<Line>(&text) {
+            lines.push((line, text));
+        }
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(step: u64) -> Line {
+        Line::Step(StepLine {
+            step,
+            epoch: step as f64 / 4.0,
+            loss: finite(1.0 / step as f64),
+            accuracy: None,
+            learning_rate: 1e-3,
+            grad_norm: finite(f64::NAN),
+            label_tokens: 7,
+            tokens: 20,
+            tokens_per_second: 100.5,
+            peak_bytes: 1 << 20,
+            loss_scale: None,
+        })
+    }
+
+    #[test]
+    fn a_step_line_has_exactly_the_promised_keys() {
+        assert_eq!(
+            encode(&step(2)),
+            "{\"step\":2,\"epoch\":0.5,\"loss\":0.5,\"learning_rate\":0.001,\"grad_norm\":null,\"label_tokens\":7,\
+             \"tokens\":20,\"tokens_per_second\":100.5,\"peak_bytes\":1048576}\n"
+        );
+    }
+
+    #[test]
+    fn a_first_line_that_was_lost_is_still_a_runs() {
+        let whole = encode(&step(1)) + &encode(&step(2));
+        for length in 0..=whole.len() {
+            assert!(begins_as_written(&whole[..length]), "{length} bytes");
+            let zeros = "\0".repeat(whole.len() - length);
+            assert!(begins_as_written(&(whole[..length].to_owned() + &zeros)), "{length} bytes and zeros");
+        }
+        for foreign in
+            ["x", "{}", "{\"loss\":1}", "{\"loss\":1}\n", "{\"step\":1,\"reward\":2}\n", "\n", "step,loss\n1,2\n"]
+        {
+            assert!(!begins_as_written(foreign), "{foreign:?}");
+        }
+    }
+
+    #[test]
+    fn resuming_keeps_every_digit() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("metrics.jsonl");
+        let mut metrics = Metrics::create(&path).unwrap();
+        // A reader that rounds makes ...509 of it.
+        for loss in [13.810_967_483_520_507, 11.352_293_008_565_905] {
+            let Line::Step(line) = step(1) else { unreachable!() };
+            metrics.write(&Line::Step(StepLine { loss: Some(loss), ..line })).unwrap();
+        }
+        let before = std::fs::read(&path).unwrap();
+        Metrics::resume(&path, 1, 1).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), before);
+    }
+
+    #[test]
+    fn resuming_cuts_back_to_the_checkpoint_and_drops_half_a_line() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("metrics.jsonl");
+        let eval = |step| {
+            Line::Eval(EvalLine {
+                step,
+                epoch: 0.5,
+                eval_loss: Some(0.25),
+                eval_label_tokens: 9,
+                eval_rows: 2,
+                eval_seconds: 0.1,
+                eval_scores: BTreeMap::new(),
+                eval_confusion: Vec::new(),
+            })
+        };
+        let mut metrics = Metrics::create(&path).unwrap();
+        for line in [step(1), step(2), eval(2), step(3)] {
+            metrics.write(&line).unwrap();
+        }
+        metrics.file.write_all(b"{\"step\":4,\"epo").unwrap();
+        let mut metrics = Metrics::resume(&path, 2, 2).unwrap();
+        metrics.write(&step(3)).unwrap();
+        assert_eq!(read(&path).unwrap(), [step(1), step(2), eval(2), step(3)]);
+        Metrics::resume(&path, 2, 0).unwrap();
+        assert_eq!(read(&path).unwrap(), [step(1), step(2)], "an evaluation that will be made again");
+        assert!(!path.with_extension("jsonl.tmp").exists());
+    }
+}

@@ -1,0 +1,211 @@
+//! The sums of a step's gradients where they are kept apart from those of a pass: what a rank owns of them (`zero2` and what
+//! shares more), or in bfloat16 (`train.grad_dtype`), two bytes a trained value instead of four.
+//!
+//! In bfloat16 a pass adds up the gradients of a segment in float32, in a room that is as large as the segment; when backward
+//! has left it, they are added to the sums and rounded. So a step rounds a gradient once for each of its passes. Ranks sum in
+//! float32 too: what each has summed before goes into the room of its last pass, and only what comes of all of them is rounded
+//! again. The update widens the sums tensor by tensor.
+use std::ops::Range;
+
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+use tunesmith_base::error::Result;
+use tunesmith_model::Grads;
+use tunesmith_model::grads::{Buffer, Collector};
+use tunesmith_optim::{Gradients, clip};
+
+/// Numbers that a task rounds or widens at once.
+const TASK: usize = 1 << 14;
+
+/// The sums of gradients.
+#[derive(Debug)]
+pub enum Sums {
+    /// In float32.
+    F32(Vec<f32>),
+    /// In bfloat16.
+    Bf16(Vec<bf16>),
+}
+
+impl Default for Sums {
+    fn default() -> Self {
+        Self::F32(Vec::new())
+    }
+}
+
+impl Sums {
+    /// Whether they are kept in bfloat16.
+    pub const fn is_narrow(&self) -> bool {
+        matches!(self, Self::Bf16(_))
+    }
+
+    /// A step begins: so many sums are zero.
+    pub fn begin(&mut self, count: usize) {
+        match self {
+            Self::F32(sums) => refill(sums, count, 0.0),
+            Self::Bf16(sums) => refill(sums, count, bf16::ZERO),
+        }
+    }
+
+    /// Where a pass adds its gradients, all of them; [`Grads::finish`] ends it. `spare` is a room that waits for a segment of
+    /// the same size.
+    pub fn grads<'g>(&'g mut self, spare: &'g mut Vec<f32>) -> Grads<'g> {
+        Grads::rooms(Box::new(Folder { sums: self, spare }))
+    }
+
+    /// Adds to the sums from `at` on.
+    pub fn add(&mut self, at: usize, more: &[f32]) {
+        match self {
+            Self::F32(sums) => sums[at..at + more.len()].iter_mut().zip(more).for_each(|(sum, more)| *sum += more),
+            Self::Bf16(sums) => {
+                let sums = &mut sums[at..at + more.len()];
+                sums.par_chunks_mut(TASK).zip(more.par_chunks(TASK)).for_each(|(sums, more)| {
+                    for (sum, more) in sums.iter_mut().zip(more) {
+                        *sum = bf16::from_f32(sum.to_f32() + more);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Takes the sums from `at` on out and adds them to `values`.
+    pub fn move_to(&mut self, at: usize, values: &mut [f32]) {
+        match self {
+            Self::F32(sums) => {
+                values.iter_mut().zip(&mut sums[at..]).for_each(|(value, sum)| *value += std::mem::take(sum));
+            }
+            Self::Bf16(sums) => {
+                let sums = &mut sums[at..at + values.len()];
+                values.par_chunks_mut(TASK).zip(sums.par_chunks_mut(TASK)).for_each(|(values, sums)| {
+                    for (value, sum) in values.iter_mut().zip(sums) {
+                        *value += std::mem::replace(sum, bf16::ZERO).to_f32();
+                    }
+                });
+            }
+        }
+    }
+
+    /// The sums in float32.
+    pub fn floats(&self) -> &[f32] {
+        match self {
+            Self::F32(sums) => sums,
+            Self::Bf16(_) => &[],
+        }
+    }
+
+    /// The sums, for the update.
+    pub fn gradients(&self) -> Gradients<'_> {
+        match self {
+            Self::F32(sums) => Gradients::F32(sums),
+            Self::Bf16(sums) => Gradients::Bf16(sums),
+        }
+    }
+
+    /// The sum of squares of some of them, in f64.
+    pub fn squares(&self, range: Range<usize>) -> f64 {
+        let block = |sums: &[bf16]| {
+            let mut wide = vec![0.0f32; sums.len()];
+            sums.convert_to_f32_slice(&mut wide);
+            clip::squares(&wide)
+        };
+        match self {
+            Self::F32(sums) => clip::squares(&sums[range]),
+            Self::Bf16(sums) => {
+                let blocks: Vec<f64> = sums[range].par_chunks(1 << 16).map(block).collect();
+                blocks.iter().sum()
+            }
+        }
+    }
+}
+
+/// Makes `count` of them the same.
+fn refill<T: Copy>(sums: &mut Vec<T>, count: usize, value: T) {
+    if sums.len() == count {
+        sums.fill(value);
+    } else {
+        *sums = vec![value; count];
+    }
+}
+
+/// An empty room for a segment of so many values, in the memory of another where it is as large.
+pub fn room(spare: Vec<f32>, length: usize) -> Vec<f32> {
+    let mut room = spare;
+    if room.len() == length {
+        room.fill(0.0);
+        return room;
+    }
+    // Before the next one is there: a table's is larger than any block's.
+    drop(room);
+    vec![0.0; length]
+}
+
+/// Adds what rooms hold to the sums.
+struct Folder<'g> {
+    sums: &'g mut Sums,
+    spare: &'g mut Vec<f32>,
+}
+
+impl<'g> Collector<'g> for Folder<'g> {
+    fn room(&mut self, length: usize) -> Vec<f32> {
+        room(std::mem::take(self.spare), length)
+    }
+
+    fn take(&mut self, start: usize, mut gradients: Buffer<'g>) -> Result<()> {
+        self.sums.add(start, gradients.values());
+        if let Buffer::Room(room) = gradients {
+            *self.spare = room;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn widened(sums: &Sums) -> Vec<f32> {
+        match sums {
+            Sums::F32(sums) => sums.clone(),
+            Sums::Bf16(sums) => sums.iter().map(|sum| sum.to_f32()).collect(),
+        }
+    }
+
+    #[test]
+    fn segments_are_added_and_rounded_once_a_pass() {
+        let (mut sums, mut spare) = (Sums::Bf16(Vec::new()), Vec::new());
+        sums.begin(7);
+        for pass in 0..2 {
+            let mut grads = sums.grads(&mut spare);
+            for range in [4..7, 0..4] {
+                grads.open(range.clone());
+                for (at, value) in grads[range.clone()].iter_mut().enumerate() {
+                    assert_eq!(*value, 0.0, "a room is empty");
+                    *value += 0.3 + (at + pass) as f32;
+                }
+                grads.close(&range).unwrap();
+            }
+            grads.finish().unwrap();
+        }
+        let rounded = |value: f32| bf16::from_f32(value).to_f32();
+        let expected = |at: usize| rounded(rounded(0.3 + at as f32) + (0.3 + (at + 1) as f32));
+        let places = [0, 1, 2, 3, 0, 1, 2];
+        assert_eq!(widened(&sums), places.map(expected));
+        let squares: f64 = widened(&sums)[1..].iter().map(|&sum| f64::from(sum).powi(2)).sum();
+        assert!((sums.squares(1..7) - squares).abs() < 1e-9);
+        sums.begin(7);
+        assert_eq!(widened(&sums), [0.0; 7]);
+    }
+
+    #[test]
+    fn sums_are_taken_out_as_they_are() {
+        for mut sums in [Sums::default(), Sums::Bf16(Vec::new())] {
+            sums.begin(5);
+            sums.add(1, &[1.5, 2.5, -4.0]);
+            let mut values = [0.001, 0.002];
+            sums.move_to(2, &mut values);
+            assert_eq!(values, [2.501, -3.998]);
+            assert_eq!(widened(&sums), [0.0, 1.5, 0.0, 0.0, 0.0]);
+        }
+    }
+}

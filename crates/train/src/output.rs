@@ -1,0 +1,171 @@
+//! The output directory: which files a run leaves there, and how they come and go.
+use std::path::{Path, PathBuf};
+
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::disk::RealDisk;
+use tunesmith_checkpoint::ours;
+use tunesmith_config::arch::COMPANIONS;
+
+/// A line a step.
+pub const METRICS: &str = "metrics.jsonl";
+/// The report.
+pub const REPORT: &str = "report.html";
+/// Every setting with its source.
+pub const CONFIG: &str = "config.resolved.yaml";
+/// What the weights belong to.
+pub const STAMP: &str = "backend.json";
+/// The trained adapter.
+pub const ADAPTER: &str = "adapter";
+/// The trained model, when every weight was trained.
+pub const MODEL: &str = "model";
+pub use tunesmith_checkpoint::ours::EVENTS;
+
+/// The files of `model_dir` that belong to its tokenizer.
+pub fn tokenizer_files(model_dir: &Path) -> Vec<PathBuf> {
+    COMPANIONS.iter().map(|name| model_dir.join(name)).filter(|path| path.is_file()).collect()
+}
+
+/// Bytes of `files` on disk.
+pub fn size_of(files: &[PathBuf]) -> u64 {
+    files.iter().filter_map(|path| path.metadata().ok()).map(|metadata| metadata.len()).sum()
+}
+
+/// What an earlier run left in `directory` that is worth keeping: checkpoints and trained weights.
+pub fn earlier_run(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(|path| is_worth_keeping(path)).collect();
+    found.sort();
+    found
+}
+
+fn is_worth_keeping(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    path.is_dir() && name != EVENTS && is_ours(name) && !name.contains(".tmp")
+}
+
+/// Files that each run writes anew.
+pub const FILES: [&str; 6] = [METRICS, REPORT, CONFIG, STAMP, "latest", "best"];
+
+/// Whether a folder of this name in an output directory is the run's to replace and remove, if all that it holds is.
+pub fn is_ours(name: &str) -> bool {
+    if name.contains(".kept-") {
+        return false;
+    }
+    let step = name.strip_prefix("checkpoint-").map(|rest| rest.split('.').next().unwrap_or_default());
+    let numbered = step.is_some_and(|step| !step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit()));
+    numbered || [ADAPTER, MODEL, EVENTS].contains(&name)
+}
+
+/// Bytes that checkpoints and trained weights in `directory` take.
+pub fn bytes_of_runs(directory: &Path) -> u64 {
+    let files = |folder: &Path| -> Vec<PathBuf> {
+        std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+    };
+    earlier_run(directory).iter().map(|folder| size_of(&files(folder))).sum()
+}
+
+/// Gives checkpoints of steps after `step` another name (`checkpoint-000200.later`), because the run goes on from
+/// `step`: among new ones they would pass for its own. Returns the new names.
+///
+/// # Errors
+/// One cannot be renamed.
+pub fn set_aside_later(directory: &Path, step: u64) -> Result<Vec<PathBuf>> {
+    let mut moved = Vec::new();
+    for path in earlier_run(directory) {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let later = name.strip_prefix("checkpoint-").and_then(|digits| digits.parse::<u64>().ok());
+        if later.is_some_and(|later| later > step) {
+            let aside = path.with_file_name(format!("{name}.later"));
+            // Of an earlier resume from an earlier step: the newer ones take their place.
+            if aside.symlink_metadata().is_ok() {
+                ours::discard(&RealDisk, &aside, &aside).map_err(|source| Error::io("remove", &aside, &source))?;
+            }
+            std::fs::rename(&path, &aside).map_err(|source| Error::io("rename", &path, &source))?;
+            moved.push(aside);
+        }
+    }
+    Ok(moved)
+}
+
+/// The folders in `directory` that have our names, whatever they hold.
+fn folders(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let named = |path: &PathBuf| is_ours(path.file_name().and_then(|name| name.to_str()).unwrap_or_default());
+    let mut found: Vec<_> = entries.map(|entry| entry.path()).filter(named).collect();
+    found.sort();
+    found
+}
+
+/// Refuses to start over in `directory` where a folder that would go holds a file that is not the program's.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Io`], naming the file.
+pub fn refuse_foreign(directory: &Path) -> Result<()> {
+    for folder in folders(directory) {
+        let foreign = ours::foreign_in(&folder).map_err(|source| Error::io("look into", &folder, &source))?;
+        if let Some(file) = foreign {
+            let message = format!(
+                "{}: tunesmith did not write it, so --overwrite does not remove {}",
+                file.display(),
+                folder.display()
+            );
+            return Err(Error::new(tunesmith_base::Kind::Io, message)
+                .hint("move it away, or set another train.output_dir: only folders that tunesmith wrote are removed"));
+        }
+    }
+    Ok(())
+}
+
+/// Removes what runs leave in `directory`: files that have our names, and folders that hold nothing else.
+///
+/// # Errors
+/// As [`refuse_foreign`]; one cannot be removed.
+pub fn clear(directory: &Path) -> Result<()> {
+    refuse_foreign(directory)?;
+    for path in folders(directory) {
+        let gone = ours::discard(&RealDisk, &path, &path);
+        gone.map_err(|source| Error::io("remove", &path, &source))?;
+    }
+    for path in FILES.map(|name| directory.join(name)) {
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Error::io("remove", &path, &source));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clearing_removes_our_files_only_and_later_checkpoints_step_aside() {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["checkpoint-000010", "checkpoint-000020.tmp-7", "adapter", "tb", "checkpoint-notes"] {
+            std::fs::create_dir(root.path().join(folder)).unwrap();
+        }
+        for file in ["metrics.jsonl", "report.html", "README.md", "latest"] {
+            std::fs::write(root.path().join(file), "x").unwrap();
+        }
+        let names = |paths: Vec<PathBuf>| -> Vec<String> {
+            paths.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        assert_eq!(names(earlier_run(root.path())), ["adapter", "checkpoint-000010"]);
+        assert_eq!(names(set_aside_later(root.path(), 9).unwrap()), ["checkpoint-000010.later"]);
+        assert!(set_aside_later(root.path(), 9).unwrap().is_empty());
+        let mine = root.path().join("adapter/mine.txt");
+        std::fs::write(&mine, "mine").unwrap();
+        let error = clear(root.path()).unwrap_err();
+        assert!(error.kind() == tunesmith_base::Kind::Io && error.message().contains("adapter/mine.txt"), "{error}");
+        assert!(root.path().join("checkpoint-000010.later").exists(), "nothing goes before all may go");
+        std::fs::remove_file(&mine).unwrap();
+        clear(root.path()).unwrap();
+        let mut left = names(std::fs::read_dir(root.path()).unwrap().map(|entry| entry.unwrap().path()).collect());
+        left.sort();
+        assert_eq!(left, ["README.md", "checkpoint-notes"]);
+        assert!(earlier_run(&root.path().join("no such")).is_empty());
+    }
+}

@@ -1,0 +1,193 @@
+//! What a run tells while it goes, and to whom: the loop sends an [`Event`] to an [`Observer`]; how it looks on a
+//! terminal, in plain lines or in a test is the observer's business.
+use std::collections::VecDeque;
+use std::path::Path;
+use std::time::Duration;
+
+use super::metrics::{EvalLine, StepLine};
+use super::report::Sample;
+use tunesmith_hub as hub;
+use tunesmith_plan::batches::Batches;
+use tunesmith_plan::human_bytes;
+use tunesmith_plan::rates::Rate;
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A phase of the preparation begins, such as "loading the model".
+    Phase(&'a str),
+    /// Something that the user should know.
+    Notice(&'a str),
+    /// What will be done, before step 1.
+    Plan {
+        /// Model, mode and sizes: label and value.
+        facts: &'a [(String, String)],
+        /// The batch maths.
+        batches: &'a Batches,
+        /// The learning rate at its turning points.
+        rates: &'a [Rate],
+        /// How they were scaled to the rows of a step, if they were.
+        scaled: Option<&'a str>,
+        /// The step from which the run goes on; 0 for a new one.
+        resumed_at: u64,
+    },
+    /// Everything is loaded and open: step 1, or the first after a resume, begins.
+    Started,
+    /// An optimizer step is done.
+    Step {
+        /// The line in `metrics.jsonl`.
+        line: &'a StepLine,
+        /// Where the run stands.
+        pace: &'a Pace,
+        /// Loss or gradients were not finite: nothing was updated.
+        skipped: bool,
+    },
+    /// An evaluation begins.
+    Evaluating {
+        /// Rows of the validation split.
+        rows: u64,
+    },
+    /// An evaluation is done.
+    Eval {
+        /// The line in `metrics.jsonl`.
+        line: &'a EvalLine,
+        /// The lowest loss so far.
+        best: bool,
+    },
+    /// A checkpoint is durable.
+    Saved(&'a Path),
+    /// Held-out rows were answered before and after training.
+    Samples(&'a [Sample]),
+}
+
+/// Hears what happens in a run. Called from the loop's thread and from those that tokenize.
+pub trait Observer: tunesmith_data::Progress + Sync {
+    /// `event` has happened.
+    fn event(&self, event: &Event<'_>);
+}
+
+/// Hears nothing: what ranks other than the first are given.
+#[derive(Debug, Clone, Copy)]
+pub struct Quiet;
+
+impl Observer for Quiet {
+    fn event(&self, _: &Event<'_>) {}
+}
+
+impl tunesmith_data::Progress for Quiet {
+    fn begin(&self, _: &str, _: u64) {}
+    fn advance(&self, _: u64) {}
+    fn end(&self) {}
+}
+
+/// Tells an observer what is downloaded.
+pub struct Downloads<'a>(pub &'a dyn Observer);
+
+impl hub::Watch for Downloads<'_> {
+    fn begin(&self, what: &str, total: u64) {
+        self.0.event(&Event::Notice(&format!("{what}: {}", human_bytes(total))));
+        self.0.begin(what, total);
+    }
+
+    fn advance(&self, by: u64) {
+        self.0.advance(by);
+    }
+
+    fn end(&self) {
+        self.0.end();
+    }
+
+    fn notice(&self, text: &str) {
+        self.0.event(&Event::Notice(text));
+    }
+}
+
+/// Steps over which the shown loss, speed and remaining time are averaged.
+pub const WINDOW: usize = 20;
+
+/// One of the last steps.
+#[derive(Debug, Clone, Copy)]
+struct Recent {
+    tokens: u64,
+    loss: Option<f64>,
+    seconds: f64,
+}
+
+/// How fast the run goes and how long it will take, from its last [`WINDOW`] steps.
+#[derive(Debug, Clone)]
+pub struct Pace {
+    /// Steps done, those before a resume included.
+    pub step: u64,
+    /// Steps of the whole run.
+    pub total_steps: u64,
+    recent: VecDeque<Recent>,
+}
+
+impl Pace {
+    /// At `step` of `total_steps`.
+    pub fn new(step: u64, total_steps: u64) -> Self {
+        Self { step, total_steps, recent: VecDeque::with_capacity(WINDOW) }
+    }
+
+    /// Counts one more step, which took `took`.
+    pub fn advance(&mut self, tokens: u64, loss: Option<f64>, took: Duration) {
+        if self.recent.len() == WINDOW {
+            self.recent.pop_front();
+        }
+        self.step += 1;
+        self.recent.push_back(Recent { tokens, loss, seconds: took.as_secs_f64() });
+    }
+
+    /// The plain mean of the window's losses; steps without a finite loss are left out.
+    pub fn loss(&self) -> Option<f64> {
+        let (sum, count) =
+            self.recent.iter().filter_map(|step| step.loss).fold((0.0, 0), |(s, n), loss| (s + loss, n + 1));
+        (count > 0).then(|| sum / f64::from(count))
+    }
+
+    fn seconds(&self) -> f64 {
+        self.recent.iter().map(|step| step.seconds).sum()
+    }
+
+    /// The window's tokens over its seconds.
+    pub fn tokens_per_second(&self) -> f64 {
+        let tokens: u64 = self.recent.iter().map(|step| step.tokens).sum();
+        tokens as f64 / self.seconds().max(1e-9)
+    }
+
+    /// Seconds that the remaining steps will take at the window's pace; 0 before the first step.
+    pub fn eta_seconds(&self) -> f64 {
+        self.seconds() / self.recent.len().max(1) as f64 * self.total_steps.saturating_sub(self.step) as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remaining_time_follows_the_last_steps() {
+        let mut pace = Pace::new(10, 20);
+        assert_eq!((pace.eta_seconds(), pace.loss()), (0.0, None));
+        pace.advance(100, Some(2.0), Duration::from_millis(500));
+        assert_eq!((pace.step, pace.tokens_per_second(), pace.loss()), (11, 200.0, Some(2.0)));
+        assert!((pace.eta_seconds() - 4.5).abs() < 1e-9);
+        pace.advance(100, None, Duration::from_millis(500));
+        assert_eq!(pace.loss(), Some(2.0), "a step without a loss does not count");
+        pace.advance(100, Some(1.0), Duration::from_secs(1));
+        assert!((pace.loss().unwrap() - 1.5).abs() < 1e-9);
+        assert!((pace.tokens_per_second() - 150.0).abs() < 1e-9);
+        assert!((pace.eta_seconds() - 2.0 / 3.0 * 7.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn the_first_steps_leave_no_trace() {
+        let mut pace = Pace::new(0, 1000);
+        pace.advance(1, Some(12.0), Duration::from_secs(60));
+        for _ in 0..WINDOW {
+            pace.advance(100, Some(0.5), Duration::from_secs(1));
+        }
+        assert_eq!((pace.loss(), pace.tokens_per_second()), (Some(0.5), 100.0));
+        assert_eq!(pace.eta_seconds(), (1000 - pace.step) as f64);
+    }
+}

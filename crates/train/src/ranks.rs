@@ -1,0 +1,359 @@
+//! Which ranks a run has, and how they begin: one process, one of several that a launcher has started (`ddp`), or
+//! several threads of this one (`dp`).
+use std::time::Duration;
+
+use super::agree::{MEETING, SIZES};
+use super::progress::{Event, Observer};
+use super::session::Session;
+use tunesmith_base::error::{Error, Kind, Result};
+use tunesmith_base::words::count;
+use tunesmith_comm::env::Launch;
+use tunesmith_comm::gloo::{self, Gloo};
+use tunesmith_comm::meet::{Door, Meeting, Wait, ranks};
+#[cfg(feature = "cuda")]
+use tunesmith_comm::nccl::{self, Nccl};
+use tunesmith_comm::roll::Facts;
+use tunesmith_comm::single::Single;
+use tunesmith_comm::threads::{self, Threads};
+use tunesmith_comm::{Collectives, Limits, World, bytes};
+use tunesmith_config::resolve::Source;
+use tunesmith_config::{RankBackend, Resolved, Strategy};
+use tunesmith_plan::platform::{self, Layout};
+
+/// A rank's place, before its connections with the others.
+pub struct Seat {
+    /// Who it is.
+    pub world: World,
+    /// How the ranks have come about, for the user.
+    pub described: String,
+    limits: Limits,
+    link: Link,
+}
+
+enum Link {
+    Alone,
+    Thread(Threads),
+    Process(Meeting, Carrier),
+}
+
+/// What carries the bytes between processes.
+#[derive(Clone, Copy)]
+enum Carrier {
+    Gloo,
+    #[cfg(feature = "cuda")]
+    Nccl,
+}
+
+/// The engine that `train.ddp_backend` names, if it is here.
+fn carrier(backend: RankBackend) -> Result<Carrier> {
+    match backend {
+        RankBackend::Auto | RankBackend::Gloo => gloo::provide(&|_| ()).map(|_| Carrier::Gloo),
+        #[cfg(feature = "cuda")]
+        RankBackend::Nccl => nccl::probe().map(|_| Carrier::Nccl),
+        #[cfg(not(feature = "cuda"))]
+        RankBackend::Nccl => {
+            Err(Error::config("train.ddp_backend: nccl, but this program was built without the feature cuda")
+                .hint("build it with the default features, or set train.ddp_backend: gloo"))
+        }
+    }
+}
+
+/// What ranks must agree in before anything is loaded: the version, and the settings by which they meet until
+/// [`super::agree`] compares the rest.
+fn facts(resolved: &Resolved) -> Facts {
+    let meeting = |key: &str| MEETING.contains(&key) || SIZES.contains(&key);
+    let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let settings = resolved.settings.iter().filter(|setting| meeting(&setting.key));
+    let settings = settings.map(|setting| (setting.key.clone(), words(&setting.value)));
+    settings.chain([("version".to_owned(), env!("CARGO_PKG_VERSION").to_owned())]).collect()
+}
+
+/// The seats of this process: one, or with `dp` one a thread.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Config`]: what started the process and `train.strategy` contradict each other, or the engine is
+/// missing; [`tunesmith_base::Kind::Peer`]: the other ranks cannot be found.
+pub fn seats(resolved: &Resolved, launch: Option<&Launch>, observer: &dyn Observer) -> Result<Vec<Seat>> {
+    let train = &resolved.config.train;
+    let limits = Limits { timeout: Duration::from_secs_f64(train.ddp_timeout), bucket: train.ddp_bucket_cap_mb << 20 };
+    let alone = |described: &str| {
+        vec![Seat { world: World::ALONE, described: described.to_owned(), limits, link: Link::Alone }]
+    };
+    match (train.strategy, launch) {
+        (Strategy::Single | Strategy::Dp, Some(launch)) => {
+            let Launch { launcher, world, .. } = launch;
+            let message =
+                format!("train.strategy: {}, but {launcher} has started {}", train.strategy, count(world.size, "rank"));
+            Err(Error::config(message).hint("set train.strategy: ddp (or auto), or start one process"))
+        }
+        (_, Some(launch)) if train.dp_ranks.is_some() => {
+            let Launch { launcher, world, .. } = launch;
+            let message = format!(
+                "train.dp_ranks makes ranks as threads, but {launcher} has started {}",
+                count(world.size, "process")
+            );
+            Err(Error::config(message).hint("remove train.dp_ranks, or start one process"))
+        }
+        (_, Some(launch)) => {
+            let carrier = carrier(train.ddp_backend);
+            let name = match carrier {
+                Ok(Carrier::Gloo) => "gloo",
+                #[cfg(feature = "cuda")]
+                Ok(Carrier::Nccl) => "nccl",
+                // The others hear of it, too.
+                Err(_) => "none that can be loaded",
+            };
+            let mut facts = facts(resolved);
+            facts.insert("engine".to_owned(), name.to_owned());
+            let say = |text: &str| observer.event(&Event::Notice(text));
+            let mut wait = Wait { say: &say, ..Wait::default() };
+            if *resolved.source("train.ddp_timeout") != Source::Default {
+                wait.limit = limits.timeout;
+            }
+            let meeting = Meeting::join(launch, facts, wait);
+            // The others hear what is missing here; this rank says why, too.
+            let (carrier, meeting) = match (carrier, meeting) {
+                (Err(why), Err(dispute)) => return Err(dispute.with_more(why.message())),
+                (carrier, meeting) => (carrier?, meeting?),
+            };
+            let World { size, local_size, .. } = launch.world;
+            let strategy = if train.strategy == Strategy::Auto { Strategy::Ddp } else { train.strategy };
+            let described = format!(
+                "{strategy}: {size} processes over {name}, {local_size} on this machine, started by {}, meeting at {}",
+                launch.launcher,
+                meeting.store.host()
+            );
+            Ok(vec![Seat { world: launch.world, described, limits, link: Link::Process(meeting, carrier) }])
+        }
+        (Strategy::Dp, None) if train.dp_ranks.is_none() => {
+            Err(Error::config("train.strategy: dp needs train.dp_ranks")
+                .hint("set it to the number of ranks; each is a thread with its share of the cores"))
+        }
+        (strategy, None) if strategy != Strategy::Single && train.dp_ranks.is_some() => {
+            let size = train.dp_ranks.unwrap_or(1);
+            let described = format!("{}: {} as threads of one process", train.strategy, count(size, "rank"));
+            let seat = |rank: Threads| Seat {
+                world: rank.world(),
+                described: described.clone(),
+                limits,
+                link: Link::Thread(rank),
+            };
+            Ok(threads::world(size, limits).into_iter().map(seat).collect())
+        }
+        (Strategy::Auto | Strategy::Single, None) => Ok(alone("one process")),
+        (strategy, None) => Ok(alone(&format!("{strategy} without a launcher: one process"))),
+    }
+}
+
+impl Seat {
+    /// Threads for the kernels of one rank: `num_threads`, or this rank's share of the machine's cores; nothing where
+    /// it may have them all.
+    pub fn threads(&self, num_threads: Option<usize>) -> Option<usize> {
+        let cores = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let local = self.world.local_size;
+        num_threads.or_else(|| (local > 1).then(|| platform::threads(cores(), local)))
+    }
+
+    /// How the ranks lie.
+    pub const fn layout(&self) -> Layout {
+        let in_process = matches!(self.link, Link::Thread(_));
+        Layout { ranks: self.world.size, local: self.world.local_size, in_process }
+    }
+
+    /// Does what every rank of a machine does, the first before the others: they find its cache.
+    ///
+    /// # Errors
+    /// Those of `act`, or [`tunesmith_base::Kind::Peer`] where the first has failed.
+    pub fn in_turn<T>(&self, act: impl FnOnce() -> Result<T>) -> Result<T> {
+        let door: &dyn Door = match &self.link {
+            Link::Alone => return act(),
+            Link::Thread(rank) => rank,
+            Link::Process(meeting, _) => meeting,
+        };
+        if self.world.local_rank > 0 {
+            door.wait()?;
+            return act();
+        }
+        let done = act()?;
+        door.open()?;
+        Ok(done)
+    }
+
+    /// Connects with the others.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`]: one does not come.
+    pub fn connect(self) -> Result<Box<dyn Collectives>> {
+        Ok(match self.link {
+            Link::Alone => Box::new(Single),
+            Link::Thread(rank) => Box::new(rank),
+            Link::Process(meeting, Carrier::Gloo) => Box::new(Gloo::connect(meeting, self.limits)?),
+            #[cfg(feature = "cuda")]
+            Link::Process(meeting, Carrier::Nccl) => Box::new(Nccl::connect(meeting, self.limits)?),
+        })
+    }
+}
+
+/// What ended a run of several ranks: its cause, not what followed from that at the others.
+///
+/// # Errors
+/// That of the rank which failed by itself, else of one that lost a peer.
+pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
+    let mut first: Option<Result<T>> = None;
+    for result in results {
+        match &first {
+            None => first = Some(result),
+            Some(Err(known)) if known.kind() != Kind::Peer => {}
+            Some(Err(_)) if result.is_ok() => {}
+            Some(_) if result.is_err() => first = Some(result),
+            Some(_) => {}
+        }
+    }
+    first.expect("a run has a rank")
+}
+
+/// Of bytes that ranks compare.
+pub(super) fn hash(bytes: &[u8]) -> u64 {
+    let hash = blake3::hash(bytes);
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
+}
+
+/// Holds the trained values that the ranks have computed step `step` with against each other: they come of the same sums and
+/// must be the same to the bit.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ from most (of two: from rank 0); [`tunesmith_base::Kind::Peer`].
+pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
+    if comm.world().size == 1 {
+        return Ok(());
+    }
+    let hashes = comm.collect(&[hash(bytes::of(values))])?;
+    let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
+    // Of equally many, the first.
+    let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
+    let odd: Vec<usize> = (0..hashes.len()).filter(|&rank| hashes[rank] != right).collect();
+    if odd.is_empty() {
+        return Ok(());
+    }
+    Err(Error::numeric(format!("in step {step} the trained values of {} are not those of the others", ranks(&odd)))
+        .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
+}
+
+/// Lets a rank that has no room for a validation end all of them at the same place, each with that rank's word.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Memory`], where any rank has `failed`; [`tunesmith_base::Kind::Peer`].
+pub fn all_have_room(comm: &dyn Collectives, failed: Option<Error>) -> Result<()> {
+    if comm.world().size == 1 {
+        return failed.map_or(Ok(()), Err);
+    }
+    let said = failed
+        .map_or_else(String::new, |error| format!("{}\0{}", error.message(), error.hint_text().unwrap_or_default()));
+    let lengths = comm.collect(&[said.len() as u64])?;
+    let short: Vec<usize> = (0..lengths.len()).filter(|&rank| lengths[rank] > 0).collect();
+    let Some(&first) = short.first() else { return Ok(()) };
+    // Everybody sees the same lengths, so that everybody comes here.
+    let most = lengths.into_iter().max().unwrap_or_default() as usize;
+    let mut padded = said.into_bytes();
+    padded.resize(most, 0);
+    let all = comm.collect(&padded)?;
+    let of_first = String::from_utf8_lossy(&all[first * most..(first + 1) * most]).into_owned();
+    let (message, hint) = of_first.split_once('\0').unwrap_or((&of_first, ""));
+    let error = Error::memory(format!("{} had no room for a validation: {message}", ranks(&short)));
+    let hint = hint.trim_end_matches('\0');
+    Err(if hint.is_empty() { error } else { error.hint(hint) })
+}
+
+impl Session<'_> {
+    /// Why the run is asked to stop, if any rank is: all stop after the same step.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`].
+    pub fn asked_to_stop(&self) -> Result<Option<&'static str>> {
+        let own = self.stop.requested();
+        let mut asked = [u64::from(own.is_some())];
+        self.comm.all_reduce(&mut asked)?;
+        Ok((asked[0] > 0).then(|| own.unwrap_or("a request to another rank")))
+    }
+
+    /// Whether this rank writes what the run leaves behind.
+    pub fn writes(&self) -> bool {
+        self.comm.world().is_first()
+    }
+
+    /// Each rank's loss and memory at a step, as points for TensorBoard; nothing where there is one rank.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Peer`].
+    pub fn by_rank(&self, loss: f64, peak_bytes: u64) -> Result<Vec<(String, f64)>> {
+        if self.comm.world().size == 1 {
+            return Ok(Vec::new());
+        }
+        let all = self.comm.collect(&[loss, peak_bytes as f64])?;
+        let points = all.chunks_exact(2).enumerate().flat_map(|(rank, values)| {
+            [(format!("world/loss_rank_{rank}"), values[0]), (format!("world/peak_bytes_rank_{rank}"), values[1])]
+        });
+        Ok(points.collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_is_what_is_not_a_consequence() {
+        let peer = || Err(Error::peer("rank 1 has ended"));
+        let results: Vec<Result<()>> = vec![peer(), Err(Error::numeric("NaN")), peer()];
+        assert_eq!(cause(results).unwrap_err().kind(), Kind::Numeric);
+        assert_eq!(cause::<()>(vec![Ok(()), peer()]).unwrap_err().kind(), Kind::Peer);
+        assert_eq!(cause(vec![Ok(1), Ok(2)]).unwrap(), 1);
+    }
+
+    #[test]
+    fn a_rank_without_room_is_heard_by_all() {
+        let told = |short: &[Option<&str>]| -> Vec<Option<Error>> {
+            let seats = threads::world(short.len(), Limits::default());
+            std::thread::scope(|scope| {
+                let one = |(seat, short): (Threads, Option<&str>)| {
+                    let failed = short.map(|text| Error::memory(text).hint("smaller batches"));
+                    scope.spawn(move || all_have_room(&seat, failed).err())
+                };
+                let running: Vec<_> = seats.into_iter().zip(short.iter().copied()).map(one).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        assert!(told(&[None, None]).iter().all(Option::is_none));
+        for error in told(&[None, Some("9 tokens need a lot"), None, Some("short")]) {
+            let error = error.unwrap();
+            assert_eq!(error.kind(), Kind::Memory);
+            assert_eq!(error.message(), "ranks 1 and 3 had no room for a validation: 9 tokens need a lot");
+            assert_eq!(error.hint_text(), Some("smaller batches"));
+        }
+    }
+
+    #[test]
+    fn a_replica_that_went_wrong_is_named() {
+        let told = |values: &[f32]| -> Vec<Option<Error>> {
+            let ranks = threads::world(values.len(), Limits::default());
+            std::thread::scope(|scope| {
+                let check = |(rank, &value)| {
+                    scope.spawn(move || {
+                        let rank: Threads = rank;
+                        compare_replicas(&rank, &[1.0, value], 7).err()
+                    })
+                };
+                let running: Vec<_> = ranks.into_iter().zip(values).map(check).collect();
+                running.into_iter().map(|rank| rank.join().unwrap()).collect()
+            })
+        };
+        assert!(told(&[2.0, 2.0, 2.0]).iter().all(Option::is_none));
+        for error in told(&[2.0, 3.0, 3.0]) {
+            let error = error.unwrap();
+            assert_eq!(error.kind(), Kind::Numeric);
+            assert!(error.message().contains("in step 7 the trained values of rank 0 are not"), "{error}");
+        }
+        // A bit that no comparison of numbers sees.
+        assert!(told(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));
+    }
+}

@@ -1,0 +1,475 @@
+//! `report.html`: what the run was, how it went and what it changed, on one page that needs nothing but a browser.
+//! Inline style and SVG, no script; whatever comes from data, model or configuration is escaped.
+pub mod answers;
+mod chart;
+mod confusion;
+mod html;
+
+use std::fmt::Write as _;
+
+use self::chart::{Series, Shape, number, smooth};
+pub use self::confusion::Confusion;
+use self::html::{clipped, escape, pairs};
+use super::machine::Machine;
+use super::metrics::Line;
+use tunesmith_base::words::count;
+use tunesmith_eval::exact_match;
+
+/// No text of a sample is shown longer than this.
+const SAMPLE_CHARACTERS: usize = 4_000;
+
+/// Samples that are seen at once; the others unfold.
+const SAMPLES_OPEN: usize = 8;
+
+/// How the run ended, for the pill beside the title.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Every planned step was done.
+    Completed,
+    /// The evaluation loss no longer fell.
+    StoppedEarly,
+}
+
+impl Outcome {
+    /// In words.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::StoppedEarly => "stopped early",
+        }
+    }
+}
+
+/// A held-out row answered before and after training.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sample {
+    /// The rendered prompt, as the model saw it.
+    pub prompt: String,
+    /// What of it the user asked last ([`tunesmith_data::question::questions`]).
+    pub question: String,
+    /// What the row says the answer is.
+    pub reference: String,
+    /// The model's answer before training.
+    pub before: String,
+    /// The model's answer after training.
+    pub after: String,
+}
+
+impl Sample {
+    /// Whether the answer after training is the reference, surrounding white space aside.
+    pub fn after_matches(&self) -> bool {
+        self.matches(&self.after)
+    }
+
+    fn matches(&self, answer: &str) -> bool {
+        exact_match(answer, &self.reference)
+    }
+}
+
+/// Rows that the model answers exactly: `(before, after)` of `samples`, surrounding white space aside.
+pub fn exact_matches(samples: &[Sample]) -> (usize, usize) {
+    let count = |answer: fn(&Sample) -> &str| samples.iter().filter(|sample| sample.matches(answer(sample))).count();
+    (count(|sample| &sample.before), count(|sample| &sample.after))
+}
+
+/// A share as whole percents, the same in the terminal and in the report.
+pub fn whole_percent(part: usize, whole: usize) -> u64 {
+    (100.0 * part as f64 / whole.max(1) as f64).round() as u64
+}
+
+/// A configuration key as the run used it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettingRow {
+    /// Dotted name.
+    pub key: String,
+    /// The value, as JSON.
+    pub value: String,
+    /// Where it came from.
+    pub source: String,
+    /// Whether that is the built-in default.
+    pub default: bool,
+}
+
+/// Everything that the page shows.
+#[derive(Debug, Clone)]
+pub struct Report {
+    /// The run's name.
+    pub title: String,
+    /// One line below it: model, mode, size.
+    pub subtitle: String,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// The key figures: name, value, remark.
+    pub cards: Vec<(String, String, String)>,
+    /// The lines of `metrics.jsonl`.
+    pub lines: Vec<Line>,
+    /// Counts of the data set.
+    pub data: Vec<(String, String)>,
+    /// Tokens of each training row.
+    pub lengths: Vec<usize>,
+    /// Held-out rows, before and after.
+    pub samples: Vec<Sample>,
+    /// Of a classification, which labels were taken for which.
+    pub confusion: Option<Confusion>,
+    /// The batch maths and learning-rate table.
+    pub plan: Vec<(String, String)>,
+    /// The whole configuration.
+    pub settings: Vec<SettingRow>,
+    /// Where it ran.
+    pub machine: Machine,
+    /// Wall time by phase, and file locations.
+    pub facts: Vec<(String, String)>,
+}
+
+/// The whole page.
+pub fn render(report: &Report) -> String {
+    let status = report.outcome.as_str();
+    let title = escape(&report.title);
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <meta name=\"generator\" content=\"tunesmith {version}\"><title>{title} · tunesmith</title>\n\
+         <style>{style}</style></head>\n<body><main>\n\
+         <header><h1>{title}</h1><span class=\"pill\">{status}</span></header>\n<p class=\"lead\">{subtitle}</p>\n",
+        version = env!("CARGO_PKG_VERSION"),
+        style = include_str!("style.css"),
+        subtitle = escape(&report.subtitle),
+    );
+    cards(&mut page, report);
+    curves(&mut page, &report.lines);
+    samples(&mut page, &report.samples);
+    if let Some(confusion) = &report.confusion {
+        let _ = writeln!(page, "<h2>Labels</h2>\n{}", confusion.render());
+    }
+    data(&mut page, report);
+    run(&mut page, report);
+    configuration(&mut page, &report.settings);
+    let _ = writeln!(
+        page,
+        "<footer>Written by tunesmith {}. The same numbers are in metrics.jsonl and in the TensorBoard log.</footer>\n</main></body></html>",
+        env!("CARGO_PKG_VERSION"),
+    );
+    page
+}
+
+fn cards(page: &mut String, report: &Report) {
+    page.push_str("<div class=\"cards\">");
+    if !report.samples.is_empty() {
+        let (before, after) = exact_matches(&report.samples);
+        let of = report.samples.len();
+        let class = if after > before { "card main" } else { "card" };
+        let _ = write!(
+            page,
+            "<div class=\"{class}\"><small>exact match</small><b>{} %</b><small>{after} of {of} held-out rows, before {before}</small></div>",
+            whole_percent(after, of),
+        );
+    }
+    for (name, value, remark) in &report.cards {
+        let (name, value, remark) = (escape(name), escape(value), escape(remark));
+        let _ = write!(page, "<div class=\"card\"><small>{name}</small><b>{value}</b><small>{remark}</small></div>");
+    }
+    page.push_str("</div>\n");
+}
+
+fn curves(page: &mut String, lines: &[Line]) {
+    let of_steps = |value: fn(&super::metrics::StepLine) -> Option<f64>| -> Vec<(f64, f64)> {
+        let step = |line: &Line| match line {
+            Line::Step(line) => Some((line.step as f64, value(line)?)),
+            Line::Eval(_) => None,
+        };
+        lines.iter().filter_map(step).collect()
+    };
+    let evaluations: Vec<_> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Eval(line) => Some((line.step as f64, line.eval_loss?)),
+            Line::Step(_) => None,
+        })
+        .collect();
+    let line = |name, class, points| Series { name, class, points, dots: false };
+    let loss = of_steps(|line| line.loss);
+    if loss.is_empty() && evaluations.is_empty() {
+        return;
+    }
+    let smoothed = smooth(&loss);
+    let loss = chart::lines(
+        "Loss",
+        &[
+            line("each step", "raw", loss),
+            line("smoothed", "smooth", smoothed),
+            Series { name: "evaluation", class: "eval", points: evaluations, dots: true },
+        ],
+        Shape::Wide,
+    );
+    let single = |title, points| chart::lines(title, &[line(title, "smooth", points)], Shape::Small);
+    // Of a classification.
+    let accuracies = of_steps(|line| line.accuracy);
+    let evaluated: Vec<_> = lines
+        .iter()
+        .filter_map(|line| match line {
+            Line::Eval(line) => Some((line.step as f64, *line.eval_scores.get("accuracy")?)),
+            Line::Step(_) => None,
+        })
+        .collect();
+    let accuracy = if accuracies.is_empty() {
+        String::new()
+    } else {
+        let smoothed = smooth(&accuracies);
+        chart::lines(
+            "Accuracy",
+            &[
+                line("each step", "raw", accuracies),
+                line("smoothed", "smooth", smoothed),
+                Series { name: "evaluation", class: "eval", points: evaluated, dots: true },
+            ],
+            Shape::Small,
+        )
+    };
+    let rate = single("Learning rate", of_steps(|line| Some(line.learning_rate)));
+    let norm = of_steps(|line| line.grad_norm);
+    let smoothed = smooth(&norm);
+    let norm = chart::lines(
+        "Gradient norm",
+        &[line("each step", "raw", norm), line("smoothed", "smooth", smoothed)],
+        Shape::Small,
+    );
+    let speed = single("Tokens per second", of_steps(|line| Some(line.tokens_per_second)));
+    let memory = single("Peak memory, MiB", of_steps(|line| Some((line.peak_bytes >> 20) as f64)));
+    let _ = writeln!(
+        page,
+        "<h2>Learning</h2>\n<div class=\"charts\"><div class=\"wide\">{loss}</div>{accuracy}{rate}{norm}{speed}{memory}</div>"
+    );
+}
+
+fn samples(page: &mut String, samples: &[Sample]) {
+    if samples.is_empty() {
+        return;
+    }
+    page.push_str("<h2>Answers on held-out rows</h2>\n");
+    for (index, sample) in samples.iter().enumerate() {
+        if index == SAMPLES_OPEN {
+            let _ = writeln!(page, "<details><summary>{}</summary>", count(samples.len() - SAMPLES_OPEN, "more row"));
+        }
+        let mark = |answer: &str| {
+            if sample.matches(answer) {
+                "<span class=\"yes\">✓ equal</span>"
+            } else {
+                "<span class=\"no\">✗ differs</span>"
+            }
+        };
+        let _ = writeln!(
+            page,
+            "<div class=\"sample\"><div class=\"prompt\"><small>question</small>{}</div><div class=\"answers\">\
+             <div><small>reference</small>{}</div><div><small>before {}</small>{}</div><div><small>after {}</small>{}</div></div></div>",
+            question(&sample.question, &sample.prompt),
+            text(&sample.reference),
+            mark(&sample.before),
+            text(&sample.before),
+            mark(&sample.after),
+            text(&sample.after),
+        );
+    }
+    if samples.len() > SAMPLES_OPEN {
+        page.push_str("</details>\n");
+    }
+}
+
+fn text(text: &str) -> String {
+    match text.trim() {
+        "" => "<div class=\"empty\">(nothing)</div>".to_owned(),
+        text => format!("<pre>{}</pre>", escape(&clipped(text, SAMPLE_CHARACTERS))),
+    }
+}
+
+/// What was asked; where the model saw more, that unfolds.
+fn question(question: &str, prompt: &str) -> String {
+    if question.trim() == prompt.trim() {
+        return text(question);
+    }
+    format!("{}<details><summary>whole prompt</summary>{}</details>", text(question), text(prompt))
+}
+
+fn data(page: &mut String, report: &Report) {
+    let chart = chart::histogram("Tokens per training row", "tokens", &report.lengths, 24);
+    let table = pairs(&report.data);
+    let _ = writeln!(page, "<h2>Data</h2>\n<div class=\"split\"><div class=\"panel\">{table}</div>{chart}</div>");
+}
+
+fn run(page: &mut String, report: &Report) {
+    let Machine { processor, threads, memory, system } = &report.machine;
+    let mut facts = report.facts.clone();
+    facts.extend([
+        ("processor".to_owned(), format!("{processor}, {}", count(threads, "thread"))),
+        ("memory".to_owned(), tunesmith_plan::human_bytes(*memory)),
+        ("system".to_owned(), system.clone()),
+        ("tunesmith".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+    ]);
+    let _ = writeln!(
+        page,
+        "<h2>Run</h2>\n<div class=\"split\"><div class=\"panel\">{}</div><div class=\"panel\">{}</div></div>",
+        pairs(&report.plan),
+        pairs(&facts),
+    );
+}
+
+fn configuration(page: &mut String, settings: &[SettingRow]) {
+    let table = |rows: &[&SettingRow]| {
+        let mut out = String::from("<div class=\"panel\"><table><tr><th>key</th><th>value</th><th>source</th></tr>");
+        for row in rows {
+            let (key, value, source) = (escape(&row.key), escape(&row.value), escape(&row.source));
+            let _ = write!(out, "<tr><td><code>{key}</code></td><td><code>{value}</code></td><td>{source}</td></tr>");
+        }
+        out + "</table></div>"
+    };
+    let (defaults, set): (Vec<_>, Vec<_>) = settings.iter().partition(|row| row.default);
+    let _ = write!(page, "<h2>Configuration</h2>\n{}", table(&set));
+    if !defaults.is_empty() {
+        let _ = writeln!(
+            page,
+            "<details><summary>{} at the default</summary>{}</details>",
+            count(defaults.len(), "key"),
+            table(&defaults)
+        );
+    }
+}
+
+/// A figure as the cards show it.
+pub fn figure(value: f64) -> String {
+    number(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::metrics::{EvalLine, StepLine};
+    use std::collections::BTreeMap;
+
+    pub(crate) fn example() -> Report {
+        let step = |step: u64| {
+            let progress = step as f64 / 150.0;
+            let noise = (f64::from(step as u32 * 7919 % 101) / 101.0 - 0.5) * 0.5;
+            Line::Step(StepLine {
+                step,
+                epoch: progress * 3.0,
+                loss: Some(0.25 + 3.4 * (-5.0 * progress).exp() + noise * (1.1 - progress)),
+                accuracy: None,
+                learning_rate: 2e-3 * (progress * 10.0).min(1.0) * (1.0 - progress),
+                grad_norm: Some(0.6 + 1.5 * (-3.0 * progress).exp() + noise * 0.4),
+                label_tokens: 230,
+                tokens: 900,
+                tokens_per_second: 9_800.0 + 700.0 * noise,
+                peak_bytes: (180 << 20) + (step << 14),
+                loss_scale: None,
+            })
+        };
+        let eval = |step: u64| {
+            Line::Eval(EvalLine {
+                step,
+                epoch: step as f64 / 50.0,
+                eval_loss: Some(0.3 + 3.2 * (step as f64 / -30.0).exp()),
+                eval_label_tokens: 900,
+                eval_rows: 64,
+                eval_seconds: 0.4,
+                eval_scores: BTreeMap::new(),
+                eval_confusion: Vec::new(),
+            })
+        };
+        let mut lines: Vec<_> = (1..=150).map(step).collect();
+        lines.extend([25, 50, 75, 100, 125, 150].map(eval));
+        let pair = |label: &str, value: &str| (label.to_owned(), value.to_owned());
+        let card = |name: &str, value: &str, remark: &str| (name.to_owned(), value.to_owned(), remark.to_owned());
+        Report {
+            title: "quickstart <script>alert(1)</script>".to_owned(),
+            subtitle:
+                "examples/quickstart/model · llama · LoRA r 16 on 28 modules · 229,376 of 3,412,480 weights trained"
+                    .to_owned(),
+            outcome: Outcome::Completed,
+            cards: vec![
+                card("final loss", "0.112", "first 3.42"),
+                card("best evaluation loss", "0.298", "at step 150"),
+                card("speed", "9,812", "tokens/s"),
+                card("time", "1m 42s", "peak memory 212 MiB"),
+            ],
+            lines,
+            data: vec![
+                pair("training rows", "2,000"),
+                pair("validation rows", "64"),
+                pair("tokens", "48,120"),
+                pair("truncated rows", "0"),
+            ],
+            lengths: (0..2000).map(|row| 14 + (row * row * 31 % 97) / 4 + row % 13).collect(),
+            samples: vec![
+                Sample {
+                    prompt: "<|user|>\nReverse: tunesmith\n<|assistant|>\n".into(),
+                    question: "Reverse: tunesmith".into(),
+                    reference: "htimsenut".into(),
+                    before: "The tune".into(),
+                    after: "htimsenut".into(),
+                },
+                Sample {
+                    prompt: "<|user|>\nReverse: \"<b>\"\n<|assistant|>\n".into(),
+                    question: "Reverse: \"<b>\"".into(),
+                    reference: ">b<".into(),
+                    before: String::new(),
+                    after: ">d<".into(),
+                },
+            ],
+            confusion: Some(Confusion {
+                title: "Validation rows after step 150".into(),
+                labels: vec!["ham & eggs".into(), "spam".into()],
+                cells: vec![vec![40, 2], vec![5, 17]],
+            }),
+            plan: vec![
+                pair("steps in all", "150 (3.00 epochs)"),
+                pair("effective batch", "8 rows x 2 accumulated x 1 rank = 16"),
+            ],
+            settings: vec![
+                SettingRow {
+                    key: "train.learning_rate".into(),
+                    value: "0.002".into(),
+                    source: "configs/a.yaml:12".into(),
+                    default: false,
+                },
+                SettingRow { key: "train.seed".into(), value: "42".into(), source: "default".into(), default: true },
+            ],
+            machine: Machine {
+                processor: "A processor".into(),
+                threads: 2,
+                memory: 8 << 30,
+                system: "linux x86_64".into(),
+            },
+            facts: vec![pair("training", "1m 31s")],
+        }
+    }
+
+    #[test]
+    fn the_page_is_whole_self_contained_and_escaped() {
+        let page = render(&example());
+        if let Ok(path) = std::env::var("TUNESMITH_WRITE_REPORT") {
+            std::fs::write(path, &page).unwrap();
+        }
+        for wanted in [
+            "Gradient norm",
+            "ham &amp; eggs",
+            "configs/a.yaml:12",
+            "✓ equal",
+            "✗ differs",
+            "50 %",
+            "&gt;b&lt;",
+            "prefers-color-scheme",
+        ] {
+            assert!(page.contains(wanted), "{wanted}");
+        }
+        for absent in ["<script", "http://", "https://", "NaN", "<b>&quot;"] {
+            assert!(!page.contains(absent), "{absent}");
+        }
+        assert_eq!(exact_matches(&example().samples), (0, 1));
+        assert_eq!([whole_percent(69, 200), whole_percent(0, 0)], [35, 0]);
+    }
+
+    #[test]
+    fn a_run_without_lines_or_samples_still_has_a_page() {
+        let page = render(&Report { lines: Vec::new(), samples: Vec::new(), lengths: Vec::new(), ..example() });
+        assert!(page.contains("Configuration") && !page.contains("Learning</h2>"));
+    }
+}

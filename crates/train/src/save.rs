@@ -1,0 +1,341 @@
+//! What is saved while a run goes and when it ends.
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::fetch::Fetch;
+use super::gathered::Gathered;
+use super::metrics::Metrics;
+use super::prepare::Prepared;
+use super::session::Session;
+use super::{output, trained};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_checkpoint::atomic::Staging;
+use tunesmith_checkpoint::disk::RealDisk;
+use tunesmith_checkpoint::{
+    self as checkpoint, AdapterConfig, Keep, Shared, Snapshot, Weights, atomic, folder, peft, pissa, store,
+};
+use tunesmith_config::Mode;
+use tunesmith_config::arch::EMBEDDING;
+use tunesmith_data as data;
+use tunesmith_model as model;
+use tunesmith_model::weights::Wrapping;
+
+/// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
+/// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks
+/// the first does so; where each has a share of the state they put it together as it is written, and none goes on before.
+///
+/// # Errors
+/// The disk, now or at the save before; older checkpoints then stand as they were.
+pub fn checkpoint(session: &mut Session<'_>, wait: bool) -> Result<()> {
+    let shares = session.sharing.shares_state();
+    session.refuse_non_finite()?;
+    if !session.writes() && !shares {
+        (session.begun, session.saved) = (session.state.step, session.state.step);
+        return Ok(());
+    }
+    let (began, before) = (Instant::now(), session.done.saving);
+    session.metrics.as_ref().map_or(Ok(()), Metrics::sync)?;
+    session.state.optimizer_step = session.optimizer.step;
+    session.state.optimizer_scalars = session.optimizer.scalars();
+    session.state.sampler = serde_json::to_value(session.prepared.sampler.state())
+        .map_err(|error| Error::checkpoint(format!("the position in the data cannot be written: {error}")))?;
+    let adapter = adapter_config(session)?;
+    let tokenizer = grown_tokenizer(session)?;
+    let train = &session.prepared.config.train;
+    let beside = train.save_async && !wait && !shares;
+    let keep = Keep { last: train.save_total_limit, best: best_path(session) };
+    if !beside {
+        session.settle()?;
+        // No pass is made meanwhile: what is written goes through buffers that the budget need not hold on top.
+        session.model.release();
+    }
+    let written = session.published(|session, trained| {
+        let writes = session.writes();
+        let Session { prepared, model, optimizer, state, stamp, saver, sharing, comm, .. } = session;
+        let specs = &model.params.specs[..];
+        let gathered = shares.then(|| Gathered::new(&**comm, sharing, optimizer, specs, trained));
+        let values = sharing.shares_values().then(|| model.params.values());
+        let fetch = values.map(|values| Fetch::new(&**comm, sharing, optimizer, specs, values));
+        let write = |name: &str, writer: &mut dyn Write| {
+            // The values come first.
+            fetch.as_ref().map_or(Ok(()), Fetch::end).map_err(|error| io::Error::other(error.to_string()))?;
+            gathered.as_ref().map_or(Err(io::ErrorKind::NotFound.into()), |gathered| gathered.write(name, writer))
+        };
+        // An adapter is put together at once, a model tensor by tensor as it is written.
+        let of_model = fetch.as_ref().filter(|_| adapter.is_none());
+        let names: Vec<_> =
+            specs.iter().filter(|_| of_model.is_some()).map(|spec| (spec.name.clone(), spec.shape.clone())).collect();
+        let ask = |name: &str| of_model.map_or_else(|| Ok(Vec::new()), |fetch| fetch.values(name));
+        let rest = folder::Rest { tensors: &names, fetch: &ask };
+        let values = of_model.map(|_| &rest);
+        let shared = gathered.as_ref().map(|gathered| Shared { tensors: &gathered.tensors, write: &write, values });
+        let lost = |written| match &gathered {
+            Some(gathered) => gathered.cause(written),
+            None => written,
+        };
+        if let (Some(fetch), false) = (&fetch, writes) {
+            fetch.follow()?;
+        }
+        if let (Some(shared), false) = (&shared, writes) {
+            let followed = shared.write_to(&mut io::sink());
+            let followed = followed.map_err(|error| Error::io("put together", "a checkpoint", &error));
+            return Ok(lost(followed.map(|()| None)));
+        }
+        let adapted = fetch.as_ref().filter(|_| adapter.is_some()).map(Fetch::all).transpose()?;
+        let snapshot = Snapshot {
+            stamp,
+            state,
+            weights: match &adapter {
+                Some(adapter) => Weights::Adapter(adapter),
+                None if prepared.config.tuning.mode == Mode::Freeze => Weights::Part,
+                None => Weights::Model(source(prepared, tokenizer.as_deref())),
+            },
+            specs,
+            values: adapted.as_deref().unwrap_or(model.params.values()),
+            trained: trained.filter(|_| !shares),
+            optimizer: if shares { Vec::new() } else { optimizer.tensors() },
+            shared,
+        };
+        let root = &prepared.config.train.output_dir;
+        Ok(if beside {
+            saver.begin(root, &snapshot, keep)
+        } else {
+            let written = lost(checkpoint::write(&RealDisk, root, &snapshot, &keep).map(Some));
+            fetch.as_ref().filter(|_| written.is_ok()).map_or(Ok(()), Fetch::end)?;
+            written
+        })
+    })?;
+    if !session.writes() {
+        session.saved = session.state.step;
+    }
+    session.note(written)?;
+    session.begun = session.state.step;
+    session.done.saving = before + began.elapsed();
+    Ok(())
+}
+
+/// Points `best` to the checkpoint that is best by `train.metric_for_best_model`, if there is one: after an evaluation that a signal
+/// had cut off and a resume made up for.
+///
+/// # Errors
+/// The disk.
+pub fn point_best(session: &mut Session<'_>) -> Result<()> {
+    let root = &session.prepared.config.train.output_dir;
+    let Some(best) =
+        best_dir(session).filter(|best| session.writes() && store::named(root, "best").as_ref() != Some(best))
+    else {
+        return Ok(());
+    };
+    session.settle()?;
+    store::point(&RealDisk, &session.prepared.config.train.output_dir, "best", Some(&best))
+}
+
+/// Where the checkpoint that is best by `train.metric_for_best_model` is or will be, if it is to be kept.
+fn best_path(session: &Session<'_>) -> Option<PathBuf> {
+    let train = &session.prepared.config.train;
+    let path = store::checkpoint_dir(&train.output_dir, session.state.best_step?);
+    train.load_best_model_at_end.then_some(path)
+}
+
+/// The checkpoint that is best by `train.metric_for_best_model`, if it is to be kept and there is one.
+pub fn best_dir(session: &Session<'_>) -> Option<PathBuf> {
+    best_path(session).filter(|dir| dir.is_dir())
+}
+
+/// Takes back the trained values of the checkpoint after `step`; says whether there is one (a run that was resumed
+/// with other settings may not have kept it). The first rank reads it; where ranks have shares of the values all come here,
+/// and it sends them theirs, a message at a time: nobody else need see its disk.
+///
+/// # Errors
+/// It is damaged; [`tunesmith_base::Kind::Peer`].
+pub fn load_best(session: &mut Session<'_>, step: u64) -> Result<bool> {
+    let root = &session.prepared.config.train.output_dir;
+    let dir = store::checkpoint_dir(root, step);
+    let is_there = session.writes() && store::named(root, "best").as_ref() == Some(&dir) && dir.is_dir();
+    let best = is_there.then(|| checkpoint::load(&dir)).transpose()?;
+    if let Some(best) = &best {
+        session.done.hashing += best.hashing;
+    }
+    let Session { comm, sharing, model, .. } = session;
+    let specs = model.params.specs.clone();
+    if !sharing.shares_values() {
+        let Some(best) = best else { return Ok(false) };
+        best.restore_values(&specs, model.params.values_mut())?;
+        return Ok(true);
+    }
+    let mut found = [u64::from(best.is_some())];
+    comm.broadcast(&mut found, 0)?;
+    if found == [0] {
+        return Ok(false);
+    }
+    let (all, at_once) = (model.params.len(), (comm.limits().bucket / size_of::<f32>()).max(1));
+    let mut message = Vec::new();
+    for start in (0..all).step_by(at_once) {
+        let place = start..all.min(start + at_once);
+        message.resize(place.len(), 0.0f32);
+        if let Some(best) = &best {
+            best.restore_kept_values(&specs, (&mut message, std::slice::from_ref(&place)))?;
+        }
+        comm.broadcast(&mut message, 0)?;
+        model.params.put(&place, &message);
+    }
+    Ok(true)
+}
+
+/// Writes the trained weights as Hugging Face's libraries load them, with the tokenizer: `adapter/` or `model/`; and
+/// the stamp beside them.
+///
+/// # Errors
+/// The disk.
+pub fn final_weights(session: &mut Session<'_>) -> Result<PathBuf> {
+    let config = &session.prepared.config;
+    let root = &config.train.output_dir;
+    let params = &session.model.params;
+    let adapts = config.tuning.mode.adapts();
+    let fetch = fetch(session, params.values());
+    let all = fetch.as_ref().filter(|_| adapts).map(Fetch::all).transpose()?;
+    let start = params.start().map(|start| start_of(session, start)).transpose()?;
+    let tensors = match (&fetch, &all) {
+        // Tensor by tensor, as it is written.
+        (Some(_), None) => Vec::new(),
+        _ => checkpoint::named(&params.specs, all.as_deref().unwrap_or(params.values())),
+    };
+    let target = root.join(if adapts { output::ADAPTER } else { output::MODEL });
+    let (adapter, tokenizer) = (adapter_config(session)?, grown_tokenizer(session)?);
+    let source = source(&session.prepared, tokenizer.as_deref());
+    checkpoint::preflight(root, final_bytes(session), checkpoint::FILES)?;
+    let published = atomic::publish(&RealDisk, &target, |staging| {
+        let Some(adapter) = &adapter else {
+            return stage_model(staging, session, source, &tensors, fetch.as_ref());
+        };
+        if let Some(start) = &start {
+            let start: Vec<&[f32]> = params.specs.iter().map(|spec| &start[spec.range()]).collect();
+            let (adapter, tensors) = pissa::as_lora(adapter, &tensors, &start);
+            let tensors: Vec<_> =
+                tensors.iter().map(|(name, shape, values)| (name.clone(), shape.clone(), &values[..])).collect();
+            peft::stage(staging, &adapter, &tensors)?;
+        } else {
+            peft::stage(staging, adapter, &tensors)?;
+        }
+        // An adapter's own files name no labels.
+        if session.prepared.arch.score.is_some() {
+            folder::stage_config(staging, source)?;
+        }
+        folder::stage_companions(staging, source)
+    })?;
+    fetch.as_ref().map_or(Ok(()), Fetch::end)?;
+    write_json(&root.join(output::STAMP), &session.stamp)?;
+    session.done.hashing += published.hashing;
+    session.tell_kept(&target, published.kept.as_deref());
+    Ok(target)
+}
+
+/// What the other ranks do while the first writes the final weights, where they have shares of them.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Peer`].
+pub fn follow_final_weights(session: &Session<'_>) -> Result<()> {
+    let params = &session.model.params;
+    fetch(session, params.values()).map_or(Ok(()), |fetch| fetch.follow())?;
+    let start = params.start().and_then(|start| fetch(session, start));
+    start.map_or(Ok(()), |fetch| fetch.follow())
+}
+
+/// Puts values together of which each rank has a share.
+fn fetch<'a>(session: &'a Session<'_>, values: &'a [f32]) -> Option<Fetch<'a>> {
+    let Session { comm, sharing, optimizer, model, .. } = session;
+    sharing.shares_values().then(|| Fetch::new(&**comm, sharing, optimizer, &model.params.specs, values))
+}
+
+/// The values before training, on the rank that writes.
+fn start_of(session: &Session<'_>, start: &[f32]) -> Result<Vec<f32>> {
+    fetch(session, start).map_or_else(|| Ok(start.to_vec()), |fetch| fetch.all())
+}
+
+/// About how many bytes the final weights take: what is trained, twice where a `PiSSA` adapter becomes plain LoRA; with
+/// `mode: freeze` the whole model; and the files that are copied.
+fn final_bytes(session: &Session<'_>) -> u64 {
+    let prepared = &session.prepared;
+    let values = match prepared.config.tuning.mode {
+        Mode::Freeze => trained::values(&prepared.arch),
+        _ if session.model.params.start().is_some() => 2 * prepared.trainable,
+        _ => prepared.trainable,
+    };
+    let adapts = prepared.config.tuning.mode.adapts();
+    let beside = prepared.wrapping.as_ref().filter(|_| !adapts).map_or(0, Wrapping::bytes);
+    // A matrix that embedding and head share is in an adapter's file under both names.
+    let shared = session.model.params.find(EMBEDDING).filter(|_| adapts && prepared.arch.ties_head());
+    let values = values + shared.map_or(0, |spec| spec.range().len() as u64);
+    4 * values + beside + folder::companion_bytes(&prepared.model_dir) + (1 << 20)
+}
+
+/// The whole model: what was trained, and with `mode: freeze` the rest as it was.
+fn stage_model(
+    staging: &mut Staging<'_>,
+    session: &Session<'_>,
+    source: folder::Source<'_>,
+    tensors: &[(String, Vec<usize>, &[f32])],
+    shares: Option<&Fetch<'_>>,
+) -> Result<()> {
+    let prepared = &session.prepared;
+    let trained: BTreeSet<&str> = tensors.iter().map(|(name, ..)| name.as_str()).collect();
+    let specs = prepared.arch.tensors().into_iter().map(|spec| (spec.name, spec.shape));
+    let rest: Vec<_> = specs.filter(|(name, _)| !trained.contains(name.as_str())).collect();
+    let sizes: BTreeMap<&str, usize> =
+        rest.iter().map(|(name, shape)| (name.as_str(), shape.iter().product())).collect();
+    let base = model::Source {
+        arch: &prepared.arch,
+        weights: prepared.weights.as_ref(),
+        config: &prepared.config,
+        stack: &prepared.stack,
+    };
+    let fetch = |name: &str| match shares {
+        Some(shares) if session.model.params.find(name).is_some() => shares.values(name),
+        _ => base.values(name, sizes.get(name).copied().unwrap_or_default()),
+    };
+    folder::stage(staging, source, tensors, &folder::Rest { tensors: &rest, fetch: &fetch })
+}
+
+/// The text of `tokenizer.json` with `tuning.new_tokens`.
+fn grown_tokenizer(session: &Session<'_>) -> Result<Option<String>> {
+    match session.prepared.config.tuning.new_tokens.as_slice() {
+        [] => Ok(None),
+        tokens => data::with_tokens(&session.prepared.model_dir, tokens).map(|(text, _)| Some(text)),
+    }
+}
+
+fn source<'a>(prepared: &'a Prepared, tokenizer: Option<&'a str>) -> folder::Source<'a> {
+    let data = &prepared.config.data;
+    // One that the configuration names; else the tokenizer's own, which is copied.
+    let named = data.template_path.is_some() || data.chat_template.is_some();
+    let template = prepared.dataset.template.as_ref().filter(|_| named).map(data::ChatTemplate::source);
+    folder::Source {
+        dir: &prepared.model_dir,
+        grown: tokenizer.map(|text| (text, prepared.arch.vocab_size)),
+        template,
+        own_head: Some(&prepared.arch).filter(|arch| arch.score.is_some() || arch.separated),
+        wrapping: prepared.wrapping.as_ref(),
+    }
+}
+
+fn write_json(path: &Path, value: &impl serde::Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|error| Error::checkpoint(format!("{} cannot be written: {error}", path.display())))?;
+    atomic::replace_file(&RealDisk, path, &(text + "\n"))
+}
+
+/// What PEFT must know of the adapter; nothing when weights of the model itself are trained.
+fn adapter_config(session: &Session<'_>) -> Result<Option<AdapterConfig>> {
+    let (config, prepared) = (&session.prepared.config, &session.prepared);
+    if !config.tuning.mode.adapts() {
+        return Ok(None);
+    }
+    let base = match &prepared.snapshot {
+        Some(snapshot) => snapshot.repo.id.as_str().into(),
+        None => prepared.model_dir.to_string_lossy(),
+    };
+    let adapter = AdapterConfig::of(&config.tuning, &prepared.placements, Some(&base));
+    adapter.with_tokens(&prepared.arch).map(Some)
+}

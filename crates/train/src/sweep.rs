@@ -1,0 +1,203 @@
+//! `tunesmith bench --sweep`: steps of the same rows, cut in every way that a person would try and as the probe chooses,
+//! in turns, so that the choice can be held against the best.
+use std::time::Instant;
+
+use super::bench::{self, Request};
+use super::feed;
+use super::gauge::Gauge;
+use super::optimizer::slots;
+use super::probe::{self, Asked, Found, Sizes};
+use super::sharing::Sharing;
+use super::step::{Attempt, attempt};
+use tunesmith_base::error::Result;
+use tunesmith_base::memory::{self, Budget};
+use tunesmith_comm::World;
+use tunesmith_comm::single::Single;
+use tunesmith_config::{Auto, Checkpointing};
+use tunesmith_data::{Batch, Sampler, SamplerOptions, Split};
+use tunesmith_model::Model;
+use tunesmith_optim::{AdamW, Betas, Optimizer};
+
+/// One way to cut a step.
+#[derive(Debug, Clone)]
+pub struct Tried {
+    /// The way.
+    pub sizes: Sizes,
+    /// The best of its rounds; none where it does not fit.
+    pub tokens_per_second: Option<f64>,
+    /// The most bytes that the process held.
+    pub bytes: u64,
+}
+
+/// What a sweep found.
+#[derive(Debug, Clone)]
+pub struct Sweep {
+    /// The probe's choice and what it is made from.
+    pub found: Found,
+    /// The choice first, then what a person would try.
+    pub tried: Vec<Tried>,
+    /// The choice and the fastest of the others once more, in turns: tokens per second of both. The fastest of many has
+    /// been lucky too; here it has to show it again.
+    pub duel: Option<[f64; 2]>,
+}
+
+impl Sweep {
+    /// The choice's tokens per second over the best of all.
+    pub fn ratio(&self) -> f64 {
+        self.duel.map_or(1.0, |[choice, other]| choice / other.max(choice).max(f64::MIN_POSITIVE))
+    }
+
+    /// The fastest of those that are not the choice.
+    pub fn rival(&self) -> Option<&Tried> {
+        let speed = |tried: &&Tried| tried.tokens_per_second.unwrap_or(0.0);
+        let rivals = self.tried.iter().skip(1).filter(|tried| tried.tokens_per_second.is_some());
+        rivals.max_by(|one, other| speed(one).total_cmp(&speed(other)))
+    }
+}
+
+/// What is stepped, in whatever way.
+struct Bench<'a> {
+    model: Model,
+    optimizer: Optimizer,
+    sharing: Sharing,
+    split: &'a Split,
+    step: Vec<Vec<usize>>,
+}
+
+impl Bench<'_> {
+    /// The passes of a step that is cut so.
+    fn passes(&self, sizes: &Sizes) -> Result<Vec<Batch>> {
+        let micro_batches: Vec<_> = self.step.chunks(sizes.batch_size).map(<[_]>::to_vec).collect();
+        feed::batches(self.split, &micro_batches, sizes.max_tokens_per_pass)
+    }
+
+    /// Tokens per second of a step, and the most bytes that the process held; once for the memory, which is fresh, then for
+    /// the time.
+    fn time(&mut self, sizes: &Sizes) -> Result<(Option<f64>, u64)> {
+        let batches = self.passes(sizes)?;
+        self.model.set_checkpointing(sizes.checkpointing);
+        self.model.release();
+        memory::reset_peak();
+        let mut speed = None;
+        for _ in 0..2 {
+            let began = Instant::now();
+            speed =
+                match attempt(&mut self.model, &mut self.optimizer, (&Single, &mut self.sharing), &batches, 1e-4, 1.0)?
+                {
+                    Attempt::Done(stats) => Some(stats.tokens as f64 / began.elapsed().as_secs_f64()),
+                    Attempt::TooLarge { .. } => return Ok((None, memory::peak())),
+                };
+        }
+        Ok((speed, memory::peak()))
+    }
+}
+
+/// Lets the probe choose for steps of `request.batch` rows within `budget` bytes, then times `request.steps` rounds of
+/// every way, and twice as many of the choice and the best of the others.
+///
+/// # Errors
+/// Those of [`bench::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
+pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
+    let _budget = budget.map(Budget::new);
+    let config = &request.config;
+    let arch = bench::shape(&request.shape)?;
+    let mut model = Model::load(&arch, None, config)?;
+    let split = Split::from_examples(&bench::rows(request, arch.vocab_size))?;
+    let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
+    let optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
+    let options =
+        SamplerOptions { batch_size: 1, grad_accum: 1, seed: 1, shuffle: true, group_by_length: false, packing: None };
+    let mut sampler = Sampler::new(&split.lengths(), options);
+    let mean = split.tokens() as f64 / split.len() as f64;
+    let asked = Asked {
+        batch_size: Auto::Auto,
+        grad_accum: Auto::Auto,
+        target_tokens: (mean * request.batch as f64).round() as usize,
+        ..Asked::of(config, &arch, 1)
+    };
+    let mut gauge = Gauge::new(&mut model, (&split, &sampler), 0, &Single)?;
+    let found = probe::choose(&mut gauge, &asked, (config, None))?;
+    drop(gauge);
+    let rows = found.sizes.batch_size * found.sizes.grad_accum;
+    sampler.resize(rows, 1);
+    let step: Vec<Vec<usize>> = sampler.next_step().into_iter().flatten().collect();
+    let sharing = Sharing::copies(&model.params, &optimizer, World::ALONE);
+    let mut bench = Bench { model, optimizer, sharing, split: &split, step };
+    // Ways that come to the same passes are one.
+    let mut seen = Vec::new();
+    let mut tried = Vec::new();
+    for sizes in ways(found.sizes, bench.step.len()) {
+        let passes = bench.passes(&sizes)?.into_iter().map(|batch| batch.cu_seqlens).collect::<Vec<_>>();
+        let way = (sizes.checkpointing, passes);
+        if !seen.contains(&way) {
+            seen.push(way);
+            tried.push(Tried { sizes, tokens_per_second: None, bytes: 0 });
+        }
+    }
+    for _ in 0..request.steps {
+        for tried in &mut tried {
+            let (speed, bytes) = bench.time(&tried.sizes)?;
+            tried.bytes = tried.bytes.max(bytes);
+            tried.tokens_per_second = [tried.tokens_per_second, speed].into_iter().flatten().reduce(f64::max);
+        }
+    }
+    let mut sweep = Sweep { found, tried, duel: None };
+    if let Some(rival) = sweep.rival().map(|rival| rival.sizes) {
+        let mut best = [0.0f64; 2];
+        for round in 0..2 * request.steps {
+            // Each is as often the first as the second.
+            for at in [round % 2, 1 - round % 2] {
+                let (speed, _) = bench.time(if at == 0 { &sweep.found.sizes } else { &rival })?;
+                best[at] = best[at].max(speed.unwrap_or(0.0));
+            }
+        }
+        sweep.duel = Some(best);
+    }
+    Ok(sweep)
+}
+
+/// The choice, then what blocks may keep otherwise, micro-batches of 1, 2, 4, … rows, and passes of other lengths.
+fn ways(chosen: Sizes, rows: usize) -> Vec<Sizes> {
+    let mut ways = vec![chosen];
+    for checkpointing in [Checkpointing::NONE, Checkpointing::CHEAP, Checkpointing::FULL] {
+        ways.push(Sizes { checkpointing, ..chosen });
+    }
+    let mut batch_size = 1;
+    while batch_size <= rows {
+        ways.push(Sizes { batch_size, grad_accum: rows.div_ceil(batch_size), ..chosen });
+        batch_size *= 2;
+    }
+    for max_tokens_per_pass in [Some(256), Some(512), Some(1024), Some(2048), None] {
+        ways.push(Sizes { batch_size: rows, grad_accum: 1, max_tokens_per_pass, ..chosen });
+    }
+    let mut distinct: Vec<Sizes> = Vec::new();
+    for way in ways {
+        if !distinct.contains(&way) {
+            distinct.push(way);
+        }
+    }
+    distinct
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_is_tried_once_and_the_choice_first() {
+        let chosen =
+            Sizes { batch_size: 4, grad_accum: 2, checkpointing: Checkpointing::CHEAP, max_tokens_per_pass: Some(512) };
+        let ways = ways(chosen, 8);
+        assert_eq!(ways[0], chosen);
+        assert_eq!(ways.iter().filter(|way| **way == chosen).count(), 1);
+        assert_eq!(ways.len(), 1 + 2 + 3 + 4, "{ways:?}");
+        let tried = |speed| Tried { sizes: chosen, tokens_per_second: speed, bytes: 0 };
+        let found = Found { sizes: chosen, passes: Vec::new(), reasons: Vec::new(), bytes: 0 };
+        let mut sweep = Sweep { found, tried: vec![tried(Some(95.0)), tried(Some(100.0)), tried(None)], duel: None };
+        assert_eq!(sweep.rival().unwrap().tokens_per_second, Some(100.0));
+        for (duel, ratio) in [([95.0, 100.0], 0.95), ([101.0, 100.0], 1.0)] {
+            sweep.duel = Some(duel);
+            assert!((sweep.ratio() - ratio).abs() < 1e-12);
+        }
+    }
+}
