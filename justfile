@@ -336,15 +336,15 @@ rank-curves:
 gpu-test:
     TUNESMITH_TEST_ENGINE=nccl cargo test --locked --test it -- --ignored --nocapture nccl_alone
 
-# format every source, also the modules declared in src/registry.rs, which cargo fmt does not see
+# format every source, also the modules declared in crates/base/src/registry.rs, which cargo fmt does not see
 [group('develop')]
 format:
-    find src tests -name '*.rs' -exec rustfmt --edition 2024 {} +
+    find src crates tests fuzz -name '*.rs' -exec rustfmt --edition 2024 {} +
 
 # check formatting and lints
 [group('develop')]
 lint:
-    find src tests -name '*.rs' -exec rustfmt --check --edition 2024 {} +
+    find src crates tests fuzz -name '*.rs' -exec rustfmt --check --edition 2024 {} +
     cargo clippy --all-targets --locked -- -D warnings
 
 # run the tests: just test [FILTER…]

@@ -1,33 +1,25 @@
 //! # tunesmith: fine-tuning of large language models, one Rust binary
 //!
-//! This page is the architecture guide. Data flows one way, and each layer imports only from layers above it
-//! in this table (a test, `tests/it/tidy.rs`, reads every `use crate::` line and holds it against the table):
+//! This page is the architecture guide. The layers are crates of one workspace, so the compiler holds them apart. A crate depends
+//! only on crates above it in this table:
 //!
 //! ```text
-//! config -> plan -> data -> model -> step -> (collectives) -> optim -> checkpoint -> eval -> report
-//!
-//! layer  module        owns
-//! 0      error         error kinds, hints, exit codes
-//! 0      files         opening of regular files, outputs that are whole and replace no input, temporary names
-//! 0      registry      what is registered by a line: optimizers, schedules, adapters, families, formats, forms of rows
-//! 0      words         numbers with their nouns, as messages say them
-//! 1      config        typed YAML schema, includes, overrides, Hugging Face config.json (each kind of adapter has its settings in
-//!                      its own file, `model::adapters`: the one thing that config takes from a layer below it)
-//! 1      memory        the counting allocator, the memory budget, what the machine has
-//! 1      signals       SIGHUP, SIGINT and SIGTERM: who answers them, and how the process ends
-//! 2      hub           models and data sets of the Hugging Face Hub: names, cache, downloads
-//! 2      import        configurations of other toolkits, turned into ours
-//! 2      plan          batch maths, the learning-rate table: pure functions
-//! 3      data          sources, chat templates, label masks, packing, sampler state
-//! 3      comm          World, the trait Collectives; engines single, threads, gloo; launchers' environment, the store
-//! 3      ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
-//! 4      model         decoder segments from parts (norms, attention, MLP or experts), weights loading, adapters
-//! 4      optim         optimizers as pure updates of tensors, schedules, clipping
-//! 5      checkpoint    atomic state, stamp, PEFT adapters
-//! 5      eval          answers (greedy, sampling, beams), the measures of answers
-//! 6      export        merged models, blends of adapters, GGUF, model cards
-//! 6      train         ONE step on one screen; the loop; signals; metrics; the report
-//! 7      cmd           one file a subcommand; only `cmd` and `main` print
+//! crates/       owns
+//! base          errors and exit codes, files, memory and its budget, signals, what is registered by a line
+//! config        typed settings: YAML, includes, environment, words; Hugging Face config.json, DeepSpeed and Accelerate files
+//! hub           models and data sets of the Hugging Face Hub: names, cache, transfers
+//! import        configurations of other toolkits, turned into ours
+//! plan          batch arithmetic, learning rates, predictions of memory and time
+//! data          sources, chat templates, label masks, packing, sampler state
+//! comm          the trait Collectives; engines single, threads, Gloo, NCCL; launchers' environment, rendezvous
+//! ops           kernels, forward and backward side by side: reference, AVX2, AVX-512, portable
+//! optim         optimizers as pure updates of tensors, schedules, clipping
+//! model         decoder segments from parts (norms, attention, MLP or experts), weights, adapters
+//! checkpoint    atomic state, stamp, PEFT adapters
+//! eval          generation (greedy, sampling, beams), metrics
+//! export        merged models, blends of adapters, GGUF, model cards
+//! train         one step on one screen; the loop; ranks; autobatch; reports
+//! src/cmd       one file per subcommand; only `cmd` and `main` print
 //! ```
 //!
 //! ## The engine

@@ -1,4 +1,4 @@
-// Gloo's collectives for tunesmith, as plain C functions: `src/comm/gloo.rs` loads this as a shared object and is the
+// Gloo's collectives for tunesmith, as plain C functions: `crates/comm/src/gloo.rs` loads this as a shared object and is the
 // only caller. Only bytes are moved; sums are made by the caller, in one order.
 //
 // A function returns 0, or 1 with a text in `error`; no exception leaves.

@@ -1,6 +1,5 @@
-//! Holds the sources to the project's own rules: the layers of `src/lib.rs`, file length and purpose, who may print,
+//! Holds the sources to the project's own rules: file length and purpose, who may print,
 //! where `unsafe` may stand, and that nothing unfinished or unreachable is referred to.
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -16,18 +15,18 @@ const MAX_LINES: usize = 600;
 
 /// Where `unsafe` may stand, and why; folders end with a slash.
 const UNSAFE_ALLOWED: &[(&str, &str)] = &[
-    ("src/ops/", "vector instructions and tiles that threads write side by side"),
-    ("src/checkpoint/disk.rs", "statvfs of the C library"),
-    ("src/comm/bytes.rs", "numbers as the bytes that travel between ranks"),
-    ("src/comm/gloo.rs", "Gloo's functions, loaded at run time"),
-    ("src/comm/lent.rs", "memory that threads show each other"),
-    ("src/comm/threads.rs", "its use, by the rules of a meeting"),
-    ("src/comm/nccl/", "NCCL's functions and the driver's, loaded at run time"),
-    ("src/comm/process.rs", "prctl, getppid and kill of the C library"),
-    ("src/comm/wire.rs", "setsockopt of the C library"),
+    ("crates/ops/src/", "vector instructions and tiles that threads write side by side"),
+    ("crates/checkpoint/src/disk.rs", "statvfs of the C library"),
+    ("crates/comm/src/bytes.rs", "numbers as the bytes that travel between ranks"),
+    ("crates/comm/src/gloo.rs", "Gloo's functions, loaded at run time"),
+    ("crates/comm/src/lent.rs", "memory that threads show each other"),
+    ("crates/comm/src/threads.rs", "its use, by the rules of a meeting"),
+    ("crates/comm/src/nccl/", "NCCL's functions and the driver's, loaded at run time"),
+    ("crates/comm/src/process.rs", "prctl, getppid and kill of the C library"),
+    ("crates/comm/src/wire.rs", "setsockopt of the C library"),
     ("src/cmd/streams.rs", "a look at standard output before Rust's runtime"),
-    ("src/memory/counting.rs", "the global allocator"),
-    ("src/memory/overflow.rs", "the handler of a stack's overflow"),
+    ("crates/base/src/memory/counting.rs", "the global allocator"),
+    ("crates/base/src/memory/overflow.rs", "the handler of a stack's overflow"),
 ];
 
 fn root() -> PathBuf {
@@ -63,7 +62,8 @@ fn read(path: &str) -> String {
 }
 
 pub(super) fn sources() -> Vec<Source> {
-    files("src", &["rs"])
+    [files("src", &["rs"]), files("crates", &["rs"])]
+        .concat()
         .into_iter()
         .map(|path| {
             let text = read(&path);
@@ -142,125 +142,9 @@ pub(super) fn tokens(code: &str) -> Vec<&str> {
     tokens
 }
 
-/// Every first path segment below the crate's root that the code names: `crate::a::b`, `use crate::{a::x, b}`, and
-/// `super` chains that leave the file's top module. `depth` is how many modules the file lies below the root.
-fn crate_references(code: &str, depth: usize) -> Vec<String> {
-    let tokens = tokens(code);
-    let token = |index: usize| tokens.get(index).copied().unwrap_or("");
-    let path_follows = |index: usize| token(index) == ":" && token(index + 1) == ":";
-    let mut found = Vec::new();
-    for start in 0..tokens.len() {
-        let mut next = start + 1;
-        if token(start) == "super" {
-            let mut supers = 1;
-            while path_follows(next) && token(next + 2) == "super" {
-                (supers, next) = (supers + 1, next + 3);
-            }
-            if supers < depth {
-                continue;
-            }
-        } else if token(start) != "crate" {
-            continue;
-        }
-        if !path_follows(next) {
-            continue;
-        }
-        next += 2;
-        if token(next) != "{" {
-            found.push(token(next).to_owned());
-            continue;
-        }
-        // A braced list: its own first segments are those right after `{` or `,` at its depth.
-        let mut level = 0;
-        loop {
-            match token(next) {
-                "{" => level += 1,
-                "}" => level -= 1,
-                "" => break,
-                _ => {}
-            }
-            if level == 0 {
-                break;
-            }
-            if level == 1 && matches!(token(next), "{" | ",") {
-                found.push(token(next + 1).to_owned());
-            }
-            next += 1;
-        }
-    }
-    found
-}
-
-/// The table in `src/lib.rs`: module to layer.
-fn layers() -> BTreeMap<String, usize> {
-    read("src/lib.rs")
-        .lines()
-        .filter_map(|line| {
-            let mut words = line.strip_prefix("//! ")?.split_whitespace();
-            let layer = words.next()?.parse().ok()?;
-            Some((words.next()?.to_owned(), layer))
-        })
-        .collect()
-}
-
-/// The top module of a path such as `src/ops/gemm.rs`, and how many modules below the root the file lies.
-fn module_of(path: &str) -> (String, usize) {
-    let inner = path.trim_start_matches("src/").trim_end_matches(".rs").trim_end_matches("/mod");
-    (inner.split('/').next().unwrap_or_default().to_owned(), inner.split('/').count())
-}
-
 /// Fails with every finding on a line of its own.
 fn expect_none(rule: &str, findings: &[String]) {
     assert!(findings.is_empty(), "{rule}:\n  {}", findings.join("\n  "));
-}
-
-#[test]
-fn modules_import_only_from_lower_layers() {
-    let layers = layers();
-    assert!(layers.len() >= 10, "the table in src/lib.rs was not found: {layers:?}");
-    let mut findings = Vec::new();
-    for source in sources().iter().filter(|source| !matches!(source.path.as_str(), "src/lib.rs" | "src/main.rs")) {
-        let (module, depth) = module_of(&source.path);
-        let Some(own) = layers.get(&module) else {
-            findings.push(format!("{}: the module `{module}` is not in the table of src/lib.rs", source.path));
-            continue;
-        };
-        // A kind of adapter is one file, its settings among it.
-        let code = source.code.replace("crate::model::adapters", "");
-        let code = if module == "config" { &code } else { &source.code };
-        for used in crate_references(code, depth) {
-            match layers.get(&used) {
-                Some(layer) if used != module && layer >= own => findings.push(format!(
-                    "{}: `{module}` (layer {own}) imports `{used}` (layer {layer}); only lower layers are allowed",
-                    source.path
-                )),
-                _ => {}
-            }
-        }
-    }
-    expect_none("layers", &findings);
-}
-
-#[test]
-fn the_layer_check_sees_every_way_to_import() {
-    let code = code_only(
-        "use crate::{data::{batch::Batch, x}, model, Error};\n/// [`crate::cmd`]\nfn f() { crate::optim::go(\"crate::no\"); \
-         super::super::train::g(); super::near(); let c = '\"'; let r = r#\"crate::raw \"# ; crate :: plan :: h() }",
-    );
-    assert_eq!(crate_references(&code, 2), ["data", "model", "Error", "optim", "train", "plan"]);
-    assert_eq!(module_of("src/ops/gemm.rs"), ("ops".to_owned(), 2));
-    assert_eq!(module_of("src/ops/mod.rs"), ("ops".to_owned(), 1));
-}
-
-#[test]
-fn every_module_of_the_table_exists() {
-    let missing: Vec<String> = layers()
-        .into_keys()
-        .filter(|module| {
-            ![format!("src/{module}.rs"), format!("src/{module}/mod.rs")].iter().any(|path| root().join(path).exists())
-        })
-        .collect();
-    expect_none("in the table of src/lib.rs but not in src", &missing);
 }
 
 #[test]
@@ -272,7 +156,7 @@ fn files_are_short_and_open_with_their_purpose() {
             findings.push(format!("{}: {lines} lines, at most {MAX_LINES}", source.path));
         }
     }
-    for path in files("src", &["rs"]).into_iter().chain(files("tests", &["rs"])) {
+    for path in [files("src", &["rs"]), files("crates", &["rs"]), files("tests", &["rs"])].concat() {
         if !read(&path).starts_with("//! ") {
             findings.push(format!("{path}: must open with a `//!` line that says what it is for"));
         }
@@ -307,7 +191,7 @@ fn unsafe_stands_only_where_it_is_named() {
 /// The time of day jumps: daylight saving, NTP, a hand on the clock.
 #[test]
 fn waits_between_ranks_measure_time_that_does_not_jump() {
-    let waits = |path: &str| path.starts_with("src/comm/") || path == "src/cmd/launch.rs";
+    let waits = |path: &str| path.starts_with("crates/comm/src/") || path == "src/cmd/launch.rs";
     let findings: Vec<String> = sources()
         .iter()
         .filter(|source| waits(&source.path) && tokens(&source.code).contains(&"SystemTime"))
@@ -316,11 +200,11 @@ fn waits_between_ranks_measure_time_that_does_not_jump() {
     expect_none("`SystemTime` where ranks wait for each other; use `Instant`", &findings);
 }
 
-/// Where files may be opened otherwise than by `src/files`, and why.
+/// Where files may be opened otherwise than by `crates/base/src/files`, and why.
 const OPENS_ALLOWED: &[(&str, &str)] = &[
-    ("src/files/", "the functions themselves"),
-    ("src/checkpoint/disk.rs", "the operations that tests fail one by one"),
-    ("src/comm/token.rs", "the system's source of randomness"),
+    ("crates/base/src/files/", "the functions themselves"),
+    ("crates/checkpoint/src/disk.rs", "the operations that tests fail one by one"),
+    ("crates/comm/src/token.rs", "the system's source of randomness"),
     ("src/cmd/talk.rs", "the history of chats, for its owner alone"),
 ];
 
@@ -343,18 +227,18 @@ fn files_are_opened_and_written_in_one_place() {
             findings.push(format!("{}: {call}", source.path));
         }
     }
-    expect_none("use crate::files: special files, links and inputs are looked at there", &findings);
+    expect_none("use tunesmith_base::files: special files, links and inputs are looked at there", &findings);
 }
 
 /// Errors about checkpoints, files and other ranks that need no hint where they are made: the program's own failures,
 /// about which a user can do nothing, and those that get their hint a few lines later.
 const HINTLESS: &[(&str, usize)] = &[
-    ("src/checkpoint/mod.rs", 1),
-    ("src/checkpoint/origin.rs", 1),
-    ("src/checkpoint/stamp.rs", 2),
-    ("src/model/shards.rs", 1),
-    ("src/train/save.rs", 2),
-    ("src/train/sharing.rs", 1),
+    ("crates/checkpoint/src/lib.rs", 1),
+    ("crates/checkpoint/src/origin.rs", 1),
+    ("crates/checkpoint/src/stamp.rs", 2),
+    ("crates/model/src/shards.rs", 1),
+    ("crates/train/src/save.rs", 2),
+    ("crates/train/src/sharing.rs", 1),
 ];
 
 #[test]
@@ -368,7 +252,7 @@ fn errors_about_checkpoints_files_and_ranks_say_what_to_do() {
             // The call's own end: the bracket that is opened by the name, or that the class stands in.
             let mut depth = usize::from(!maker.ends_with('('));
             let open = if maker.ends_with('(') { at + maker.len() - 1 } else { at };
-            if depth == 1 && !code[..at].trim_end_matches("crate::").trim_end().ends_with("Error::new(") {
+            if depth == 1 && !code[..at].trim_end_matches("crate::").trim_end_matches("tunesmith_base::").trim_end().ends_with("Error::new(") {
                 continue;
             }
             let end = code[open..].char_indices().find_map(|(offset, letter)| {
@@ -396,19 +280,19 @@ const ALWAYS_SEVERAL: &[(&str, usize)] = &[
     ("src/cmd/launch.rs", 1),
     ("src/cmd/plan.rs", 1),
     ("src/cmd/train.rs", 1),
-    ("src/comm/meet.rs", 1),
-    ("src/comm/roll.rs", 1),
-    ("src/config/resolve.rs", 1),
-    ("src/data/growth.rs", 1),
-    ("src/data/mix.rs", 1),
-    ("src/data/source/columns.rs", 1),
-    ("src/hub/checkout.rs", 1),
-    ("src/hub/datasets.rs", 1),
-    ("src/hub/models.rs", 1),
-    ("src/hub/remote.rs", 1),
-    ("src/plan/platform.rs", 1),
-    ("src/train/divergence.rs", 1),
-    ("src/train/prepare.rs", 2),
+    ("crates/comm/src/meet.rs", 1),
+    ("crates/comm/src/roll.rs", 1),
+    ("crates/config/src/resolve.rs", 1),
+    ("crates/data/src/growth.rs", 1),
+    ("crates/data/src/mix.rs", 1),
+    ("crates/data/src/source/columns.rs", 1),
+    ("crates/hub/src/checkout.rs", 1),
+    ("crates/hub/src/datasets.rs", 1),
+    ("crates/hub/src/models.rs", 1),
+    ("crates/hub/src/remote.rs", 1),
+    ("crates/plan/src/platform.rs", 1),
+    ("crates/train/src/divergence.rs", 1),
+    ("crates/train/src/prepare.rs", 2),
 ];
 
 #[test]
@@ -431,7 +315,7 @@ fn a_number_in_a_message_agrees_with_its_noun() {
             findings.extend(places);
         }
     }
-    expect_none("use crate::words::count for a number that may be one", &findings);
+    expect_none("use tunesmith_base::words::count for a number that may be one", &findings);
 }
 
 #[test]
@@ -440,7 +324,7 @@ fn nothing_is_left_unfinished() {
     let marks = ["todo", "unimplemented"].map(|name| format!("{name}!("));
     let words = [["FIX", "ME"].concat(), ["TO", "DO"].concat(), ["XX", "X"].concat()];
     let mut findings = Vec::new();
-    for path in files("src", &["rs"]).into_iter().chain(files("tests", &["rs"])) {
+    for path in [files("src", &["rs"]), files("crates", &["rs"]), files("tests", &["rs"])].concat() {
         let text = read(&path);
         for (number, line) in text.lines().enumerate() {
             let marked = marks.iter().any(|mark| line.contains(mark.as_str()));

@@ -4,7 +4,7 @@
 //!
 //! Each list is a macro that hands its lines to another macro, which the layer that needs them writes.
 
-/// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `src/optim/`. `Name` is a type in the module, an
+/// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `crates/optim/src/`. `Name` is a type in the module, an
 /// `optim::Rule`; `, averages` stands behind those that average instead of following a schedule.
 #[macro_export]
 macro_rules! optimizers {
@@ -48,7 +48,7 @@ pub const OTHER_OPTIMIZERS: &[&str] = &[
     "schedule_free_radam",
 ];
 
-/// `train.lr_scheduler_type`: `Name = module, "word", "What it is.";`, in `src/optim/schedule/`. `Name` is a type in the module, a
+/// `train.lr_scheduler_type`: `Name = module, "word", "What it is.";`, in `crates/optim/src/schedule/`. `Name` is a type in the module, a
 /// `Form`.
 #[macro_export]
 macro_rules! schedules {
@@ -70,7 +70,7 @@ macro_rules! schedules {
 }
 
 /// Kinds of adapters, values of `tuning.mode`: `module: Settings = Mode, "word" | "second name" ("Its meaning."), "What it trains.";`, in
-/// `src/model/adapters/`, with its `Settings`, `SECTION` and `ABOUT`.
+/// `crates/model/src/adapters/`, with its `Settings`, `SECTION` and `ABOUT`.
 #[macro_export]
 macro_rules! adapters {
     ($then:path) => {
@@ -82,7 +82,7 @@ macro_rules! adapters {
     };
 }
 
-/// The families of models: `module,`, in `src/config/families/`, with its `FAMILY`.
+/// The families of models: `module,`, in `crates/config/src/families/`, with its `FAMILY`.
 #[macro_export]
 macro_rules! families {
     ($then:path) => {
@@ -106,7 +106,7 @@ macro_rules! families {
     };
 }
 
-/// Formats of files that hold rows, the better ones first: `module = "extension" | "other";`, in `src/data/source/`, with its `READ`.
+/// Formats of files that hold rows, the better ones first: `module = "extension" | "other";`, in `crates/data/src/source/`, with its `READ`.
 #[macro_export]
 macro_rules! formats {
     ($then:path) => {
@@ -133,7 +133,7 @@ formats!(extensions);
 pub const COMPRESSED: &[&str] = &["gz", "zst", "zstd"];
 
 /// Forms of rows in the order in which `auto` tries them, the words of `data.format`: `Name = module, "word", "What it is.";`, in
-/// `src/data/row/`, with its `SHAPE`.
+/// `crates/data/src/row/`, with its `SHAPE`.
 #[macro_export]
 macro_rules! row_forms {
     ($then:path) => {

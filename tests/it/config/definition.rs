@@ -8,7 +8,7 @@ fn golden(name: &str, made: &str, flag: &str) {
     let line = kept.lines().zip(made.lines()).position(|(kept, made)| kept != made);
     assert!(
         kept == made,
-        "docs/{name} is not what src/config/schema.rs says (line {}); regenerate it:\n  \
+        "docs/{name} is not what crates/config/src/schema.rs says (line {}); regenerate it:\n  \
          cargo run --quiet -- config --{flag} > docs/{name}",
         line.map_or_else(|| "count".to_owned(), |line| (line + 1).to_string())
     );
@@ -79,7 +79,7 @@ fn reads(tokens: &[&str], section: &str, field: &str) -> bool {
 #[test]
 fn every_key_has_a_reader() {
     let sources: Vec<_> =
-        tidy::sources().into_iter().filter(|source| !source.path.starts_with("src/config/")).collect();
+        tidy::sources().into_iter().filter(|source| !source.path.starts_with("crates/config/src/")).collect();
     let code: Vec<Vec<&str>> = sources.iter().map(|source| tidy::tokens(&source.code)).collect();
     let unread: Vec<String> = config::schema::options()
         // Configurations of others become settings while ours is read.

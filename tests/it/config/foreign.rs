@@ -47,7 +47,7 @@ fn the_page_is_generated_from_the_tables() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/foreign-configs.md");
     assert!(
         std::fs::read_to_string(path).unwrap_or_default() == docs::markdown(),
-        "docs/foreign-configs.md is not what src/config/foreign says; regenerate it:\n  \
+        "docs/foreign-configs.md is not what crates/config/src/foreign says; regenerate it:\n  \
          cargo run --quiet -- config --foreign > docs/foreign-configs.md"
     );
     assert!(!docs::markdown().contains("|  |"), "a key without a word");

@@ -1,6 +1,6 @@
 /* A stand-in for the NVIDIA driver and for NCCL, for tests on machines without a GPU: "GPU memory" is main memory, ranks (threads or
  * processes) talk over Unix sockets. Work is done by a thread of its own after ncclGroupEnd has returned, so that who does not wait
- * for the stream reads what is not there yet. Only what src/comm/nccl calls is here; signatures are those of cuda.h and nccl.h. */
+ * for the stream reads what is not there yet. Only what crates/comm/src/nccl calls is here; signatures are those of cuda.h and nccl.h. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
