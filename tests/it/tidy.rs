@@ -252,7 +252,13 @@ fn errors_about_checkpoints_files_and_ranks_say_what_to_do() {
             // The call's own end: the bracket that is opened by the name, or that the class stands in.
             let mut depth = usize::from(!maker.ends_with('('));
             let open = if maker.ends_with('(') { at + maker.len() - 1 } else { at };
-            if depth == 1 && !code[..at].trim_end_matches("crate::").trim_end_matches("tunesmith_base::").trim_end().ends_with("Error::new(") {
+            if depth == 1
+                && !code[..at]
+                    .trim_end_matches("crate::")
+                    .trim_end_matches("tunesmith_base::")
+                    .trim_end()
+                    .ends_with("Error::new(")
+            {
                 continue;
             }
             let end = code[open..].char_indices().find_map(|(offset, letter)| {

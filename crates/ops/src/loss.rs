@@ -2,7 +2,7 @@
 //!
 //! The gradient of `scale * sum_t nll[t]` with respect to the logits is `scale (softmax - onehot)`. It is never
 //! formed: the head multiplies the unnormalised exponentials by the weight and corrects each token by a factor
-//! and one row of the weight (see [`tunesmith_model::head`]).
+//! and one row of the weight (see `model::head`).
 use super::panel::{Act, LANES};
 use super::par;
 use super::simd::{Simd, dispatch};
