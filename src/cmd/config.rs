@@ -21,8 +21,11 @@ pub struct Args {
     /// Print the reference of all keys, as Markdown
     #[arg(long, conflicts_with = "words")]
     docs: bool,
-    /// Print what becomes of each key of DeepSpeed's, Accelerate's and FSDP's configurations, as Markdown
+    /// Print the reference of all commands and flags, as Markdown
     #[arg(long, conflicts_with_all = ["words", "docs", "schema"])]
+    commands: bool,
+    /// Print what becomes of each key of DeepSpeed's, Accelerate's and FSDP's configurations, as Markdown
+    #[arg(long, conflicts_with_all = ["words", "docs", "schema", "commands"])]
     foreign: bool,
 }
 
@@ -36,6 +39,9 @@ pub fn run(args: &Args) -> Result<()> {
     }
     if args.docs {
         return terminal::print_reference(&docs::markdown());
+    }
+    if args.commands {
+        return terminal::print_reference(&super::reference());
     }
     if args.foreign {
         return terminal::print_reference(&foreign::docs::markdown());

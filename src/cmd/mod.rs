@@ -30,6 +30,7 @@ pub mod models;
 mod paste;
 pub mod plan;
 pub mod process;
+mod reference;
 mod scaling;
 pub mod setup_accelerate;
 mod staged;
@@ -40,7 +41,7 @@ pub mod terminal;
 pub mod train;
 
 use crate::error::{Error, Result};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use std::ffi::OsString;
 use std::process::ExitCode;
 
@@ -127,6 +128,11 @@ impl Command {
             Self::MemoryCheck(args) => memory_check::run(args),
         }
     }
+}
+
+/// `docs/commands.md`.
+pub fn reference() -> String {
+    reference::markdown(&Cli::command())
 }
 
 /// Runs the program on its arguments (the first is the program's name).

@@ -8,7 +8,7 @@ fn golden(name: &str, made: &str, flag: &str) {
     let line = kept.lines().zip(made.lines()).position(|(kept, made)| kept != made);
     assert!(
         kept == made,
-        "docs/{name} is not what crates/config/src/schema.rs says (line {}); regenerate it:\n  \
+        "docs/{name} is not what the program says of itself (line {}); regenerate it:\n  \
          cargo run --quiet -- config --{flag} > docs/{name}",
         line.map_or_else(|| "count".to_owned(), |line| (line + 1).to_string())
     );
@@ -18,6 +18,11 @@ fn golden(name: &str, made: &str, flag: &str) {
 fn the_documentation_is_generated_from_it() {
     golden("configuration.md", &config::docs::markdown(), "docs");
     golden("schema.json", &config::docs::schema(), "schema");
+}
+
+#[test]
+fn the_command_reference_is_generated_from_what_parses_the_commands() {
+    golden("commands.md", &tunesmith::cmd::reference(), "commands");
 }
 
 #[test]

@@ -219,9 +219,6 @@ mod tests {
         let mut config = Config::default();
         assert!(expected.settle(&mut config, 4, 2, None).is_ok());
         let said = expected.settle(&mut config, 4, 4, None).unwrap_err().to_string();
-        assert!(
-            said.contains("num_machines: 2, but there are 4 ranks with 4 on this machine, so 1 machines"),
-            "{said}"
-        );
+        assert!(said.contains("num_machines: 2, but there are 4 ranks with 4 on this machine, so 1 machine"), "{said}");
     }
 }
