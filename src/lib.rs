@@ -18,7 +18,10 @@
 //! checkpoint    atomic state, stamp, PEFT adapters
 //! eval          generation (greedy, sampling, beams), metrics
 //! export        merged models, blends of adapters, GGUF, model cards
-//! train         one step on one screen; the loop; ranks; autobatch; reports
+//! telemetry     metrics, TensorBoard, the report, progress, what the machine has
+//! parallel      gradients summed over ranks; optimizer state, gradients or weights shared among them (DDP, ZeRO, FSDP)
+//! train         one step on one screen; the loop; preparation; batch sizes by measured memory
+//! bench         benchmarks, and the measured rates that plans use
 //! src/cmd       one file per subcommand; only `cmd` and `main` print
 //! ```
 //!
@@ -33,6 +36,7 @@
 pub mod cmd;
 
 pub use tunesmith_base::{Error, Kind, Result, error, files, memory, registry, signals, words};
+pub use tunesmith_bench as bench;
 pub use tunesmith_checkpoint as checkpoint;
 pub use tunesmith_comm as comm;
 pub use tunesmith_config as config;
@@ -44,5 +48,7 @@ pub use tunesmith_import as import;
 pub use tunesmith_model as model;
 pub use tunesmith_ops as ops;
 pub use tunesmith_optim as optim;
+pub use tunesmith_parallel as parallel;
 pub use tunesmith_plan as plan;
+pub use tunesmith_telemetry as telemetry;
 pub use tunesmith_train as train;

@@ -1,8 +1,8 @@
 //! The progress bar of a training run on one line, whatever the width of the terminal.
 use super::terminal::{Style, width};
 use crate::plan::{grouped, human_bytes, human_seconds};
-use crate::train::metrics::StepLine;
-use crate::train::progress::Pace;
+use crate::telemetry::metrics::StepLine;
+use crate::telemetry::progress::Pace;
 
 /// The bar itself is so wide at least, where it is shown, and at most.
 const NARROW: usize = 6;

@@ -1,5 +1,10 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
 use super::terminal::{print, print_exact};
+use crate::bench::decode_bench;
+use crate::bench::ranks_bench::{self, Engine, Line};
+use crate::bench::rate::Rate;
+use crate::bench::sweep::{self, Sweep};
+use crate::bench::{self, Outcome, Request};
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
@@ -7,13 +12,8 @@ use crate::model::adapters::KINDS;
 use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
-use crate::train::bench::{self, Outcome, Request};
-use crate::train::decode_bench;
-use crate::train::machine::Machine;
+use crate::telemetry::machine::Machine;
 use crate::train::probe;
-use crate::train::ranks_bench::{self, Engine, Line};
-use crate::train::rate::Rate;
-use crate::train::sweep::{self, Sweep};
 use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;

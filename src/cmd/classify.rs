@@ -29,8 +29,8 @@ use crate::files::output::claim_file;
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::human_seconds;
-use crate::train::report::Confusion;
-use crate::train::report::answers::{self, Answered, Asked, Page};
+use crate::telemetry::report::Confusion;
+use crate::telemetry::report::answers::{self, Answered, Asked, Page};
 use crate::words::{are, count};
 
 /// What a head of scores says of a text.

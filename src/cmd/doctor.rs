@@ -7,7 +7,7 @@ use crate::files::temporary::Temporary;
 use crate::hub::Settings;
 use crate::memory::limits;
 use crate::ops::simd::{self, Level};
-use crate::train::machine::{Machine, free_disk};
+use crate::telemetry::machine::{Machine, free_disk};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 

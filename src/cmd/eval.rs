@@ -26,8 +26,9 @@ use crate::files::output::{Existing, claim_file};
 use crate::hub::{self, Part};
 use crate::model::Model;
 use crate::plan::{human_bytes, human_seconds};
-use crate::train::report::answers::{self, Answered, Asked, Page};
-use crate::train::{budget, machine, output};
+use crate::telemetry::machine;
+use crate::telemetry::report::answers::{self, Answered, Asked, Page};
+use crate::train::{budget, output};
 use crate::words::{are, count};
 use serde_json::{Map, Value, json};
 

@@ -20,7 +20,7 @@ use crate::files::output::{Existing, apart, claim_file};
 use crate::files::staged::Staged;
 use crate::hub::{Hub, Pushed};
 use crate::plan::human_bytes;
-use crate::train::metrics::{self, Line};
+use crate::telemetry::metrics::{self, Line};
 use crate::train::output;
 use crate::words::count;
 

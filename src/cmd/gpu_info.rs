@@ -3,14 +3,14 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::{find, terminal};
+use crate::bench::bench;
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
 use crate::ops::{peak, simd};
 use crate::plan::platform::{self, Engine, Layout};
 use crate::plan::table;
-use crate::train::bench;
-use crate::train::machine::{self, Machine};
-use crate::train::nvidia::{LINKS, Nvidia};
+use crate::telemetry::machine::{self, Machine};
+use crate::telemetry::nvidia::{LINKS, Nvidia};
 
 /// Show GPUs, driver and links, and the processor's cores, memory and measured rates.
 #[derive(Debug, clap::Args)]

@@ -12,10 +12,10 @@ use crate::files;
 use crate::memory::{human_bytes, limits};
 use crate::plan::memory::PROGRAM;
 use crate::plan::{grouped, table};
+use crate::telemetry::machine::Machine;
+use crate::telemetry::nvidia::{Nvidia, Process};
+use crate::telemetry::progress::{Event, Observer};
 use crate::train::check::{self, Held, Largest};
-use crate::train::machine::Machine;
-use crate::train::nvidia::{Nvidia, Process};
-use crate::train::progress::{Event, Observer};
 use crate::words::count;
 
 /// Show memory in use on each device, and with a configuration what its largest step holds, predicted and measured.

@@ -8,7 +8,7 @@ use crate::config::foreign;
 use crate::error::{Error, Result};
 use crate::files::output::{Existing, claim_file};
 use crate::plan::platform::{self, Engine, Host, Layout};
-use crate::train::machine;
+use crate::telemetry::machine;
 use crate::words::count;
 
 /// Write a configuration of Accelerate for this machine

@@ -9,7 +9,7 @@ use tunesmith::config::ModelConfig;
 use tunesmith::data::batch::Batch;
 use tunesmith::export::merge::{Parts, compare, sample_logits};
 use tunesmith::optim::{AdamW, Betas, Optimizer};
-use tunesmith::train::optimizer::slots;
+use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
 
 use crate::parity::{Tensors, close, golden as models, tensors};

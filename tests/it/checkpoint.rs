@@ -19,7 +19,7 @@ use tunesmith::model::params::ParamSpec;
 use tunesmith::model::targets::place;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::optim::{AdamW, Betas, Optimizer, State};
-use tunesmith::train::optimizer::slots;
+use tunesmith::parallel::optimizer::slots;
 use tunesmith::{Error, Kind};
 
 fn golden(path: &str) -> PathBuf {

@@ -13,7 +13,7 @@ use tunesmith::eval::metrics::scored::{Bootstrap, Scored};
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::optim::{AdamW, Betas, Optimizer};
-use tunesmith::train::optimizer::slots;
+use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
 
 use crate::parity::{close, golden as models, json, tensors};

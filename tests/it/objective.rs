@@ -6,7 +6,7 @@ use tunesmith::config::{Config, InitLora, Mode};
 use tunesmith::data::batch::{Batch, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::weights::WeightFiles;
-use tunesmith::train::optimizer;
+use tunesmith::parallel::optimizer;
 use tunesmith::train::step::{StepStats, step};
 
 /// Everything at once.

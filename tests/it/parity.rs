@@ -13,7 +13,7 @@ use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::optim::{AdamW, Betas, Optimizer, Schedule};
-use tunesmith::train::optimizer::slots;
+use tunesmith::parallel::optimizer::slots;
 use tunesmith::train::step::step;
 
 /// Limits of `tests/golden/README.md`.

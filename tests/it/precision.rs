@@ -7,7 +7,7 @@ use tunesmith::config::Config;
 use tunesmith::data::batch::Batch;
 use tunesmith::model::Model;
 use tunesmith::optim::loss_scale::{LossScaler, Settings};
-use tunesmith::train::optimizer;
+use tunesmith::parallel::optimizer;
 use tunesmith::train::step::{StepStats, step};
 
 use super::parity::{Forward, adapter_config, golden, load, put, tensors};

@@ -2,7 +2,6 @@
 //! `tuning.adapters`, which are merged into the base.
 use std::path::{Path, PathBuf};
 
-use super::progress::{Event, Observer};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::Checkpoint;
@@ -17,6 +16,7 @@ use tunesmith_hub::{self as hub, Watch};
 use tunesmith_model::adapters::{self, Method};
 use tunesmith_model::stack::Stack;
 use tunesmith_model::targets::{Targets, placed};
+use tunesmith_telemetry::progress::{Event, Observer};
 
 /// Reads the adapter in `dir` and what it says of itself, as settings to train with.
 ///

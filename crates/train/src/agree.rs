@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::ranks::hash;
 use super::session::Session;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_comm::meet::ranks;
 use tunesmith_comm::{Collectives, bytes};
+use tunesmith_parallel::replicas::hash;
 
 /// Settings by which ranks meet: when they compare, evaluate and stop. A resume may change them.
 pub(super) const MEETING: &[&str] = &[

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use super::prepare::{Parts, Prepared};
-use super::{shard, trained};
+use super::trained;
 use tunesmith_base::error::Result;
 use tunesmith_base::files;
 use tunesmith_base::memory;
@@ -20,6 +20,7 @@ use tunesmith_model::{freeze, quantize};
 use tunesmith_ops::quant::Format;
 use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
+use tunesmith_parallel::shard;
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
     Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,

@@ -2,9 +2,8 @@
 use super::gauge::{Gauge, Line};
 use super::prepare::{self, Parts};
 use super::probe::Asked;
-use super::progress::Observer;
 use super::step::{Attempt, attempt};
-use super::{budget, engine, load, optimizer, settle};
+use super::{budget, engine, load, settle};
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_checkpoint::Background;
@@ -13,7 +12,9 @@ use tunesmith_comm::World;
 use tunesmith_comm::single::Single;
 use tunesmith_config::{Checkpointing, Resolved};
 use tunesmith_data as data;
+use tunesmith_parallel::optimizer;
 use tunesmith_plan::memory::{Breakdown, PROGRAM, Pass};
+use tunesmith_telemetry::progress::Observer;
 
 /// Bytes of a process while it makes a step, by what they are for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

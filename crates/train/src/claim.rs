@@ -1,14 +1,15 @@
 //! What a run finds where it is going to write: the checkpoint to go on from, an earlier run, its own sources.
 use std::path::Path;
 
-use super::progress::{Event, Observer};
-use super::{metrics, output, prepare};
+use super::{output, prepare};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_checkpoint::{self as checkpoint, Checkpoint};
 use tunesmith_comm::Collectives;
 use tunesmith_comm::meet::ranks;
 use tunesmith_config::{Config, Resume};
+use tunesmith_telemetry::metrics;
+use tunesmith_telemetry::progress::{Event, Observer};
 
 /// The checkpoint that the configuration asks to go on from. `latest` in a directory without one starts a new run.
 ///

@@ -2,11 +2,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use super::machine::{Machine, peak_bytes};
-use super::metrics::{self, Line, StepLine};
 use super::prepare::{self, Prepared};
-use super::progress::Event;
-use super::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 use super::run::{Ask, Summary};
 use super::samples::Questions;
 use super::session::{Done, Session};
@@ -19,6 +15,10 @@ use tunesmith_config::resolve::Source;
 use tunesmith_config::{Mode, Resolved};
 use tunesmith_data::question;
 use tunesmith_plan::{grouped, human_bytes, human_seconds};
+use tunesmith_telemetry::machine::{Machine, peak_bytes};
+use tunesmith_telemetry::metrics::{self, Line, StepLine};
+use tunesmith_telemetry::progress::Event;
+use tunesmith_telemetry::report::{self, Confusion, Outcome, Report, Sample, SettingRow, exact_matches};
 
 /// Writes what a run leaves behind. `again` is the command that goes on with it.
 ///

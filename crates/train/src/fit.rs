@@ -2,7 +2,6 @@
 //! that stays so for the rest of the run, and for what is resumed from it. What one rank has no room for, all cut alike.
 use super::feed;
 use super::gauge::Gauge;
-use super::progress::Event;
 use super::session::Session;
 use super::step::{Attempt, StepStats, attempt};
 use tunesmith_base::error::{Error, Kind, Result};
@@ -11,6 +10,7 @@ use tunesmith_config::{Checkpointing, ConfigValue as _};
 use tunesmith_data::{Batch, Step};
 use tunesmith_model::Model;
 use tunesmith_plan::{grouped, human_bytes};
+use tunesmith_telemetry::progress::Event;
 
 /// Sequences in a batch.
 const fn sequences(batch: &Batch) -> usize {

@@ -1,16 +1,10 @@
 //! Loading the model, and a run's state with it: fresh, from an adapter, or from a checkpoint.
 use std::time::Instant;
 
-use super::metrics::Metrics;
-use super::optimizer;
 use super::prepare::{self, Parts, Prepared};
-use super::progress::{Event, Observer, Pace};
-use super::record;
 use super::run::Options;
 use super::session::{Done, Session};
-use super::shard::Gatherer;
 use super::signals::Stop;
-use super::tensorboard::EventWriter;
 use super::{output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
@@ -23,6 +17,12 @@ use tunesmith_model::quantized_cache::Cache;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, Phases, quantize};
 use tunesmith_optim::Schedule;
+use tunesmith_parallel::optimizer;
+use tunesmith_parallel::shard::Gatherer;
+use tunesmith_telemetry::metrics::Metrics;
+use tunesmith_telemetry::progress::{Event, Observer, Pace};
+use tunesmith_telemetry::record;
+use tunesmith_telemetry::tensorboard::EventWriter;
 
 /// A model, and how its frozen weights are shared with other ranks, if they are.
 pub struct Loaded {

@@ -5,11 +5,10 @@ use std::path::{Path, PathBuf};
 
 use super::load::{self, Loaded};
 use super::lock::DirLock;
-use super::progress::{Downloads, Event, Observer};
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, auto, budget, claim, engine, machine, output, scaling, scores, settle, trained};
+use super::{adapter, auto, budget, claim, engine, output, scaling, scores, settle, trained};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
 use tunesmith_base::words::count;
@@ -32,6 +31,8 @@ use tunesmith_plan::batches::{Batches, Request};
 use tunesmith_plan::memory::OptimizerBytes;
 use tunesmith_plan::rates::{Rate, rates};
 use tunesmith_plan::{bytes, grouped, human_bytes, platform};
+use tunesmith_telemetry::machine;
+use tunesmith_telemetry::progress::{Downloads, Event, Observer};
 
 /// A run that has been found possible.
 pub struct Prepared {

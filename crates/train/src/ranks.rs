@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::agree::{MEETING, SIZES};
-use super::progress::{Event, Observer};
 use super::session::Session;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
@@ -19,6 +18,7 @@ use tunesmith_comm::{Collectives, Limits, World, bytes};
 use tunesmith_config::resolve::Source;
 use tunesmith_config::{RankBackend, Resolved, Strategy};
 use tunesmith_plan::platform::{self, Layout};
+use tunesmith_telemetry::progress::{Event, Observer};
 
 /// A rank's place, before its connections with the others.
 pub struct Seat {
@@ -212,33 +212,6 @@ pub fn cause<T>(results: Vec<Result<T>>) -> Result<T> {
     first.expect("a run has a rank")
 }
 
-/// Of bytes that ranks compare.
-pub(super) fn hash(bytes: &[u8]) -> u64 {
-    let hash = blake3::hash(bytes);
-    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("a hash has 32 bytes"))
-}
-
-/// Holds the trained values that the ranks have computed step `step` with against each other: they come of the same sums and
-/// must be the same to the bit.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Numeric`], naming the ranks that differ from most (of two: from rank 0); [`tunesmith_base::Kind::Peer`].
-pub fn compare_replicas(comm: &dyn Collectives, values: &[f32], step: u64) -> Result<()> {
-    if comm.world().size == 1 {
-        return Ok(());
-    }
-    let hashes = comm.collect(&[hash(bytes::of(values))])?;
-    let count = |one: u64| hashes.iter().filter(|&&other| other == one).count();
-    // Of equally many, the first.
-    let right = hashes.iter().rev().copied().max_by_key(|&one| count(one)).unwrap_or_default();
-    let odd: Vec<usize> = (0..hashes.len()).filter(|&rank| hashes[rank] != right).collect();
-    if odd.is_empty() {
-        return Ok(());
-    }
-    Err(Error::numeric(format!("in step {step} the trained values of {} are not those of the others", ranks(&odd)))
-        .hint("memory, a processor or a link has changed them: check that machine, then --resume from the last checkpoint"))
-}
-
 /// Lets a rank that has no room for a validation end all of them at the same place, each with that rank's word.
 ///
 /// # Errors
@@ -330,30 +303,5 @@ mod tests {
             assert_eq!(error.message(), "ranks 1 and 3 had no room for a validation: 9 tokens need a lot");
             assert_eq!(error.hint_text(), Some("smaller batches"));
         }
-    }
-
-    #[test]
-    fn a_replica_that_went_wrong_is_named() {
-        let told = |values: &[f32]| -> Vec<Option<Error>> {
-            let ranks = threads::world(values.len(), Limits::default());
-            std::thread::scope(|scope| {
-                let check = |(rank, &value)| {
-                    scope.spawn(move || {
-                        let rank: Threads = rank;
-                        compare_replicas(&rank, &[1.0, value], 7).err()
-                    })
-                };
-                let running: Vec<_> = ranks.into_iter().zip(values).map(check).collect();
-                running.into_iter().map(|rank| rank.join().unwrap()).collect()
-            })
-        };
-        assert!(told(&[2.0, 2.0, 2.0]).iter().all(Option::is_none));
-        for error in told(&[2.0, 3.0, 3.0]) {
-            let error = error.unwrap();
-            assert_eq!(error.kind(), Kind::Numeric);
-            assert!(error.message().contains("in step 7 the trained values of rank 0 are not"), "{error}");
-        }
-        // A bit that no comparison of numbers sees.
-        assert!(told(&[0.0, -0.0])[0].as_ref().unwrap().message().contains("rank 1"));
     }
 }

@@ -2,9 +2,7 @@
 use std::time::Instant;
 
 use super::places::DISPLACED;
-use super::progress::{Event, Observer, Quiet};
 use super::ranks::{self, Seat};
-use super::report::Outcome;
 use super::session::{GONE, Session};
 use super::signals::Stop;
 use super::{engine, finish, prepare, save};
@@ -13,6 +11,8 @@ use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_comm::env::Launch;
 use tunesmith_config::{EvalStrategy, Resolved};
 use tunesmith_data::question;
+use tunesmith_telemetry::progress::{Event, Observer, Quiet};
+use tunesmith_telemetry::report::Outcome;
 
 /// What a run is told beside its configuration.
 #[derive(Debug, Clone, Default)]

@@ -1,11 +1,11 @@
 //! Held-out rows answered, before and after training, for the report's side-by-side view and the exact match.
-use super::report::Sample;
 use super::signals::Stop;
 use tunesmith_base::error::{Kind, Result};
 use tunesmith_config::Config;
 use tunesmith_data::{Dataset, question};
 use tunesmith_eval::{Asked, Settings};
 use tunesmith_model::Model;
+use tunesmith_telemetry::report::Sample;
 
 /// Rows cut into what the model is given and what it should say.
 pub struct Questions<'a> {

@@ -4,9 +4,6 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::fetch::Fetch;
-use super::gathered::Gathered;
-use super::metrics::Metrics;
 use super::prepare::Prepared;
 use super::session::Session;
 use super::{output, trained};
@@ -21,6 +18,9 @@ use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data as data;
 use tunesmith_model as model;
 use tunesmith_model::weights::Wrapping;
+use tunesmith_parallel::fetch::Fetch;
+use tunesmith_parallel::gathered::Gathered;
+use tunesmith_telemetry::metrics::Metrics;
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
 /// `train.save_async` is off, this only copies, and a thread writes ([`Session::collect`] hears of it). Of several ranks

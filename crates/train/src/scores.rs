@@ -1,7 +1,6 @@
 //! A head of scores in a run: which one the task asks for, its validation, and what is told of its labels.
 use std::path::Path;
 
-use super::progress::Observer;
 use super::ranks;
 use super::session::{Session, Validation};
 use tunesmith_base::error::{Error, Kind, Result};
@@ -12,6 +11,7 @@ use tunesmith_config::{Config, Labels, Task};
 use tunesmith_data::{self as data, Dataset};
 use tunesmith_eval::metrics::scored::{self, Bootstrap, Scored};
 use tunesmith_plan::grouped;
+use tunesmith_telemetry::progress::Observer;
 
 /// Labels that are told one by one.
 const TOLD: usize = 20;

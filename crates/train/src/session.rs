@@ -3,17 +3,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::lock::DirLock;
-use super::metrics::{EvalLine, Line, Metrics, StepLine, finite};
 use super::predict::{Predictor, Scores};
 use super::prepare::Prepared;
-use super::progress::{Event, Observer, Pace};
-use super::shard::Gatherer;
-use super::sharing::Sharing;
+use super::ranks;
 use super::signals::Stop;
 use super::step::StepStats;
-use super::tensorboard::EventWriter;
-use super::timeline::Timeline;
-use super::{machine, norms, ranks};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_checkpoint::{Background, Stamp, TrainState, Written};
 use tunesmith_comm::Collectives;
@@ -22,6 +16,13 @@ use tunesmith_data::Split;
 use tunesmith_eval::metrics::Likelihood;
 use tunesmith_model::Model;
 use tunesmith_optim::{Ema, LossScaler, Optimizer};
+use tunesmith_parallel::shard::Gatherer;
+use tunesmith_parallel::sharing::Sharing;
+use tunesmith_parallel::timeline::Timeline;
+use tunesmith_telemetry::metrics::{EvalLine, Line, Metrics, StepLine, finite};
+use tunesmith_telemetry::progress::{Event, Observer, Pace};
+use tunesmith_telemetry::tensorboard::EventWriter;
+use tunesmith_telemetry::{machine, norms};
 
 /// Why a run stops whose output directory has gone.
 pub const GONE: &str = "the output directory has gone";

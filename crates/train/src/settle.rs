@@ -3,11 +3,8 @@
 use super::budget;
 use super::gauge::Gauge;
 use super::load::{self, Loaded};
-use super::machine::Machine;
 use super::prepare::Parts;
 use super::probe::{self, Asked, Remembered, Sizes};
-use super::progress::{Event, Observer};
-use super::shard::Gatherer;
 use tunesmith_base::error::Result;
 use tunesmith_base::memory;
 use tunesmith_base::memory::limits;
@@ -16,6 +13,9 @@ use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing, Config};
 use tunesmith_data::{Dataset, Sampler};
 use tunesmith_ops::simd;
+use tunesmith_parallel::shard::Gatherer;
+use tunesmith_telemetry::machine::Machine;
+use tunesmith_telemetry::progress::{Event, Observer};
 
 /// Fills in what `parts.config` leaves to measurement and sizes the sampler's steps. Returns the model, fresh, where it was
 /// loaded for that.

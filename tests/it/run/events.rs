@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-use tunesmith::train::tensorboard::EventWriter;
+use tunesmith::telemetry::tensorboard::EventWriter;
 
 /// What one event file says.
 #[derive(Debug, Default)]

@@ -4,7 +4,7 @@ use std::path::Path;
 use serde_json::Value;
 use tunesmith::config;
 use tunesmith::data::Progress;
-use tunesmith::train::progress::{Event, Observer};
+use tunesmith::telemetry::progress::{Event, Observer};
 use tunesmith::train::run::{Options, run};
 use tunesmith::train::signals::Stop;
 

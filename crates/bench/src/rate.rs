@@ -3,9 +3,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::Machine;
 use tunesmith_base::files::{self, staged};
 use tunesmith_data::cache_dir;
+use tunesmith_telemetry::machine::Machine;
 
 /// A measured speed, and what it was measured on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

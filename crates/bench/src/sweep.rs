@@ -3,12 +3,6 @@
 use std::time::Instant;
 
 use super::bench::{self, Request};
-use super::feed;
-use super::gauge::Gauge;
-use super::optimizer::slots;
-use super::probe::{self, Asked, Found, Sizes};
-use super::sharing::Sharing;
-use super::step::{Attempt, attempt};
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::{self, Budget};
 use tunesmith_comm::World;
@@ -17,6 +11,12 @@ use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Batch, Sampler, SamplerOptions, Split};
 use tunesmith_model::Model;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
+use tunesmith_parallel::optimizer::slots;
+use tunesmith_parallel::sharing::Sharing;
+use tunesmith_train::feed;
+use tunesmith_train::gauge::Gauge;
+use tunesmith_train::probe::{self, Asked, Found, Sizes};
+use tunesmith_train::step::{Attempt, attempt};
 
 /// One way to cut a step.
 #[derive(Debug, Clone)]

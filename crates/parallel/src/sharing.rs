@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use super::narrow::{Sums, room};
 use super::timeline::Timeline;
-use super::{ranks, shard};
+use super::{replicas, shard};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_comm::exchange::{Exchange, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
@@ -277,9 +277,9 @@ impl Sharing {
     /// right or wrong, to ranks that share the state.
     ///
     /// # Errors
-    /// As [`ranks::compare_replicas`].
+    /// As [`replicas::compare_replicas`].
     pub fn compare(&mut self, comm: &dyn Collectives, model: &Model) -> Result<()> {
-        self.compares.take().map_or(Ok(()), |step| ranks::compare_replicas(comm, model.params.values(), step))
+        self.compares.take().map_or(Ok(()), |step| replicas::compare_replicas(comm, model.params.values(), step))
     }
 
     /// Updates what this rank keeps the state of, and brings all values to every rank.

@@ -5,13 +5,13 @@ use std::time::Instant;
 use serde::Serialize;
 
 use super::bench::shape;
-use super::machine::peak_bytes;
 use tunesmith_base::error::Result;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Config, Mode};
 use tunesmith_eval::{Go, Settings, Watcher, generate};
 use tunesmith_model::Model;
 use tunesmith_ops::{peak, simd};
+use tunesmith_telemetry::machine::peak_bytes;
 
 /// What to run.
 #[derive(Debug, Clone)]

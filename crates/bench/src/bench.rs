@@ -1,8 +1,4 @@
 //! `tunesmith bench`: real optimizer steps on random weights of a shape, timed, beside what the machine can do.
-use super::machine::peak_bytes;
-use super::optimizer::slots;
-use super::step::step;
-use super::{budget, feed};
 use serde::Serialize;
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
@@ -20,8 +16,12 @@ use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::panel::Pool;
 use tunesmith_ops::{peak, simd};
 use tunesmith_optim::{AdamW, Betas, Optimizer};
+use tunesmith_parallel::optimizer::slots;
 use tunesmith_plan::flops::{Costs, Flops};
 use tunesmith_plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
+use tunesmith_telemetry::machine::peak_bytes;
+use tunesmith_train::step::step;
+use tunesmith_train::{budget, feed};
 
 /// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
 const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [

@@ -1,10 +1,6 @@
 //! `tunesmith bench --ranks`: steps of several ranks on this machine beside what [`tunesmith_plan::scaling`] predicts of them, from the time of
 //! ranks that do not talk and from the times of two collectives.
 use super::bench::{self, Request};
-use super::feed;
-use super::optimizer::slots;
-use super::sharing::Sharing;
-use super::step::{Attempt, attempt};
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
@@ -21,9 +17,13 @@ use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Split};
 use tunesmith_model::Model;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
+use tunesmith_parallel::optimizer::slots;
+use tunesmith_parallel::sharing::Sharing;
 use tunesmith_plan::platform;
 use tunesmith_plan::scaling::{self, Fabric, Link, Pattern, Work};
 use tunesmith_plan::strategies::Strategy;
+use tunesmith_train::feed;
+use tunesmith_train::step::{Attempt, attempt};
 
 /// Bytes of the two collectives that tell latency and bandwidth.
 const PROBES: [usize; 2] = [16 << 10, 16 << 20];
