@@ -1,8 +1,8 @@
 //! `tunesmith bench`: speed of a shape on this machine, in training or with `--mode decode` in answering.
 use super::terminal::{print, print_exact};
+use crate::bench::bench_cache::Rate;
 use crate::bench::decode_bench;
 use crate::bench::ranks_bench::{self, Engine, Line};
-use crate::bench::rate::Rate;
 use crate::bench::sweep::{self, Sweep};
 use crate::bench::{self, Outcome, Request};
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
@@ -13,7 +13,7 @@ use crate::ops::simd::{self, Level};
 use crate::plan::memory::Breakdown;
 use crate::plan::table;
 use crate::telemetry::machine::Machine;
-use crate::train::probe;
+use crate::train::autobatch::choose_batch;
 use crate::words::count;
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -244,7 +244,7 @@ fn decode(args: &Args, request: &decode_bench::Request, outcome: &decode_bench::
 
 fn show_sweep(sweep: &Sweep) -> String {
     let found = &sweep.found;
-    let mut lines = probe::lines(&found.passes, &found.reasons, &found.sizes);
+    let mut lines = choose_batch::lines(&found.passes, &found.reasons, &found.sizes);
     lines.push(
         "steps of the same rows, cut otherwise (the choice first; what comes to the same passes once):".to_owned(),
     );

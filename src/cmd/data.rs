@@ -8,7 +8,7 @@ use crate::data::{self, Counts, Dataset, Example, IGNORE, Progress, Split};
 use crate::error::Result;
 use crate::files::output::Existing;
 use crate::hub::{self, Part};
-use crate::train::scores;
+use crate::train::classification_run;
 use crate::words::count;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
@@ -185,7 +185,7 @@ pub(super) fn overview(data: &Dataset, colour: bool) -> String {
         let template = data.template.as_ref().map_or("none", data::ChatTemplate::origin);
         let _ = writeln!(text, "chat template: {template}");
     }
-    for (label, value) in scores::facts(data) {
+    for (label, value) in classification_run::facts(data) {
         let _ = writeln!(text, "{label}: {value}");
     }
     for (name, _, counts) in splits(data) {

@@ -15,7 +15,7 @@ use crate::plan::{grouped, table};
 use crate::telemetry::machine::Machine;
 use crate::telemetry::nvidia::{Nvidia, Process};
 use crate::telemetry::progress::{Event, Observer};
-use crate::train::check::{self, Held, Largest};
+use crate::train::memory_check::{self, Held, Largest};
 use crate::words::count;
 
 /// Show memory in use on each device, and with a configuration what its largest step holds, predicted and measured.
@@ -50,7 +50,7 @@ pub fn run(args: &Args) -> Result<()> {
     let resolved = args.job.load(&[])?;
     text += "\n";
     terminal::print(&text)?;
-    let largest = check::largest(&resolved, &Quiet)?;
+    let largest = memory_check::largest(&resolved, &Quiet)?;
     terminal::print(&measured(&largest))
 }
 

@@ -1,7 +1,7 @@
 //! `tunesmith plan`: what a run would need on each rank, by strategy, before anything is downloaded or bought.
 use super::args::ConfigArgs;
 use super::{scaling, terminal};
-use crate::bench::rate::Rate;
+use crate::bench::bench_cache::Rate;
 use crate::config::arch::{Arch, ScoreHead, TensorSpec};
 use crate::config::{Auto, Bytes, Config, ModelConfig, Resolved, Task, is_hub_name, shape};
 use crate::error::{Error, Result};
@@ -14,8 +14,8 @@ use crate::plan::memory::{Breakdown, Device, Predictor, Storage};
 use crate::plan::strategies::{self, Batch, Fit, Limit, Machine, Plan, Row, Strategy};
 use crate::plan::{self, grouped, human_bytes, human_seconds};
 use crate::telemetry::machine;
-use crate::train::budget;
-use crate::train::probe::Asked;
+use crate::train::autobatch::budget;
+use crate::train::autobatch::choose_batch::Asked;
 use crate::words::count;
 use serde::Serialize;
 use std::fmt::Write as _;

@@ -9,7 +9,7 @@ use tunesmith::model::Model;
 use tunesmith::model::adapters::KINDS;
 use tunesmith::model::targets::Targets;
 use tunesmith::plan::memory::{Device, Pass, Predictor, Storage};
-use tunesmith::train::budget;
+use tunesmith::train::autobatch::budget;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))

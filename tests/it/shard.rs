@@ -14,7 +14,7 @@ use tunesmith::model::stack::Stack;
 use tunesmith::model::weight::Weight;
 use tunesmith::model::weights::WeightFiles;
 use tunesmith::model::{Model, ParamSpec};
-use tunesmith::parallel::shard::Gatherer;
+use tunesmith::parallel::fsdp::Gatherer;
 
 use super::parity::{Forward, adapter_config, golden, put, tensors};
 use super::run::fixture::{Fixture, said as said_by, train};

@@ -1,4 +1,4 @@
-//! Layer 0: the one error type. A message names the file, line or key, what was found and what was expected;
+//! The one error type. A message names the file, line or key, what was found and what was expected;
 //! a hint says what to do; the kind decides the exit code. No message holds a secret or what a terminal would obey, or
 //! more than a person reads ([`shown`]).
 pub mod shown;

@@ -1,4 +1,4 @@
-//! Layer 0: what is registered, a line each. A new optimizer, schedule, kind of adapters, family of models, format of files or form
+//! What is registered, a line each. A new optimizer, schedule, kind of adapters, family of models, format of files or form
 //! of rows is a file of the module's name and a line here:
 //! the module, the word of the configuration, its enum, the documentation and the JSON schema follow from the line.
 //!

@@ -1,4 +1,4 @@
-//! Layer 1: SIGHUP, SIGINT and SIGTERM, which ask the process to end. A thread of its own hears them, so that they are
+//! SIGHUP, SIGINT and SIGTERM, which ask the process to end. A thread of its own hears them, so that they are
 //! answered while everything else is busy or blocked.
 //!
 //! Without a handler the process ends at once: what it has under temporary names is removed, and it dies of the signal,

@@ -1,4 +1,4 @@
-//! Layer 0: numbers with their nouns, as messages say them.
+//! Numbers with their nouns, as messages say them.
 use std::fmt::Display;
 
 /// `1234567` as `1,234,567`.

@@ -20,8 +20,9 @@ use tunesmith_parallel::optimizer::slots;
 use tunesmith_plan::flops::{Costs, Flops};
 use tunesmith_plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith_telemetry::machine::peak_bytes;
+use tunesmith_train::autobatch::budget;
+use tunesmith_train::micro_batches;
 use tunesmith_train::step::step;
-use tunesmith_train::{budget, feed};
 
 /// Shapes by name: hidden, layers, heads, key/value heads, MLP width, vocabulary, tied, Qwen2 (biases on q, k, v).
 const SHAPES: [(&str, [usize; 6], bool, bool); 4] = [
@@ -216,7 +217,11 @@ fn split(request: &Request, arch: &Arch) -> Result<Split> {
 /// The passes of a step.
 fn passes(request: &Request, split: &Split, step: usize) -> Result<Vec<Batch>> {
     let row = |row| vec![(step * request.batch + row) % split.len()];
-    feed::batches(split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
+    micro_batches::batches(
+        split,
+        &vec![(0..request.batch).map(row).collect()],
+        request.config.train.max_tokens_per_pass,
+    )
 }
 
 /// The memory that the steps should need, part by part, without running them.

@@ -2,7 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod bench;
+pub mod bench_cache;
 pub mod decode_bench;
 pub mod ranks_bench;
-pub mod rate;
 pub mod sweep;

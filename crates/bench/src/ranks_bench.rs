@@ -17,12 +17,12 @@ use tunesmith_config::arch::Arch;
 use tunesmith_data::{Batch, Split};
 use tunesmith_model::Model;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
+use tunesmith_parallel::ddp_zero::Sharing;
 use tunesmith_parallel::optimizer::slots;
-use tunesmith_parallel::sharing::Sharing;
 use tunesmith_plan::platform;
 use tunesmith_plan::scaling::{self, Fabric, Link, Pattern, Work};
 use tunesmith_plan::strategies::Strategy;
-use tunesmith_train::feed;
+use tunesmith_train::micro_batches;
 use tunesmith_train::step::{Attempt, attempt};
 
 /// Bytes of the two collectives that tell latency and bandwidth.
@@ -159,7 +159,11 @@ fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Re
     let split = Split::from_examples(&bench::rows(request, arch.vocab_size))?;
     let batches = |step: usize| -> Result<Vec<Batch>> {
         let row = |row| vec![(step * request.batch + row) % split.len()];
-        feed::batches(&split, &vec![(0..request.batch).map(row).collect()], request.config.train.max_tokens_per_pass)
+        micro_batches::batches(
+            &split,
+            &vec![(0..request.batch).map(row).collect()],
+            request.config.train.max_tokens_per_pass,
+        )
     };
     let results = on_all(ranks, |comm| {
         let pool = tunesmith_ops::par::pool(threads)?;

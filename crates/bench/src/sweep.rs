@@ -11,11 +11,11 @@ use tunesmith_config::{Auto, Checkpointing};
 use tunesmith_data::{Batch, Sampler, SamplerOptions, Split};
 use tunesmith_model::Model;
 use tunesmith_optim::{AdamW, Betas, Optimizer};
+use tunesmith_parallel::ddp_zero::Sharing;
 use tunesmith_parallel::optimizer::slots;
-use tunesmith_parallel::sharing::Sharing;
-use tunesmith_train::feed;
-use tunesmith_train::gauge::Gauge;
-use tunesmith_train::probe::{self, Asked, Found, Sizes};
+use tunesmith_train::autobatch::choose_batch::{self, Asked, Found, Sizes};
+use tunesmith_train::autobatch::measure_pass::Gauge;
+use tunesmith_train::micro_batches;
 use tunesmith_train::step::{Attempt, attempt};
 
 /// One way to cut a step.
@@ -68,7 +68,7 @@ impl Bench<'_> {
     /// The passes of a step that is cut so.
     fn passes(&self, sizes: &Sizes) -> Result<Vec<Batch>> {
         let micro_batches: Vec<_> = self.step.chunks(sizes.batch_size).map(<[_]>::to_vec).collect();
-        feed::batches(self.split, &micro_batches, sizes.max_tokens_per_pass)
+        micro_batches::batches(self.split, &micro_batches, sizes.max_tokens_per_pass)
     }
 
     /// Tokens per second of a step, and the most bytes that the process held; once for the memory, which is fresh, then for
@@ -116,7 +116,7 @@ pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
         ..Asked::of(config, &arch, 1)
     };
     let mut gauge = Gauge::new(&mut model, (&split, &sampler), 0, &Single)?;
-    let found = probe::choose(&mut gauge, &asked, (config, None))?;
+    let found = choose_batch::choose(&mut gauge, &asked, (config, None))?;
     drop(gauge);
     let rows = found.sizes.batch_size * found.sizes.grad_accum;
     sampler.resize(rows, 1);

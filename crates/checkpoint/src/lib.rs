@@ -1,4 +1,4 @@
-//! Layer 5: runs that survive anything. A checkpoint is a folder that is there whole or not at all ([`atomic`]), says
+//! Runs that survive anything. A checkpoint is a folder that is there whole or not at all ([`atomic`]), says
 //! what it belongs to ([`stamp`]) and where the run stood ([`state`]), and is at the same time what Hugging Face's
 //! libraries load: a PEFT adapter ([`peft`]), or a model folder ([`folder`]). It is written while the steps go on
 //! ([`background`]).

@@ -1,4 +1,4 @@
-//! Layer 3: who takes part in a run ([`World`]) and how ranks combine tensors ([`Collectives`]). World size 1
+//! Who takes part in a run ([`World`]) and how ranks combine tensors ([`Collectives`]). World size 1
 //! runs the same code as any other: the engine is then [`single::Single`].
 //!
 //! An engine only moves bytes. What is computed on the way, sums, is computed here, in one place and in one order (rank

@@ -1,4 +1,4 @@
-//! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
+//! The typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
 //! combinations are refused. Each setting is defined once, in [`schema`].
 pub mod adapters;
 pub mod arch;

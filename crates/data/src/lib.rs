@@ -1,4 +1,4 @@
-//! Layer 3: from files to padding-free batches.
+//! From files to padding-free batches.
 //!
 //! ```text
 //! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any form -> one)

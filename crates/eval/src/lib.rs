@@ -1,4 +1,4 @@
-//! Layer 5: what a model answers, and how right it is.
+//! What a model answers, and how right it is.
 pub mod asked;
 pub mod beam;
 pub mod chat;

@@ -1,4 +1,4 @@
-//! Layer 6: a trained model in the form in which it will serve: merged into one folder ([`merge`]), several adapters blended into
+//! A trained model in the form in which it will serve: merged into one folder ([`merge`]), several adapters blended into
 //! one ([`blend`]), a file for llama.cpp ([`gguf`]), and what a reader should know of it ([`card`]).
 pub mod blend;
 pub mod card;

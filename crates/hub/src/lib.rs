@@ -1,4 +1,4 @@
-//! Layer 2: models and data sets by name from the Hugging Face Hub, into the cache that every Hugging Face tool shares.
+//! Models and data sets by name from the Hugging Face Hub, into the cache that every Hugging Face tool shares.
 //!
 //! ```text
 //! settings (endpoint, cache, token, offline)  name (owner/name, hf://…)

@@ -1,4 +1,4 @@
-//! Layer 2: configurations of other toolkits, turned into ours. One table a toolkit; every key of the source gets a
+//! Configurations of other toolkits, turned into ours. One table a toolkit; every key of the source gets a
 //! [`Note`]: taken over, changed and why, needless here, or not possible. Nothing is dropped in silence.
 //!
 //! A key that this version refuses is written all the same, and [`Imported::refused`] names it: the file works when

@@ -1,4 +1,4 @@
-//! Layer 4: the decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
+//! The decoder from parts: segments (embedding, [`block`], [`head`]) with forward and backward, adapters
 //! ([`adapters`]) inside [`linear`], weights from safetensors, and the walks over it all in [`decoder`].
 pub mod adapters;
 pub mod attention;

@@ -1,4 +1,4 @@
-//! Layer 3: the operations of a decoder, each with its forward and its backward, on panels of tokens.
+//! The operations of a decoder, each with its forward and its backward, on panels of tokens.
 //!
 //! Every file holds a plain reference (in its tests, in f64), the fast version, written once over
 //! [`simd::Simd`], and the test that holds one against the other at every SIMD level on odd sizes.

@@ -1,4 +1,4 @@
-//! Layer 4: optimizers as pure updates of tensors, learning-rate schedules, clipping.
+//! Optimizers as pure updates of tensors, learning-rate schedules, clipping.
 //!
 //! An optimizer is one file with a [`Rule`], which reads its arguments too, and one line in [`tunesmith_base::registry`]; so is a schedule with
 //! its [`schedule::Form`].

@@ -1,5 +1,5 @@
 //! The optimizer of a run: which tensors it sees, at which learning rates, and which share of its state this rank keeps.
-use super::sharing::{self, Sharing};
+use super::ddp_zero::{self, Sharing};
 use tunesmith_base::error::Result;
 use tunesmith_comm::World;
 use tunesmith_config::{Config, TrainConfig};
@@ -37,7 +37,7 @@ pub fn shared(config: &Config, params: &mut Params, world: World) -> Result<(Opt
         spec.lr_scale = scale;
     }
     let (rule, slots) = (rule(&config.train)?, slots(&params.specs));
-    let partition = sharing::partition(params, world.size, legal_cuts(&*rule, &slots));
+    let partition = ddp_zero::partition(params, world.size, legal_cuts(&*rule, &slots));
     let sharing = Sharing::new(&config.train, partition, world.rank);
     let mut optimizer = Optimizer::shared(rule, slots, params.values(), &sharing.kept());
     optimizer.scaler = config.train.fp16.then(|| LossScaler::new(loss_scale(&config.train)));

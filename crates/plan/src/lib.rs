@@ -1,4 +1,4 @@
-//! Layer 2: what a run will do, computed before it starts. Pure functions: rows to optimizer steps
+//! What a run will do, computed before it starts. Pure functions: rows to optimizer steps
 //! ([`batches`]), the learning rate over them ([`rates`]), the bytes that saving needs
 //! ([`bytes`]), those of memory ([`memory`], by strategy [`strategies`]), the operations of a step ([`flops`]), and what a machine is
 //! used for ([`platform`]), and how fast many ranks are ([`scaling`]).

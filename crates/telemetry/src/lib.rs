@@ -6,6 +6,6 @@ pub mod metrics;
 pub mod norms;
 pub mod nvidia;
 pub mod progress;
-pub mod record;
 pub mod report;
+pub mod resolved_config;
 pub mod tensorboard;

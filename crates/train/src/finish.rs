@@ -2,11 +2,12 @@
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use super::autobatch::budget;
 use super::prepare::{self, Prepared};
 use super::run::{Ask, Summary};
 use super::samples::Questions;
 use super::session::{Done, Session};
-use super::{budget, facts, load, output, save};
+use super::{data_summary, load, output, save};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::disk::RealDisk;
@@ -297,7 +298,7 @@ impl Ending<'_> {
             outcome: self.outcome,
             cards: self.cards(summary),
             lines: self.lines.clone(),
-            data: facts::of_data(&self.prepared.dataset),
+            data: data_summary::of_data(&self.prepared.dataset),
             lengths,
             samples,
             confusion: self.confusion(),

@@ -1,34 +1,29 @@
-//! Layer 6: one optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
+//! One optimizer step, and the run around it: preparation, the loop, evaluation, checkpoints, metrics,
 //! TensorBoard, signals, samples and the report. [`run`] has the run on one page.
 pub mod adapter;
-mod agree;
-mod auto;
+pub mod autobatch;
 mod averages;
-pub mod budget;
-pub mod check;
-mod claim;
+pub mod classification_run;
+mod data_summary;
 mod divergence;
 pub mod engine;
-mod facts;
-pub mod feed;
 mod finish;
-mod fit;
-pub mod gauge;
 mod load;
 pub mod lock;
+pub mod memory_check;
+pub mod micro_batches;
 pub mod output;
-mod places;
+mod output_checks;
 mod predict;
 mod prepare;
-pub mod probe;
+mod rank_consistency;
 pub mod ranks;
 pub mod run;
+mod run_files;
 mod samples;
 mod save;
 mod scaling;
-pub mod scores;
 mod session;
-mod settle;
 pub mod signals;
 pub mod step;
-pub mod trained;
+pub mod trainable;

@@ -17,11 +17,11 @@ use tunesmith_model::quantized_cache::Cache;
 use tunesmith_model::weights::WeightFiles;
 use tunesmith_model::{Model, Phases, quantize};
 use tunesmith_optim::Schedule;
+use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_parallel::optimizer;
-use tunesmith_parallel::shard::Gatherer;
 use tunesmith_telemetry::metrics::Metrics;
 use tunesmith_telemetry::progress::{Event, Observer, Pace};
-use tunesmith_telemetry::record;
+use tunesmith_telemetry::resolved_config;
 use tunesmith_telemetry::tensorboard::EventWriter;
 
 /// A model, and how its frozen weights are shared with other ranks, if they are.
@@ -237,11 +237,11 @@ impl<'a> Session<'a> {
             0 => Metrics::create(&path)?,
             step => Metrics::resume(&path, step, self.state.evaluated_step)?,
         });
-        let resolved_yaml = record::resolved_yaml(&self.resolved.path, &self.prepared.settings, config);
+        let resolved_yaml = resolved_config::resolved_yaml(&self.resolved.path, &self.prepared.settings, config);
         atomic::replace_file(&RealDisk, &output_dir.join(output::CONFIG), &resolved_yaml)?;
         if config.logging.tensorboard {
             let mut events = EventWriter::create(&prepare::events_dir(config), self.state.step)?;
-            events.text(self.state.step, "config", &record::settings_table(&self.prepared.settings))?;
+            events.text(self.state.step, "config", &resolved_config::settings_table(&self.prepared.settings))?;
             self.events = Some(events);
         }
         self.done.preparing = began.elapsed();

@@ -3,12 +3,13 @@
 use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
 
+use super::autobatch::{budget, resolve, strategy_auto};
 use super::load::{self, Loaded};
 use super::lock::DirLock;
 use super::ranks::Seat;
 use super::run::Options;
 use super::signals::Stop;
-use super::{adapter, auto, budget, claim, engine, output, scaling, scores, settle, trained};
+use super::{adapter, classification_run, engine, output, output_checks, scaling, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::memory;
 use tunesmith_base::words::count;
@@ -135,7 +136,7 @@ pub fn parts(
     adapter::grow(&config, &model_dir, source.as_deref(), &mut arch)?;
     arch.separate(Targets::of(&config.tuning).apart());
     hub::fetch_paths(&mut config.data, &downloads)?;
-    scores::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
+    classification_run::set_head(&mut config, &mut arch, source.as_deref(), observer)?;
     let mut adapter = None;
     if let Some(dir) = &source {
         let (tuning, tensors) = adapter::open(dir, resolved, &arch)?;
@@ -148,10 +149,10 @@ pub fn parts(
         adapter = Some(tensors);
     }
     let placements = targets::placed(&arch, &config.tuning)?;
-    let tensors = trained::tensors(&config, &arch, &placements)?;
-    let trainable = tensors.iter().map(|(_, shape)| trained::size(shape)).sum();
-    trained::check_rates(&config, &tensors)?;
-    if let Some(note) = trained::beyond_peft(&arch, &tensors) {
+    let tensors = trainable::tensors(&config, &arch, &placements)?;
+    let trainable = tensors.iter().map(|(_, shape)| trainable::size(shape)).sum();
+    trainable::check_rates(&config, &tensors)?;
+    if let Some(note) = trainable::beyond_peft(&arch, &tensors) {
         observer.event(&Event::Notice(note));
     }
     let optimizer = budget::optimizer(&config, tensors, budget::threads(&config))?;
@@ -230,16 +231,16 @@ pub fn find(
     let parts = parts(resolved, observer, |config, model_dir| {
         let output_dir = &config.train.output_dir;
         for source in data::named_inputs(config).iter().map(PathBuf::as_path).chain([model_dir]) {
-            claim::refuse_own_source(source, output_dir)?;
+            output_checks::refuse_own_source(source, output_dir)?;
         }
         let lock = if seat.world.is_first() { Some(stop.acquire(output_dir)?) } else { None };
-        let resume = claim::find_checkpoint(config, observer)?;
-        let goes_on_here = resume.as_ref().is_some_and(|resume| claim::is_inside(&resume.dir, output_dir));
+        let resume = output_checks::find_checkpoint(config, observer)?;
+        let goes_on_here = resume.as_ref().is_some_and(|resume| output_checks::is_inside(&resume.dir, output_dir));
         if lock.is_some() && !goes_on_here && !options.overwrite {
-            claim::refuse_earlier_run(output_dir)?;
+            output_checks::refuse_earlier_run(output_dir)?;
         }
         if lock.is_some() {
-            claim::refuse_foreign(config, options.overwrite)?;
+            output_checks::refuse_foreign(config, options.overwrite)?;
         }
         claimed = Some((lock, goes_on_here));
         Ok(resume)
@@ -273,12 +274,12 @@ impl Found {
         observer: &dyn Observer,
     ) -> Result<Prepared> {
         let Self { mut parts, lock, goes_on_here, dataset, mut sampler, ranks, platform } = self;
-        claim::go_on_together(comm, parts.resume.as_ref(), &parts.config.train.output_dir)?;
-        if let Some((strategy, why)) = auto::choose(&parts, &dataset, comm)? {
+        output_checks::go_on_together(comm, parts.resume.as_ref(), &parts.config.train.output_dir)?;
+        if let Some((strategy, why)) = strategy_auto::choose(&parts, &dataset, comm)? {
             parts.config.train.strategy = strategy;
             observer.event(&Event::Notice(&why));
         }
-        let loaded = settle::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
+        let loaded = resolve::sizes(&mut parts, &dataset, &mut sampler, comm, observer)?;
         let settings = effective(resolved, &parts.config);
         let warms = ["train.warmup_ratio", "train.warmup_steps"].map(|key| *resolved.source(key) != Source::Default);
         let scaled = scaling::scale(&mut parts.config.train, ranks.0, warms.contains(&true));
@@ -387,7 +388,7 @@ fn check_disk(
     let needed = bytes::run(trainable, state, tokenizer, saves, keep);
     // What the final weights hold beside the trained values.
     let beside = match config.tuning.mode {
-        Mode::Freeze => trained::values(arch).saturating_sub(trainable),
+        Mode::Freeze => trainable::values(arch).saturating_sub(trainable),
         _ if adapters::of(&config.tuning).is_some_and(Method::takes_from_base) => trainable,
         _ => 0,
     };
@@ -434,8 +435,8 @@ impl Prepared {
             );
             facts.push(("checkpoint copy".to_owned(), text));
         }
-        facts.extend(trained::facts(self));
-        facts.extend(scores::facts(&self.dataset));
+        facts.extend(trainable::facts(self));
+        facts.extend(classification_run::facts(&self.dataset));
         if let Some(budget) = memory::budget() {
             let asked = if train.memory_budget.is_some() { "" } else { ": 90 % of what is free" };
             facts.push(("memory budget".to_owned(), format!("{}{asked}", human_bytes(budget))));

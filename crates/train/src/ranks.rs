@@ -2,7 +2,7 @@
 //! several threads of this one (`dp`).
 use std::time::Duration;
 
-use super::agree::{MEETING, SIZES};
+use super::rank_consistency::{MEETING, SIZES};
 use super::session::Session;
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::words::count;
@@ -59,7 +59,7 @@ fn carrier(backend: RankBackend) -> Result<Carrier> {
 }
 
 /// What ranks must agree in before anything is loaded: the version, and the settings by which they meet until
-/// [`super::agree`] compares the rest.
+/// [`super::rank_consistency`] compares the rest.
 fn facts(resolved: &Resolved) -> Facts {
     let meeting = |key: &str| MEETING.contains(&key) || SIZES.contains(&key);
     let words = |value: &serde_json::Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);

@@ -1,8 +1,8 @@
 //! The run on one page: prepare, load, go on from a checkpoint if asked, step, evaluate, save, finish.
 use std::time::Instant;
 
-use super::places::DISPLACED;
 use super::ranks::{self, Seat};
+use super::run_files::DISPLACED;
 use super::session::{GONE, Session};
 use super::signals::Stop;
 use super::{engine, finish, prepare, save};

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::prepare::Prepared;
 use super::session::Session;
-use super::{output, trained};
+use super::{output, trainable};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::atomic::Staging;
 use tunesmith_checkpoint::disk::RealDisk;
@@ -18,8 +18,8 @@ use tunesmith_config::arch::EMBEDDING;
 use tunesmith_data as data;
 use tunesmith_model as model;
 use tunesmith_model::weights::Wrapping;
-use tunesmith_parallel::fetch::Fetch;
-use tunesmith_parallel::gathered::Gathered;
+use tunesmith_parallel::gather_optimizer::Gathered;
+use tunesmith_parallel::gather_params::Fetch;
 use tunesmith_telemetry::metrics::Metrics;
 
 /// Saves the step that was done last, and removes checkpoints that are no longer wanted. Unless it is to `wait`, or
@@ -259,7 +259,7 @@ fn start_of(session: &Session<'_>, start: &[f32]) -> Result<Vec<f32>> {
 fn final_bytes(session: &Session<'_>) -> u64 {
     let prepared = &session.prepared;
     let values = match prepared.config.tuning.mode {
-        Mode::Freeze => trained::values(&prepared.arch),
+        Mode::Freeze => trainable::values(&prepared.arch),
         _ if session.model.params.start().is_some() => 2 * prepared.trainable,
         _ => prepared.trainable,
     };

@@ -5,7 +5,7 @@ use tunesmith_data::batch::Batch;
 use tunesmith_model::Model;
 use tunesmith_optim::{LossScaler, Optimizer, clip};
 
-use tunesmith_parallel::sharing::{Sharing, Walked};
+use tunesmith_parallel::ddp_zero::{Sharing, Walked};
 
 /// What a step did.
 #[derive(Debug, Clone, Copy, PartialEq)]

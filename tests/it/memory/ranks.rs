@@ -6,7 +6,7 @@ use tunesmith::comm::{Among, Collectives, Limits, World};
 use tunesmith::config::Checkpointing;
 use tunesmith::data::{Sampler, SamplerOptions, Split};
 use tunesmith::error::Result;
-use tunesmith::train::gauge::Gauge;
+use tunesmith::train::autobatch::measure_pass::Gauge;
 
 use super::{Large, ROUNDING, Run};
 use crate::comm::gloo_is_there;

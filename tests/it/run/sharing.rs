@@ -11,11 +11,11 @@ use tunesmith::data::batch::{Batch, Example, IGNORE};
 use tunesmith::model::Model;
 use tunesmith::model::stack::Stack;
 use tunesmith::optim::{State, StateTensor};
+use tunesmith::parallel::fsdp::Gatherer;
 use tunesmith::parallel::optimizer;
-use tunesmith::parallel::shard::Gatherer;
 use tunesmith::plan::memory::{Breakdown, Device, Job, Pass, Predictor, Storage};
 use tunesmith::plan::strategies::{self, Machine, Way};
-use tunesmith::train::budget;
+use tunesmith::train::autobatch::budget;
 use tunesmith::train::step::{Attempt, StepStats, attempt};
 
 use super::ends::metrics;

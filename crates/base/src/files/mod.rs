@@ -1,4 +1,4 @@
-//! Layer 0: how files are opened and how outputs are written. Every reader and writer goes through here (a test in
+//! How files are opened and how outputs are written. Every reader and writer goes through here (a test in
 //! `tests/it/tidy.rs` looks for others), so that three rules hold everywhere:
 //!
 //! - **Regular files only.** A FIFO, a device, a socket or a folder in place of a file is refused before it is opened:

@@ -1,4 +1,4 @@
-//! Layer 1: how many bytes the process holds ([`live`], [`peak`]), how many it may ([`Budget`]), and how many the machine
+//! How many bytes the process holds ([`live`], [`peak`]), how many it may ([`Budget`]), and how many the machine
 //! has ([`limits`]).
 //!
 //! A failed allocation cannot be returned through Rust's allocator. So whoever takes a large buffer asks [`admit`] first;

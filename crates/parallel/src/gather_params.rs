@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::io;
 
-use super::gathered::Gathered;
-use super::sharing::Sharing;
+use super::ddp_zero::Sharing;
+use super::gather_optimizer::Gathered;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::TRAINED;
 use tunesmith_comm::{Collectives, bytes};

@@ -1,9 +1,9 @@
 //! Steps and validations within the memory budget. What does not fit is done again with the same rows in smaller passes;
 //! that stays so for the rest of the run, and for what is resumed from it. What one rank has no room for, all cut alike.
-use super::feed;
-use super::gauge::Gauge;
-use super::session::Session;
-use super::step::{Attempt, StepStats, attempt};
+use super::measure_pass::Gauge;
+use crate::micro_batches;
+use crate::session::Session;
+use crate::step::{Attempt, StepStats, attempt};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::memory;
 use tunesmith_config::{Checkpointing, ConfigValue as _};
@@ -31,7 +31,8 @@ impl Session<'_> {
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
     pub(super) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
         loop {
-            let batches = feed::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
+            let batches =
+                micro_batches::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
             let max_grad_norm = self.prepared.config.train.max_grad_norm;
             let ranks = (&*self.comm, &mut self.sharing);
             match attempt(&mut self.model, &mut self.optimizer, ranks, &batches, rate, max_grad_norm)? {
@@ -96,7 +97,7 @@ impl Session<'_> {
     fn passes_within<T>(&mut self, rows: &[usize], measure: &dyn Fn(&Model, &Batch) -> Result<T>) -> Result<Vec<T>> {
         loop {
             let Some(validation) = &self.prepared.dataset.validation else { return Ok(Vec::new()) };
-            let batches = feed::batches(validation, &vec![vec![rows.to_vec()]], self.pass_limit())?;
+            let batches = micro_batches::batches(validation, &vec![vec![rows.to_vec()]], self.pass_limit())?;
             let mut found = Vec::with_capacity(batches.len());
             let mut failed = None;
             for batch in &batches {

@@ -1,10 +1,10 @@
 //! Puts numbers in the place of `auto`: those of the checkpoint to go on from, of an earlier probe of the same, or measured
 //! now.
 use super::budget;
-use super::gauge::Gauge;
-use super::load::{self, Loaded};
-use super::prepare::Parts;
-use super::probe::{self, Asked, Remembered, Sizes};
+use super::choose_batch::{self, Asked, Remembered, Sizes};
+use super::measure_pass::Gauge;
+use crate::load::{self, Loaded};
+use crate::prepare::Parts;
 use tunesmith_base::error::Result;
 use tunesmith_base::memory;
 use tunesmith_base::memory::limits;
@@ -13,7 +13,7 @@ use tunesmith_comm::Collectives;
 use tunesmith_config::{Auto, Checkpointing, Config};
 use tunesmith_data::{Dataset, Sampler};
 use tunesmith_ops::simd;
-use tunesmith_parallel::shard::Gatherer;
+use tunesmith_parallel::fsdp::Gatherer;
 use tunesmith_telemetry::machine::Machine;
 use tunesmith_telemetry::progress::{Event, Observer};
 
@@ -84,7 +84,7 @@ fn of_checkpoint(asked: &Asked, saved: &Checkpoint) -> Option<Sizes> {
         }
     };
     let checkpointing = match asked.checkpointing {
-        Checkpointing::Auto => probe::read_checkpointing(saved.state.gradient_checkpointing.as_ref()?)?,
+        Checkpointing::Auto => choose_batch::read_checkpointing(saved.state.gradient_checkpointing.as_ref()?)?,
         given @ Checkpointing::Blocks { .. } => given,
     };
     Some(Sizes {
@@ -122,11 +122,11 @@ fn found(
     let mut model = load::model(parts, gatherer.as_ref())?;
     observer.event(&Event::Phase("measuring passes"));
     let mut gauge = Gauge::new(&mut model, (&dataset.train, sampler), later(parts, comm), comm)?;
-    let found = probe::choose(&mut gauge, asked, (config, weights.as_ref()))?;
+    let found = choose_batch::choose(&mut gauge, asked, (config, weights.as_ref()))?;
     drop(gauge);
     // The budget is whole again before any rank goes on.
     comm.barrier()?;
-    for line in probe::lines(&found.passes, &found.reasons, &found.sizes) {
+    for line in choose_batch::lines(&found.passes, &found.reasons, &found.sizes) {
         observer.event(&Event::Notice(&line));
     }
     if let Some(path) = path.filter(|_| comm.world().local_rank == 0) {

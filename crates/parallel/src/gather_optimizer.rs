@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::io::{self, Write};
 use std::ops::Range;
 
-use super::sharing::Sharing;
+use super::ddp_zero::Sharing;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_checkpoint::{self as checkpoint, TRAINED};
 use tunesmith_comm::{Collectives, bytes};

@@ -1,6 +1,6 @@
 //! `train.strategy: auto` with several ranks: whole copies where they fit, else what shares the least that makes it fit.
 use super::budget;
-use super::prepare::Parts;
+use crate::prepare::Parts;
 use tunesmith_base::error::Result;
 use tunesmith_base::memory;
 use tunesmith_comm::Collectives;

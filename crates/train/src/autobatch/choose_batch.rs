@@ -10,7 +10,7 @@
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-use super::gauge::{Gauge, LEAST, Line, Measured};
+use super::measure_pass::{Gauge, LEAST, Line, Measured};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files::{self, staged};
 use tunesmith_base::memory;

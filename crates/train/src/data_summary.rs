@@ -1,5 +1,5 @@
 //! What is told of the data, before step 1 and in the report.
-use super::scores;
+use super::classification_run;
 use tunesmith_data::Dataset;
 use tunesmith_plan::grouped;
 
@@ -44,7 +44,7 @@ pub fn of_data(dataset: &Dataset) -> Vec<(String, String)> {
     if let Some(turns) = report.train.turns.summary() {
         fact("earlier turns rewritten", turns);
     }
-    for (label, text) in scores::facts(dataset) {
+    for (label, text) in classification_run::facts(dataset) {
         fact(&label, text);
     }
     let (cut, pieces) = report.cut;

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use super::prepare::{Parts, Prepared};
-use super::trained;
+use crate::prepare::{Parts, Prepared};
+use crate::trainable;
 use tunesmith_base::error::Result;
 use tunesmith_base::files;
 use tunesmith_base::memory;
@@ -20,7 +20,7 @@ use tunesmith_model::{freeze, quantize};
 use tunesmith_ops::quant::Format;
 use tunesmith_optim::optimizer::state_bytes;
 use tunesmith_optim::{self as optim, Slot};
-use tunesmith_parallel::shard;
+use tunesmith_parallel::fsdp;
 use tunesmith_plan::human_bytes;
 use tunesmith_plan::memory::{
     Base, Breakdown, Device, Job, OptimizerBytes, PROGRAM, Pass, Predictor, Storage, Trained,
@@ -44,7 +44,7 @@ const TOKEN: u64 = 700;
 /// [`tunesmith_base::Kind::Config`]: what is to be trained or left out does not exist, or the optimizer has no such arguments.
 pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option<&WeightFiles>) -> Result<Job<'a>> {
     let placements = targets::placed(arch, &config.tuning)?;
-    let tensors = trained::tensors(config, arch, &placements)?;
+    let tensors = trainable::tensors(config, arch, &placements)?;
     let threads = threads(config);
     let takes = adapters::of(&config.tuning).is_some_and(Method::takes_from_base);
     let through_f32 = config.model.init == Init::Random || !config.tuning.adapters.is_empty();
@@ -70,7 +70,7 @@ pub fn job<'a>(config: &Config, arch: &'a Arch, stored: Storage, weights: Option
             through_f32,
         },
         trained: Trained {
-            values: tensors.iter().map(|(_, shape)| trained::size(shape)).sum(),
+            values: tensors.iter().map(|(_, shape)| trainable::size(shape)).sum(),
             tensors: whole(config, arch, &placements)?,
             adapters: placements
                 .iter()
@@ -161,7 +161,7 @@ fn stored_in(weights: Option<&WeightFiles>, arch: &Arch) -> Storage {
 
 /// The way in which a run of so many ranks shares its memory among them.
 pub fn way(config: &Config, ranks: usize) -> Way {
-    let named = match shard::sharding(&config.train) {
+    let named = match fsdp::sharding(&config.train) {
         Some(Sharding::HybridShard) => Some(Strategy::Zero2),
         None if config.train.strategy == tunesmith_config::Strategy::Fsdp => Some(Strategy::Ddp),
         _ => Strategy::ALL.into_iter().find(|strategy| strategy.name() == config.train.strategy.as_str()),

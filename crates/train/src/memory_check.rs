@@ -1,9 +1,10 @@
 //! One measured step on a configuration's largest batch beside what was predicted of it, for `memory-check`.
-use super::gauge::{Gauge, Line};
+use super::autobatch::choose_batch::Asked;
+use super::autobatch::measure_pass::{Gauge, Line};
+use super::autobatch::{budget, resolve};
 use super::prepare::{self, Parts};
-use super::probe::Asked;
 use super::step::{Attempt, attempt};
-use super::{budget, engine, load, settle};
+use super::{engine, load};
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::{self, Budget, limits};
 use tunesmith_checkpoint::Background;
@@ -79,7 +80,7 @@ pub fn largest(resolved: &Resolved, observer: &dyn Observer) -> Result<Largest> 
         let mut model = load::model(&parts, None)?;
         model.params.zero_grads();
         let (loading, loaded) = (memory::peak(), memory::live());
-        let later = settle::later(&parts, &Single);
+        let later = resolve::later(&parts, &Single);
         let mut gauge = Gauge::new(&mut model, (&dataset.train, &sampler), later, &Single)?;
         let asked = Asked::of(config, arch, 1);
         let lengths = gauge.lengths();

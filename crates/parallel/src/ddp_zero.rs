@@ -17,9 +17,9 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
-use super::narrow::{Sums, room};
+use super::grad_buffer::{Sums, room};
 use super::timeline::Timeline;
-use super::{replicas, shard};
+use super::{fsdp, replicas};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_comm::exchange::{Exchange, Piece};
 use tunesmith_comm::{Collectives, Partition, World};
@@ -76,10 +76,10 @@ impl Sharing {
     /// As a configuration says; `partition` is that of all ranks.
     pub fn new(train: &TrainConfig, partition: Partition, rank: usize) -> Self {
         let several = partition.ranks() > 1;
-        let weights = shard::sharding(train);
+        let weights = fsdp::sharding(train);
         let shares = match train.strategy {
             _ if !several => Shares::Nothing,
-            _ if shard::shares_values(train) => Shares::StateAndValues,
+            _ if fsdp::shares_values(train) => Shares::StateAndValues,
             Strategy::Zero1 | Strategy::Zero2 => Shares::State,
             _ if weights.is_some() => Shares::State,
             _ => Shares::Nothing,
