@@ -5,6 +5,7 @@
 //!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
 //!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
 //! settings, name -> upload (a folder's files, one commit)
+//! proxy -> wire (each request of these)
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
@@ -22,6 +23,8 @@ mod glob;
 mod models;
 mod name;
 #[cfg(feature = "hub")]
+mod proxy;
+#[cfg(feature = "hub")]
 mod remote;
 mod settings;
 mod store;
@@ -29,6 +32,8 @@ mod store;
 mod transfer;
 #[cfg(feature = "hub")]
 mod upload;
+#[cfg(feature = "hub")]
+mod wire;
 
 pub use checkout::{Checkout, Snapshot};
 pub use datasets::choose;
@@ -169,7 +174,7 @@ impl<'a> Hub<'a> {
             // Only whether it could be done.
             return Ok(Pushed::default());
         }
-        upload::Uploader::new(&self.settings, self.watch, repo)?.push(files, private, message)
+        upload::Uploader::new(&self.settings, self.watch, repo).push(files, private, message)
     }
 
     #[cfg(not(feature = "hub"))]
