@@ -28,6 +28,8 @@ use super::upload::base64;
 use crate::error::{Error, Result};
 use crate::files;
 
+/// Who asks.
+const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(20);
 /// Redirects in a row.
@@ -176,6 +178,7 @@ impl<'a> Wire<'a> {
             .config()
             .http_status_as_error(config.http_status_as_error())
             .max_redirects(config.max_redirects())
+            .user_agent(AGENT)
             .accept_encoding("identity")
             .proxy(config.proxy().cloned())
             .tls_config(config.tls_config().clone())
@@ -235,7 +238,7 @@ impl<'a> Wire<'a> {
             return Ok(agent.clone());
         }
         let mut config = Agent::config_builder()
-            .user_agent(concat!("tunesmith/", env!("CARGO_PKG_VERSION")))
+            .user_agent(AGENT)
             .accept_encoding("identity")
             .http_status_as_error(false)
             .max_redirects(0)

@@ -76,11 +76,11 @@ fn an_address_may_hold_a_name_and_a_password() {
 #[test]
 fn a_hub_that_falls_silent_is_asked_again() {
     let mut world = World::new();
-    publish(&world, "main");
-    world.settings.pace.silence = Duration::from_millis(500);
+    world.server.commit("models/owner/name", "main", &[("config.json", b"{}"), ("model.safetensors", b"x")]);
+    world.settings.pace.silence = Duration::from_secs(1);
     world.server.fault(|request, before, reply| {
         if request.is("GET", "/revision/") && before == 0 {
-            std::thread::sleep(Duration::from_millis(700));
+            std::thread::sleep(Duration::from_millis(1_500));
         }
         reply
     });
@@ -174,6 +174,9 @@ fn variables_that_cannot_be_right_are_named() {
         assert!(text.contains(wanted) && !text.contains("word"), "{text}");
     };
     refused(&[("HTTP_PROXY", "gopher://me:word@host")], "env HTTP_PROXY: not the address of a proxy");
-    refused(&[("HF_ENDPOINT", "https://hub.invalid"), ("SSL_CERT_FILE", "/nowhere.pem")], "env SSL_CERT_FILE");
+    refused(
+        &[("HF_ENDPOINT", "https://hub.invalid"), ("SSL_CERT_FILE", "/nowhere.pem"), ("SSL_CERT_DIR", "/nowhere")],
+        "env SSL_CERT_FILE",
+    );
     assert!(program.server.log().is_empty());
 }
