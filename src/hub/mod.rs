@@ -5,7 +5,7 @@
 //!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
 //!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
 //! settings, name -> upload (a folder's files, one commit)
-//! proxy -> wire (each request of these)
+//! address, proxy -> wire (each request of these)
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
@@ -13,6 +13,8 @@
     not(feature = "hub"),
     allow(dead_code, clippy::unused_self, reason = "what only downloads need stands idle")
 )]
+#[cfg(feature = "hub")]
+mod address;
 mod checkout;
 mod datasets;
 #[cfg(feature = "hub")]

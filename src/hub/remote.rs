@@ -5,6 +5,7 @@ use ureq::http::header::LINK;
 use ureq::http::{HeaderMap, Method};
 
 use super::Watch;
+use super::address::joined;
 use super::failure::{Failure, Refused, patiently};
 use super::name::{Repo, is_commit, is_safe_path};
 use super::settings::Settings;
@@ -103,7 +104,7 @@ impl<'a> Remote<'a> {
     /// A page of a listing, and the address of the next one.
     fn page(&self, url: &str) -> Result<(Vec<Entry>, Option<String>), Failure> {
         let answer = self.wire.send(self.wire.signed(Ask::new(Method::GET, url)))?;
-        let next = next_page(answer.headers()).and_then(|next| wire::joined(url, next.as_bytes()));
+        let next = next_page(answer.headers()).and_then(|next| joined(url, next.as_bytes()));
         Ok((wire::json(answer)?, next))
     }
 

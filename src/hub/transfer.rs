@@ -8,11 +8,12 @@ use hf_hub::api::sync::ApiRepo;
 use ureq::http::header::LOCATION;
 use ureq::http::{HeaderMap, Method};
 
+use super::address::joined;
 use super::failure::{Failure, patiently, pause, wait};
 use super::name::Repo;
 use super::settings::Settings;
 use super::store::{Listed, Store, make_parent};
-use super::wire::{Answer, Ask, Wire, joined, refused};
+use super::wire::{Answer, Ask, Wire, refused};
 use super::{Place, Watch, digest};
 use crate::error::{Error, Result};
 use crate::files;

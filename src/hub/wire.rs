@@ -4,7 +4,6 @@
 //! hf-hub builds the requests for a repository's commit and the addresses of its files. It lists no sizes, makes no
 //! repository and sends no files: those requests go over ureq, its own client, and so does what it does itself.
 use std::cell::RefCell;
-use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
@@ -15,11 +14,12 @@ use hf_hub::api::sync::{ApiBuilder, ApiRepo};
 use hf_hub::{Cache, RepoType};
 use serde::de::DeserializeOwned;
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
-use ureq::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
+use ureq::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 use ureq::typestate::WithoutBody;
 use ureq::{Agent, Body, Proxy, ProxyProtocol, RequestBuilder, SendBody};
 
+use super::address::{joined, login, origin};
 use super::failure::{Failure, Refused};
 use super::name::{Kind, Repo};
 use super::proxy::Proxies;
@@ -319,101 +319,9 @@ pub(super) fn refused(answer: Answer) -> Refused {
     Refused { status, code, words, retry_after }
 }
 
-/// Whether an address is of HTTPS, its host, and its port.
-fn origin(url: &str) -> Option<(bool, String, u16)> {
-    let uri: Uri = url.parse().ok()?;
-    let is_https = match uri.scheme_str()? {
-        "https" => true,
-        "http" => false,
-        _ => return None,
-    };
-    let host = uri.host().filter(|host| !host.is_empty())?.to_ascii_lowercase();
-    Some((is_https, host, uri.port_u16().unwrap_or(if is_https { 443 } else { 80 })))
-}
-
-/// The address that `location` is, seen from `base`.
-pub(super) fn joined(base: &str, location: &[u8]) -> Option<String> {
-    let mut to = String::new();
-    for &byte in location.trim_ascii() {
-        match byte {
-            b'#' => break,
-            b'!'..=b'~' if !b"\"<>\\^`{|}".contains(&byte) => to.push(char::from(byte)),
-            byte => {
-                let _ = write!(to, "%{byte:02X}"); // a String never fails
-            }
-        }
-    }
-    let (scheme, rest) = base.split_once("://")?;
-    let host = &base[..base.len() - rest.len() + rest.find(['/', '?']).unwrap_or(rest.len())];
-    let path = base[host.len()..].split('?').next()?;
-    let folder = path.rfind('/').map_or("/", |slash| &path[..=slash]);
-    Some(match to.as_str() {
-        to if to.split_once("://").is_some_and(|(scheme, _)| scheme.bytes().all(|byte| byte.is_ascii_alphabetic())) => {
-            to.to_owned()
-        }
-        to if to.starts_with("//") => format!("{scheme}:{to}"),
-        to if to.starts_with('/') => format!("{host}{to}"),
-        to if to.starts_with('?') => format!("{host}{path}{to}"),
-        to => format!("{host}{folder}{to}"),
-    })
-}
-
-/// The name and the password of an address, with a colon between them.
-fn login(url: &str) -> Option<Vec<u8>> {
-    let (login, _) = url.split_once("://")?.1.split('/').next()?.rsplit_once('@')?;
-    let (name, password) = login.split_once(':').unwrap_or((login, ""));
-    let decoded = |text: &str| {
-        let mut bytes = Vec::new();
-        let mut rest = text.as_bytes();
-        while let Some((&first, after)) = rest.split_first() {
-            let hex = after.get(..2).filter(|_| first == b'%').and_then(|hex| std::str::from_utf8(hex).ok());
-            let code = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok());
-            bytes.push(code.unwrap_or(first));
-            rest = if code.is_some() { &after[2..] } else { after };
-        }
-        bytes
-    };
-    Some([decoded(name), b":".to_vec(), decoded(password)].concat())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn locations_are_joined_as_browsers_do() {
-        for (base, location, wanted) in [
-            ("http://h:1/a/b?c", "https://o/x?y#z", "https://o/x?y"),
-            ("http://h:1/a/b?c", "//o/x", "http://o/x"),
-            ("http://h:1/a/b?c", "/x?u=https://o/", "http://h:1/x?u=https://o/"),
-            ("http://h:1/a/b?c", "x", "http://h:1/a/x"),
-            ("http://h:1/a/b?c", "?d", "http://h:1/a/b?d"),
-            ("http://h", "x", "http://h/x"),
-            ("https://h?q=/", "/x y\u{fc}", "https://h/x%20y%C3%BC"),
-            ("https://h/", "https://o/?name=\"a|b\"", "https://o/?name=%22a%7Cb%22"),
-        ] {
-            assert_eq!(joined(base, location.as_bytes()).as_deref(), Some(wanted), "{base} {location}");
-        }
-    }
-
-    #[test]
-    fn hosts_differ_by_scheme_name_and_port() {
-        assert_eq!(origin("https://Hub.example/x"), origin("https://hub.example:443"));
-        for other in ["http://hub.example/", "https://hub.example:444/", "https://example/", "https://x.hub.example/"] {
-            assert!(origin(other).is_some() && origin(other) != origin("https://hub.example/"), "{other}");
-        }
-        for none in ["ftp://h/", "h", "/x", "http://", "http://h/ x"] {
-            assert_eq!(origin(none), None, "{none}");
-        }
-    }
-
-    #[test]
-    fn logins_of_addresses_are_decoded() {
-        assert_eq!(login("http://me:w%40rd@h/x@y").unwrap(), b"me:w@rd");
-        assert_eq!(login("http://me@h").unwrap(), b"me:");
-        assert_eq!(login("http://m%zz%4:x@h").unwrap(), b"m%zz%4:x");
-        assert_eq!(login("http://h/@"), None);
-    }
 
     #[test]
     fn a_file_that_grows_or_shrinks_is_not_sent_otherwise_than_announced() {
@@ -427,5 +335,43 @@ mod tests {
         assert_eq!(read(3).unwrap(), "123");
         assert_eq!(read(5).unwrap(), "12345");
         assert!(read(6).unwrap_err().to_string().contains("became shorter"));
+    }
+
+    #[test]
+    fn an_upload_may_take_longer_than_a_silence() {
+        const BYTES: usize = 48 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![0; BYTES]).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silence = Duration::from_millis(1_500);
+        let settings = Settings {
+            endpoint: format!("http://{}", listener.local_addr().unwrap()),
+            cache: folder.path().to_owned(),
+            token: None,
+            offline: false,
+            pace: crate::hub::Pace { silence, ..Default::default() },
+        };
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut head, mut byte) = (Vec::new(), [0]);
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let mut part = vec![0; 256 << 10];
+            for _ in 0..BYTES / part.len() {
+                stream.read_exact(&mut part).unwrap();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            io::Write::write_all(&mut stream, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+            String::from_utf8(head).unwrap().to_lowercase()
+        });
+        let ask = Ask::new(Method::PUT, format!("{}/file", settings.endpoint)).file(&path, BYTES as u64);
+        let began = std::time::Instant::now();
+        assert_eq!(Wire::new(&settings).send(ask).unwrap().status(), 200);
+        assert!(began.elapsed() > silence);
+        let head = server.join().unwrap();
+        assert!(head.contains(&format!("content-length: {BYTES}")) && !head.contains("transfer-encoding"), "{head}");
     }
 }
