@@ -3,6 +3,7 @@ mod accept;
 mod program;
 mod push;
 mod server;
+mod wire;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -75,7 +75,7 @@ impl Hub<'_> {
             // The cache stands in for a hub that is away: no reason to wait for long.
             settings.pace.attempts = settings.pace.attempts.min(2);
         }
-        let remote = super::remote::Remote::new(&settings, self.watch, &repo)?;
+        let remote = super::remote::Remote::new(&settings, self.watch, &repo);
         let now = if is_commit(revision) { Ok(revision.to_owned()) } else { remote.commit(revision) };
         let commit = match now {
             Ok(commit) => commit,

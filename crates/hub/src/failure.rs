@@ -1,8 +1,6 @@
 //! Why a request to the hub failed: what can be tried again, and what the user is told.
 use std::time::Duration;
 
-use hf_hub::HFError;
-
 use super::name::{Kind, Repo};
 use super::settings::Settings;
 use super::{Pace, Watch};
@@ -39,49 +37,21 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<reqwest::Error> for Failure {
-    fn from(error: reqwest::Error) -> Self {
-        // Addresses of redirects are signed: they are left out.
-        let error = error.without_url();
-        let mut text = error.to_string();
-        let mut source = std::error::Error::source(&error);
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
+impl From<ureq::Error> for Failure {
+    fn from(error: ureq::Error) -> Self {
+        use ureq::Timeout;
+        match error {
+            // Addresses of redirects are signed: they are left out.
+            ureq::Error::BadUri(_) | ureq::Error::Http(_) => Self::Odd("an address that is none".to_owned()),
+            ureq::Error::BodyExceedsLimit(limit) => Self::Odd(format!("more than {limit} bytes")),
+            ureq::Error::Timeout(Timeout::Resolve | Timeout::Connect) => {
+                Self::Network("no connection was made in time".to_owned())
+            }
+            ureq::Error::Timeout(_) => Self::Network("the connection fell silent".to_owned()),
+            ureq::Error::Io(source) => Self::Network(source.to_string()),
+            ureq::Error::ConnectProxyFailed(why) => Self::Network(format!("the proxy refuses: {why}")),
+            other => Self::Network(other.to_string()),
         }
-        let json = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<serde_json::Error>());
-        if error.is_connect() {
-            // Who called whom on the way says nothing to a user.
-            return Self::Network(text.rsplit(": ").next().unwrap_or_default().to_owned());
-        }
-        if error.is_builder() || json.is_some_and(|json| !json.is_io() && !json.is_eof()) {
-            Self::Odd(text)
-        } else {
-            Self::Network(text)
-        }
-    }
-}
-
-impl From<HFError> for Failure {
-    fn from(error: HFError) -> Self {
-        let (context, retry_after) = match error {
-            HFError::Http { context }
-            | HFError::AuthRequired { context }
-            | HFError::Forbidden { context }
-            | HFError::Conflict { context }
-            | HFError::RepoNotFound { context: Some(context), .. }
-            | HFError::RevisionNotFound { context: Some(context), .. }
-            | HFError::EntryNotFound { context: Some(context), .. } => (context, None),
-            HFError::RateLimited { retry_after, context } => (context, retry_after),
-            HFError::Request { source, .. } => return source.into(),
-            other => return Self::Odd(other.to_string()),
-        };
-        Self::Status(Refused {
-            status: context.status.as_u16(),
-            code: context.error_code.clone(),
-            words: context.server_message.clone(),
-            retry_after,
-        })
     }
 }
 
@@ -193,11 +163,10 @@ impl Refused {
                     "run it again later: what has arrived is kept; with {create} more requests are allowed ({sent})"
                 ))
             }
-            status => Error::new(
-                tunesmith_base::Kind::Io,
-                format!("{about}: the hub answered with status {status}{said}"),
-            )
-            .hint("run it again later: what has arrived is kept; https://status.huggingface.co says how the hub is"),
+            status => Error::new(tunesmith_base::Kind::Io, format!("{about}: the hub answered with status {status}{said}"))
+                .hint(
+                    "run it again later: what has arrived is kept; https://status.huggingface.co says how the hub is",
+                ),
         }
     }
 }

@@ -5,6 +5,7 @@
 //!   -> checkout (a repository at a commit: remote listing, or what the cache knows)
 //!   -> models, datasets (which of its files are needed) -> transfer (one file, resumed, verified) -> store (the cache)
 //! settings, name -> upload (a folder's files, one commit)
+//! address, proxy -> wire (each request of these)
 //! ```
 //!
 //! Without the cargo feature `hub` what is in the cache can be used; nothing is downloaded.
@@ -12,6 +13,8 @@
     not(feature = "hub"),
     allow(dead_code, clippy::unused_self, reason = "what only downloads need stands idle")
 )]
+#[cfg(feature = "hub")]
+mod address;
 mod checkout;
 mod datasets;
 #[cfg(feature = "hub")]
@@ -22,6 +25,8 @@ mod glob;
 mod models;
 mod name;
 #[cfg(feature = "hub")]
+mod proxy;
+#[cfg(feature = "hub")]
 mod remote;
 mod settings;
 mod store;
@@ -29,6 +34,8 @@ mod store;
 mod transfer;
 #[cfg(feature = "hub")]
 mod upload;
+#[cfg(feature = "hub")]
+mod wire;
 
 pub use checkout::{Checkout, Snapshot};
 pub use datasets::choose;
@@ -38,8 +45,8 @@ pub use settings::{Pace, Settings, Token};
 
 use std::path::{Path, PathBuf};
 
-use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
+use tunesmith_base::error::{Error, Result};
 
 /// Hears what happens while files are fetched; called from several threads.
 pub trait Watch: Sync {
@@ -169,7 +176,7 @@ impl<'a> Hub<'a> {
             // Only whether it could be done.
             return Ok(Pushed::default());
         }
-        upload::Uploader::new(&self.settings, self.watch, repo)?.push(files, private, message)
+        upload::Uploader::new(&self.settings, self.watch, repo).push(files, private, message)
     }
 
     #[cfg(not(feature = "hub"))]

@@ -1,14 +1,18 @@
-//! What hf-hub is asked: which commit a revision is, which files it has, which revisions there are.
-use hf_hub::repository::RepoTreeEntry;
-use hf_hub::{HFClient, HFClientSync, HFRepositorySync, RepoType, RepoTypeDataset, RepoTypeModel, split_id};
+//! What the hub is asked about a repository: which commit a revision is, which files it has, which revisions there are.
+use hf_hub::api::sync::ApiRepo;
+use serde::Deserialize;
+use ureq::http::header::LINK;
+use ureq::http::{HeaderMap, Method};
 
+use super::Watch;
+use super::address::joined;
 use super::failure::{Failure, Refused, patiently};
-use super::name::{Kind, Repo, is_commit, is_safe_path};
+use super::name::{Repo, is_commit, is_safe_path};
 use super::settings::Settings;
 use super::store::Listed;
-use super::{Watch, transfer};
-use tunesmith_base::error::{Error, Result};
+use super::wire::{self, Ask, Wire};
 use tunesmith_config::nearest;
+use tunesmith_base::error::Error;
 
 /// More files than a repository that is used here has.
 const MAX_FILES: usize = 50_000;
@@ -18,47 +22,49 @@ pub(super) struct Remote<'a> {
     settings: &'a Settings,
     watch: &'a dyn Watch,
     repo: &'a Repo,
-    handle: Handle,
+    wire: Wire<'a>,
 }
 
-enum Handle {
-    Model(HFRepositorySync<RepoTypeModel>),
-    Dataset(HFRepositorySync<RepoTypeDataset>),
+#[derive(Deserialize)]
+struct Info {
+    sha: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    #[serde(default)]
+    size: u64,
+}
+
+#[derive(Deserialize)]
+struct Refs {
+    #[serde(default)]
+    branches: Vec<Named>,
+    #[serde(default)]
+    tags: Vec<Named>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
 }
 
 impl<'a> Remote<'a> {
-    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Result<Self> {
-        let failed = |error: hf_hub::HFError| Failure::from(error).into_error(settings, repo, "main", "the files");
-        let client =
-            transfer::client(settings, true).map_err(|error| error.into_error(settings, repo, "main", "the files"))?;
-        // Retries are made here, where the hub's own wish for a pause is heard.
-        let mut builder = HFClient::builder()
-            .endpoint(&settings.endpoint)
-            .cache_dir(&settings.cache)
-            .client(client)
-            .retry_max_attempts(0);
-        if let Some(token) = &settings.token {
-            builder = builder.token(token.secret());
-        }
-        let client: HFClientSync = builder.build_sync().map_err(failed)?;
-        let (owner, name) = split_id(&repo.id);
-        let handle = match repo.kind {
-            Kind::Model => Handle::Model(client.model(owner, name)),
-            Kind::Dataset => Handle::Dataset(client.dataset(owner, name)),
-        };
-        Ok(Self { settings, watch, repo, handle })
+    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Self {
+        Self { settings, watch, repo, wire: Wire::new(settings) }
     }
 
     /// The commit that `revision` is now.
     pub fn commit(&self, revision: &str) -> Result<String, Failure> {
-        let only = || Some(vec!["sha".to_owned()]);
-        let found = patiently(self.settings, self.watch, || {
-            Ok(match &self.handle {
-                Handle::Model(repo) => repo.info().revision(revision).maybe_expand(only()).send()?.sha,
-                Handle::Dataset(repo) => repo.info().revision(revision).maybe_expand(only()).send()?.sha,
-            })
+        let api: ApiRepo = self.wire.api(self.repo, revision)?;
+        let info: Info = patiently(self.settings, self.watch, || {
+            // Its own `info` wants the list of files too, and tells no status from another.
+            wire::json(self.wire.carry(api.info_request().query("expand", "sha"))?)
         })?;
-        match found {
+        match info.sha {
             Some(commit) if is_commit(&commit) => Ok(commit),
             Some(other) => Err(Failure::Odd(format!("{other:?} as the commit of {revision}"))),
             None => Err(Failure::Odd(format!("no commit of {revision}"))),
@@ -67,39 +73,50 @@ impl<'a> Remote<'a> {
 
     /// The files at a commit.
     pub fn list(&self, commit: &str) -> Result<Vec<Listed>, Failure> {
-        let entries = patiently(self.settings, self.watch, || match &self.handle {
-            Handle::Model(repo) => tree(repo, commit),
-            Handle::Dataset(repo) => tree(repo, commit),
-        })?;
         let repo = self.repo;
-        if entries.len() > MAX_FILES {
-            let message = format!("{repo} has more than {MAX_FILES} files; that is taken for a mistake");
-            return Err(Failure::Here(
-                repo.error(message).hint("download the files in another way and name their folder"),
-            ));
-        }
-        let mut files = Vec::new();
-        for entry in entries {
-            let RepoTreeEntry::File { path, size, .. } = entry else { continue };
-            if !is_safe_path(&path) {
-                let message = format!("{repo} lists a file {path:?}, which would be written outside of its folder");
-                return Err(Failure::Here(repo.error(message).hint("nothing of this repository was downloaded")));
+        let (mut files, mut count) = (Vec::new(), 0);
+        let mut page = Some(self.api(&format!("tree/{commit}?recursive=true")));
+        while let Some(url) = page {
+            let (entries, next) = patiently(self.settings, self.watch, || self.page(&url))?;
+            // An empty page counts too, so that this comes to an end.
+            count += entries.len().max(1);
+            if count > MAX_FILES {
+                let message = format!("{repo} has more than {MAX_FILES} files; that is taken for a mistake");
+                return Err(Failure::Here(
+                    repo.error(message).hint("download the files in another way and name their folder"),
+                ));
             }
-            files.push(Listed { path, size });
+            for Entry { kind, path, size } in entries {
+                if kind != "file" {
+                    continue;
+                }
+                if !is_safe_path(&path) {
+                    let message = format!("{repo} lists a file {path:?}, which would be written outside of its folder");
+                    return Err(Failure::Here(repo.error(message).hint("nothing of this repository was downloaded")));
+                }
+                files.push(Listed { path, size });
+            }
+            page = next;
         }
         Ok(files)
+    }
+
+    /// A page of a listing, and the address of the next one.
+    fn page(&self, url: &str) -> Result<(Vec<Entry>, Option<String>), Failure> {
+        let answer = self.wire.send(self.wire.signed(Ask::new(Method::GET, url)))?;
+        let next = next_page(answer.headers()).and_then(|next| joined(url, next.as_bytes()));
+        Ok((wire::json(answer)?, next))
     }
 
     /// The error for a revision that cannot be had, with the nearest one that there is.
     pub fn explain(&self, failure: Failure, revision: &str) -> Error {
         let not_found = matches!(&failure, Failure::Status(Refused { status: 404, .. }));
         let error = failure.into_error(self.settings, self.repo, revision, "the files");
-        let refs = match &self.handle {
-            _ if !not_found || is_commit(revision) => return error,
-            Handle::Model(repo) => repo.list_refs().send(),
-            Handle::Dataset(repo) => repo.list_refs().send(),
-        };
-        let Ok(refs) = refs else { return error };
+        if !not_found || is_commit(revision) {
+            return error;
+        }
+        let ask = self.wire.signed(Ask::new(Method::GET, self.api("refs")));
+        let Ok(refs) = self.wire.send(ask).and_then(wire::json::<Refs>) else { return error };
         let names: Vec<String> = refs.branches.into_iter().chain(refs.tags).map(|found| found.name).collect();
         let hint = match nearest(revision, names.iter().map(String::as_str)) {
             Some(near) => format!("did you mean {near}?"),
@@ -107,8 +124,33 @@ impl<'a> Remote<'a> {
         };
         self.repo.error(format!("{} has no revision {revision}", self.repo)).hint(self.settings.clean(&hint))
     }
+
+    fn api(&self, what: &str) -> String {
+        format!("{}/api/{}/{}/{what}", self.wire.endpoint(), self.repo.plural(), self.repo.id)
+    }
 }
 
-fn tree<T: RepoType>(repo: &HFRepositorySync<T>, commit: &str) -> Result<Vec<RepoTreeEntry>, Failure> {
-    Ok(repo.list_tree().revision(commit).recursive(true).limit(MAX_FILES + 1).send()?)
+/// The address with `rel="next"` in `Link`.
+fn next_page(headers: &HeaderMap) -> Option<String> {
+    let link = headers.get(LINK)?.to_str().ok()?;
+    let before = &link[..link.find("rel=\"next\"")?];
+    Some(before[before.rfind('<')? + 1..].split_once('>')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_next_page_is_that_of_the_header() {
+        let next = |link: &str| {
+            let headers = HeaderMap::from_iter([(LINK, link.parse().unwrap())]);
+            next_page(&headers)
+        };
+        assert_eq!(next("<https://h/a?cursor=x>; rel=\"next\"").as_deref(), Some("https://h/a?cursor=x"));
+        assert_eq!(next("</a>; rel=\"prev\", </b>; rel=\"next\"").as_deref(), Some("/b"));
+        for none in ["", "</a>; rel=\"prev\"", "rel=\"next\"", "<a rel=\"next\""] {
+            assert_eq!(next(none), None, "{none}");
+        }
+    }
 }

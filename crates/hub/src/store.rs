@@ -1,13 +1,15 @@
 //! The cache on disk, in the layout that every Hugging Face tool shares: `blobs/<etag>`, `snapshots/<commit>/<path>`
 //! (links to blobs), `refs/<revision>` (a commit). Beside them the file list of each commit that was looked at, in
 //! `.listings/<commit>.json`, so that later uses need no network.
-use std::fs::{self, File};
+use std::fs;
+#[cfg(feature = "hub")]
+use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use super::name::{Repo, is_commit, is_safe_path};
-use tunesmith_base::error::{Error, Result};
 #[cfg(feature = "hub")]
+use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
 /// A file of a repository.

@@ -1,34 +1,27 @@
 //! One file from the hub to the disk: hf-hub begins a cut download from its first byte and takes what arrives on trust;
 //! here it goes on where it stopped, also in a later run, and is kept only when its hash is the one that was announced.
 use std::fs::{self, File};
-use std::io::{Seek as _, SeekFrom, Write as _};
+use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use reqwest::header::{ACCEPT_ENCODING, AUTHORIZATION, HeaderMap, HeaderValue, LOCATION, RANGE};
-use reqwest::redirect::Policy;
-use reqwest::{Client, Method, Response};
+use hf_hub::api::sync::ApiRepo;
+use ureq::http::header::LOCATION;
+use ureq::http::{HeaderMap, Method};
 
-use super::failure::{Failure, Refused, patiently, pause, wait};
+use super::address::joined;
+use super::failure::{Failure, patiently, pause, wait};
 use super::name::Repo;
 use super::settings::Settings;
 use super::store::{Listed, Store, make_parent};
+use super::wire::{Answer, Ask, Wire, refused};
 use super::{Place, Watch, digest};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
 /// So many new bytes show that the connection is worth the trouble.
 const PROGRESS: u64 = 1 << 20;
-/// The most of a refusal's text that is read.
-const WORDS_BYTES: usize = 64 << 10;
-
-/// A client of the hub; with `follow` it goes where redirects lead.
-pub(super) fn client(settings: &Settings, follow: bool) -> Result<Client, Failure> {
-    let agent = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
-    let policy = if follow { Policy::default() } else { Policy::none() };
-    let builder = Client::builder().user_agent(agent).redirect(policy);
-    Ok(builder.connect_timeout(Duration::from_secs(20)).read_timeout(settings.pace.silence).build()?)
-}
+/// Bytes that are read at once.
+const CHUNK: usize = 128 << 10;
 
 /// Fetches files of one repository at one commit, one after the other. Each thread has its own.
 pub(super) struct Carrier<'a> {
@@ -36,9 +29,9 @@ pub(super) struct Carrier<'a> {
     watch: &'a dyn Watch,
     repo: &'a Repo,
     commit: &'a str,
-    runtime: tokio::runtime::Runtime,
-    staying: Client,
-    following: Client,
+    wire: Wire<'a>,
+    /// Knows where files lie.
+    api: ApiRepo,
 }
 
 /// What the hub announces of a file.
@@ -49,13 +42,9 @@ struct Announced {
 
 impl<'a> Carrier<'a> {
     pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo, commit: &'a str) -> Result<Self, Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|source| {
-            Error::new(tunesmith_base::Kind::Io, format!("no runtime for downloads: {source}"))
-                .hint("raise the limits of open files and processes (ulimit -n, ulimit -u)")
-        })?;
-        let (staying, following) = (client(settings, false)?, client(settings, true)?);
-        Ok(Self { settings, watch, repo, commit, runtime, staying, following })
+        let wire = Wire::new(settings);
+        let api = wire.api(repo, commit)?;
+        Ok(Self { settings, watch, repo, commit, wire, api })
     }
 
     /// Makes sure that the file lies in `place`, whole and with the hash that the hub announces.
@@ -168,17 +157,18 @@ impl<'a> Carrier<'a> {
 
     /// What the hub says of a file before sending it.
     fn announced(&self, file: &Listed) -> Result<Announced, Failure> {
+        let ask = |url: &str| self.wire.send(self.wire.signed(Ask::new(Method::HEAD, url).staying()));
         let mut url = self.url(&file.path);
-        let mut answer = self.send(&self.staying, Method::HEAD, &url, None)?;
+        let mut answer = ask(&url)?;
         // A renamed repository is a redirect on the same host; one to where large files lie has all that is asked here.
         for _ in 0..5 {
-            let Some(next) = relative_redirect(&answer) else { break };
-            url = format!("{}{next}", self.origin());
-            answer = self.send(&self.staying, Method::HEAD, &url, None)?;
+            let Some(next) = relative_redirect(&answer).and_then(|next| joined(&url, next)) else { break };
+            answer = ask(&next)?;
+            url = next;
         }
         let status = answer.status();
         if !status.is_success() && !status.is_redirection() {
-            return Err(Failure::Status(self.refused(answer)));
+            return Err(Failure::Status(refused(answer)));
         }
         let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok());
         if header("x-repo-commit").is_some_and(|commit| commit != self.commit) {
@@ -203,7 +193,9 @@ impl<'a> Carrier<'a> {
         partial: &mut File,
         arrived: &mut dyn FnMut(u64),
     ) -> Result<(), Failure> {
-        let mut answer = self.send(&self.following, Method::GET, &self.url(&file.path), Some(offset))?;
+        let ask = self.wire.signed(Ask::new(Method::GET, self.url(&file.path)));
+        let ask = if offset > 0 { ask.with_foreign("range", &format!("bytes={offset}-"))? } else { ask };
+        let answer = self.wire.send(ask)?;
         let disk = |source: std::io::Error| {
             Error::io("write", &file.path, &source).hint("free some space, or set HF_HUB_CACHE")
         };
@@ -211,14 +203,20 @@ impl<'a> Carrier<'a> {
             206 if starts_at(answer.headers(), offset) => offset,
             200 => 0,
             206 | 416 => return Err(Failure::Odd(format!("another part of {} than was asked for", file.path))),
-            _ => return Err(Failure::Status(self.refused(answer))),
+            _ => return Err(Failure::Status(refused(answer))),
         };
         partial.set_len(position).and_then(|()| partial.seek(SeekFrom::Start(position))).map_err(disk)?;
-        while let Some(bytes) = self.runtime.block_on(async { answer.chunk().await })? {
+        let (mut reader, mut buffer) = (answer.into_body().into_reader(), vec![0; CHUNK]);
+        loop {
+            let count = reader.read(&mut buffer).map_err(ureq::Error::from)?;
+            let bytes = &buffer[..count];
+            if bytes.is_empty() {
+                break;
+            }
             if position + bytes.len() as u64 > size {
                 return Err(Failure::Odd(format!("more than the announced {size} bytes of {}", file.path)));
             }
-            partial.write_all(&bytes).map_err(disk)?;
+            partial.write_all(bytes).map_err(disk)?;
             position += bytes.len() as u64;
             arrived(position);
         }
@@ -228,35 +226,8 @@ impl<'a> Carrier<'a> {
         Ok(())
     }
 
-    fn send(&self, client: &Client, method: Method, url: &str, offset: Option<u64>) -> Result<Response, Failure> {
-        let mut request = client.request(method, url).header(ACCEPT_ENCODING, "identity");
-        if let Some(token) = &self.settings.token {
-            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.secret()))
-                .map_err(|_| Failure::Odd("a token that cannot be sent".to_owned()))?;
-            value.set_sensitive(true);
-            request = request.header(AUTHORIZATION, value);
-        }
-        if let Some(offset) = offset.filter(|&offset| offset > 0) {
-            request = request.header(RANGE, format!("bytes={offset}-"));
-        }
-        // Its timer wants the runtime from the start.
-        Ok(self.runtime.block_on(async { request.send().await })?)
-    }
-
-    /// The hub's words on why it refuses.
-    fn refused(&self, answer: Response) -> Refused {
-        self.runtime.block_on(refused(answer))
-    }
-
     fn url(&self, path: &str) -> String {
-        format!("{}/{}/resolve/{}/{}", self.settings.endpoint, self.repo.page(), self.commit, encoded(path))
-    }
-
-    /// Scheme and host of the hub.
-    fn origin(&self) -> &str {
-        let endpoint = self.settings.endpoint.as_str();
-        let host = endpoint.find("://").map_or(0, |at| at + 3);
-        endpoint[host..].find('/').map_or(endpoint, |slash| &endpoint[..host + slash])
+        self.api.url(&encoded(path))
     }
 }
 
@@ -274,30 +245,10 @@ fn sweep_partials(target: &Path, incomplete: &Path) {
     }
 }
 
-/// The hub's words on why it refuses.
-pub(super) async fn refused(mut answer: Response) -> Refused {
-    let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
-    let retry_after = header("retry-after").and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);
-    let (code, mut words) = (header("x-error-code"), header("x-error-message"));
-    let status = answer.status().as_u16();
-    if words.is_none() {
-        let mut body = Vec::new();
-        while let Ok(Some(bytes)) = answer.chunk().await {
-            body.extend_from_slice(&bytes);
-            if body.len() > WORDS_BYTES {
-                break;
-            }
-        }
-        let json: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
-        words = json.and_then(|json| Some(json.get("error")?.as_str()?.to_owned()));
-    }
-    Refused { status, code, words, retry_after }
-}
-
 /// Where a redirect leads that stays on the host.
-fn relative_redirect(answer: &Response) -> Option<&str> {
-    let location = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection())?.to_str().ok()?;
-    (location.starts_with('/') && !location.starts_with("//")).then_some(location)
+fn relative_redirect(answer: &Answer) -> Option<&[u8]> {
+    let location = answer.headers().get(LOCATION).filter(|_| answer.status().is_redirection())?.as_bytes();
+    (location.starts_with(b"/") && !location.starts_with(b"//")).then_some(location)
 }
 
 /// Whether `Content-Range` begins at `offset`.

@@ -1,22 +1,21 @@
 //! A folder's files to a repository of the hub, in one commit: which files go into large-file storage (`preupload`), where
 //! each of those is put (`info/lfs/objects/batch`, in one piece or in parts), and the commit that names them all.
 //!
-//! hf-hub makes the repository. Its own upload sends large files by Xet only, or else within the commit, all of them in
-//! memory; here they are read while they are sent, and one that the hub has already is not sent again.
+//! Large files are read while they are sent, and one that the hub has already is not sent again.
 use std::fmt::Write as _;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use hf_hub::{HFClient, HFClientSync, HFError, RepoTypeModel};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderValue};
-use reqwest::{Body, Client, Method, RequestBuilder, Response};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use ureq::http::Method;
+use ureq::http::header::{ACCEPT, CONTENT_TYPE, ETAG};
 
 use super::failure::{Failure, Refused, patiently};
 use super::name::Repo;
 use super::settings::Settings;
-use super::{Pushed, Watch, digest, transfer};
+use super::wire::{self, Answer, Ask, Wire};
+use super::{Pushed, Watch, digest};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 use tunesmith_base::words::count;
@@ -26,6 +25,7 @@ const SAMPLE: usize = 512;
 /// The largest part that is held in memory, of a file that is sent in parts.
 const MAX_PART: u64 = 1 << 30;
 const LFS: &str = "application/vnd.git-lfs+json";
+const JSON: &str = "application/json";
 
 /// A file to send.
 struct Item {
@@ -93,19 +93,12 @@ pub(super) struct Uploader<'a> {
     settings: &'a Settings,
     watch: &'a dyn Watch,
     repo: &'a Repo,
-    runtime: tokio::runtime::Runtime,
-    client: Client,
+    wire: Wire<'a>,
 }
 
 impl<'a> Uploader<'a> {
-    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(|source| {
-            Error::new(Kind::Io, format!("no runtime for uploads: {source}"))
-                .hint("raise the limits of open files and processes (ulimit -n, ulimit -u)")
-        })?;
-        let client = transfer::client(settings, true).map_err(|failure| explain(failure, settings, repo, "begin"))?;
-        Ok(Self { settings, watch, repo, runtime, client })
+    pub fn new(settings: &'a Settings, watch: &'a dyn Watch, repo: &'a Repo) -> Self {
+        Self { settings, watch, repo, wire: Wire::new(settings) }
     }
 
     /// Makes the repository if it is not there, sends the files, and commits them to `main`.
@@ -139,8 +132,8 @@ impl<'a> Uploader<'a> {
         lines.push('\n');
         let committed: Committed = self
             .again(|| {
-                let request = self.post(&self.api("commit/main")).header(CONTENT_TYPE, "application/x-ndjson");
-                self.json(request.body(lines.clone()))
+                let ask = self.post(self.api("commit/main")).with(CONTENT_TYPE, "application/x-ndjson");
+                wire::json(self.wire.send(ask.bytes(lines.as_bytes()))?)
             })
             .map_err(fail("commit"))?;
         let address = format!("{}/{}", self.settings.shown_endpoint(), self.repo.page());
@@ -148,21 +141,15 @@ impl<'a> Uploader<'a> {
     }
 
     fn create(&self, private: bool) -> Result<(), Failure> {
-        let mut builder = HFClient::builder()
-            .endpoint(&self.settings.endpoint)
-            .cache_dir(&self.settings.cache)
-            .client(self.client.clone())
-            .retry_max_attempts(0);
-        if let Some(token) = &self.settings.token {
-            builder = builder.token(token.secret());
-        }
-        let client: HFClientSync = builder.build_sync()?;
+        let (owner, name) = self.repo.id.split_once('/').unwrap_or(("", &self.repo.id));
+        let body = json!({"name": name, "organization": owner, "private": private, "type": "model"}).to_string();
         self.again(|| {
-            let request = client.create_repository().repo_id(&self.repo.id).repo_type(RepoTypeModel);
-            match request.private(private).exist_ok(true).send() {
-                // A token for this one repository may not make any: whether it may write comes out with the next request.
-                Ok(_) | Err(HFError::Forbidden { .. }) => Ok(()),
-                Err(error) => Err(error.into()),
+            let ask = self.post(format!("{}/api/repos/create", self.wire.endpoint())).with(CONTENT_TYPE, JSON);
+            match self.answer(ask.bytes(body.as_bytes())) {
+                // It is there; and a token for this one repository may not make any: whether it may write comes out
+                // with the next request.
+                Ok(_) | Err(Failure::Status(Refused { status: 403 | 409, .. })) => Ok(()),
+                Err(failure) => Err(failure),
             }
         })
     }
@@ -172,8 +159,9 @@ impl<'a> Uploader<'a> {
             .iter()
             .map(|item| json!({"path": item.path, "size": item.size, "sample": base64(&item.sample)}))
             .collect();
-        let request = self.post(&self.api("preupload/main")).header(CONTENT_TYPE, "application/json");
-        let modes: Modes = self.json(request.body(json!({ "files": files }).to_string()))?;
+        let body = json!({ "files": files }).to_string();
+        let ask = self.post(self.api("preupload/main")).with(CONTENT_TYPE, JSON);
+        let modes: Modes = wire::json(self.wire.send(ask.bytes(body.as_bytes()))?)?;
         Ok(modes.files)
     }
 
@@ -183,10 +171,11 @@ impl<'a> Uploader<'a> {
             "operation": "upload", "transfers": ["basic", "multipart"], "objects": objects, "hash_algo": "sha256",
             "ref": {"name": "main"},
         });
-        let url = format!("{}/{}.git/info/lfs/objects/batch", self.settings.endpoint, self.repo.page());
+        let body = body.to_string();
         let batch: BatchAnswer = self.again(|| {
-            let request = self.post(&url).header(ACCEPT, LFS).header(CONTENT_TYPE, LFS);
-            self.json(request.body(body.to_string()))
+            let url = format!("{}/{}.git/info/lfs/objects/batch", self.wire.endpoint(), self.repo.page());
+            let ask = self.post(url).with(ACCEPT, LFS).with(CONTENT_TYPE, LFS);
+            wire::json(self.wire.send(ask.bytes(body.as_bytes()))?)
         })?;
         for item in items {
             let object = batch.objects.iter().find(|object| object.oid == item.sha256);
@@ -204,11 +193,7 @@ impl<'a> Uploader<'a> {
                 if let Some(verify) = verify {
                     let body = json!({"oid": item.sha256, "size": item.size}).to_string();
                     self.again(|| {
-                        let request = self.client.post(&verify.href).header(CONTENT_TYPE, "application/json");
-                        // The token is for the hub alone.
-                        let at_home = verify.href.starts_with(&format!("{}/", self.settings.endpoint));
-                        let request = if at_home { self.signed(request) } else { request };
-                        self.answer(request.body(body.clone()))
+                        self.answer(self.post(&verify.href).with(CONTENT_TYPE, JSON).bytes(body.as_bytes()))
                     })?;
                 }
             }
@@ -219,15 +204,13 @@ impl<'a> Uploader<'a> {
 
     /// One request whose body is read from the file while it is sent.
     fn send_whole(&self, item: &Item, upload: &Action) -> Result<(), Failure> {
-        let file = files::open(&item.file).map_err(|source| Error::io("read", &item.file, &source))?;
-        let mut request = self.client.request(Method::PUT, &upload.href).header(CONTENT_LENGTH, item.size);
+        let mut ask = Ask::new(Method::PUT, &upload.href);
         for (name, value) in &upload.header {
             if let Some(value) = value.as_str() {
-                request = request.header(name, value);
+                ask = ask.with_foreign(name, value)?;
             }
         }
-        let body = self.runtime.block_on(async { Body::from(tokio::fs::File::from_std(file)) });
-        self.answer(request.body(body)).map(drop)
+        self.answer(ask.file(&item.file, item.size)).map(drop)
     }
 
     /// A request for each part, and one that says that these were all.
@@ -251,15 +234,15 @@ impl<'a> Uploader<'a> {
         for (at, (_, place)) in (0u64..).zip(&places) {
             let start = at * part_bytes;
             let bytes = item.part(start, part_bytes.min(item.size - start))?;
-            let answer = self.again(|| self.answer(self.client.put(*place).body(bytes.clone())))?;
+            let answer = self.again(|| self.answer(Ask::new(Method::PUT, *place).bytes(&bytes)))?;
             let etag =
                 answer.headers().get(ETAG).and_then(|value| value.to_str().ok()).ok_or_else(|| odd("no ETag"))?;
             parts.push(json!({"partNumber": at + 1, "etag": etag}));
         }
         let body = json!({"oid": item.sha256, "parts": parts}).to_string();
         self.again(|| {
-            let request = self.client.post(&upload.href).header(ACCEPT, LFS).header(CONTENT_TYPE, LFS);
-            self.answer(request.body(body.clone()))
+            let ask = Ask::new(Method::POST, &upload.href).with(ACCEPT, LFS).with(CONTENT_TYPE, LFS);
+            self.answer(ask.bytes(body.as_bytes()))
         })?;
         Ok(())
     }
@@ -269,37 +252,16 @@ impl<'a> Uploader<'a> {
     }
 
     fn api(&self, what: &str) -> String {
-        format!("{}/api/{}/{}/{what}", self.settings.endpoint, self.repo.plural(), self.repo.id)
+        format!("{}/api/{}/{}/{what}", self.wire.endpoint(), self.repo.plural(), self.repo.id)
     }
 
-    fn post(&self, url: &str) -> RequestBuilder {
-        self.signed(self.client.post(url))
+    /// With the token, where that is the hub's address.
+    fn post<'b>(&self, url: impl Into<String>) -> Ask<'b> {
+        self.wire.signed(Ask::new(Method::POST, url))
     }
 
-    /// With the token.
-    fn signed(&self, request: RequestBuilder) -> RequestBuilder {
-        let Some(token) = &self.settings.token else { return request };
-        // Its letters were checked when it was read.
-        let Ok(mut value) = HeaderValue::from_str(&format!("Bearer {}", token.secret())) else { return request };
-        value.set_sensitive(true);
-        request.header(AUTHORIZATION, value)
-    }
-
-    /// The answer, if it is one of success.
-    fn answer(&self, request: RequestBuilder) -> Result<Response, Failure> {
-        self.runtime.block_on(async {
-            let answer = request.send().await?;
-            if answer.status().is_success() {
-                return Ok(answer);
-            }
-            Err(Failure::Status(transfer::refused(answer).await))
-        })
-    }
-
-    fn json<T: for<'de> Deserialize<'de>>(&self, request: RequestBuilder) -> Result<T, Failure> {
-        let answer = self.answer(request)?;
-        let bytes = self.runtime.block_on(async { answer.bytes().await })?;
-        serde_json::from_slice(&bytes).map_err(|error| Failure::Odd(error.to_string()))
+    fn answer(&self, ask: Ask) -> Result<Answer, Failure> {
+        wire::succeeded(self.wire.send(ask)?)
     }
 }
 
@@ -368,7 +330,7 @@ fn explain(failure: Failure, settings: &Settings, repo: &Repo, doing: &str) -> E
 }
 
 /// RFC 4648.
-fn base64(bytes: &[u8]) -> String {
+pub(super) fn base64(bytes: &[u8]) -> String {
     const LETTERS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {

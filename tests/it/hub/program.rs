@@ -1,20 +1,20 @@
 //! The same through the program: `download`, `train`, `data` and `doctor` with names of the hub.
 use std::fs;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Command, Output};
 
 use super::server::{Reply, Server};
 use crate::run::fixture::{Fixture, said, tunesmith};
 
 /// A server with the tiny model, its rows and an adapter for it, and a home of its own.
-struct Program {
-    server: Server,
+pub struct Program {
+    pub server: Server,
     fixture: Fixture,
     commit: String,
 }
 
 impl Program {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let (server, fixture) = (Server::start(), Fixture::new());
         let files: Vec<(String, Vec<u8>)> = fs::read_dir(fixture.path("model"))
             .unwrap()
@@ -28,18 +28,23 @@ impl Program {
         Self { server, fixture, commit }
     }
 
-    fn run(&self, args: &[&str], environment: &[(&str, &str)]) -> Output {
+    pub fn run(&self, args: &[&str], environment: &[(&str, &str)]) -> Output {
+        self.command(args, environment).output().unwrap()
+    }
+
+    pub fn command(&self, args: &[&str], environment: &[(&str, &str)]) -> Command {
         let mut command = tunesmith(args);
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("HF_") || name.starts_with("HUGGING")) {
             command.env_remove(name);
         }
         command.env_remove("MODEL").env_remove("CONFIG");
         command.env("HF_ENDPOINT", &self.server.endpoint).env("HF_HOME", self.fixture.path("home"));
-        command.envs(environment.iter().copied()).current_dir(self.fixture.root.path()).output().unwrap()
+        command.envs(environment.iter().copied()).current_dir(self.fixture.root.path());
+        command
     }
 }
 
-fn good(output: &Output) -> String {
+pub fn good(output: &Output) -> String {
     assert!(output.status.success(), "{}", said(output));
     said(output)
 }

@@ -94,6 +94,27 @@ fn a_model_arrives_in_parts_and_after_failures_that_pass() {
 }
 
 #[test]
+fn what_is_sent_is_sent_again_where_a_redirect_leads() {
+    let world = World::new();
+    world.server.fault(|request, _, reply| {
+        let moves = ["/preupload/", "/store/"].iter().any(|part| request.target.contains(part));
+        if !moves || request.target.contains("moved=") {
+            return reply;
+        }
+        let mark = if request.target.contains('?') { '&' } else { '?' };
+        Reply::status(307, &[("Location", &format!("{}{mark}moved=1", request.target))], "")
+    });
+    good(&world.push(Some("hf_writer"), &["--peft"]));
+    world.arrived();
+    for part in ["/preupload/", "/store/"] {
+        let log = world.server.log();
+        let bodies: Vec<&[u8]> =
+            log.iter().filter(|request| request.target.contains(part)).map(|request| &*request.body).collect();
+        assert!(bodies.len() == 2 && bodies[0] == bodies[1] && !bodies[0].is_empty(), "{part}");
+    }
+}
+
+#[test]
 fn refusals_say_what_to_do_and_never_the_token() {
     let world = World::new();
     let refused = |token: Option<&str>, code: i32, wanted: &[&str]| {

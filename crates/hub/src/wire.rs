@@ -1,0 +1,377 @@
+//! Requests to the hub, and to where it leads: the environment's proxies and certificates, limits of time, and redirects,
+//! which the token follows only to the same host and port.
+//!
+//! hf-hub builds the requests for a repository's commit and the addresses of its files. It lists no sizes, makes no
+//! repository and sends no files: those requests go over ureq, its own client, and so does what it does itself.
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use hf_hub::api::sync::{ApiBuilder, ApiRepo};
+use hf_hub::{Cache, RepoType};
+use serde::de::DeserializeOwned;
+use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, LOCATION};
+use ureq::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use ureq::tls::{Certificate, RootCerts, TlsConfig};
+use ureq::typestate::WithoutBody;
+use ureq::{Agent, Body, Proxy, ProxyProtocol, RequestBuilder, SendBody};
+
+use super::address::{joined, login, origin};
+use super::failure::{Failure, Refused};
+use super::name::{Kind, Repo};
+use super::proxy::Proxies;
+use super::settings::Settings;
+use super::upload::base64;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_base::files;
+
+/// Who asks.
+const AGENT: &str = concat!("tunesmith/", env!("CARGO_PKG_VERSION"));
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(20);
+/// Redirects in a row.
+const REDIRECTS: usize = 10;
+/// The most of an answer that is read at once.
+const ANSWER_BYTES: u64 = 64 << 20;
+/// The most of a refusal's text that is read.
+const WORDS_BYTES: u64 = 64 << 10;
+
+pub(super) type Answer = Response<Body>;
+
+/// A request.
+#[derive(Clone)]
+pub(super) struct Ask<'a> {
+    method: Method,
+    url: String,
+    headers: HeaderMap,
+    load: Load<'a>,
+    follows: bool,
+}
+
+/// What a request carries.
+#[derive(Clone, Copy)]
+enum Load<'a> {
+    Nothing,
+    Bytes(&'a [u8]),
+    /// A file of this size, which is read while it is sent.
+    File(&'a Path, u64),
+}
+
+impl<'a> Ask<'a> {
+    pub fn new(method: Method, url: impl Into<String>) -> Self {
+        Self { method, url: url.into(), headers: HeaderMap::new(), load: Load::Nothing, follows: true }
+    }
+
+    /// It does not go where redirects lead.
+    pub fn staying(self) -> Self {
+        Self { follows: false, ..self }
+    }
+
+    pub fn with(mut self, name: HeaderName, value: &'static str) -> Self {
+        self.headers.insert(name, HeaderValue::from_static(value));
+        self
+    }
+
+    /// With a header that comes from elsewhere.
+    pub fn with_foreign(mut self, name: &str, value: &str) -> Result<Self, Failure> {
+        let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) else {
+            return Err(Failure::Odd("a header that cannot be sent".to_owned()));
+        };
+        self.headers.insert(name, value);
+        Ok(self)
+    }
+
+    pub fn bytes(self, bytes: &'a [u8]) -> Self {
+        Self { load: Load::Bytes(bytes), ..self }
+    }
+
+    pub fn file(self, path: &'a Path, size: u64) -> Self {
+        Self { load: Load::File(path, size), ..self }
+    }
+
+    /// The request that follows `answer`, where that is a redirect.
+    fn next(&self, answer: &Answer) -> Result<Option<Self>, Failure> {
+        let status = answer.status().as_u16();
+        let Some(location) = answer.headers().get(LOCATION).filter(|_| matches!(status, 301..=303 | 307 | 308)) else {
+            return Ok(None);
+        };
+        let nowhere = || Failure::Odd("a redirect to no address".to_owned());
+        let mut next = self.clone();
+        next.url = joined(&self.url, location.as_bytes()).ok_or_else(nowhere)?;
+        if status <= 303 && self.method != Method::GET && self.method != Method::HEAD {
+            (next.method, next.load) = (Method::GET, Load::Nothing);
+            next.headers.remove(CONTENT_TYPE);
+        }
+        if origin(&next.url).ok_or_else(nowhere)? != origin(&self.url).ok_or_else(nowhere)? {
+            next.headers.remove(AUTHORIZATION);
+        }
+        Ok(Some(next))
+    }
+}
+
+/// The way to the hub. Each thread has its own.
+pub(super) struct Wire<'a> {
+    settings: &'a Settings,
+    /// The hub's address, without a name and a password.
+    endpoint: String,
+    proxies: Proxies,
+    /// Each with whether it speaks TLS and its proxy.
+    agents: RefCell<Vec<(bool, Option<Proxy>, Agent)>>,
+}
+
+impl<'a> Wire<'a> {
+    pub fn new(settings: &'a Settings) -> Self {
+        let (endpoint, proxies) = (settings.shown_endpoint(), Proxies::from_env());
+        Self { settings, endpoint, proxies, agents: RefCell::default() }
+    }
+
+    /// The hub's address, without a name and a password.
+    pub fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// hf-hub's view of `repo` at `revision`.
+    pub fn api(&self, repo: &Repo, revision: &str) -> Result<ApiRepo, Failure> {
+        let kind = match repo.kind {
+            Kind::Model => RepoType::Model,
+            Kind::Dataset => RepoType::Dataset,
+        };
+        let api = ApiBuilder::from_cache(Cache::new(self.settings.cache.clone()))
+            .with_endpoint(self.endpoint.clone())
+            .with_token(self.settings.token.as_ref().map(|token| token.secret().to_owned()))
+            .with_user_agent(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"))
+            .build()
+            .map_err(|error| Failure::Odd(error.to_string()))?;
+        Ok(api.repo(hf_hub::Repo::with_revision(repo.id.clone(), kind, revision.to_owned())))
+    }
+
+    /// With the token, where the request goes to the hub; it is for nobody else.
+    pub fn signed<'b>(&self, mut ask: Ask<'b>) -> Ask<'b> {
+        let is_at_home = ask.url.strip_prefix(&self.endpoint).is_some_and(|rest| rest.starts_with('/'));
+        if let Some(value) = self.authorization().filter(|_| is_at_home) {
+            ask.headers.insert(AUTHORIZATION, value);
+        }
+        ask
+    }
+
+    /// The token, or the name and the password that the hub's address holds.
+    fn authorization(&self) -> Option<HeaderValue> {
+        let text = match &self.settings.token {
+            Some(token) => format!("Bearer {}", token.secret()),
+            None => format!("Basic {}", base64(&login(&self.settings.endpoint)?)),
+        };
+        let mut value = HeaderValue::try_from(text).ok()?;
+        value.set_sensitive(true);
+        Some(value)
+    }
+
+    /// The answer to a request that hf-hub built.
+    pub fn carry(&self, request: RequestBuilder<WithoutBody>) -> Result<Answer, Failure> {
+        let url = request.uri_ref().map(ToString::to_string).unwrap_or_default();
+        let ask = Ask { headers: request.headers_ref().cloned().unwrap_or_default(), ..Ask::new(Method::GET, url) };
+        let agent = self.agent(&ask.url)?;
+        let (config, times) = (agent.config(), agent.config().timeouts());
+        let mut request = request
+            .config()
+            .http_status_as_error(config.http_status_as_error())
+            .max_redirects(config.max_redirects())
+            .user_agent(AGENT)
+            .accept_encoding("identity")
+            .proxy(config.proxy().cloned())
+            .tls_config(config.tls_config().clone())
+            .timeout_resolve(times.resolve)
+            .timeout_connect(times.connect)
+            .timeout_per_read(config.timeout_per_read())
+            .timeout_per_write(config.timeout_per_write())
+            .build();
+        // Without a token there may be a password.
+        let ask = if ask.headers.contains_key(AUTHORIZATION) { ask } else { self.signed(ask) };
+        if let (Some(headers), Some(value)) = (request.headers_mut(), ask.headers.get(AUTHORIZATION)) {
+            headers.insert(AUTHORIZATION, value.clone());
+        }
+        self.follow(ask, request.call()?)
+    }
+
+    /// The answer, whatever its status.
+    pub fn send(&self, ask: Ask) -> Result<Answer, Failure> {
+        let answer = self.once(&ask)?;
+        if ask.follows { self.follow(ask, answer) } else { Ok(answer) }
+    }
+
+    /// Goes where redirects lead from the answer to `ask`.
+    fn follow(&self, mut ask: Ask, mut answer: Answer) -> Result<Answer, Failure> {
+        for _ in 0..REDIRECTS {
+            let Some(next) = ask.next(&answer)? else { return Ok(answer) };
+            drop(answer);
+            answer = self.once(&next)?;
+            ask = next;
+        }
+        Err(Failure::Odd(format!("more than {REDIRECTS} redirects")))
+    }
+
+    fn once(&self, ask: &Ask) -> Result<Answer, Failure> {
+        let agent = self.agent(&ask.url)?;
+        let mut request = Request::builder().method(ask.method.clone()).uri(ask.url.as_str());
+        for (name, value) in &ask.headers {
+            request = request.header(name, value);
+        }
+        Ok(match ask.load {
+            Load::Nothing => agent.run(request.body(()).map_err(ureq::Error::from)?)?,
+            Load::Bytes(bytes) => agent.run(request.body(bytes).map_err(ureq::Error::from)?)?,
+            Load::File(path, size) => {
+                let file = files::open(path).map_err(|source| Error::io("read", path, &source))?;
+                let body = SendBody::from_owned_reader(Exactly { file, left: size });
+                agent.run(request.header(CONTENT_LENGTH, size).body(body).map_err(ureq::Error::from)?)?
+            }
+        })
+    }
+
+    /// The client for an address.
+    fn agent(&self, url: &str) -> Result<Agent, Failure> {
+        let (is_https, host, _) = origin(url).ok_or_else(|| Failure::Odd("an address that is none".to_owned()))?;
+        let proxy = self.proxies.to(is_https, &host)?;
+        let mut agents = self.agents.borrow_mut();
+        if let Some((.., agent)) = agents.iter().find(|(tls, to, _)| *tls == is_https && *to == proxy) {
+            return Ok(agent.clone());
+        }
+        let mut config = Agent::config_builder()
+            .user_agent(AGENT)
+            .accept_encoding("identity")
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .proxy(proxy.clone())
+            .timeout_resolve(Some(CONNECT))
+            .timeout_connect(Some(CONNECT))
+            .timeout_per_read(Some(self.settings.pace.silence))
+            .timeout_per_write(Some(self.settings.pace.silence));
+        if is_https || proxy.as_ref().is_some_and(|proxy| proxy.protocol() == ProxyProtocol::Https) {
+            config = config.tls_config(TlsConfig::builder().root_certs(roots()?).build());
+        }
+        let agent = Agent::new_with_config(config.build());
+        agents.push((is_https, proxy, agent.clone()));
+        Ok(agent)
+    }
+}
+
+/// The certificates that are trusted: those of `SSL_CERT_FILE` and `SSL_CERT_DIR` or else of the system; on a system
+/// without any, Mozilla's.
+fn roots() -> Result<RootCerts> {
+    static ROOTS: OnceLock<Option<RootCerts>> = OnceLock::new();
+    let named = ["SSL_CERT_FILE", "SSL_CERT_DIR"].into_iter().find(|name| std::env::var_os(name).is_some());
+    let roots = ROOTS.get_or_init(|| {
+        let found = rustls_native_certs::load_native_certs().certs;
+        (!found.is_empty()).then(|| found.iter().map(|der| Certificate::from_der(der).to_owned()).into())
+    });
+    match (roots, named) {
+        (Some(roots), _) => Ok(roots.clone()),
+        (None, None) => Ok(RootCerts::WebPki),
+        (None, Some(name)) => {
+            Err(Error::config(format!("env {name}: no certificate was found there")).hint("name a file of PEM format"))
+        }
+    }
+}
+
+/// As many bytes of a file as were announced; an error where it has become shorter.
+struct Exactly {
+    file: File,
+    left: u64,
+}
+
+impl Read for Exactly {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let most = buffer.len().min(usize::try_from(self.left).unwrap_or(usize::MAX));
+        let count = self.file.read(&mut buffer[..most])?;
+        if count == 0 && most > 0 {
+            return Err(io::Error::other("the file became shorter while it was sent"));
+        }
+        self.left -= count as u64;
+        Ok(count)
+    }
+}
+
+/// The answer, if it is one of success.
+pub(super) fn succeeded(answer: Answer) -> Result<Answer, Failure> {
+    if answer.status().is_success() { Ok(answer) } else { Err(Failure::Status(refused(answer))) }
+}
+
+/// What an answer of success says.
+pub(super) fn json<T: DeserializeOwned>(answer: Answer) -> Result<T, Failure> {
+    let bytes = succeeded(answer)?.into_body().into_with_config().limit(ANSWER_BYTES).read_to_vec()?;
+    serde_json::from_slice(&bytes).map_err(|error| Failure::Odd(error.to_string()))
+}
+
+/// The hub's words on why it refuses.
+pub(super) fn refused(answer: Answer) -> Refused {
+    let header = |name: &str| answer.headers().get(name).and_then(|value| value.to_str().ok()).map(str::to_owned);
+    let retry_after = header("retry-after").and_then(|value| value.trim().parse().ok()).map(Duration::from_secs);
+    let (code, mut words) = (header("x-error-code"), header("x-error-message"));
+    let status = answer.status().as_u16();
+    if words.is_none() {
+        let mut body = Vec::new();
+        // What came before it broke off may say enough.
+        let _ = answer.into_body().into_reader().take(WORDS_BYTES).read_to_end(&mut body);
+        let json: Option<serde_json::Value> = serde_json::from_slice(&body).ok();
+        words = json.and_then(|json| Some(json.get("error")?.as_str()?.to_owned()));
+    }
+    Refused { status, code, words, retry_after }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_grows_or_shrinks_is_not_sent_otherwise_than_announced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, "12345").unwrap();
+        let read = |left: u64| {
+            let mut text = String::new();
+            Exactly { file: files::open(&path).unwrap(), left }.read_to_string(&mut text).map(|_| text)
+        };
+        assert_eq!(read(3).unwrap(), "123");
+        assert_eq!(read(5).unwrap(), "12345");
+        assert!(read(6).unwrap_err().to_string().contains("became shorter"));
+    }
+
+    #[test]
+    fn an_upload_may_take_longer_than_a_silence() {
+        const BYTES: usize = 48 << 20;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![0; BYTES]).unwrap();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let silence = Duration::from_millis(1_500);
+        let settings = Settings {
+            endpoint: format!("http://{}", listener.local_addr().unwrap()),
+            cache: folder.path().to_owned(),
+            token: None,
+            offline: false,
+            pace: crate::Pace { silence, ..Default::default() },
+        };
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (mut head, mut byte) = (Vec::new(), [0]);
+            while !head.ends_with(b"\r\n\r\n") {
+                stream.read_exact(&mut byte).unwrap();
+                head.push(byte[0]);
+            }
+            let mut part = vec![0; 256 << 10];
+            for _ in 0..BYTES / part.len() {
+                stream.read_exact(&mut part).unwrap();
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            io::Write::write_all(&mut stream, b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
+            String::from_utf8(head).unwrap().to_lowercase()
+        });
+        let ask = Ask::new(Method::PUT, format!("{}/file", settings.endpoint)).file(&path, BYTES as u64);
+        let began = std::time::Instant::now();
+        assert_eq!(Wire::new(&settings).send(ask).unwrap().status(), 200);
+        assert!(began.elapsed() > silence);
+        let head = server.join().unwrap();
+        assert!(head.contains(&format!("content-length: {BYTES}")) && !head.contains("transfer-encoding"), "{head}");
+    }
+}
