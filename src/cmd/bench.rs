@@ -4,7 +4,7 @@ use crate::bench::bench_cache::Rate;
 use crate::bench::decode_bench;
 use crate::bench::ranks_bench::{self, Engine, Line};
 use crate::bench::sweep::{self, Sweep};
-use crate::bench::{self, Outcome, Request};
+use crate::bench::training::{self, Outcome, Request};
 use crate::config::{Bytes, Checkpointing, Config, Dtype, Mode, Quantization};
 use crate::error::{Error, Result};
 use crate::memory::human_bytes;
@@ -154,7 +154,7 @@ pub fn run(args: &Args) -> Result<()> {
         };
         return decode(args, &request, &pool.install(|| decode_bench::run(&request))?);
     }
-    let rows = args.data.as_deref().map(bench::read_rows).transpose()?;
+    let rows = args.data.as_deref().map(training::read_rows).transpose()?;
     let request = Request {
         shape: args.shape.clone(),
         model: args.model.clone(),
@@ -169,7 +169,7 @@ pub fn run(args: &Args) -> Result<()> {
         return show_ranks(&ranks_bench::run(&request, &worlds)?, args.json);
     }
     if args.predict {
-        return show_prediction(&bench::predict(&request)?, args.json);
+        return show_prediction(&training::predict(&request)?, args.json);
     }
     if args.sweep {
         let mut request = request;
@@ -184,7 +184,7 @@ pub fn run(args: &Args) -> Result<()> {
         let found = pool.install(|| sweep::run(&request, budget))?;
         return print(&show_sweep(&found));
     }
-    let outcome = pool.install(|| bench::run(&request))?;
+    let outcome = pool.install(|| training::run(&request))?;
     Rate {
         processor: Machine::detect().processor,
         threads: outcome.threads,

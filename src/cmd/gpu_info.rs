@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use super::{find, terminal};
-use crate::bench::bench;
+use crate::bench::training;
 use crate::error::Result;
 use crate::memory::{human_bytes, limits};
 use crate::ops::{peak, simd};
@@ -109,7 +109,7 @@ fn processor(measure: bool) -> String {
         rows.push(("multiply-adds".to_owned(), format!("{:.1} GFLOP/s, all in registers", giga(peak::flops(0.3)))));
         rows.push((
             "matrix products".to_owned(),
-            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(bench::gemm_peak())),
+            format!("{:.1} GFLOP/s (f32, 1024 x 2048 x 2048)", giga(training::gemm_peak())),
         ));
         rows.push(("copying".to_owned(), format!("{:.1} GB/s read and as much written", giga(peak::copy_rate(0.5)))));
     }

@@ -1,8 +1,8 @@
 //! Benchmarks of training, generation and ranks, and the measured rates that plans use.
 #![warn(missing_docs)]
 
-pub mod bench;
 pub mod bench_cache;
 pub mod decode_bench;
 pub mod ranks_bench;
 pub mod sweep;
+pub mod training;

@@ -1,6 +1,6 @@
 //! `tunesmith bench --ranks`: steps of several ranks on this machine beside what [`tunesmith_plan::scaling`] predicts of them, from the time of
 //! ranks that do not talk and from the times of two collectives.
-use super::bench::{self, Request};
+use super::training::{self, Request};
 use serde::Serialize;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Instant;
@@ -64,9 +64,9 @@ pub struct Line {
 /// Measures each of `worlds` with each engine that is there.
 ///
 /// # Errors
-/// Those of [`bench::run`]; [`tunesmith_base::Kind::Peer`].
+/// Those of [`training::run`]; [`tunesmith_base::Kind::Peer`].
 pub fn run(request: &Request, worlds: &[usize]) -> Result<Vec<Line>> {
-    let arch = bench::shape(&request.shape)?;
+    let arch = training::shape(&request.shape)?;
     let mut engines = vec![Engine::Threads];
     engines.extend(gloo::probe().is_ok().then_some(Engine::Gloo));
     let mut lines = Vec::new();
@@ -156,7 +156,7 @@ fn link(engine: Engine) -> Result<Option<Link>> {
 /// Mean seconds of a step of ranks that go through the same steps at the same time, and what a rank does in one.
 fn steps(request: &Request, arch: &Arch, ranks: Vec<Box<dyn Collectives>>) -> Result<(f64, Work)> {
     let threads = threads_of(ranks.len());
-    let split = Split::from_examples(&bench::rows(request, arch.vocab_size))?;
+    let split = Split::from_examples(&training::rows(request, arch.vocab_size))?;
     let batches = |step: usize| -> Result<Vec<Batch>> {
         let row = |row| vec![(step * request.batch + row) % split.len()];
         micro_batches::batches(

@@ -2,7 +2,7 @@
 //! in turns, so that the choice can be held against the best.
 use std::time::Instant;
 
-use super::bench::{self, Request};
+use super::training::{self, Request};
 use tunesmith_base::error::Result;
 use tunesmith_base::memory::{self, Budget};
 use tunesmith_comm::World;
@@ -96,13 +96,13 @@ impl Bench<'_> {
 /// every way, and twice as many of the choice and the best of the others.
 ///
 /// # Errors
-/// Those of [`bench::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
+/// Those of [`training::run`]; [`tunesmith_base::Kind::Memory`]: not even one row fits.
 pub fn run(request: &Request, budget: Option<u64>) -> Result<Sweep> {
     let _budget = budget.map(Budget::new);
     let config = &request.config;
-    let arch = bench::shape(&request.shape)?;
+    let arch = training::shape(&request.shape)?;
     let mut model = Model::load(&arch, None, config)?;
-    let split = Split::from_examples(&bench::rows(request, arch.vocab_size))?;
+    let split = Split::from_examples(&training::rows(request, arch.vocab_size))?;
     let betas = Betas { beta1: 0.9, beta2: 0.999, epsilon: 1e-8, weight_decay: 0.0 };
     let optimizer = Optimizer::new(Box::new(AdamW(betas)), slots(&model.params.specs), model.params.values());
     let options =

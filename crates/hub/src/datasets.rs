@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use super::checkout::Checkout;
 use super::{glob, models};
-use tunesmith_config::{Node, parse_yaml};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
+use tunesmith_config::{Node, parse_yaml};
 
 const CARD: &str = "README.md";
 /// Larger than any real card.
@@ -28,7 +28,8 @@ pub(super) fn fetch(checkout: &Checkout<'_>, config: Option<&str>, split: Option
     if checkout.has(CARD) && checkout.size(CARD) <= CARD_BYTES {
         checkout.fetch(&[CARD])?;
         let path = checkout.path(CARD);
-        let bytes = tunesmith_base::files::read(&path, CARD_BYTES).map_err(|source| Error::io("read", &path, &source))?;
+        let bytes =
+            tunesmith_base::files::read(&path, CARD_BYTES).map_err(|source| Error::io("read", &path, &source))?;
         card = Some(String::from_utf8_lossy(&bytes).into_owned());
     }
     let paths: Vec<&str> = checkout.paths().collect();

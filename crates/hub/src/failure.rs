@@ -163,10 +163,11 @@ impl Refused {
                     "run it again later: what has arrived is kept; with {create} more requests are allowed ({sent})"
                 ))
             }
-            status => Error::new(tunesmith_base::Kind::Io, format!("{about}: the hub answered with status {status}{said}"))
-                .hint(
-                    "run it again later: what has arrived is kept; https://status.huggingface.co says how the hub is",
-                ),
+            status => Error::new(
+                tunesmith_base::Kind::Io,
+                format!("{about}: the hub answered with status {status}{said}"),
+            )
+            .hint("run it again later: what has arrived is kept; https://status.huggingface.co says how the hub is"),
         }
     }
 }

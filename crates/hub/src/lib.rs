@@ -45,8 +45,8 @@ pub use settings::{Pace, Settings, Token};
 
 use std::path::{Path, PathBuf};
 
-use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
 use tunesmith_base::error::{Error, Result};
+use tunesmith_config::{DataConfig, ModelConfig, is_hub_name};
 
 /// Hears what happens while files are fetched; called from several threads.
 pub trait Watch: Sync {

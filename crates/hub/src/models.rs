@@ -3,8 +3,8 @@ use std::collections::BTreeSet;
 
 use super::checkout::{Checkout, Snapshot};
 use super::{Hub, Kind, Place, Repo};
-use tunesmith_config::arch::COMPANIONS;
 use tunesmith_base::error::Result;
+use tunesmith_config::arch::COMPANIONS;
 
 /// How much of a model is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,8 +88,8 @@ fn shards(checkout: &Checkout<'_>) -> Result<Vec<String>> {
     if checkout.size(INDEX) > INDEX_BYTES {
         return Err(fail(format!("larger than {INDEX_BYTES} bytes")));
     }
-    let text =
-        tunesmith_base::files::read(&path, INDEX_BYTES).map_err(|source| tunesmith_base::error::Error::io("read", &path, &source))?;
+    let text = tunesmith_base::files::read(&path, INDEX_BYTES)
+        .map_err(|source| tunesmith_base::error::Error::io("read", &path, &source))?;
     let index: serde_json::Value =
         serde_json::from_slice(&text).map_err(|error| fail(format!("not valid: {error}")))?;
     let map = index.get("weight_map").and_then(serde_json::Value::as_object);

@@ -11,8 +11,8 @@ use super::name::{Repo, is_commit, is_safe_path};
 use super::settings::Settings;
 use super::store::Listed;
 use super::wire::{self, Ask, Wire};
-use tunesmith_config::nearest;
 use tunesmith_base::error::Error;
+use tunesmith_config::nearest;
 
 /// More files than a repository that is used here has.
 const MAX_FILES: usize = 50_000;

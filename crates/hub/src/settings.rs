@@ -126,8 +126,9 @@ impl Settings {
         if !is_on("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
             let variable = |name: &str| set(name).map(|secret| Token::new(&secret, format!("env {name}")));
             let file = |path: PathBuf| {
-                let secret =
-                    tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL).ok().filter(|text| !text.trim().is_empty())?;
+                let secret = tunesmith_base::files::read_text(&path, tunesmith_base::files::SMALL)
+                    .ok()
+                    .filter(|text| !text.trim().is_empty())?;
                 Some(Token { is_open: is_open(&path), ..Token::new(&secret, path.display().to_string()) })
             };
             token = variable("HF_TOKEN")

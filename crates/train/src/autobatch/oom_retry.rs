@@ -19,7 +19,7 @@ const fn sequences(batch: &Batch) -> usize {
 
 impl Session<'_> {
     /// The most tokens of a pass: what the configuration says, or less where memory asked for it.
-    pub(super) fn pass_limit(&self) -> Option<usize> {
+    pub(crate) fn pass_limit(&self) -> Option<usize> {
         let configured = self.prepared.config.train.max_tokens_per_pass;
         self.state.max_tokens_per_pass.into_iter().chain(configured).min()
     }
@@ -29,7 +29,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// Those of [`attempt`]; [`Kind::Memory`]: a single row does not fit.
-    pub(super) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
+    pub(crate) fn step_within(&mut self, rows: &Step, rate: f64) -> Result<StepStats> {
         loop {
             let batches =
                 micro_batches::batches_of(&self.prepared.dataset.train, rows, self.pass_limit(), self.comm.world())?;
@@ -53,7 +53,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// [`Kind::Peer`]: a rank is gone.
-    pub(super) fn agree_on_passes(&mut self) -> Result<()> {
+    pub(crate) fn agree_on_passes(&mut self) -> Result<()> {
         let full = self.prepared.config.train.gradient_checkpointing == Checkpointing::FULL;
         let own = self.state.max_tokens_per_pass;
         let all = self.comm.collect(&[own.map_or(u64::MAX, |most| most as u64), u64::from(full)])?;
@@ -78,7 +78,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// Those of the engine; [`Kind::Memory`]: a single row does not fit.
-    pub(super) fn loss_within(&mut self, rows: &[usize]) -> Result<(f64, f64, u64)> {
+    pub(crate) fn loss_within(&mut self, rows: &[usize]) -> Result<(f64, f64, u64)> {
         let measure =
             |model: &Model, batch: &Batch| Ok((model.loss(batch)?, batch.label_weight(), batch.label_tokens() as u64));
         let found = self.passes_within(rows, &measure)?;
@@ -89,7 +89,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// As [`Session::loss_within`].
-    pub(super) fn scores_within(&mut self, rows: &[usize]) -> Result<Vec<f32>> {
+    pub(crate) fn scores_within(&mut self, rows: &[usize]) -> Result<Vec<f32>> {
         Ok(self.passes_within(rows, &|model, batch| model.logits(batch, &batch.ends()))?.concat())
     }
 
