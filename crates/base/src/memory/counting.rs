@@ -1,10 +1,10 @@
-//! The program's allocator: the system's, and a count of the bytes that are held. Where the system has no more memory the
-//! process ends with a message and the exit code of memory; by itself Rust would abort it.
+//! The program's allocator: the system's, with a count of the bytes that are held. Where the system has no more memory,
+//! the process ends with a message and the exit code of memory (9); Rust's default would abort it.
 //!
-//! Small pieces are counted by each thread on its own and handed over [`BATCH`] bytes at a time, so that threads that
-//! tokenize do not meet at one counter: the count may be off by that much for each thread. Memory is counted when it is
-//! asked for, not when it is first touched; files that are mapped are not counted. What counting itself costs can be
-//! measured: [`calls`] times [`cost`].
+//! Each thread counts on its own and adds to the common count after [`BATCH`] bytes or [`CALLS_BATCH`] calls, so that
+//! threads do not contend for one counter. The count may be off by [`BATCH`] for each thread. Memory is counted when it
+//! is asked for, not when it is first touched. Files that are mapped are not counted. Counting itself costs [`calls`]
+//! times [`cost`].
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
@@ -21,20 +21,20 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that a thread counts on its own before it hands them over.
+/// Bytes that a thread counts on its own before it adds them to the common count.
 const BATCH: i64 = 64 << 10;
-/// And so many calls, however few bytes they come to.
+/// Calls after which it does so too, however few bytes they were.
 const CALLS_BATCH: u64 = 256;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static LIVE: AtomicI64 = AtomicI64::new(0);
-/// The most since the last [`reset_peak`].
+/// The most bytes since the last [`reset_peak`].
 static PEAK: AtomicI64 = AtomicI64::new(0);
-/// The most before it.
+/// The most bytes before the last [`reset_peak`].
 static BEFORE: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {
-    /// Bytes, and calls.
+    /// Bytes and calls that this thread has not added to the common count yet.
     static PENDING: Cell<(i64, u64)> = const { Cell::new((0, 0)) };
 }
 
@@ -173,8 +173,8 @@ fn pair(allocator: &impl GlobalAlloc, layout: Layout) {
     }
 }
 
-/// The seconds that counting adds to a call of the allocator, as measured now: the difference to the system's, the best of
-/// some rounds each.
+/// The seconds that counting adds to a call of the allocator, as measured now: the difference to the system's, the best
+/// of some rounds each.
 pub fn cost() -> f64 {
     const PAIRS: u32 = 20_000;
     let layout = Layout::new::<[u64; 8]>();

@@ -1,6 +1,7 @@
-//! A stack that is used up ends the process with a message and the exit code of memory, not with a core dump.
+//! A stack overflow ends the process with a message and the exit code of memory (9), not with a core dump.
 
-/// Says so, instead of dying of SIGSEGV, where a thread's stack overflows. Other faults end the process as ever.
+/// Installs a handler of SIGSEGV and SIGBUS for the rest of the process. A fault near the stack pointer is a stack
+/// overflow; other faults end the process as by default. Linux on x86-64 and ARM64 only.
 pub fn catch_stack_overflow() {
     #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64")))]
     linux::install();
@@ -10,7 +11,7 @@ pub fn catch_stack_overflow() {
 mod linux {
     use std::ffi::{c_int, c_void};
 
-    /// A fault so near to the stack pointer is one of the stack, in bytes.
+    /// A fault within so many bytes of the stack pointer is a stack overflow.
     const NEAR: usize = 1 << 20;
 
     pub(super) fn install() {

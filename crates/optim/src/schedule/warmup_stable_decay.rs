@@ -1,4 +1,4 @@
-//! `warmup_stable_decay` (WSD): the rate rises, stays, and falls over the last steps. Hu et al., "MiniCPM", 2024,
+//! `warmup_stable_decay` (WSD): the rate rises, stays, and falls over the last steps. Hu et al., `MiniCPM`, 2024,
 //! <https://arxiv.org/abs/2404.06395>; the fall `1-sqrt` is that of Hägele et al., 2024,
 //! <https://arxiv.org/abs/2405.18392>.
 use super::{Form, Run, above, cycles, share, wave};
