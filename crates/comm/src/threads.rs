@@ -153,6 +153,9 @@ impl Threads {
         drop(leaving);
         let Some(other) = differs else { return Ok(()) };
         let Shown { operation: theirs, size: bytes, .. } = &*shown[other];
+        if (*theirs, *bytes) == (operation, size) {
+            return Err(self.error(operation, format_args!("its parts are not those of rank {other}")));
+        }
         Err(self.error(operation, format_args!("of {size} bytes meets {theirs} of {bytes} bytes of rank {other}")))
     }
 
@@ -354,6 +357,16 @@ mod tests {
         assert_eq!(late.kind(), tunesmith_base::Kind::Peer);
         assert_eq!(late.message(), "rank 0: barrier: no answer from ranks 1 and 2 within 0.05 s");
         assert_eq!(gone.message(), "rank 1: barrier: rank 2 has ended");
+    }
+
+    #[test]
+    fn ranks_with_different_parts_are_told() {
+        let mut ranks = world(2, Limits::default());
+        let second = ranks.pop().unwrap();
+        let other = std::thread::spawn(move || second.all_gather_bytes(&mut [0; 4], &[0..1, 1..4]).unwrap_err());
+        let error = ranks[0].all_gather_bytes(&mut [0; 4], &[0..2, 2..4]).unwrap_err();
+        assert_eq!(error.message(), "rank 0: all_gather: its parts are not those of rank 1");
+        assert_eq!(other.join().unwrap().message(), "rank 1: all_gather: its parts are not those of rank 0");
     }
 
     #[test]

@@ -90,4 +90,12 @@ mod tests {
             each.map(|(at, (v, s))| magnitude[at % features] / 0.5 * f64::from(*v) * f64::from(*s)).sum()
         });
     }
+
+    #[test]
+    #[should_panic(expected = "both have one shape")]
+    fn another_shape_is_refused() {
+        let pool = Pool::new();
+        let (mut y, v) = (Act::from_rows(&pool, &[0.0; 5], 5), Act::from_rows(&pool, &[0.0; 40], 2));
+        add(&mut y, &v, &[1.0; 2]);
+    }
 }

@@ -258,4 +258,15 @@ mod tests {
             }
         });
     }
+
+    #[test]
+    #[should_panic(expected = "caches that keep what their last position sees")]
+    fn a_cache_that_gave_up_visible_keys_is_refused() {
+        let (pool, heads) = (Pool::new(), Heads { query: 1, kv: 1, dim: 4 });
+        let act = Act::from_rows(&pool, &numbers(1, 40 * 4), 4);
+        let mut cache = KeyValues::new(heads, Some(4));
+        cache.append(&act, &act, 0, 40);
+        cache.trim();
+        decode(&act.gather(&[39]), &[&cache], heads, Scores { scale: 1.0, softcap: None, window: None });
+    }
 }

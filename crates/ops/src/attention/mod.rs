@@ -164,9 +164,10 @@ fn check(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads) {
     assert_eq!(q.features(), heads.query * heads.dim, "q holds the query heads");
     assert_eq!((k.features(), v.features()), (heads.kv * heads.dim, heads.kv * heads.dim), "k and v hold theirs");
     assert_eq!(k.tokens(), v.tokens(), "a value for each key");
+    let within = |start: usize, count: usize, all: usize| start.checked_add(count).is_some_and(|end| end <= all);
     for span in spans {
-        assert!(span.key_start + span.keys <= k.tokens(), "keys inside the batch");
-        assert!(span.query_start + span.positions.len() <= q.tokens(), "queries inside the batch");
+        assert!(within(span.key_start, span.keys, k.tokens()), "keys inside the batch");
+        assert!(within(span.query_start, span.positions.len(), q.tokens()), "queries inside the batch");
         assert!(span.positions.iter().all(|&position| position < span.keys), "positions inside the sequence");
     }
     let apart = |pair: &[Span]| pair[0].query_start + pair[0].positions.len() <= pair[1].query_start;

@@ -1,6 +1,6 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
 use super::coded::{self, Strip};
-use super::{Matrix, Store, tile, tile_rows, vector, with_tile};
+use super::{Matrix, Store, holds, tile, tile_rows, vector, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::quant::Quantized;
@@ -317,8 +317,8 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         let depth = term.x.features();
         assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
         assert!(rows > 0 && depth > 0, "no empty product");
-        let last = (rows - 1) * term.matrix.row + (depth - 1) * term.matrix.col;
-        assert!(last < term.matrix.data.len(), "the matrix holds [{rows}, {depth}]");
+        let fits = holds((rows, depth), (term.matrix.row, term.matrix.col), term.matrix.data.len());
+        assert!(fits, "the matrix holds [{rows}, {depth}]");
         let (matrix, narrow, coded) = match term.matrix.data {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),

@@ -88,6 +88,12 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Whether `length` numbers hold a matrix `[rows, cols]` of these strides; no size is 0.
+fn holds((rows, cols): (usize, usize), (row, col): (usize, usize), length: usize) -> bool {
+    let last = (rows - 1).checked_mul(row).zip((cols - 1).checked_mul(col));
+    last.and_then(|(row, col)| row.checked_add(col)).is_some_and(|last| last < length)
+}
+
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
 ///
 /// # Safety

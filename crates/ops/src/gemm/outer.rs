@@ -1,5 +1,5 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
-use super::{tile, tile_rows, transpose, with_tile};
+use super::{holds, tile, tile_rows, transpose, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
@@ -132,7 +132,7 @@ pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
         Target::Transposed(out) => (out, 1, rows),
         Target::Strided(out, row, col) => (out, row, col),
     };
-    assert!((rows - 1) * row + (cols - 1) * col < out.len(), "out holds [{rows}, {cols}]");
+    assert!(rows > 0 && cols > 0 && holds((rows, cols), (row, col), out.len()), "out holds [{rows}, {cols}]");
     assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
     let job = OuterJob {
         out: out.as_mut_ptr(),

@@ -293,7 +293,8 @@ impl Quantized {
     /// # Panics
     /// If there are not as many.
     pub fn widen(&self, start: usize, out: &mut [f32]) {
-        assert!(start + out.len() <= self.len(), "the numbers lie within the matrix");
+        let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
+        assert!(within, "the numbers lie within the matrix");
         // SAFETY: the assertion keeps the run within the matrix, and `out` is as long as the run.
         unsafe { widen_run(self, start, out.as_mut_ptr(), out.len()) }
     }
