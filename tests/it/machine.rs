@@ -149,7 +149,7 @@ fn output_that_cannot_be_written_is_an_error_and_a_reader_that_has_gone_is_none(
 #[test]
 fn threads_that_the_system_does_not_give_are_a_limit_too() {
     // The limit of processes does not hold for the superuser.
-    // SAFETY: a plain system call.
+    // SAFETY: takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 || Command::new("setpriv").arg("--version").output().is_err() {
         return;
     }
@@ -379,7 +379,7 @@ fn a_lock_that_is_a_link_is_not_written_through() {
 }
 
 fn send(child: &std::process::Child, signal: i32) {
-    // SAFETY: a plain system call on a child that has not been waited for.
+    // SAFETY: `kill` touches no memory; the child has not been waited for, so that its number is nobody else's.
     assert_eq!(unsafe { libc::kill(i32::try_from(child.id()).unwrap(), signal) }, 0);
 }
 

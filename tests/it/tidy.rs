@@ -188,6 +188,28 @@ fn unsafe_stands_only_where_it_is_named() {
     expect_none("`unsafe` outside of UNSAFE_ALLOWED", &findings);
 }
 
+/// Clippy holds that each `unsafe` block has a comment, but asks for this section of public functions only.
+#[test]
+fn unsafe_functions_say_what_they_ask_of_their_caller() {
+    let mut findings = Vec::new();
+    for source in sources() {
+        let lines: Vec<&str> = source.text.lines().collect();
+        let asks = |line: &str| {
+            let line =
+                line.trim_start_matches("pub(crate) ").trim_start_matches("pub(super) ").trim_start_matches("pub ");
+            line.starts_with("unsafe fn ") || line.starts_with("unsafe extern ")
+        };
+        for (number, line) in lines.iter().enumerate().filter(|(_, line)| asks(line)) {
+            let above =
+                lines[..number].iter().rev().take_while(|line| line.starts_with("///") || line.starts_with("#["));
+            if !above.into_iter().any(|line| *line == "/// # Safety") {
+                findings.push(format!("{}:{}: {line}", source.path, number + 1));
+            }
+        }
+    }
+    expect_none("an `unsafe fn` without a `# Safety` section", &findings);
+}
+
 /// The time of day jumps: daylight saving, NTP, a hand on the clock.
 #[test]
 fn waits_between_ranks_measure_time_that_does_not_jump() {

@@ -1,6 +1,8 @@
-//! The one error type. A message names the file, line or key, what was found and what was expected;
-//! a hint says what to do; the kind decides the exit code. No message holds a secret or what a terminal would obey, or
-//! more than a person reads ([`shown`]).
+//! The one error type. A message names the file, line or key, what was found and what was expected. A hint
+//! says what to do, and the kind decides the exit code.
+//!
+//! Every message goes through [`shown`]: it holds no secret and no control characters, and is at most some 2000
+//! characters long.
 pub mod shown;
 
 use std::fmt;
@@ -21,11 +23,11 @@ pub enum Kind {
     Checkpoint,
     /// The file system: exit 6.
     Io,
-    /// Another rank, or the way to it: exit 7.
+    /// Another rank, or the connection to it: exit 7.
     Peer,
     /// NaN or infinity that does not go away: exit 8.
     Numeric,
-    /// Memory: exit 9.
+    /// Memory or threads that the system does not give, or a budget that would be exceeded: exit 9.
     Memory,
     /// Stopped by a signal after saving: exit 75 (`EX_TEMPFAIL`).
     Preempted,
@@ -69,7 +71,7 @@ pub struct Error {
     kind: Kind,
     message: String,
     hint: Option<String>,
-    /// The machine's fault, whatever was being read or written: the class stays.
+    /// The machine lacks something, such as disk space or file handles: [`Error::with_kind`] keeps the class then.
     of_machine: bool,
 }
 
@@ -86,7 +88,7 @@ macro_rules! constructors {
 }
 
 impl Error {
-    /// An error of the given class.
+    /// An error of the given class, its message without secrets and cut to length ([`shown::brief`]).
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self { kind, message: brief(&message.into()), hint: None, of_machine: false }
     }
@@ -94,7 +96,8 @@ impl Error {
     constructors!(config Config, data Data, model Model, checkpoint Checkpoint, peer Peer, numeric Numeric,
         memory Memory, preempted Preempted);
 
-    /// A file-system error: what was being done (`"read"`, `"create"`), to which path, and the system's reason.
+    /// A file-system error: what was being done (`"read"`, `"create"`), to which path, and the system's reason. It is
+    /// of [`Kind::Io`], or of [`Kind::Memory`] for `ENOMEM`, with a hint for the usual causes.
     pub fn io(doing: &str, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
         let path = path.as_ref();
         let code = source.raw_os_error();
@@ -117,7 +120,8 @@ impl Error {
         }
     }
 
-    /// This error about `path`, unless what the system says is the machine's fault, such as too many open files: then that.
+    /// This error, unless `source` shows that the machine lacks something, such as file handles: then the file-system
+    /// error about `path`.
     #[must_use]
     pub fn unless_of_machine(self, path: impl AsRef<Path>, source: &std::io::Error) -> Self {
         let fault = Self::io("read", path, source);
@@ -152,8 +156,8 @@ impl Error {
         self
     }
 
-    /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read. What the machine
-    /// lacks, such as room or memory, keeps its class.
+    /// The same error under another class: a missing file is [`Kind::Data`] where data was to be read. An error about
+    /// what the machine lacks, such as disk space or memory, keeps its class.
     #[must_use]
     pub const fn with_kind(mut self, kind: Kind) -> Self {
         if !self.of_machine {

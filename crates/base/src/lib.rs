@@ -1,4 +1,5 @@
-//! What every layer stands on: errors with their exit codes, files, memory, signals, and what is registered by a line.
+//! What every layer uses: errors with their exit codes, files, memory, signals, and the registry, where a new
+//! optimizer, schedule, adapter, model family, file format or row form is one line.
 #![warn(missing_docs)]
 
 pub mod error;

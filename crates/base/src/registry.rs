@@ -1,11 +1,11 @@
-//! What is registered, a line each. A new optimizer, schedule, kind of adapters, family of models, format of files or form
-//! of rows is a file of the module's name and a line here:
-//! the module, the word of the configuration, its enum, the documentation and the JSON schema follow from the line.
+//! The lists of optimizers, schedules, kinds of adapters, model families, file formats and row forms. To add
+//! one, write a file with the module's name and add a line here. The module, the word of the configuration, its enum,
+//! the documentation and the JSON schema follow from the line.
 //!
-//! Each list is a macro that hands its lines to another macro, which the layer that needs them writes.
+//! Each list is a macro that passes its lines to another macro, which the layer that uses the list defines.
 
-/// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `crates/optim/src/`. `Name` is a type in the module, an
-/// `optim::Rule`; `, averages` stands behind those that average instead of following a schedule.
+/// `train.optim`: `Name = module, "word" | "other word", "What it is.";`, in `crates/optim/src/`. `Name` is a type in
+/// the module, an `optim::Rule`; `, averages` stands behind those that average instead of following a schedule.
 #[macro_export]
 macro_rules! optimizers {
     ($then:path) => {
@@ -22,7 +22,7 @@ macro_rules! optimizers {
     };
 }
 
-/// Words of other toolkits for optimizers that are not there.
+/// Optimizers of other toolkits that tunesmith does not have; the error about such a word says so.
 pub const OTHER_OPTIMIZERS: &[&str] = &[
     "adamw_torch_4bit",
     "adamw_torch_8bit",
@@ -48,8 +48,8 @@ pub const OTHER_OPTIMIZERS: &[&str] = &[
     "schedule_free_radam",
 ];
 
-/// `train.lr_scheduler_type`: `Name = module, "word", "What it is.";`, in `crates/optim/src/schedule/`. `Name` is a type in the module, a
-/// `Form`.
+/// `train.lr_scheduler_type`: `Name = module, "word", "What it is.";`, in `crates/optim/src/schedule/`. `Name` is a
+/// type in the module, a `Form`.
 #[macro_export]
 macro_rules! schedules {
     ($then:path) => {
@@ -69,7 +69,8 @@ macro_rules! schedules {
     };
 }
 
-/// Kinds of adapters, values of `tuning.mode`: `module: Settings = Mode, "word" | "second name" ("Its meaning."), "What it trains.";`, in
+/// Kinds of adapters, values of `tuning.mode`:
+/// `module: Settings = Mode, "word" | "second name" ("Its meaning."), "What it trains.";`, in
 /// `crates/model/src/adapters/`, with its `Settings`, `SECTION` and `ABOUT`.
 #[macro_export]
 macro_rules! adapters {
@@ -106,7 +107,8 @@ macro_rules! families {
     };
 }
 
-/// Formats of files that hold rows, the better ones first: `module = "extension" | "other";`, in `crates/data/src/source/`, with its `READ`.
+/// Formats of files that hold rows, the better ones first: `module = "extension" | "other";`, in
+/// `crates/data/src/source/`, with its `READ`.
 #[macro_export]
 macro_rules! formats {
     ($then:path) => {
@@ -129,11 +131,11 @@ macro_rules! extensions {
 }
 formats!(extensions);
 
-/// What stands behind such an extension where the file is compressed.
+/// Extensions of compressed files, which follow those of [`EXTENSIONS`]: `rows.jsonl.gz`.
 pub const COMPRESSED: &[&str] = &["gz", "zst", "zstd"];
 
-/// Forms of rows in the order in which `auto` tries them, the words of `data.format`: `Name = module, "word", "What it is.";`, in
-/// `crates/data/src/row/`, with its `SHAPE`.
+/// Forms of rows in the order in which `auto` tries them, the words of `data.format`:
+/// `Name = module, "word", "What it is.";`, in `crates/data/src/row/`, with its `SHAPE`.
 #[macro_export]
 macro_rules! row_forms {
     ($then:path) => {

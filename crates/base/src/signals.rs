@@ -1,9 +1,9 @@
-//! SIGHUP, SIGINT and SIGTERM, which ask the process to end. A thread of its own hears them, so that they are
-//! answered while everything else is busy or blocked.
+//! SIGHUP, SIGINT and SIGTERM, which ask the process to end. A thread of its own waits for them, so that they
+//! are answered while everything else is busy or blocked.
 //!
-//! Without a handler the process ends at once: what it has under temporary names is removed, and it dies of the signal,
-//! as a shell expects (exit code 128 and the signal's number). A handler, such as that of training, may save first; it
-//! says when it has had enough.
+//! Without a handler the process ends at once. It removes its temporary files and dies of the signal, as a shell
+//! expects: the exit code is 128 plus the signal's number. A handler, such as that of training, may save first; it
+//! returns false when the process is to end at once.
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -14,16 +14,16 @@ use signal_hook::iterator::Signals;
 use crate::error::{Error, Result};
 use crate::files::{system, temporary};
 
-/// A signal that comes so soon after another is the same request: a terminal and a supervisor may both have sent it.
+/// A second signal within this time is the same request: a terminal and a supervisor may both have sent one.
 const SAME: Duration = Duration::from_millis(200);
 
-/// Tells what to do with a signal: true where it was taken care of, false to end at once.
+/// Answers a signal: true if the process goes on, false to end it at once.
 type Handler = Arc<dyn Fn(i32) -> bool + Send + Sync>;
 
 static HANDLER: Mutex<Option<Handler>> = Mutex::new(None);
 static LISTENS: AtomicBool = AtomicBool::new(false);
 
-/// A signal's name.
+/// The name of one of the three signals.
 pub const fn name(signal: i32) -> &'static str {
     match signal {
         SIGHUP => "SIGHUP",
@@ -32,8 +32,9 @@ pub const fn name(signal: i32) -> &'static str {
     }
 }
 
-/// Begins to listen, for the rest of the process. Where the system has no thread or file for it, signals end the process
-/// as they do by default.
+/// Begins to listen for signals, for the rest of the process. SIGHUP is left alone where the process was started with
+/// it ignored, as by `nohup`. Where the system has no thread or file for it, signals end the process as they do by
+/// default.
 pub fn listen() {
     let (ready, is_ready) = mpsc::channel();
     let hear = move || {
@@ -81,7 +82,7 @@ fn end(signal: i32) {
     std::process::exit(128 + signal);
 }
 
-/// A handler at work; without it the process ends at once again.
+/// Keeps a handler in use. When it is dropped, signals end the process at once again.
 #[derive(Debug)]
 #[must_use]
 pub struct Handling(());
@@ -92,7 +93,7 @@ impl Drop for Handling {
     }
 }
 
-/// Lets `handler` answer signals.
+/// Lets `handler` answer signals, with the signal's number, on the thread that listens. It replaces the handler before.
 ///
 /// # Errors
 /// [`crate::Kind::Memory`]: the system had no thread to listen on.
@@ -105,18 +106,18 @@ pub fn handle(handler: impl Fn(i32) -> bool + Send + Sync + 'static) -> Result<H
     Ok(Handling(()))
 }
 
-/// Tells a first request from a second one.
+/// Tells a first request to end from a second one, which is an impatient user's.
 #[derive(Debug, Default)]
 pub struct Requests(Mutex<Option<Instant>>);
 
 impl Requests {
-    /// Whether this is the first, or the same again; false: end at once.
+    /// Whether this is the first request, or came within 200 ms of it.
     pub fn is_first(&self) -> bool {
         let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         first.get_or_insert_with(Instant::now).elapsed() < SAME
     }
 
-    /// The next one is the first again.
+    /// Counts the next request as the first again.
     pub fn forget(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

@@ -1,7 +1,7 @@
-//! Numbers with their nouns, as messages say them.
+//! Numbers and nouns in messages: `1,234 rows`, `1 row is`.
 use std::fmt::Display;
 
-/// `1234567` as `1,234,567`.
+/// A number with commas between thousands: `1,234,567`.
 pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);

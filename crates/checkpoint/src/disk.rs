@@ -91,11 +91,12 @@ pub fn room(path: &Path) -> io::Result<Room> {
     use std::os::unix::ffi::OsStrExt;
     let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
     let mut found = std::mem::MaybeUninit::<libc::statvfs>::uninit();
-    // SAFETY: `path` is a C string and `found` room for the result; both outlive the call.
+    // SAFETY: `path` is a C string and `found` has room for the result, aligned; both outlive the call, which keeps
+    // neither.
     if unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the call succeeded, so it has filled the structure.
+    // SAFETY: the call succeeded, so that it has filled the structure, whose fields are plain numbers.
     let found = unsafe { found.assume_init() };
     Ok(Room {
         bytes: found.f_bavail.saturating_mul(found.f_frsize),

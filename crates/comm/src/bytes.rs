@@ -64,14 +64,15 @@ halves!(bf16, f16);
 
 /// The bytes of `values`, in this machine's order.
 pub fn of<T: Element>(values: &[T]) -> &[u8] {
-    // SAFETY: an element is a plain number without padding, so that each of its bytes is initialised; u8 has no
-    // alignment, and the lifetime is that of `values`.
+    // SAFETY: the types of [`Element`], which is sealed, are plain numbers without padding, so that each byte is
+    // initialised. A u8 needs no alignment; place, length and lifetime are those of `values`.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// The bytes of `values`, to change: every pattern of bits is a number.
 pub fn of_mut<T: Element>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as in [`of`]; the types of [`Element`], which is sealed, have a value for every pattern of bits.
+    // SAFETY: as in [`of`]. Whatever bytes are written make numbers, for these types have a value for every pattern of
+    // bits; the borrow of `values` for writing goes over to the bytes.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 

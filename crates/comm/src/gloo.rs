@@ -19,9 +19,9 @@ use tunesmith_base::error::{Error, Result};
 /// The version of the functions' signatures.
 const VERSION: c_int = 1;
 
-type SetValue = extern "C" fn(*mut c_void, *const c_char, *const u8, usize) -> c_int;
-type Take = extern "C" fn(*mut c_void, *const u8, usize);
-type GetValue = extern "C" fn(*mut c_void, *const c_char, Take, *mut c_void) -> c_int;
+type SetValue = unsafe extern "C" fn(*mut c_void, *const c_char, *const u8, usize) -> c_int;
+type Take = unsafe extern "C" fn(*mut c_void, *const u8, usize);
+type GetValue = unsafe extern "C" fn(*mut c_void, *const c_char, Take, *mut c_void) -> c_int;
 type Connect = unsafe extern "C" fn(
     c_int,
     c_int,
@@ -56,7 +56,8 @@ struct Functions {
 #[derive(Debug)]
 struct Ranks(*mut c_void);
 
-// SAFETY: the object behind the pointer belongs to no thread; the Mutex around it lets one in at a time.
+// SAFETY: the object behind the pointer belongs to no thread (Gloo's contexts may be used from any); the Mutex around
+// it lets one in at a time.
 unsafe impl Send for Ranks {}
 
 /// One rank of a world of processes.
@@ -100,21 +101,22 @@ impl Functions {
     fn load(path: &Path) -> Result<Self> {
         let refuse = |why: String| Error::config(format!("the Gloo engine {}: {why}", path.display())).hint(BUILD);
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| refuse("a NUL in its name".into()))?;
-        // SAFETY: a C string; the object's constructors are Gloo's and the C++ library's.
+        // SAFETY: `name` is a C string that outlives the call. Loading runs the object's constructors: Gloo's and the
+        // C++ library's, or those of what the user has named in TUNESMITH_GLOO.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
-            // SAFETY: after a failed dlopen, dlerror gives a C string that is good until the next call, or null.
+            // SAFETY: takes nothing; the text is this thread's own.
             let said = unsafe { libc::dlerror() };
             let why = if said.is_null() {
                 "cannot be loaded".to_owned()
             } else {
-                // SAFETY: as above.
+                // SAFETY: not null, so that it is a C string, good until this thread's next call; it is copied at once.
                 unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned()
             };
             return Err(refuse(why));
         }
         let find = |name: &CStr| {
-            // SAFETY: an open library and a C string.
+            // SAFETY: `library` is open and never closed; `name` is a C string that outlives the call.
             let found = unsafe { libc::dlsym(library, name.as_ptr()) };
             if found.is_null() { Err(refuse(format!("lacks {}", name.to_string_lossy()))) } else { Ok(found) }
         };
@@ -124,7 +126,8 @@ impl Functions {
         if version != VERSION {
             return Err(refuse(format!("is of version {version}, this program needs {VERSION}")));
         }
-        // SAFETY: the signatures are those of this version of the shim, which was just compared.
+        // SAFETY: `find` gives no null pointers, and the signatures are those of this version of the shim, which was
+        // just compared. The library is never closed, so that they stay good.
         unsafe {
             Ok(Self {
                 connect: std::mem::transmute::<*mut c_void, Connect>(find(c"tunesmith_gloo_connect")?),
@@ -145,8 +148,14 @@ struct Caller<'a> {
     limit: Duration,
 }
 
-extern "C" fn set_value(user: *mut c_void, name: *const c_char, value: *const u8, length: usize) -> c_int {
-    // SAFETY: Gloo hands back the caller that `connect` gave it, a C string, and `length` bytes.
+/// Writes a value to the store; 0 says that it is there.
+///
+/// # Safety
+/// `user` is the [`Caller`] that was given to `connect`, still alive; `name` is a C string and `value` holds `length`
+/// bytes.
+unsafe extern "C" fn set_value(user: *mut c_void, name: *const c_char, value: *const u8, length: usize) -> c_int {
+    // SAFETY: all three are as the caller says, and live until this returns. No bytes may come with a null pointer,
+    // which makes no slice.
     let (caller, name, value) = unsafe {
         let value = if length == 0 { &[] } else { std::slice::from_raw_parts(value, length) };
         (&*user.cast::<Caller<'_>>(), CStr::from_ptr(name), value)
@@ -155,13 +164,20 @@ extern "C" fn set_value(user: *mut c_void, name: *const c_char, value: *const u8
     c_int::from(caller.meeting.store.set(&name, value).is_err())
 }
 
-extern "C" fn get_value(user: *mut c_void, name: *const c_char, take: Take, into: *mut c_void) -> c_int {
-    // SAFETY: as in `set_value`.
+/// Waits for a value of the store and hands it to `take`, together with `into`; 0 says that it has.
+///
+/// # Safety
+/// `user` is the [`Caller`] that was given to `connect`, still alive; `name` is a C string, and `take` may be called
+/// with `into`.
+unsafe extern "C" fn get_value(user: *mut c_void, name: *const c_char, take: Take, into: *mut c_void) -> c_int {
+    // SAFETY: both are as the caller says, and live until this returns.
     let (caller, name) = unsafe { (&*user.cast::<Caller<'_>>(), CStr::from_ptr(name)) };
     let name = format!("{}/{}", caller.group, name.to_string_lossy());
     match caller.meeting.store.wait(&name, Some(caller.limit)) {
         Ok(value) => {
-            take(into, value.as_ptr(), value.len());
+            // SAFETY: `take` and `into` belong together, as the caller says; it copies the bytes, which live through
+            // the call.
+            unsafe { take(into, value.as_ptr(), value.len()) };
             0
         }
         Err(_) => 1,
@@ -204,7 +220,8 @@ impl Gloo {
         let user = std::ptr::from_ref(&caller).cast_mut().cast();
         let mut ranks = std::ptr::null_mut();
         let connected = call(|error, room| {
-            // SAFETY: pointers to living values; the callbacks are called on this thread, before the function returns.
+            // SAFETY: `here`, `caller`, `ranks` and the room for the error's text outlive the call. The callbacks are
+            // called on this thread, before the function returns, with `user`, which is `caller`.
             unsafe {
                 (functions.connect)(
                     rank as c_int,
@@ -272,7 +289,8 @@ impl Collectives for Gloo {
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), send.len(), "parts cover what is sent");
         let (sends, receives) = (lengths(parts), vec![own as i64; size]);
         self.run("all_to_all", |ranks, error, room| {
-            // SAFETY: the lengths add up to those of the buffers, as was just asserted; all live through the call.
+            // SAFETY: `run` gives the ranks, which live as long as `self`, and room for the error's text. The lengths,
+            // one a rank, add up to those of the buffers, as was just asserted; all live through the call.
             unsafe {
                 (self.functions.all_to_all)(
                     ranks,
@@ -292,7 +310,8 @@ impl Collectives for Gloo {
         assert_eq!(parts.iter().map(ExactSizeIterator::len).sum::<usize>(), data.len(), "parts cover the data");
         let lengths = lengths(parts);
         self.run("all_gather", |ranks, error, room| {
-            // SAFETY: the lengths add up to that of the buffer, as was just asserted; both live through the call.
+            // SAFETY: as in `all_to_all_bytes`: the lengths, one a rank, add up to that of the buffer, and both live
+            // through the call.
             unsafe { (self.functions.all_gather)(ranks, data.as_mut_ptr(), lengths.as_ptr(), error, room) }
         })
     }
@@ -300,14 +319,16 @@ impl Collectives for Gloo {
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         assert!(root < self.world.size, "the root is one of the ranks");
         self.run("broadcast", |ranks, error, room| {
-            // SAFETY: the buffer lives through the call.
+            // SAFETY: as in `all_to_all_bytes`: the buffer holds as many bytes and lives through the call; `root` is a
+            // rank.
             unsafe { (self.functions.broadcast)(ranks, data.as_mut_ptr(), data.len(), root as c_int, error, room) }
         })
     }
 
     fn barrier(&self) -> Result<()> {
         self.run("barrier", |ranks, error, room| {
-            // SAFETY: Gloo's ranks live as long as `self`.
+            // SAFETY: as in `all_to_all_bytes`: Gloo's ranks live as long as `self`, and there is room for the error's
+            // text.
             unsafe { (self.functions.barrier)(ranks, error, room) }
         })
     }
@@ -329,7 +350,8 @@ impl Drop for Gloo {
             return;
         }
         let ranks = self.ranks.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: from `connect`, and freed once.
+        // SAFETY: the ranks are from `connect`, nobody else uses them (`self` is borrowed for writing), and they are
+        // freed once.
         unsafe { (self.functions.free)(ranks.0) }
     }
 }

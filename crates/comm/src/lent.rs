@@ -12,7 +12,7 @@ pub struct Lent {
 // SAFETY: a place and a length; whoever reads or writes there does so by the functions below, whose callers keep the
 // rules of a meeting ([`super::threads`]).
 unsafe impl Send for Lent {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: a shared reference gives the place and the length, and nothing else.
 unsafe impl Sync for Lent {}
 
 /// Numbers summed at a time: they stay in the nearest cache.
@@ -49,8 +49,8 @@ impl Lent {
     /// Copies `range` of what another rank has lent to the same place here.
     ///
     /// # Safety
-    /// Both owners are in a meeting, this one's by this thread, made by [`Lent::to_change`]; nobody writes in `range` of
-    /// the other, and nobody reads or writes in `range` of this one.
+    /// Both owners are in a meeting, this one's by this thread, made by [`Lent::to_change`]; nobody writes in `range`
+    /// of the other, and nobody reads or writes in `range` of this one.
     ///
     /// # Panics
     /// If `range` is not within both.
@@ -76,8 +76,8 @@ impl Lent {
         let mut sums = [0.0f32; BLOCK];
         for start in range.clone().step_by(BLOCK) {
             let count = BLOCK.min(range.end - start);
-            // SAFETY: within, by the assertion; what is lent here are the bytes of f32, aligned as such; nobody writes
-            // there but this thread, after the last read.
+            // SAFETY: within and aligned, by the assertions; every pattern of bits is an f32. `range` of all ranks is
+            // left to this thread, as the caller says, which writes there only when these slices are gone.
             let values =
                 |lent: &Self| unsafe { std::slice::from_raw_parts(lent.start.cast::<f32>().add(start), count) };
             let sums = &mut sums[..count];
@@ -88,7 +88,8 @@ impl Lent {
                     sums.iter_mut().zip(values(lent)).for_each(|(sum, value)| *sum += value);
                 }
             }
-            // SAFETY: as above; the slices that were read are gone.
+            // SAFETY: within and aligned, by the assertions; `sums` is an array of this function, so that they do not
+            // overlap. The slices that were read are gone, and nobody else looks at `range`.
             unsafe { std::ptr::copy_nonoverlapping(sums.as_ptr(), all[rank].start.cast::<f32>().add(start), count) };
         }
     }

@@ -12,7 +12,8 @@ pub fn tie(command: &mut Command) {
     {
         let launcher = std::process::id();
         let tie = move || {
-            // SAFETY: prctl with plain numbers; async-signal-safe.
+            // SAFETY: PR_SET_PDEATHSIG takes a number and touches no memory; a system call may be made between fork and
+            // exec.
             if unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) } != 0 {
                 return Err(std::io::Error::last_os_error());
             }
@@ -23,7 +24,8 @@ pub fn tie(command: &mut Command) {
             }
             Ok(())
         };
-        // SAFETY: the closure makes two system calls, allocates nothing and takes no lock.
+        // SAFETY: between fork and exec only what is async-signal-safe may run: the closure makes two system calls,
+        // allocates nothing (both errors are a number or a kind) and takes no lock. It owns what it captures, a number.
         unsafe { command.pre_exec(tie) };
     }
 }
@@ -31,6 +33,7 @@ pub fn tie(command: &mut Command) {
 /// Sends `signal` to the process and all of its group.
 pub fn signal(child: &Child, signal: i32) {
     let Ok(group) = i32::try_from(child.id()) else { return };
-    // SAFETY: a plain system call; the group is that of a child that has not been waited for. It may be gone already.
+    // SAFETY: `kill` touches no memory. The group is that of a child that has not been waited for, so that its number
+    // is nobody else's; where it is gone already the call fails.
     unsafe { libc::kill(-group, signal) };
 }

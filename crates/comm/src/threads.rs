@@ -18,6 +18,8 @@ struct Shown {
     operation: &'static str,
     /// Bytes of the operation on every rank, to notice ranks that do different things.
     size: usize,
+    /// Every rank's parts of every piece, to notice ranks that would write where others read.
+    parts: Vec<Range<usize>>,
     lent: Vec<Lent>,
     /// It waits no longer, and its memory may be gone.
     withdrawn: bool,
@@ -45,6 +47,8 @@ struct Table {
 pub struct Threads {
     world: World,
     limits: Limits,
+    /// Held by the thread that is in a meeting for this rank: what a rank shows is one thread's.
+    turn: Mutex<()>,
     table: Arc<Table>,
     /// Where all ranks, and those of its machine, meet beside it; none for a rank of such a world.
     beside: Option<[Arc<Table>; 2]>,
@@ -70,6 +74,7 @@ pub fn machines(sizes: &[usize], limits: Limits) -> Vec<Threads> {
     let rank = |(rank, (local_rank, local_size, machine))| Threads {
         world: World { rank, size, local_rank, local_size },
         limits,
+        turn: Mutex::new(()),
         table: Arc::clone(&all),
         beside: Some([Arc::clone(&again), machine]),
     };
@@ -113,23 +118,26 @@ impl Threads {
         }
     }
 
-    /// Shows `lent`, and lets `take` look at what every rank shows, in the order of ranks. When it returns nobody looks at
-    /// `lent` any more.
+    /// Shows `lent`, and lets `take` look at what every rank shows, in the order of ranks. `take` is called only where all
+    /// ranks came with the same operation, `size` and `parts`. When this returns nobody looks at `lent` any more.
     fn meet(
         &self,
         operation: &'static str,
-        size: usize,
+        (size, parts): (usize, Vec<Range<usize>>),
         lent: Vec<Lent>,
         take: impl FnOnce(&[Arc<Shown>]),
     ) -> Result<()> {
         let rank = self.world.rank;
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = Arc::new(Shown { operation, size, parts, lent, withdrawn: false });
         let mut state = self.state();
-        state.shown[rank] = Some(Arc::new(Shown { operation, size, lent, withdrawn: false }));
+        state.shown[rank] = Some(Arc::clone(&own));
         self.table.changed.notify_all();
         let (mut state, all_there) = self.wait(state, operation);
         if let Err(error) = all_there {
             // Nobody looks before all are there, and from now on nobody will.
-            state.shown[rank] = Some(Arc::new(Shown { operation, size, lent: Vec::new(), withdrawn: true }));
+            let (parts, lent) = (Vec::new(), Vec::new());
+            state.shown[rank] = Some(Arc::new(Shown { operation, size, parts, lent, withdrawn: true }));
             self.table.changed.notify_all();
             return Err(error);
         }
@@ -137,13 +145,17 @@ impl Threads {
         drop(state);
         // Also when `take` panics: the others must not look at memory that is given up.
         let leaving = Leaving(self);
-        let differs = shown.iter().position(|other| (other.operation, other.size) != (operation, size));
+        let what = |shown: &Shown| (shown.operation, shown.size, &shown.parts) == (operation, size, &own.parts);
+        let differs = shown.iter().position(|other| !what(other));
         if differs.is_none() {
             take(&shown);
         }
         drop(leaving);
         let Some(other) = differs else { return Ok(()) };
         let Shown { operation: theirs, size: bytes, .. } = &*shown[other];
+        if (*theirs, *bytes) == (operation, size) {
+            return Err(self.error(operation, format_args!("its parts are not those of rank {other}")));
+        }
         Err(self.error(operation, format_args!("of {size} bytes meets {theirs} of {bytes} bytes of rank {other}")))
     }
 
@@ -155,10 +167,13 @@ impl Threads {
         let rank = self.world.rank;
         let size = pieces.iter().map(|piece| size_of_val(piece.values)).sum();
         let lent = pieces.iter_mut().map(|piece| Lent::to_change(bytes::of_mut(piece.values))).collect();
-        self.meet("reduce_scatter", size, lent, |all| {
+        let parts = together(pieces.iter().map(|piece| piece.parts.as_slice()));
+        self.meet("reduce_scatter", (size, parts), lent, |all| {
             for (index, piece) in pieces.iter().enumerate() {
                 let of_ranks: Vec<Lent> = all.iter().map(|shown| shown.lent[index]).collect();
-                // SAFETY: all are in this meeting; each rank reads and writes its own part of everybody's alone.
+                // SAFETY: all ranks are in this meeting, which none leaves before all have looked; they came with the
+                // same parts, as `meet` has compared, which do not overlap: this rank's part of everybody's memory is
+                // left to this thread.
                 unsafe { Lent::sum(&of_ranks, rank, &piece.parts[rank]) };
             }
         })
@@ -175,7 +190,8 @@ impl Threads {
         let parts = pieces.iter().map(|piece| piece.parts.iter().map(|part| part.start * width..part.end * width));
         let parts: Vec<Vec<Range<usize>>> = parts.map(Iterator::collect).collect();
         let parts: Vec<&[Range<usize>]> = parts.iter().map(Vec::as_slice).collect();
-        self.meet("all_gather", size, lent, |all| self.fill(all, &parts))
+        let shown = together(parts.iter().copied());
+        self.meet("all_gather", (size, shown), lent, |all| self.fill(all, &parts))
     }
 
     /// Copies every other rank's parts of what it shows, in bytes, to the same places here.
@@ -183,12 +199,28 @@ impl Threads {
         let rank = self.world.rank;
         for (other, shown) in all.iter().enumerate().filter(|(other, _)| *other != rank) {
             for (index, parts) in parts.iter().enumerate() {
-                // SAFETY: all are in this meeting; every rank's part is read by the others, and each writes those of the
-                // others in its own memory, which nobody else looks at.
+                // SAFETY: all ranks are in this meeting, which none leaves before all have looked; they came with the
+                // same parts, as `meet` has compared, which do not overlap. Others read this rank's part here; it
+                // writes only theirs, where nobody else looks.
                 unsafe { all[rank].lent[index].copy(shown.lent[index], &parts[other]) };
             }
         }
     }
+}
+
+/// The ranks' parts of all pieces, one after the other.
+///
+/// # Panics
+/// If two ranks' parts of a piece overlap: one would write where the other reads.
+fn together<'a>(pieces: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<Range<usize>> {
+    let mut all = Vec::new();
+    for parts in pieces {
+        let mut sorted: Vec<&Range<usize>> = parts.iter().filter(|part| !part.is_empty()).collect();
+        sorted.sort_by_key(|part| part.start);
+        assert!(sorted.windows(2).all(|pair| pair[0].end <= pair[1].start), "ranks' parts lie apart");
+        all.extend_from_slice(parts);
+    }
+    all
 }
 
 /// Counts a rank out of a meeting, and waits for the others to have looked.
@@ -230,31 +262,34 @@ impl Collectives for Threads {
 
     fn all_to_all_bytes(&self, send: &[u8], parts: &[Range<usize>], receive: &mut [u8]) -> Result<()> {
         let own = &parts[self.world.rank];
-        self.meet("all_to_all", send.len(), vec![Lent::to_read(send)], |all| {
+        self.meet("all_to_all", (send.len(), Vec::new()), vec![Lent::to_read(send)], |all| {
             for (shown, into) in all.iter().zip(receive.chunks_exact_mut(own.len().max(1))) {
-                // SAFETY: its owner is in this meeting, and nobody changes what is sent.
+                // SAFETY: the owner is in this meeting, which it does not leave before all have looked. It lent `send`
+                // for reading, so that nobody writes there.
                 unsafe { shown.lent[0].read(own, into) };
             }
         })
     }
 
     fn all_gather_bytes(&self, data: &mut [u8], parts: &[Range<usize>]) -> Result<()> {
-        self.meet("all_gather", data.len(), vec![Lent::to_change(data)], |all| self.fill(all, &[parts]))
+        let shown = together(std::iter::once(parts));
+        self.meet("all_gather", (data.len(), shown), vec![Lent::to_change(data)], |all| self.fill(all, &[parts]))
     }
 
     fn broadcast_bytes(&self, data: &mut [u8], root: usize) -> Result<()> {
         let gives = self.world.rank == root;
         let lent = if gives { vec![Lent::to_read(data)] } else { Vec::new() };
-        self.meet("broadcast", data.len(), lent, |all| {
+        self.meet("broadcast", (data.len(), Vec::new()), lent, |all| {
             if !gives {
-                // SAFETY: the root is in this meeting and changes nothing.
+                // SAFETY: the root is in this meeting, which it does not leave before all have looked. It lent its data
+                // for reading, so that nobody writes there.
                 unsafe { all[root].lent[0].read(&(0..data.len()), data) };
             }
         })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.meet("barrier", 0, Vec::new(), |_| ())
+        self.meet("barrier", (0, Vec::new()), Vec::new(), |_| ())
     }
 
     fn beside(&self, who: Among) -> Result<Box<dyn Collectives>> {
@@ -262,7 +297,13 @@ impl Collectives for Threads {
             return Err(self.error("beside", "this world is beside another already"));
         };
         let table = Arc::clone(&tables[who as usize]);
-        Ok(Box::new(Self { world: self.world.among(who), limits: self.limits, table, beside: None }))
+        Ok(Box::new(Self {
+            world: self.world.among(who),
+            limits: self.limits,
+            turn: Mutex::new(()),
+            table,
+            beside: None,
+        }))
     }
 }
 
@@ -316,6 +357,16 @@ mod tests {
         assert_eq!(late.kind(), tunesmith_base::Kind::Peer);
         assert_eq!(late.message(), "rank 0: barrier: no answer from ranks 1 and 2 within 0.05 s");
         assert_eq!(gone.message(), "rank 1: barrier: rank 2 has ended");
+    }
+
+    #[test]
+    fn ranks_with_different_parts_are_told() {
+        let mut ranks = world(2, Limits::default());
+        let second = ranks.pop().unwrap();
+        let other = std::thread::spawn(move || second.all_gather_bytes(&mut [0; 4], &[0..1, 1..4]).unwrap_err());
+        let error = ranks[0].all_gather_bytes(&mut [0; 4], &[0..2, 2..4]).unwrap_err();
+        assert_eq!(error.message(), "rank 0: all_gather: its parts are not those of rank 1");
+        assert_eq!(other.join().unwrap().message(), "rank 1: all_gather: its parts are not those of rank 0");
     }
 
     #[test]

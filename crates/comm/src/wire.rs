@@ -118,8 +118,9 @@ pub fn notice_loss(stream: &TcpStream) {
         ] {
             let value: libc::c_int = value;
             let size = size_of::<libc::c_int>() as libc::socklen_t;
-            // SAFETY: an open socket, and an int that lives through the call with its size. Where the system refuses, a
-            // lost machine is noticed at the next operation's timeout.
+            // SAFETY: the socket is open as long as `stream` is borrowed; the int lives through the call, which reads
+            // as many bytes as `size` says. Where the system refuses, a lost machine is noticed at the next operation's
+            // timeout.
             unsafe { libc::setsockopt(stream.as_raw_fd(), level, option, (&raw const value).cast(), size) };
         }
     }

@@ -21,7 +21,7 @@ pub fn best(x: &Act) -> Vec<u32> {
                 }
             }
         }
-        // SAFETY: a task owns its place.
+        // SAFETY: `tops` has a place for each task, and lives until all are done; this task alone has this one.
         unsafe { *to.get().add(task) = top };
     });
     let of = |token: usize| {

@@ -32,17 +32,23 @@ struct Job {
     adds: bool,
 }
 
-// SAFETY: tasks read the operands and write panels of their own.
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes a panel of `out` that no other task
+// has.
 unsafe impl Sync for Job {}
 
 /// `ROWS` features of a block, from `first` on.
+///
+/// # Safety
+/// The features of `S`; `first + ROWS <= job.size`. `matrix` holds `size * size` floats, `x` and `out` `size` vectors
+/// each, of one panel: `PANELS` is 1.
 #[inline(always)]
 unsafe fn features<S: Simd, const ROWS: usize, const PANELS: usize>(
     job: &Job,
     (matrix, x, out): (*const f32, *const f32, *mut f32),
     first: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the rows `first..first + ROWS` lie within the matrix and within `out`, as the caller says; both strides
+    // of the matrix keep within `size * size`, and `x` has a vector for each of `size` steps.
     unsafe {
         let mut acc = [[S::splat(0.0); PANELS]; ROWS];
         if job.adds {
@@ -57,6 +63,8 @@ unsafe fn features<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
+/// # Safety
+/// The features of `S`; `panel` is one of `x` and `out`, which hold `blocks * size` features, and no other task has it.
 #[inline(always)]
 unsafe fn panel_of<S: Simd>(job: &Job, panel: usize) {
     for block in 0..job.blocks {
@@ -64,7 +72,8 @@ unsafe fn panel_of<S: Simd>(job: &Job, panel: usize) {
         let mut first = 0;
         while first < job.size {
             let rows = tile_rows(job.size - first, S::ROWS);
-            // SAFETY: the caller's promise.
+            // SAFETY: the last matrix is `count - 1`; a panel has `blocks * size` vectors, of which the block begins at
+            // `at`; `first + rows <= size`.
             unsafe {
                 let matrix = job.matrices.add(block.min(job.count - 1) * job.size * job.size);
                 let places = (matrix, job.x.add(at), job.out.add(at));
@@ -90,7 +99,8 @@ pub fn times(diagonal: Diagonal<'_>, x: &Act, transposed: bool, out: &mut Act, a
     let (matrices, count, blocks) = (diagonal.matrices.as_ptr(), diagonal.count(), x.features() / size);
     let job = Job { out: out.shared().get(), x: x.ptr(), stride, matrices, count, size, blocks, row, col, adds };
     let job = &job;
-    // SAFETY: a task owns its panel.
+    // SAFETY: the assertions hold the shapes against each other: `blocks * size` features and at least one matrix.
+    // `out` is borrowed for writing, and a task alone has its panel.
     par::run(x.panels(), |panel| unsafe { panel_at(job, panel) });
 }
 
@@ -103,13 +113,19 @@ struct OuterJob {
     tokens: usize,
 }
 
-// SAFETY: tasks read the operands and write blocks of their own.
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes a block of `out` that no other task
+// has.
 unsafe impl Sync for OuterJob {}
 
 /// `COLS` columns of a row of a block's gradient.
+///
+/// # Safety
+/// The features of `S`; `row` and `first + COLS - 1` are below `job.size`, `block` is one of `x`, `d` and `out`, and no
+/// other task has it.
 #[inline(always)]
 unsafe fn sums<S: Simd, const COLS: usize>(job: &OuterJob, block: usize, row: usize, first: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: whole panels are below `tokens / LANES`, the rest reads lanes below `tokens % LANES` of the one after
+    // them. Features and the places in `out` (`[block][size][size]`) lie within, as the caller says.
     unsafe {
         let zero = S::splat(0.0);
         let mut acc = [zero; COLS];
@@ -135,12 +151,14 @@ unsafe fn sums<S: Simd, const COLS: usize>(job: &OuterJob, block: usize, row: us
     }
 }
 
+/// # Safety
+/// The features of `S`; `block` is one of `x`, `d` and `out`, and no other task has it.
 #[inline(always)]
 unsafe fn block_of<S: Simd>(job: &OuterJob, block: usize) {
     for row in 0..job.size {
         let mut first = 0;
         while first < job.size {
-            // SAFETY: the caller's promise.
+            // SAFETY: `row < size`, and four columns are summed only where four are left.
             unsafe {
                 match job.size - first {
                     4.. => sums::<S, 4>(job, block, row, first),
@@ -164,7 +182,8 @@ pub fn outer(size: usize, x: &Act, d: &Act) -> Vec<f32> {
     let mut out = vec![0.0f32; x.features() * size];
     let job = OuterJob { out: out.as_mut_ptr(), x: x.ptr(), d: d.ptr(), stride: x.stride(), size, tokens: x.tokens() };
     let job = &job;
-    // SAFETY: a task owns its block.
+    // SAFETY: `x` and `d` have one shape, of whole blocks; `out` has `size * size` floats for each, and lives until all
+    // tasks are done. A task alone has its block.
     par::run(x.features() / size, |block| unsafe { block_at(job, block) });
     out
 }

@@ -49,7 +49,8 @@ impl Dropout<'_> {
                 for (lane, row) in rows.iter().enumerate() {
                     let dropped = mix(row.wrapping_add(feature as u64)) >> 32 < threshold;
                     let at = feature * LANES + lane;
-                    // SAFETY: a task owns its panel.
+                    // SAFETY: `out` has the shape of `x`, so that `at` lies within the panel; no other task has this
+                    // panel.
                     unsafe { *to.get().add(panel * stride + at) = if dropped { 0.0 } else { from[at] * scale } };
                 }
             }

@@ -16,7 +16,8 @@ pub fn forward(pool: &Arc<Pool>, table: Store<'_>, features: usize, tokens: &[u3
         for (lane, &token) in tokens[panel * LANES..].iter().take(LANES).enumerate() {
             table.widen(token as usize * features, &mut row);
             for (feature, &value) in row.iter().enumerate() {
-                // SAFETY: a task owns its panel.
+                // SAFETY: `panel` and `feature` are below those of `out` and `lane` below LANES: a place within `out`,
+                // which lives on. No other task has this panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) = value * scale };
             }
         }

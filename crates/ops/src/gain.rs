@@ -9,7 +9,8 @@ pub fn times(v: &Act, gain: &[f32]) -> Act {
     par::run(v.panels(), |panel| {
         for (feature, (lanes, gain)) in v.panel(panel).chunks_exact(LANES).zip(gain).enumerate() {
             for (lane, value) in lanes.iter().enumerate() {
-                // SAFETY: a task owns its panel.
+                // SAFETY: `out` has the shape of `v`, which `panel`, `feature` and `lane` come from; no other task has
+                // this panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) = gain * value };
             }
         }
@@ -17,13 +18,18 @@ pub fn times(v: &Act, gain: &[f32]) -> Act {
     out
 }
 
-/// `y += gain ⊙ v`.
+/// `y += gain ⊙ v`, both `[tokens, features]`.
+///
+/// # Panics
+/// If the shapes differ.
 pub fn add(y: &mut Act, v: &Act, gain: &[f32]) {
+    assert_eq!((y.tokens(), y.features()), (v.tokens(), v.features()), "both have one shape");
     let (to, stride) = (y.shared(), y.stride());
     par::run(v.panels(), |panel| {
         for (feature, (lanes, gain)) in v.panel(panel).chunks_exact(LANES).zip(gain).enumerate() {
             for (lane, value) in lanes.iter().enumerate() {
-                // SAFETY: a task owns its panel.
+                // SAFETY: `y` has the shape of `v`, which `panel`, `feature` and `lane` come from, and is borrowed for
+                // writing; no other task has this panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) += gain * value };
             }
         }
@@ -32,8 +38,12 @@ pub fn add(y: &mut Act, v: &Act, gain: &[f32]) {
 
 /// Adds the gradient of the magnitudes, where `gain = magnitude / norm` and the norm counts as a constant:
 /// `d_magnitude[j] += sum_t dy[t, j] v[t, j] / norm[j]`.
+///
+/// # Panics
+/// If the shapes do not fit.
 pub fn backward(dy: &Act, v: &Act, norm: &[f32], d_magnitude: &mut [f32]) {
     const FEATURES: usize = 64;
+    assert_eq!(norm.len(), d_magnitude.len(), "a norm for each magnitude");
     let out = par::Shared(d_magnitude.as_mut_ptr());
     par::run(norm.len().div_ceil(FEATURES), |task| {
         for (feature, norm) in norm.iter().enumerate().skip(task * FEATURES).take(FEATURES) {
@@ -46,7 +56,8 @@ pub fn backward(dy: &Act, v: &Act, norm: &[f32], d_magnitude: &mut [f32]) {
                 let (dy, v) = (lanes(dy, panel), lanes(v, panel));
                 sums.iter_mut().zip(dy).zip(v).for_each(|((sum, dy), v)| *sum += dy * v);
             }
-            // SAFETY: a task owns its features.
+            // SAFETY: `feature` is below `norm.len()`, as many as `d_magnitude` has, which is borrowed for writing; no
+            // other task has this feature.
             unsafe { *out.get().add(feature) += sums.iter().sum::<f32>() / norm };
         }
     });
@@ -78,5 +89,13 @@ mod tests {
             let each = v.iter().zip(&seed).enumerate();
             each.map(|(at, (v, s))| magnitude[at % features] / 0.5 * f64::from(*v) * f64::from(*s)).sum()
         });
+    }
+
+    #[test]
+    #[should_panic(expected = "both have one shape")]
+    fn another_shape_is_refused() {
+        let pool = Pool::new();
+        let (mut y, v) = (Act::from_rows(&pool, &[0.0; 5], 5), Act::from_rows(&pool, &[0.0; 40], 2));
+        add(&mut y, &v, &[1.0; 2]);
     }
 }

@@ -14,9 +14,12 @@ pub enum Gate {
 }
 
 /// `(act(x), act'(x))`.
+///
+/// # Safety
+/// The features of `S`.
 #[inline(always)]
 unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
-    // SAFETY: the caller runs at a level that has `S`.
+    // SAFETY: registers only; the caller has the features of `S`.
     unsafe {
         let one = S::splat(1.0);
         match gate {
@@ -39,9 +42,11 @@ unsafe fn both<S: Simd>(gate: Gate, x: S::V) -> (S::V, S::V) {
     }
 }
 
+/// # Safety
+/// The features of `S`; `gate`, `up` and `out` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(act: Gate, gate: *const f32, up: *const f32, out: *mut f32, vectors: usize) {
-    // SAFETY: `vectors` vectors each.
+    // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
             S::store(out.add(at), S::mul(both::<S>(act, S::load(gate.add(at))).0, S::load(up.add(at))));
@@ -53,9 +58,11 @@ dispatch! {
     fn forward_panel = forward_kernel(act: Gate, gate: *const f32, up: *const f32, out: *mut f32, vectors: usize);
 }
 
+/// # Safety
+/// The features of `S`; `gate`, `up` and `d_out` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(act: Gate, gate: *mut f32, up: *mut f32, d_out: *const f32, vectors: usize) {
-    // SAFETY: `vectors` vectors each.
+    // SAFETY: `at` stays below the floats that each of the three holds, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
             let (g, u, d) = (S::load(gate.add(at)), S::load(up.add(at)), S::load(d_out.add(at)));
@@ -77,7 +84,8 @@ pub fn forward(act: Gate, gate: &Act, up: &Act) -> Act {
     let (to, stride) = (out.shared(), out.stride());
     par::run(gate.panels(), |panel| {
         let (gate, up) = (gate.panel(panel).as_ptr(), up.panel(panel).as_ptr());
-        // SAFETY: a task owns its panel.
+        // SAFETY: all three have one shape, and a panel of it is `stride / LANES` vectors. That of `out` is no other
+        // task's.
         unsafe { forward_panel(act, gate, up, to.get().add(panel * stride), stride / LANES) };
     });
     out
@@ -92,7 +100,8 @@ pub fn backward(act: Gate, gate: &mut Act, up: &mut Act, d_out: &Act) {
     let (gate, up) = (gate.shared(), up.shared());
     par::run(panels, |panel| {
         let (gate, up) = (gate.get().wrapping_add(panel * stride), up.get().wrapping_add(panel * stride));
-        // SAFETY: a task owns its panel of both.
+        // SAFETY: all three have one shape, and a panel of it is `stride / LANES` vectors. `gate` and `up` are borrowed
+        // for writing, and no other task has this panel of them.
         unsafe { backward_panel(act, gate, up, d_out.panel(panel).as_ptr(), stride / LANES) };
     });
 }

@@ -7,9 +7,11 @@ use super::panel::{Act, LANES};
 use super::par;
 use super::simd::{Simd, dispatch};
 
+/// # Safety
+/// The features of `S`; `logits` holds `vocabulary` vectors, `most` and `total` have room for one each.
 #[inline(always)]
 unsafe fn panel_kernel<S: Simd>(logits: *mut f32, vocabulary: usize, most: *mut f32, total: *mut f32) {
-    // SAFETY: one panel of `vocabulary` vectors; `most` and `total` one vector each.
+    // SAFETY: `at` stays below `vocabulary`, so that each access lies within what the caller promises.
     unsafe {
         let mut tops = [S::splat(f32::NEG_INFINITY); 4];
         let mut at = 0;
@@ -57,14 +59,16 @@ fn forward_with_lse(logits: &mut Act, targets: &[u32]) -> Vec<(f32, f32, f32)> {
         let mut picked = [0.0f32; LANES];
         for (lane, &target) in targets.iter().enumerate() {
             assert!((target as usize) < vocabulary, "a target inside the vocabulary");
-            // SAFETY: a task owns its panel.
+            // SAFETY: the target is below `vocabulary`, as was just asserted, and `lane` below LANES: within the panel,
+            // which lies within `logits`. They are borrowed for writing, and no other task has this panel.
             picked[lane] = unsafe { *start.add(target as usize * LANES + lane) };
         }
-        // SAFETY: as above.
+        // SAFETY: the panel has `vocabulary` vectors and is this task's alone; the two arrays hold a vector each.
         unsafe { panel_at(start, vocabulary, most.as_mut_ptr(), total.as_mut_ptr()) };
         for lane in 0..targets.len() {
             let lse = total[lane].ln() + most[lane];
-            // SAFETY: a task owns its tokens' results.
+            // SAFETY: `out` has a result for each target, and lives until all tasks are done; this token is this task's
+            // alone.
             unsafe { *results.get().add(panel * LANES + lane) = (lse - picked[lane], total[lane], lse) };
         }
     });
@@ -104,7 +108,8 @@ pub fn gradient(logits: &mut Act, targets: &[u32], scales: &[f32], terms: Terms)
             slope[lane] = scales[token] * (1.0 + 2.0 * terms.z * lse) / sum;
             shift[lane] = scales[token] * terms.smoothing / vocabulary as f32;
         }
-        // SAFETY: a task owns its panel of `vocabulary` vectors.
+        // SAFETY: the panel has `vocabulary` vectors and lies within `logits`, which are borrowed for writing; all are
+        // initialised, for `forward_with_lse` has written them. No other task has this panel.
         let values = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), vocabulary * LANES) };
         for lanes in values.chunks_exact_mut(LANES) {
             for ((value, slope), shift) in lanes.iter_mut().zip(slope).zip(shift) {

@@ -24,9 +24,11 @@ pub struct Narrow {
     features: usize,
 }
 
+/// # Safety
+/// The features of `S`; `from` and `to` hold `vectors` times 16 numbers each.
 #[inline(always)]
 unsafe fn narrow_kernel<S: Simd>(from: *const f32, to: *mut u16, vectors: usize) {
-    // SAFETY: `vectors` vectors each.
+    // SAFETY: `at` stays below the numbers that both hold, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
             S::store_bf16(to.add(at), S::load(from.add(at)));
@@ -36,9 +38,11 @@ unsafe fn narrow_kernel<S: Simd>(from: *const f32, to: *mut u16, vectors: usize)
 
 dispatch! { fn narrow_panel = narrow_kernel(from: *const f32, to: *mut u16, vectors: usize); }
 
+/// # Safety
+/// The features of `S`; `from` and `to` hold `vectors` times 16 numbers each.
 #[inline(always)]
 unsafe fn widen_kernel<S: Simd>(from: *const u16, to: *mut f32, vectors: usize) {
-    // SAFETY: `vectors` vectors each.
+    // SAFETY: `at` stays below the numbers that both hold, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
             S::store(to.add(at), S::load_bf16(from.add(at)));
@@ -54,7 +58,8 @@ impl Narrow {
         let mut halves = act.pool().act(act.tokens(), act.features().div_ceil(2));
         let (to, stride) = (halves.shared(), halves.stride());
         par::run(act.panels(), |panel| {
-            // SAFETY: a task owns its panel, which has room for two numbers in the place of one.
+            // SAFETY: a panel of `halves` has `features.div_ceil(2)` vectors of f32, room for `features` vectors of 16
+            // bits, and its alignment is more than they need. No other task has this panel.
             unsafe {
                 let to: *mut u16 = to.get().add(panel * stride).cast();
                 let from = act.panel(panel);
@@ -74,7 +79,8 @@ impl Narrow {
         let mut out = self.halves.pool().act(self.halves.tokens(), self.features);
         let (to, stride) = (out.shared(), out.stride());
         par::run(self.halves.panels(), |panel| {
-            // SAFETY: as above.
+            // SAFETY: a panel of `halves` holds `features` vectors of 16 bits, as `new` wrote them; one of `out` has
+            // room for them in 32. No other task has this panel of `out`, and the two do not overlap.
             unsafe {
                 let from: *const u16 = self.halves.panel(panel).as_ptr().cast();
                 let to = to.get().add(panel * stride);

@@ -19,7 +19,8 @@ pub fn add(x: &mut Act, cu_seqlens: &[usize], alpha: f64, key: u64, first_row: u
                 // 24 bits, exact in f32.
                 let bits = mix(row.wrapping_add(feature as u64)) >> 40;
                 let noise = bits as f32 / (1u32 << 23) as f32 - 1.0;
-                // SAFETY: a task owns its panel.
+                // SAFETY: `panel`, `feature` and `lane` are below those of `x`, which is borrowed for writing; no other
+                // task has this panel.
                 unsafe { *to.get().add(panel * stride + feature * LANES + lane) += bound * noise };
             }
         }

@@ -13,9 +13,11 @@ pub struct Gain<'a> {
     pub offset: f32,
 }
 
+/// # Safety
+/// The features of `S`; `x` holds `groups * dim` vectors, `out` has room for `groups`.
 #[inline(always)]
 unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32) {
-    // SAFETY: one panel: `groups * dim` vectors in, `groups` out.
+    // SAFETY: `group` is below `groups` and `feature` below `dim`: within `x` and `out`, as the caller says.
     unsafe {
         for group in 0..groups {
             let (mut even, mut odd) = (S::splat(0.0), S::splat(0.0));
@@ -43,9 +45,11 @@ unsafe fn stats_kernel<S: Simd>(x: *const f32, dim: usize, groups: usize, eps: f
 
 dispatch! { fn stats_panel = stats_kernel(x: *const f32, dim: usize, groups: usize, eps: f32, out: *mut f32); }
 
+/// # Safety
+/// The features of `S`; `x` and `out` hold `groups * gain.weight.len()` vectors, `rstd` holds `groups`.
 #[inline(always)]
 unsafe fn apply_kernel<S: Simd>(x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, out: *mut f32) {
-    // SAFETY: one panel of `groups * gain.weight.len()` vectors.
+    // SAFETY: `group` is below `groups` and `feature` below the weight's length: within all, as the caller says.
     unsafe {
         for group in 0..groups {
             let r = S::load(rstd.add(group * LANES));
@@ -61,6 +65,8 @@ dispatch! {
     fn apply_panel = apply_kernel(x: *const f32, rstd: *const f32, gain: Gain<'_>, groups: usize, out: *mut f32);
 }
 
+/// # Safety
+/// The features of `S`; `x`, `dh` and `dx` hold `groups * gain.weight.len()` vectors, `rstd` holds `groups`.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(
     x: *const f32,
@@ -71,7 +77,7 @@ unsafe fn backward_kernel<S: Simd>(
     dx: *mut f32,
     add: bool,
 ) {
-    // SAFETY: one panel of `groups * gain.weight.len()` vectors.
+    // SAFETY: `group` is below `groups` and `feature` below the weight's length: within all, as the caller says.
     unsafe {
         let dim = gain.weight.len();
         for group in 0..groups {
@@ -112,7 +118,8 @@ pub fn stats(x: &Act, groups: usize, eps: f32) -> Act {
     let mut out = x.pool().blank(x.tokens(), groups);
     let (to, stride, dim) = (out.shared(), out.stride(), x.features() / groups);
     par::run(x.panels(), |panel| {
-        // SAFETY: a task owns its panel.
+        // SAFETY: a panel of `x` has `groups * dim` vectors, one of `out` has `groups`; no other task has this one of
+        // `out`.
         unsafe { stats_panel(x.panel(panel).as_ptr(), dim, groups, eps, to.get().add(panel * stride)) };
     });
     out
@@ -126,7 +133,8 @@ pub fn apply(x: &Act, rstd: &Act, gain: Gain<'_>) -> Act {
     let (to, stride) = (out.shared(), out.stride());
     par::run(x.panels(), |panel| {
         let (x, rstd) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr());
-        // SAFETY: a task owns its panel.
+        // SAFETY: the assertion holds the gain against the panels of `x` and `rstd`; `out` has the shape of `x`, and no
+        // other task has this panel of it.
         unsafe { apply_panel(x, rstd, gain, groups, to.get().add(panel * stride)) };
     });
     out
@@ -145,7 +153,8 @@ pub fn backward(x: &Act, rstd: &Act, gain: Gain<'_>, dh: &Act, dx: &mut Act, add
     let (to, stride, groups) = (dx.shared(), dx.stride(), rstd.features());
     par::run(x.panels(), |panel| {
         let (x, rstd, dh) = (x.panel(panel).as_ptr(), rstd.panel(panel).as_ptr(), dh.panel(panel).as_ptr());
-        // SAFETY: a task owns its panel.
+        // SAFETY: the assertions hold all shapes against each other; `dx` is borrowed for writing, and no other task
+        // has this panel of it.
         unsafe { backward_panel(x, rstd, gain, groups, dh, to.get().add(panel * stride), add) };
     });
 }

@@ -20,9 +20,9 @@ struct Buffer {
     floats: usize,
 }
 
-// SAFETY: a Buffer owns its memory.
+// SAFETY: a Buffer owns its memory, which belongs to no thread, and holds plain numbers.
 unsafe impl Send for Buffer {}
-// SAFETY: shared references only read.
+// SAFETY: a shared reference gives the place and the length; whoever reads there holds the Act that owns the Buffer.
 unsafe impl Sync for Buffer {}
 
 const HUGE: usize = 2 << 20;
@@ -41,14 +41,15 @@ impl Buffer {
 
     fn new(floats: usize) -> Self {
         let layout = Self::layout(floats);
-        // SAFETY: the layout's size is not zero.
+        // SAFETY: the layout's size is not zero, for `bytes` counts at least one float.
         let start = memory::admit(layout.size(), || unsafe { alloc(layout) });
         if start.is_null() {
             handle_alloc_error(layout);
         }
         #[cfg(target_os = "linux")]
         if layout.align() == HUGE {
-            // SAFETY: the range is ours; a refusal costs only speed.
+            // SAFETY: the range was just allocated and begins at a page; the advice does not change what it holds. A
+            // refusal costs only speed.
             unsafe { libc::madvise(start.cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
         Self { start: start.cast(), floats }
@@ -57,7 +58,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
+        // SAFETY: `new` allocated it with this layout, which follows from `floats`, and nothing but this frees it.
         unsafe { dealloc(self.start.cast(), Self::layout(self.floats)) };
     }
 }
@@ -88,15 +89,15 @@ impl Pool {
             tokens.div_ceil(LANES).next_power_of_two()
         } else {
             self.reserve(tokens);
-            self.panels.load(Ordering::Relaxed)
+            // Another thread may have given all back since: no activation is smaller than what it is for.
+            self.panels.load(Ordering::Relaxed).max(tokens.div_ceil(LANES))
         }
     }
 
     /// Makes every later activation large enough for `tokens`; memory sized for fewer is given back.
     pub fn reserve(&self, tokens: usize) {
         let wanted = tokens.div_ceil(LANES);
-        if wanted > self.panels.load(Ordering::Relaxed) {
-            self.panels.store(wanted, Ordering::Relaxed);
+        if self.panels.fetch_max(wanted, Ordering::Relaxed) < wanted {
             self.free.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }
     }
@@ -123,6 +124,8 @@ impl Pool {
     }
 
     /// As [`Pool::act`], the last panel undefined too: for what writes whole panels, lanes without a token among them.
+    ///
+    /// Fresh memory is not initialised. Whoever takes an activation writes each float before it reads it.
     pub fn blank(self: &Arc<Self>, tokens: usize, features: usize) -> Act {
         let floats = self.sized(tokens) * features * LANES;
         let reused = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&floats).and_then(Vec::pop);
@@ -190,14 +193,16 @@ impl Act {
 
     /// All panels, `[panels][features][16]`.
     pub fn data(&self) -> &[f32] {
-        // SAFETY: the buffer holds at least that many floats.
+        // SAFETY: the pool sized the buffer for at least that many floats, aligned to 64 bytes, and they live as long
+        // as `self`, whose borrow keeps others from writing. A float that nothing has written yet is lent, never read:
+        // see `Pool::blank`.
         unsafe { std::slice::from_raw_parts(self.ptr(), self.panels() * self.stride()) }
     }
 
     /// All panels, to write.
     pub fn data_mut(&mut self) -> &mut [f32] {
         let floats = self.panels() * self.stride();
-        // SAFETY: as in `data`, and `self` is borrowed for writing.
+        // SAFETY: as in `data`; the borrow of `self` for writing makes this the only way to them.
         unsafe { std::slice::from_raw_parts_mut(self.shared().get(), floats) }
     }
 
@@ -228,7 +233,8 @@ impl Act {
         assert_eq!((self.tokens, self.features), (other.tokens, other.features), "both have one shape");
         let (to, stride) = (self.shared(), self.stride());
         par::run(other.panels(), |panel| {
-            // SAFETY: a task owns its panel.
+            // SAFETY: the panel lies within `self`, which has the shape of `other` and is borrowed for writing; no
+            // other task has it.
             let sums = unsafe { std::slice::from_raw_parts_mut(to.get().add(panel * stride), stride) };
             sums.iter_mut().zip(other.panel(panel)).for_each(|(sum, value)| *sum += value);
         });
@@ -326,7 +332,8 @@ impl Act {
             for (lane, &row) in rows.iter().enumerate() {
                 let from = &self.panel(row / LANES)[row % LANES..];
                 for feature in 0..features {
-                    // SAFETY: this task owns the panel.
+                    // SAFETY: `out` has a token for each row and as many features, so that the place lies within it; no
+                    // other task has this panel.
                     unsafe { *to.get().add(panel * stride + feature * LANES + lane) = from[feature * LANES] };
                 }
             }
@@ -394,7 +401,8 @@ impl Act {
 /// multiplied by `scale`; lanes past the end become zero.
 ///
 /// # Safety
-/// `from` points to panels of `stride` floats that hold those tokens and features, `to` to room for the result.
+/// `from` points to panels of `stride` floats that hold those tokens and features, `to` to room for the result. Nobody
+/// writes either meanwhile.
 pub(super) unsafe fn realign(
     from: *const f32,
     stride: usize,
@@ -411,7 +419,9 @@ pub(super) unsafe fn realign(
         let first = (start / LANES + panel) * stride + f0 * LANES;
         let head = lanes.min(LANES - shift);
         for feature in 0..nf {
-            // SAFETY: the caller's promise; the second source panel is read only where the tokens reach into it.
+            // SAFETY: the caller's promise: the first source panel holds the first `head` lanes; the second one is read
+            // only where the tokens reach into it, and its place is made by `wrapping_add` because it may not be there.
+            // `to` holds `panel * nf + feature` vectors and this one.
             unsafe {
                 let out = to.add((panel * nf + feature) * LANES);
                 let source = from.add(first + feature * LANES + shift);
@@ -434,7 +444,8 @@ pub(super) unsafe fn realign(
 /// Writes only the lanes of those tokens.
 ///
 /// # Safety
-/// As [`realign`], with the directions turned; no other task writes those tokens' features meanwhile.
+/// As [`realign`], with the directions turned; the two do not overlap, and no other task reads or writes those tokens'
+/// features meanwhile.
 pub(super) unsafe fn unalign(
     from: *const f32,
     nf: usize,
@@ -450,7 +461,8 @@ pub(super) unsafe fn unalign(
         let first = (start / LANES + panel) * stride + f0 * LANES;
         let head = lanes.min(LANES - shift);
         for feature in 0..nf {
-            // SAFETY: the caller's promise.
+            // SAFETY: as in `realign`: the second panel of `to` is written only where the tokens reach into it (a copy
+            // of nothing needs no memory). The two do not overlap: `from` is a task's scratch.
             unsafe {
                 let source = from.add((panel * nf + feature) * LANES);
                 let out = to.add(first + feature * LANES + shift);

@@ -55,7 +55,8 @@ pub fn run(count: usize, task: impl Fn(usize) + Sync) {
     let team = TEAM.take();
     if !team.is_null() {
         let _back = OnDrop(|| TEAM.set(team));
-        // SAFETY: `together` takes the pointer away before the team goes.
+        // SAFETY: `together` put the pointer there, on this thread, and takes it away before its team goes; this call
+        // is within it. A team is only ever borrowed for reading.
         unsafe { &*team }.run(count, &task);
         return;
     }
@@ -125,7 +126,9 @@ struct Team {
     over: AtomicBool,
 }
 
-// SAFETY: `work` is written by the leader alone, while nobody is inside.
+// SAFETY: the fields are atomic but for `work`. The leader alone writes it, while it is closed and nobody is inside;
+// helpers read it while they are inside and have seen it open. Both go by sequentially consistent operations on `open`
+// and `inside`: a helper counts itself in before it looks at `open`, the leader closes before it looks at `inside`.
 unsafe impl Sync for Team {}
 
 impl Team {
@@ -137,10 +140,12 @@ impl Team {
                 wait(&mut turns);
             }
         });
-        // SAFETY: the same pointer with a lifetime that nobody relies on: `close` waits for all who have it.
+        // SAFETY: the same fat pointer under a longer lifetime. Helpers use it while they are inside, and `close`
+        // waits, even where `task` panics, until nobody is: `task` outlives each use.
         #[allow(clippy::transmute_ptr_to_ptr, reason = "a cast cannot change the lifetime of a trait object")]
         let shared = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), Task>(task) };
-        // SAFETY: nobody is inside, so nobody reads.
+        // SAFETY: the work is closed and nobody is inside (before the first round nobody was, and `close` of the last
+        // waited for it), so that nobody reads; one thread leads a team, so that nobody else writes.
         unsafe { *self.work.get() = Some((shared, count)) };
         self.next.store(0, Ordering::Relaxed);
         let round = self.rounds.fetch_add(1, Ordering::Relaxed) + 1;
@@ -174,9 +179,10 @@ impl Team {
             });
             let open = self.open.load(Ordering::SeqCst);
             if open != 0 {
-                // SAFETY: the work is open and the leader waits until this thread has left.
+                // SAFETY: this thread is inside and has seen the work open: the leader wrote it before and writes it
+                // again only when this thread has left.
                 if let Some((task, count)) = unsafe { *self.work.get() } {
-                    // SAFETY: as above.
+                    // SAFETY: the leader's `run`, which borrows the task, does not return before this thread has left.
                     self.take_part(count, unsafe { &*task });
                 }
                 done = open;
@@ -195,13 +201,15 @@ fn wait(turns: &mut u32) {
     }
 }
 
-/// A pointer that tasks may share, because each writes only what it owns.
+/// A pointer that tasks may share, because each writes only what it owns. Whoever makes one sees to three things: the
+/// memory stays borrowed until [`run`] returns, each task stays within it, and no two tasks touch the same place.
 #[derive(Debug, Clone, Copy)]
 pub struct Shared<T>(pub *mut T);
 
-// SAFETY: a promise of the code that makes one: tasks touch disjoint parts.
+// SAFETY: a place, which is no access. To read or write there is `unsafe`, and that block answers for the tasks' parts
+// being apart.
 unsafe impl<T> Send for Shared<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: a shared reference gives the place, and nothing else.
 unsafe impl<T> Sync for Shared<T> {}
 
 impl<T> Shared<T> {

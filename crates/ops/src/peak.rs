@@ -4,9 +4,11 @@ use super::par;
 use super::simd::{self, Level, Simd, dispatch};
 use std::time::Instant;
 
+/// # Safety
+/// The features of `S`.
 #[inline(always)]
 unsafe fn spin_kernel<S: Simd>(rounds: usize, seed: &[f32; 16]) -> f32 {
-    // SAFETY: registers only; the store goes to a local.
+    // SAFETY: the caller has the features of `S`; `seed` and `lanes` hold 16 floats each.
     unsafe {
         let (factor, addend) = (S::splat(0.999), S::load(seed.as_ptr()));
         // Independent sums: enough to hide the latency of a multiply-add, few enough for the registers.
@@ -49,7 +51,7 @@ pub fn flops(seconds: f64) -> f64 {
             let mut seed = [0.0f32; 16];
             seed.iter_mut().enumerate().for_each(|(lane, value)| *value = (task * 16 + lane) as f32 * 1e-3);
             let seed = std::hint::black_box(seed);
-            // SAFETY: `dispatch!` picks a level that this processor has.
+            // SAFETY: the kernel asks nothing of its arguments.
             std::hint::black_box(unsafe { spin(rounds, &seed) });
         });
         best = best.max((threads * rounds * chains * 32) as f64 / one.elapsed().as_secs_f64());
@@ -57,9 +59,12 @@ pub fn flops(seconds: f64) -> f64 {
     best
 }
 
+/// # Safety
+/// The features of `S`; `from` holds `floats` floats, a multiple of 128.
 #[inline(always)]
 unsafe fn read_kernel<S: Simd>(from: *const f32, floats: usize) -> f32 {
-    // SAFETY: the caller's slice is that long, a multiple of 128.
+    // SAFETY: each turn reads 128 floats from `at` on, and `at` is a multiple of 128 below `floats`. What is fetched
+    // ahead may lie anywhere. `lanes` holds 16 floats.
     unsafe {
         let mut sums = [S::splat(0.0); 8];
         let mut at = 0;
@@ -93,7 +98,8 @@ pub fn read_bandwidth(seconds: f64) -> f64 {
     while start.elapsed().as_secs_f64() < seconds {
         let one = Instant::now();
         par::run(FLOATS / PART, |task| {
-            // SAFETY: a part of the buffer; `dispatch!` picks a level that this processor has.
+            // SAFETY: `task` is below FLOATS / PART, so that its PART floats lie within the buffer; PART is a multiple
+            // of 128.
             std::hint::black_box(unsafe { read(buffer.as_ptr().add(task * PART), PART) });
         });
         best = best.max((FLOATS * size_of::<f32>()) as f64 / one.elapsed().as_secs_f64());
@@ -113,7 +119,8 @@ pub fn copy_rate(seconds: f64) -> f64 {
     while start.elapsed().as_secs_f64() < seconds {
         let one = Instant::now();
         par::run(threads, |task| {
-            // SAFETY: a task owns its part, which is as long.
+            // SAFETY: both buffers of the task hold FLOATS floats and live until all tasks are done. They do not
+            // overlap, and no other task has them.
             unsafe { std::ptr::copy_nonoverlapping(from[task].as_ptr(), parts[task].get(), FLOATS) };
         });
         std::hint::black_box(&to);

@@ -25,11 +25,15 @@ impl Rope {
     }
 
     /// The table for parts of sequences, end to end: the positions of each, and its rule.
+    ///
+    /// # Panics
+    /// If the rules turn different numbers of features.
     pub fn at<'a>(pool: &Arc<Pool>, parts: impl IntoIterator<Item = (Range<usize>, (&'a [f32], f32))>) -> Self {
         let parts = parts.into_iter();
         let tokens: Vec<(usize, (&[f32], f32))> =
             parts.flat_map(|(positions, rule)| positions.map(move |position| (position, rule))).collect();
         let half = tokens.first().map_or(1, |(_, (inv_freq, _))| inv_freq.len());
+        assert!(tokens.iter().all(|(_, (inv_freq, _))| inv_freq.len() == half), "rules of one width");
         let (mut cos, mut sin) = (pool.act(tokens.len(), half), pool.act(tokens.len(), half));
         let (stride, cos_to, sin_to) = (cos.stride(), cos.shared(), sin.shared());
         par::run(cos.panels(), |panel| {
@@ -37,7 +41,8 @@ impl Rope {
                 for (feature, &frequency) in inv_freq.iter().enumerate() {
                     let (s, c) = f64::from(position as f32 * frequency).sin_cos();
                     let at = panel * stride + feature * LANES + lane;
-                    // SAFETY: a task owns its panel.
+                    // SAFETY: both tables have `half` features, and `feature` is below that, as the assertion above
+                    // says; no other task has this panel.
                     unsafe {
                         *cos_to.get().add(at) = c as f32 * factor;
                         *sin_to.get().add(at) = s as f32 * factor;
@@ -70,12 +75,15 @@ impl Rope {
         let (heads, stride, to) = (x.features() / dim, x.stride(), x.shared());
         par::run(x.panels(), |panel| {
             let (cos, sin) = (self.cos.panel(panel).as_ptr(), self.sin.panel(panel).as_ptr());
-            // SAFETY: a task owns its panel.
+            // SAFETY: a panel of `x` has `heads * dim` vectors, one of the tables `half`, and the assertion holds
+            // `half` against `dim`. `x` is borrowed for writing, and no other task has this panel.
             unsafe { turn_panel(to.get().add(panel * stride), cos, sin, (heads, dim), half, sign) };
         });
     }
 }
 
+/// # Safety
+/// The features of `S`; `x` holds `heads * dim` vectors, `cos` and `sin` hold `half` each, and `half <= dim / 2`.
 #[inline(always)]
 unsafe fn turn_kernel<S: Simd>(
     x: *mut f32,
@@ -85,7 +93,7 @@ unsafe fn turn_kernel<S: Simd>(
     half: usize,
     sign: f32,
 ) {
-    // SAFETY: one panel of `heads * dim` vectors, tables of `half <= dim / 2`.
+    // SAFETY: `feature` and `feature + half` are below `dim`: vectors within the head, as the caller says.
     unsafe {
         let sign = S::splat(sign);
         for head in 0..heads {

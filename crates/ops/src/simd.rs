@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 
 mod turn;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 /// The instruction set that kernels run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,7 +79,8 @@ pub fn force(wanted: Level) -> Level {
 #[inline(always)]
 pub fn prefetch(place: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; every processor of this architecture has it, and no address faults.
+    // SAFETY: every processor of this architecture has SSE, and a prefetch is a hint: no address faults, none is
+    // accessed.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T0>(place.cast());
@@ -89,7 +92,10 @@ pub fn prefetch(place: *const f32) {
 /// Sixteen lanes of `f32`.
 ///
 /// # Safety
-/// Each method needs the processor features of its implementation; `load` and `store` touch 16 floats at any alignment.
+/// Every method may run only on a processor with the features of its implementation: AVX2 and FMA for `Avx2`, AVX-512F
+/// for `Avx512`, none for [`Portable`]. A kernel generic over `Simd` hands this demand on to its caller, up to the
+/// function that `dispatch!` makes, which has asked the processor. A pointer must lead to as much memory as the method
+/// says; alignment does not matter.
 #[allow(clippy::missing_safety_doc, reason = "stated once for the trait")]
 pub trait Simd: Copy + 'static {
     /// The vector.
@@ -108,7 +114,7 @@ pub trait Simd: Copy + 'static {
     unsafe fn load_bf16(from: *const u16) -> Self::V;
     /// Reads 16 integers of 8 bits, signed, given by their bits.
     unsafe fn load_i8(from: *const u8) -> Self::V;
-    /// `table[code]` for 16 codes of 4 bits, two a byte, the first in the high half.
+    /// `table[code]` for 16 codes of 4 bits in 8 bytes, two a byte, the first in the high half.
     unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V;
     /// Writes 16 bfloat16 numbers, rounded to the nearest, ties to even; NaN stays NaN.
     unsafe fn store_bf16(to: *mut u16, value: Self::V);
@@ -139,6 +145,7 @@ pub trait Simd: Copy + 'static {
     #[inline(always)]
     unsafe fn exp(x: Self::V) -> Self::V {
         // Cody-Waite reduction x = n ln2 + r, |r| <= ln2 / 2, and the Taylor polynomial of degree 7 in r.
+        // SAFETY: registers only; the caller has the features of `Self`.
         unsafe {
             let low = Self::splat(-87.3);
             // `x` as the second operand: NaN passes through.
@@ -162,6 +169,7 @@ pub trait Simd: Copy + 'static {
     #[inline(always)]
     unsafe fn tanh(x: Self::V) -> Self::V {
         // Small arguments by the Taylor polynomial, where the quotient below would lose digits; the rest by exp.
+        // SAFETY: registers only; the caller has the features of `Self`.
         unsafe {
             let square = Self::mul(x, x);
             let mut p = Self::splat(-1382.0 / 155_925.0);
@@ -180,6 +188,7 @@ pub trait Simd: Copy + 'static {
     /// `1 / (1 + e^-x)`.
     #[inline(always)]
     unsafe fn sigmoid(x: Self::V) -> Self::V {
+        // SAFETY: registers only; the caller has the features of `Self`.
         unsafe {
             let one = Self::splat(1.0);
             Self::div(one, Self::add(one, Self::exp(Self::sub(Self::splat(0.0), x))))
@@ -211,24 +220,29 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self::V {
+        // SAFETY: `from` holds 16 floats, read at any alignment.
         unsafe { from.cast::<[f32; 16]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::V) {
+        // SAFETY: `to` has room for 16 floats, written at any alignment.
         unsafe { to.cast::<[f32; 16]>().write_unaligned(value) }
     }
     #[inline(always)]
     unsafe fn load_bf16(from: *const u16) -> Self::V {
+        // SAFETY: `from` holds 16 numbers of 16 bits, read at any alignment; each pattern of bits is a `u16`.
         let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
         lanes!(i => f32::from_bits(u32::from(bits[i]) << 16))
     }
     #[inline(always)]
     unsafe fn load_i8(from: *const u8) -> Self::V {
+        // SAFETY: `from` holds 16 bytes; each pattern of bits is an `i8`.
         let bytes = unsafe { from.cast::<[i8; 16]>().read_unaligned() };
         lanes!(i => f32::from(bytes[i]))
     }
     #[inline(always)]
     unsafe fn lookup(table: Self::V, codes: *const u8) -> Self::V {
+        // SAFETY: `codes` holds 8 bytes.
         let pairs = unsafe { codes.cast::<[u8; 8]>().read_unaligned() };
         lanes!(i => table[usize::from(if i % 2 == 0 { pairs[i / 2] >> 4 } else { pairs[i / 2] & 15 })])
     }
@@ -238,6 +252,7 @@ impl Simd for Portable {
         for (slot, value) in bits.iter_mut().zip(value) {
             *slot = half::bf16::from_f32(value).to_bits();
         }
+        // SAFETY: `to` has room for 16 numbers of 16 bits, written at any alignment.
         unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
     }
     #[inline(always)]
@@ -291,281 +306,45 @@ impl Simd for Portable {
 #[cfg(target_arch = "x86_64")]
 pub use x86::{Avx2, Avx512};
 
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use super::{Simd, turn};
-    #[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
-    use std::arch::x86_64::*;
-
-    /// Two 8-lane registers.
-    #[derive(Debug, Clone, Copy)]
-    pub struct Avx2;
-
-    /// Both halves of a vector.
-    #[derive(Debug, Clone, Copy)]
-    pub struct Pair(__m256, __m256);
-
-    macro_rules! both {
-        ($f:ident $(, $arg:ident)*) => { unsafe { Pair($f($($arg.0),*), $f($($arg.1),*)) } };
-    }
-
-    impl Simd for Avx2 {
-        type V = Pair;
-        const ROWS: usize = 6;
-        const PANELS: usize = 1;
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> Pair {
-            unsafe { Pair(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> Pair {
-            unsafe { Pair(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
-        }
-        #[inline(always)]
-        unsafe fn store(to: *mut f32, value: Pair) {
-            unsafe {
-                _mm256_storeu_ps(to, value.0);
-                _mm256_storeu_ps(to.add(8), value.1);
-            }
-        }
-        #[inline(always)]
-        unsafe fn load_bf16(from: *const u16) -> Pair {
-            #[inline(always)]
-            unsafe fn half(from: *const u16) -> __m256 {
-                unsafe {
-                    let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
-                }
-            }
-            unsafe { Pair(half(from), half(from.add(8))) }
-        }
-        #[inline(always)]
-        unsafe fn load_i8(from: *const u8) -> Pair {
-            unsafe {
-                let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
-                let (low, high) = (_mm256_cvtepi8_epi32(low), _mm256_cvtepi8_epi32(high));
-                Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
-            }
-        }
-        #[inline(always)]
-        unsafe fn lookup(table: Pair, codes: *const u8) -> Pair {
-            #[inline(always)]
-            unsafe fn half(table: Pair, codes: *const u8) -> __m256 {
-                unsafe {
-                    // A byte in each 64 bits; its high half into the lower 32, its low half into the upper.
-                    let wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(codes.cast::<i32>().read_unaligned()));
-                    let index = _mm256_or_si256(_mm256_srli_epi64::<4>(wide), _mm256_slli_epi64::<32>(wide));
-                    // A permutation sees three bits of an index; the fourth chooses between the table's halves.
-                    let (low, high) =
-                        (_mm256_permutevar8x32_ps(table.0, index), _mm256_permutevar8x32_ps(table.1, index));
-                    _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
-                }
-            }
-            unsafe { Pair(half(table, codes), half(table, codes.add(4))) }
-        }
-        #[inline(always)]
-        unsafe fn store_bf16(to: *mut u16, value: Pair) {
-            #[inline(always)]
-            unsafe fn half(to: *mut u16, value: __m256) {
-                unsafe {
-                    let bits = _mm256_castps_si256(value);
-                    let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
-                    let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
-                    let rounded = _mm256_srli_epi32::<16>(rounded);
-                    let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
-                    let words = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
-                    let packed = _mm256_packus_epi32(words, words);
-                    let low = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed));
-                    _mm_storeu_si128(to.cast(), low);
-                }
-            }
-            unsafe {
-                half(to, value.0);
-                half(to.add(8), value.1);
-            }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
-            both!(_mm256_fmadd_ps, a, b, c)
-        }
-        #[inline(always)]
-        unsafe fn add(a: Pair, b: Pair) -> Pair {
-            both!(_mm256_add_ps, a, b)
-        }
-        #[inline(always)]
-        unsafe fn sub(a: Pair, b: Pair) -> Pair {
-            both!(_mm256_sub_ps, a, b)
-        }
-        #[inline(always)]
-        unsafe fn mul(a: Pair, b: Pair) -> Pair {
-            both!(_mm256_mul_ps, a, b)
-        }
-        #[inline(always)]
-        unsafe fn div(a: Pair, b: Pair) -> Pair {
-            both!(_mm256_div_ps, a, b)
-        }
-        #[inline(always)]
-        unsafe fn max(a: Pair, b: Pair) -> Pair {
-            both!(_mm256_max_ps, a, b)
-        }
-        #[inline(always)]
-        unsafe fn min(a: Pair, b: Pair) -> Pair {
-            both!(_mm256_min_ps, a, b)
-        }
-        #[inline(always)]
-        unsafe fn if_gt(a: Pair, b: Pair, x: Pair, y: Pair) -> Pair {
-            unsafe {
-                Pair(
-                    _mm256_blendv_ps(y.0, x.0, _mm256_cmp_ps::<_CMP_GT_OQ>(a.0, b.0)),
-                    _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_GT_OQ>(a.1, b.1)),
-                )
-            }
-        }
-        #[inline(always)]
-        unsafe fn round(a: Pair) -> Pair {
-            const MODE: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-            unsafe { Pair(_mm256_round_ps::<MODE>(a.0), _mm256_round_ps::<MODE>(a.1)) }
-        }
-        #[inline(always)]
-        unsafe fn exp2i(n: Pair) -> Pair {
-            #[inline(always)]
-            unsafe fn half(n: __m256) -> __m256 {
-                unsafe {
-                    let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
-                }
-            }
-            unsafe { Pair(half(n.0), half(n.1)) }
-        }
-        #[inline(always)]
-        unsafe fn turn(rows: &[Pair; 16]) -> [Pair; 16] {
-            unsafe { turn::avx2(&rows.map(|row| row.0), &rows.map(|row| row.1)).map(|[low, high]| Pair(low, high)) }
-        }
-    }
-
-    /// One 16-lane register.
-    #[derive(Debug, Clone, Copy)]
-    pub struct Avx512;
-
-    impl Simd for Avx512 {
-        type V = __m512;
-        const ROWS: usize = 12;
-        const PANELS: usize = 2;
-        #[inline(always)]
-        unsafe fn splat(value: f32) -> __m512 {
-            unsafe { _mm512_set1_ps(value) }
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const f32) -> __m512 {
-            unsafe { _mm512_loadu_ps(from) }
-        }
-        #[inline(always)]
-        unsafe fn store(to: *mut f32, value: __m512) {
-            unsafe { _mm512_storeu_ps(to, value) }
-        }
-        #[inline(always)]
-        unsafe fn load_bf16(from: *const u16) -> __m512 {
-            unsafe {
-                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-            }
-        }
-        #[inline(always)]
-        unsafe fn load_i8(from: *const u8) -> __m512 {
-            unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
-        }
-        #[inline(always)]
-        unsafe fn lookup(table: __m512, codes: *const u8) -> __m512 {
-            unsafe {
-                // As for AVX2; a permutation sees four bits of an index.
-                let wide = _mm512_cvtepu8_epi64(_mm_loadl_epi64(codes.cast()));
-                let index = _mm512_or_si512(_mm512_srli_epi64::<4>(wide), _mm512_slli_epi64::<32>(wide));
-                _mm512_permutexvar_ps(index, table)
-            }
-        }
-        #[inline(always)]
-        unsafe fn store_bf16(to: *mut u16, value: __m512) {
-            unsafe {
-                let bits = _mm512_castps_si512(value);
-                let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-                let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
-                let rounded = _mm512_srli_epi32::<16>(rounded);
-                let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
-                let words = _mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7FC0));
-                _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
-            }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn sub(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_sub_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn mul(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_mul_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn div(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_div_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn max(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_max_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn min(a: __m512, b: __m512) -> __m512 {
-            unsafe { _mm512_min_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn if_gt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
-            unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b), y, x) }
-        }
-        #[inline(always)]
-        unsafe fn round(a: __m512) -> __m512 {
-            unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT }>(a) }
-        }
-        #[inline(always)]
-        unsafe fn exp2i(n: __m512) -> __m512 {
-            unsafe {
-                let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-            }
-        }
-        #[inline(always)]
-        unsafe fn turn(rows: &[__m512; 16]) -> [__m512; 16] {
-            unsafe { turn::avx512(rows) }
-        }
-    }
-}
-
 /// Makes `fn name(args)`, which runs the generic kernel `kernel::<S>(args)` at the current [`level`].
+///
+/// The kernel and all that it calls are `#[inline(always)]`: they become part of a function that is compiled for the
+/// features of `S`. The made function answers for those features. What the kernel asks of its arguments stays with the
+/// caller.
 macro_rules! dispatch {
     ($(#[$meta:meta])* $vis:vis fn $name:ident = $kernel:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)?;) => {
         $(#[$meta])*
+        #[doc = ""]
+        #[doc = "# Safety"]
+        #[doc = concat!("What `", stringify!($kernel), "` asks of its arguments; the features of `S` are there.")]
         $vis unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
             #[cfg(target_arch = "x86_64")]
             {
+                /// # Safety
+                /// AVX-512F, and what the kernel asks of its arguments.
                 #[target_feature(enable = "avx512f")]
                 unsafe fn avx512($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: this function has the features of `Avx512`; the arguments are as the caller says.
                     unsafe { $kernel::<$crate::simd::Avx512>($($arg),*) }
                 }
+                /// # Safety
+                /// AVX2 and FMA, and what the kernel asks of its arguments.
                 #[target_feature(enable = "avx2,fma")]
                 unsafe fn avx2($($arg: $ty),*) $(-> $ret)? {
+                    // SAFETY: this function has the features of `Avx2`; the arguments are as the caller says.
                     unsafe { $kernel::<$crate::simd::Avx2>($($arg),*) }
                 }
                 match $crate::simd::level() {
+                    // SAFETY: `level` is never above `detect`, which found AVX-512F; the arguments are as the caller
+                    // says.
                     $crate::simd::Level::Avx512 => return unsafe { avx512($($arg),*) },
+                    // SAFETY: `level` is never above `detect`, which found AVX2 and FMA, or AVX-512F, which no
+                    // processor has without them; the arguments are as the caller says.
                     $crate::simd::Level::Avx2 => return unsafe { avx2($($arg),*) },
                     $crate::simd::Level::Portable => {}
                 }
             }
+            // SAFETY: `Portable` needs no features; the arguments are as the caller says.
             unsafe { $kernel::<$crate::simd::Portable>($($arg),*) }
         }
     };

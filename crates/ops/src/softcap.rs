@@ -3,9 +3,11 @@ use super::panel::{Act, LANES};
 use super::par;
 use super::simd::{Simd, dispatch};
 
+/// # Safety
+/// The features of `S`; `x` holds `vectors` vectors.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(x: *mut f32, cap: f32, vectors: usize) {
-    // SAFETY: `vectors` vectors.
+    // SAFETY: `at` stays below the floats that `x` holds, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
             let t = S::tanh(S::mul(S::load(x.add(at)), S::splat(1.0 / cap)));
@@ -16,9 +18,11 @@ unsafe fn forward_kernel<S: Simd>(x: *mut f32, cap: f32, vectors: usize) {
 
 dispatch! { fn forward_panel = forward_kernel(x: *mut f32, cap: f32, vectors: usize); }
 
+/// # Safety
+/// The features of `S`; `capped` and `gradient` hold `vectors` vectors each.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(capped: *const f32, cap: f32, gradient: *mut f32, vectors: usize) {
-    // SAFETY: `vectors` vectors each.
+    // SAFETY: `at` stays below the floats that both hold, as the caller says.
     unsafe {
         for at in (0..vectors * LANES).step_by(LANES) {
             let t = S::mul(S::load(capped.add(at)), S::splat(1.0 / cap));
@@ -36,7 +40,8 @@ dispatch! {
 pub fn forward(x: &mut Act, cap: f32) {
     let (to, stride, panels) = (x.shared(), x.stride(), x.panels());
     par::run(panels, |panel| {
-        // SAFETY: a task owns its panel.
+        // SAFETY: a panel is `stride` floats, `stride / LANES` vectors. It lies within `x`, which is borrowed for
+        // writing; no other task has it.
         unsafe { forward_panel(to.get().add(panel * stride), cap, stride / LANES) };
     });
 }
@@ -47,7 +52,8 @@ pub fn backward(capped: &Act, cap: f32, gradient: &mut Act) {
     let (to, stride) = (gradient.shared(), gradient.stride());
     par::run(capped.panels(), |panel| {
         let capped = capped.panel(panel).as_ptr();
-        // SAFETY: a task owns its panel.
+        // SAFETY: a panel of both is `stride / LANES` vectors, for their shapes are the same. That of `gradient` lies
+        // within it; it is borrowed for writing, and no other task has the panel.
         unsafe { backward_panel(capped, cap, to.get().add(panel * stride), stride / LANES) };
     });
 }

@@ -1,32 +1,42 @@
-//! Adafactor (Shazeer and Stern, 2018) with an external learning rate, equal to `transformers.optimization.Adafactor` as
-//! the Hugging Face Trainer sets it: `relative_step=False`, and `scale_parameter=False` unless asked for. A matrix keeps
-//! the means of its squared gradients by row and by column instead of one number a value.
+//! Adafactor: Shazeer and Stern, 2018, <https://arxiv.org/abs/1804.04235>. A matrix keeps the means of its squared
+//! gradients by row and by column instead of one number a value.
+//!
+//! Equal to `transformers.optimization.Adafactor` as the Hugging Face Trainer sets it: `relative_step=False`, and
+//! `scale_parameter=False` unless asked for.
+//!
+//! ```text
+//! beta2 = 1 - t^decay_rate
+//! r[i] = beta2 r[i] + (1 - beta2) mean_j(g[i, j]^2 + 1e-30)        c[j] likewise, the mean over i
+//! u[i, j] = g[i, j] sqrt(mean(r) / (r[i] c[j]))                    vectors: g / sqrt(v), v as in AdamW
+//! w = (1 - rate decay) w - rate u / max(1, rms(u) / clip_threshold)
+//! ```
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
 use super::share;
+use rayon::prelude::*;
+use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::Result;
-use rayon::prelude::*;
 
-/// The rule; its state are the factored (or for vectors, plain) second moments, and a first moment if `beta1` is set.
+/// The rule. It keeps `exp_avg_sq_row [.., rows]` and `exp_avg_sq_col [.., cols]`, or `exp_avg_sq` for a vector; with
+/// `beta1` also `exp_avg`, the mean of the updates.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Adafactor {
-    /// Exponent of the step in the second moment's decay.
+    /// Exponent of the step in the second moment's decay, below 0.
     pub decay_rate: f64,
-    /// The root mean square that an update has at most.
+    /// The root mean square that an update has at most, before the learning rate.
     pub clip_threshold: f64,
-    /// Decay of a first moment; none keeps no first moment.
+    /// Decay of the mean of updates; none keeps no such mean.
     pub beta1: Option<f64>,
-    /// Multiply the rate by the root mean square of the weights.
+    /// Multiply the rate by the root mean square of the tensor's weights, or by 1e-3 where that is less.
     pub scale_parameter: bool,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay: a step multiplies a weight by `1 - rate * weight_decay`.
     pub weight_decay: f64,
 }
 
-/// Added to squared gradients, and the least scale of a parameter.
+/// The paper's two epsilons: added to squared gradients, and the least root mean square that scales a rate.
 const EPSILON: (f64, f64) = (1e-30, 1e-3);
 
-/// A tensor as matrices of the last two sizes, one after the other.
+/// A tensor as matrices `[rows, cols]` of its last two sizes, one after the other.
 #[derive(Clone, Copy)]
 struct Matrices {
     rows: usize,
@@ -132,7 +142,7 @@ fn rms(values: impl ExactSizeIterator<Item = f32>) -> f64 {
     (values.map(|value| f64::from(value).powi(2)).sum::<f64>() / count).sqrt()
 }
 
-/// The update of a matrix: its moments by row and by column, then the direction that follows from them.
+/// Updates the moments `row [rows]` and `col [cols]` of a matrix, then writes `u` of the module's head to `direction`.
 fn factored(direction: &mut [f32], grads: &[f32], factor: f32, (row, col): (&mut [f32], &mut [f32]), beta2: f64) {
     let cols = col.len();
     // Whole rows in a task; the sums by column are added task by task, so that they do not depend on the threads.

@@ -1,25 +1,32 @@
-//! `AdamW` with decoupled weight decay (Loshchilov and Hutter, 2019), equal to `torch.optim.AdamW`.
+//! `AdamW`: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, <https://arxiv.org/abs/1711.05101>.
+//! Equal to `torch.optim.AdamW`.
+//!
+//! ```text
+//! m = beta1 m + (1 - beta1) g
+//! v = beta2 v + (1 - beta2) g^2
+//! w = (1 - rate decay) w - rate / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+//! ```
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use rayon::prelude::*;
+use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::Result;
-use rayon::prelude::*;
 
-/// `AdamW`'s constants; those of other optimizers that have moments too.
+/// `adam_beta1`, `adam_beta2`, `adam_epsilon` and `weight_decay`, for every optimizer that keeps moments.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Betas {
-    /// Decay of the first moment.
+    /// Decay of the first moment, in 0..1.
     pub beta1: f64,
-    /// Decay of the second moment.
+    /// Decay of the second moment, in 0..1.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// Added to the root of the second moment, so that nothing is divided by 0.
     pub epsilon: f64,
-    /// Decoupled weight decay.
+    /// Decoupled weight decay: a step multiplies a weight by `1 - rate * weight_decay`.
     pub weight_decay: f64,
 }
 
 impl Betas {
-    /// The same without decay where the tensor has none.
+    /// The constants for one tensor: without weight decay where [`Slot::decay`] is false.
     #[must_use]
     pub const fn of(self, slot: &Slot) -> Self {
         Self { weight_decay: if slot.decay { self.weight_decay } else { 0.0 }, ..self }
@@ -37,7 +44,7 @@ impl From<&TrainConfig> for Betas {
     }
 }
 
-/// The rule; its state are the two moments.
+/// The rule. It keeps both moments in f32: `exp_avg` and `exp_avg_sq`, as PyTorch names them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdamW(pub Betas);
 
@@ -60,7 +67,7 @@ impl Rule for AdamW {
     }
 }
 
-/// The formula, one line a name, on equally long slices.
+/// The formula of the module's head on equally long slices; `step` is its `t`, `grads * factor` its `g`.
 fn adamw(
     values: &mut [f32],
     grads: &[f32],

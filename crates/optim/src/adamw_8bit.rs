@@ -1,20 +1,24 @@
-//! `AdamW` whose moments take a byte each (Dettmers et al., 2022): bitsandbytes' blockwise `AdamW8bit`. A block of 256
-//! moments shares its largest magnitude; a moment by it is the nearest entry of a dynamic code map, signed for the first
-//! moment, unsigned for the second. Tensors of under 4096 values keep f32 moments.
+//! `AdamW` whose moments take a byte each: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022,
+//! <https://arxiv.org/abs/2110.02861>. Equal to bitsandbytes' blockwise `AdamW8bit`.
+//!
+//! A block of 256 moments shares its largest magnitude. A moment divided by that is stored as the nearest entry of a
+//! dynamic code map: a signed map for the first moment, an unsigned one for the second. Tensors of under 4096 values
+//! keep f32 moments.
 use super::adamw::Betas;
 use super::optimizer::{Dtype, Rule, Slot, State, StateSpec, TASK, Update};
+use rayon::prelude::*;
+use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::Result;
 use tunesmith_ops::quant::map::dynamic;
-use rayon::prelude::*;
 
-/// Moments that share a scale.
+/// Moments that share a scale; ranks cut a tensor only between blocks.
 pub const BLOCK: usize = 256;
 /// Tensors of fewer values keep f32 moments.
 pub const MIN_8BIT_SIZE: usize = 4096;
 
-/// The rule; its state has bitsandbytes' names: codes `state1`, `state2` and scales `absmax1`, `absmax2`.
+/// The rule. Its state has bitsandbytes' names: the codes `state1` and `state2`, a byte a value, and the scales
+/// `absmax1` and `absmax2`, an f32 a block.
 #[derive(Debug, Clone)]
 pub struct AdamW8bit {
     betas: Betas,
@@ -31,14 +35,14 @@ pub struct CodeMap {
 }
 
 impl CodeMap {
-    /// bitsandbytes' dynamic map.
+    /// bitsandbytes' dynamic map, over -1..=1 where `signed`, else over 0..=1.
     pub fn new(signed: bool) -> Self {
         let values = dynamic(signed).to_vec();
         let bounds = values.windows(2).map(|ends| f32::midpoint(ends[0], ends[1])).collect();
         Self { values, bounds }
     }
 
-    /// Replaces a block's values by codes; returns its scale.
+    /// Writes the codes of a block's values; returns its scale, the largest magnitude.
     fn encode(&self, values: &[f32], codes: &mut [u8]) -> f32 {
         let most = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         let inverse = 1.0 / most.max(1e-38);
@@ -55,7 +59,7 @@ fn fused(a: f32, b: f32, c: f32) -> f32 {
     (f64::from(a) * f64::from(b) + f64::from(c)) as f32
 }
 
-/// What a step's formulas need.
+/// The constants of one step of [`super::adamw`]'s formula, rounded to f32 as bitsandbytes' kernel has them.
 #[derive(Clone, Copy)]
 struct Step {
     factor: f32,
@@ -75,12 +79,12 @@ impl Step {
         (fused(grad, self.rest1, m * self.beta1), fused(self.rest2 * grad, grad, v * self.beta2))
     }
 
-    /// The value after that.
+    /// The weight after a step with the new moments.
     fn value(&self, value: f32, m: f32, v: f32) -> f32 {
         value * self.keep - self.pace * (m / (v.sqrt() / self.root + self.epsilon))
     }
 
-    /// A block whose moments are bytes.
+    /// Updates a block whose moments are bytes: decodes them, makes the step, and codes them anew.
     fn block(
         &self,
         maps: [&CodeMap; 2],

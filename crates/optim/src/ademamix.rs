@@ -1,30 +1,39 @@
-//! `AdEMAMix` (Pagliardini et al., 2024): `AdamW` with a second, slow first moment that is added `alpha` times. Equal to the 32-bit
-//! `AdEMAMix` of bitsandbytes, its warm-up of `alpha` and `beta3` included.
+//! `AdEMAMix`: Pagliardini et al., 2024, <https://arxiv.org/abs/2409.03137>. `AdamW` with a second, slow first moment
+//! that is added `alpha` times. Equal to the 32-bit `AdEMAMix` of bitsandbytes, with its warm-up of `alpha` and
+//! `beta3`.
+//!
+//! ```text
+//! fast = beta1 fast + (1 - beta1) g
+//! slow = beta3 slow + (1 - beta3) g
+//! v    = beta2 v + (1 - beta2) g^2
+//! w    = (1 - rate decay) w - rate (fast / (1 - beta1^t) + alpha slow) / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
+//! ```
 use super::adamw::Betas;
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
 use super::share;
+use rayon::prelude::*;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::{Error, Result};
-use rayon::prelude::*;
 
-/// The rule; its state are the fast, the slow and the second moment.
+/// The rule. It keeps `exp_avg` (`fast`), `exp_avg_slow` and `exp_avg_sq` (`v`) in f32.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AdEmaMix {
-    /// Those of `AdamW`.
+    /// `beta1`, `beta2`, `epsilon` and the weight decay.
     pub betas: Betas,
-    /// Decay of the slow moment.
+    /// Decay of the slow moment, in 0..1.
     pub beta3: f64,
     /// How much the slow moment counts beside the fast one.
     pub alpha: f64,
-    /// Steps in which `alpha` rises from 0; none where it is as it is from the first.
+    /// Steps over which `alpha` rises from 0; none uses the whole `alpha` from the first step on.
     pub alpha_steps: Option<u64>,
-    /// Steps in which the slow moment's decay rises from `beta1`.
+    /// Steps over which the slow moment's decay rises from `beta1` to `beta3`, its half-life on a line; none uses
+    /// `beta3` from the first step on.
     pub beta3_steps: Option<u64>,
 }
 
 impl AdEmaMix {
-    /// `alpha` and `beta3` of a step; the first is 1.
+    /// `alpha` and `beta3` in a step; steps count from 1.
     fn at(&self, step: u64) -> (f64, f64) {
         let share = |steps: u64| step as f64 / steps as f64;
         let alpha = self.alpha_steps.map_or(self.alpha, |steps| self.alpha.min(self.alpha * share(steps)));

@@ -1,11 +1,12 @@
-//! Gradient clipping by global norm, equal to `torch.nn.utils.clip_grad_norm_`.
+//! Gradient clipping by global norm, equal to `torch.nn.utils.clip_grad_norm_`. Pascanu, Mikolov and Bengio, "On the
+//! Difficulty of Training Recurrent Neural Networks", 2013, <https://arxiv.org/abs/1211.5063>.
 
-/// The Euclidean norm, summed in f64. Infinite or NaN where any gradient is.
+/// The Euclidean norm of all gradients together, summed in f64. Infinite or NaN where any gradient is.
 pub fn norm(grads: &[f32]) -> f64 {
     squares(grads).sqrt()
 }
 
-/// The sum of squares, in f64.
+/// The sum of squares in f64, for ranks that add theirs before the root. It does not depend on the number of threads.
 pub fn squares(grads: &[f32]) -> f64 {
     use rayon::prelude::*;
     // Eight sums in turn, so that the processor need not wait for one; blocks are added in their order.
@@ -20,7 +21,9 @@ pub fn squares(grads: &[f32]) -> f64 {
     blocks.iter().sum::<f64>()
 }
 
-/// What gradients of norm `norm` are multiplied by so that it is at most `most`; 1 where `most` is 0 (off).
+/// What gradients of norm `norm` are multiplied by so that their norm is at most `most`: `most / (norm + 1e-6)`, at
+/// most
+/// 1. A `most` of 0 turns clipping off.
 pub fn factor(norm: f64, most: f64) -> f32 {
     if most > 0.0 { (most / (norm + 1e-6)).min(1.0) as f32 } else { 1.0 }
 }

@@ -1,5 +1,6 @@
-//! An exponential moving average of the trained weights, beside them; equal to `torch.optim.swa_utils.AveragedModel` with
-//! `get_ema_multi_avg_fn(decay)`: after the first step a copy, then `average += (1 - decay) (weights - average)`.
+//! An exponential moving average (EMA) of the trained weights, kept beside them. Equal to
+//! `torch.optim.swa_utils.AveragedModel` with `get_ema_multi_avg_fn(decay)`: the first step copies the weights, later
+//! steps do `average += (1 - decay) (weights - average)`.
 use super::optimizer::TASK;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -10,18 +11,19 @@ pub struct Ema {
     decay: f64,
     /// The averages of the owned ranges end to end.
     pub values: Vec<f32>,
-    /// Flat ranges.
+    /// Flat ranges in a buffer of all values, rising.
     owned: Vec<Range<usize>>,
 }
 
 impl Ema {
-    /// Before the first step: a copy.
+    /// The average before the first step: a copy of all values.
     pub fn new(decay: f64, values: &[f32]) -> Self {
         let everything = 0..values.len();
         Self::shared(decay, values, vec![everything])
     }
 
-    /// Of the flat ranges `owned` of `values`, which are all of them or the owned ones, before the first step.
+    /// The average of the flat ranges `owned` before the first step. `values` are all values, or the owned ones end to
+    /// end.
     pub fn shared(decay: f64, values: &[f32], owned: Vec<Range<usize>>) -> Self {
         let count = owned.iter().map(ExactSizeIterator::len).sum();
         if values.len() == count {
@@ -34,12 +36,13 @@ impl Ema {
         Self { decay, values: copy, owned }
     }
 
-    /// The flat ranges whose averages it has.
+    /// The flat ranges that are averaged here, in a buffer of all values.
     pub fn owned(&self) -> &[Range<usize>] {
         &self.owned
     }
 
-    /// Takes the weights after optimizer step `step` (from 1) into account: all of them, or the owned ones end to end.
+    /// Adds the weights after optimizer step `step`, counted from 1, to the average. `values` are all weights, or the
+    /// owned ones end to end.
     pub fn update(&mut self, values: &[f32], step: u64) {
         if values.len() == self.values.len() {
             return Self::walk(&mut self.values, values, self.decay, step);

@@ -1,7 +1,8 @@
-//! Optimizers as pure updates of tensors, learning-rate schedules, clipping.
+//! Optimizers as pure updates of tensors, learning-rate schedules, gradient clipping, loss scaling, and an
+//! average of the weights.
 //!
-//! An optimizer is one file with a [`Rule`], which reads its arguments too, and one line in [`tunesmith_base::registry`]; so is a schedule with
-//! its [`schedule::Form`].
+//! To add an optimizer, write a file with a [`Rule`], which also reads its arguments, and a line in
+//! [`tunesmith_base::registry`]. To add a schedule, write a file with a [`schedule::Form`] and a line there.
 pub mod clip;
 pub mod ema;
 pub mod loss_scale;
@@ -42,7 +43,7 @@ pub fn rule(train: &TrainConfig) -> Result<Box<dyn Rule>> {
     Ok(rule)
 }
 
-/// A share from 0 to below 1.
+/// The argument `name`, a number from 0 to below 1, such as the decay of a moment.
 fn share(args: &mut Reader<'_>, name: &'static str) -> Result<Option<f64>> {
     args.number(name, "a number from 0 to below 1", |number| (0.0..1.0).contains(&number))
 }

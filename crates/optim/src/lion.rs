@@ -1,13 +1,18 @@
-//! Lion (Chen et al., 2023): the sign of an interpolated momentum, with decoupled weight decay. Equal to `lion-pytorch`
-//! and to the 32-bit Lion of bitsandbytes.
+//! Lion: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, <https://arxiv.org/abs/2302.06675>. Equal
+//! to `lion-pytorch` and to the 32-bit Lion of bitsandbytes.
+//!
+//! ```text
+//! w = (1 - rate decay) w - rate sign(beta1 m + (1 - beta1) g)
+//! m = beta2 m + (1 - beta2) g
+//! ```
 use super::adamw::Betas;
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
+use rayon::prelude::*;
+use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::Result;
-use rayon::prelude::*;
 
-/// The rule; its state is one momentum. `epsilon` is not used.
+/// The rule. It keeps one momentum, `exp_avg`, in f32; `epsilon` is not used.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lion(pub Betas);
 

@@ -1,19 +1,23 @@
-//! The loss scale of float16 training: gradients are multiplied by it on their way back, so that small ones do not become
-//! zero, and divided by it before the update. Dynamic as `DeepSpeed`'s `DynamicLossScaler`: after an overflow the step is
-//! skipped and the scale halved, once `hysteresis` is used up; after `window` steps without one it is doubled.
+//! The loss scale of float16 training: Micikevicius et al., "Mixed Precision Training", 2018,
+//! <https://arxiv.org/abs/1710.03740>. The loss is multiplied by it, so that small gradients do not become zero;
+//! gradients are divided by it before the update.
+//!
+//! The scale moves as `DeepSpeed`'s `DynamicLossScaler` moves it. A step that overflows is skipped, and once
+//! `hysteresis` is used up the scale is halved. After `window` steps without overflow it is doubled.
 
-/// How a scale starts and moves.
+/// How a scale starts and moves: the settings of `DeepSpeed`'s section `fp16`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
     /// The scale of the first step.
     pub initial: f64,
     /// Steps without overflow before the scale is doubled.
     pub window: u64,
-    /// Overflows up to the first halving; filled again when the scale is doubled.
+    /// The overflow of this number halves the scale, and so does each one after it. Counting begins anew when the scale
+    /// is doubled.
     pub hysteresis: u64,
     /// The scale is never below this.
     pub least: f64,
-    /// Whether it moves at all.
+    /// Whether the scale moves; a static scale stays at `initial`.
     pub dynamic: bool,
 }
 
@@ -34,12 +38,12 @@ pub struct LossScaler {
 const MOST: f64 = (1u64 << 40) as f64;
 
 impl LossScaler {
-    /// Before the first step.
+    /// The scale before the first step.
     pub const fn new(settings: Settings) -> Self {
         Self { settings, scale: settings.initial, step: 0, since: 0, hysteresis: settings.hysteresis, overflows: 0 }
     }
 
-    /// What the loss is multiplied by now: a power of two, where the first was one.
+    /// What the loss is multiplied by in the next step. It stays a power of two if the initial scale was one.
     pub const fn scale(&self) -> f64 {
         self.scale
     }
@@ -49,7 +53,7 @@ impl LossScaler {
         self.overflows
     }
 
-    /// How many overflows in a row are usual: up to the first halving.
+    /// [`Settings::hysteresis`]: so many overflows in a row are usual.
     pub const fn hysteresis(&self) -> u64 {
         self.settings.hysteresis
     }
@@ -59,7 +63,7 @@ impl LossScaler {
         self.settings.dynamic && self.scale > self.settings.least
     }
 
-    /// Takes a step's outcome into account.
+    /// Counts a step, and moves the scale by whether its gradients overflowed.
     pub fn update(&mut self, overflow: bool) {
         self.overflows += u64::from(overflow);
         if overflow && self.settings.dynamic {
@@ -79,12 +83,12 @@ impl LossScaler {
         self.step += 1;
     }
 
-    /// The state as numbers, for a checkpoint.
+    /// The state as numbers for a checkpoint, in the order in which [`LossScaler::set_numbers`] takes them back.
     pub fn numbers(&self) -> [f64; 5] {
         [self.scale, self.step as f64, self.since as f64, self.hysteresis as f64, self.overflows as f64]
     }
 
-    /// Takes them back.
+    /// Restores the state from [`LossScaler::numbers`]; the settings stay.
     pub fn set_numbers(&mut self, [scale, step, since, hysteresis, overflows]: [f64; 5]) {
         (self.scale, self.step, self.since) = (scale, step as u64, since as u64);
         (self.hysteresis, self.overflows) = (hysteresis as u64, overflows as u64);

@@ -1,42 +1,51 @@
-//! Muon (Jordan et al., 2024) for matrices, equal to `torch.optim.Muon` computed in f32 (PyTorch rounds the products of
-//! its Newton-Schulz iteration to bfloat16); `AdamW` for everything else: vectors, the embedding and the LM head.
+//! Muon for matrices: Jordan et al., 2024, <https://kellerjordan.github.io/posts/muon/>. `AdamW` for everything else:
+//! vectors, the embedding and the LM head.
+//!
+//! Equal to `torch.optim.Muon` computed in f32; PyTorch rounds the products of its Newton-Schulz iteration to bfloat16.
+//!
+//! ```text
+//! m = m + (1 - momentum) (g - m)
+//! u = orthogonal(nesterov: momentum m + (1 - momentum) g, else m)
+//! w = (1 - rate decay) w - rate adjust(rows, cols) u
+//! ```
 use super::adamw::{AdamW, Betas};
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
 use super::share;
+use rayon::prelude::*;
+use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::Result;
 use tunesmith_ops::gemm::{Init, Matrix, Term, matmul};
 use tunesmith_ops::panel::{Act, Pool};
-use rayon::prelude::*;
 
-/// How the rate follows from a matrix's sizes.
+/// `adjust_lr_fn`: the factor of the rate by a matrix's sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdjustLr {
     /// `sqrt(max(1, rows / cols))`.
     Original,
-    /// `0.2 sqrt(max(rows, cols))`: steps as large as `AdamW`'s, so that its learning rates fit.
+    /// `0.2 sqrt(max(rows, cols))`: steps as large as `AdamW`'s, so that its learning rates fit. Liu et al., "Muon is
+    /// Scalable for LLM Training", 2025, <https://arxiv.org/abs/2502.16982>.
     MatchRmsAdamw,
     /// `sqrt(rows / cols)`.
     SpectralUnclamped,
 }
 
-/// The rule; its state is a momentum for matrices, `AdamW`'s moments for the rest.
+/// The rule. It keeps `momentum_buffer` for matrices, and `AdamW`'s two moments for the rest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Muon {
-    /// How much of the momentum is kept.
+    /// Share of the momentum that a step keeps, in 0..1.
     pub momentum: f64,
-    /// Look ahead along the momentum.
+    /// Takes the direction that the momentum will have after the next equal gradient.
     pub nesterov: bool,
     /// Newton-Schulz iterations.
     pub ns_steps: usize,
-    /// How the rate follows from a matrix's sizes.
+    /// The factor of the rate by a matrix's sizes.
     pub adjust_lr: AdjustLr,
-    /// Constants of `AdamW` for the rest; its weight decay is that of the matrices too.
+    /// Constants of `AdamW` for the rest; the matrices have its weight decay too.
     pub rest: Betas,
 }
 
-/// Coefficients of the iteration, and the least norm that is divided by.
+/// Coefficients `a`, `b`, `c` of the iteration in [`orthogonal`], and the least norm that is divided by.
 const COEFFICIENTS: [f32; 3] = [3.4445, -4.775, 2.0315];
 const LEAST_NORM: f64 = 1e-7;
 
@@ -80,7 +89,8 @@ impl Rule for Muon {
         })
     }
 
-    /// Of a matrix: the iterate, its copy in panels, the next one as panels and as rows; three products of the shorter side.
+    /// Of a matrix: the iterate, its copy in panels, the next one as panels and as rows; three products of the shorter
+    /// side.
     fn scratch(&self, slot: &Slot) -> u64 {
         match slot.shape.as_slice() {
             [rows, cols] => 4 * (4 * slot.count() as u64 + 3 * (*rows.min(cols) as u64).pow(2)),
@@ -120,8 +130,8 @@ impl Rule for Muon {
     }
 }
 
-/// About `U V^T` of `x = U S V^T`, `[rows, cols]`: the iteration `x <- a x + (b g + c g g) x` with `g = x x^T`, which
-/// brings all singular values near 1.
+/// About `U V^T` of `x = U S V^T`, `[rows, cols]`: divides `x` by its Frobenius norm, then repeats
+/// `x <- a x + (b g + c g g) x` with `g = x x^T` `steps` times, which brings all singular values near 1.
 fn orthogonal(x: Vec<f32>, rows: usize, cols: usize, steps: usize) -> Vec<f32> {
     let high = rows > cols;
     let (mut x, short, long) = if high { (transpose(&x, rows, cols), cols, rows) } else { (x, rows, cols) };

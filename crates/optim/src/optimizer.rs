@@ -11,19 +11,19 @@ use tunesmith_base::error::Result;
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
 
-/// Values in a task.
+/// Values that one thread updates at a time.
 pub const TASK: usize = 1 << 16;
 
 /// A trained tensor, as an optimizer sees it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Slot {
-    /// Its name.
+    /// Its name in the model, such as `model.layers.0.self_attn.q_proj.lora_A.weight`.
     pub name: String,
     /// Row-major sizes. Slots lie end to end in the flat buffer of values.
     pub shape: Vec<usize>,
     /// Whether weight decay applies to it.
     pub decay: bool,
-    /// Its learning rate by that of the run.
+    /// Its learning rate divided by that of the run.
     pub lr_scale: f64,
 }
 
@@ -39,21 +39,21 @@ impl Slot {
 pub enum Dtype {
     /// IEEE single.
     F32,
-    /// A byte: a place in a code map.
+    /// A byte: an index into a code map.
     U8,
 }
 
 /// A state tensor that a rule asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateSpec {
-    /// What it is: the suffix of its name in a checkpoint.
+    /// The suffix of its name in a checkpoint, such as `exp_avg`.
     pub name: &'static str,
     /// Row-major sizes.
     pub shape: Vec<usize>,
-    /// Its numbers.
+    /// How its numbers are stored.
     pub dtype: Dtype,
-    /// How many values of the trained tensor a number belongs to: 1, or those of a block. Of no account where a tensor is
-    /// never cut.
+    /// How many values of the trained tensor share one of its numbers: 1, or the size of a block. Not used where
+    /// [`Rule::grain`] keeps the tensor whole.
     pub each: usize,
 }
 
@@ -63,7 +63,7 @@ impl StateSpec {
         Self::floats(name, slot.shape.clone())
     }
 
-    /// Floats of any shape.
+    /// Floats of a shape of their own.
     pub const fn floats(name: &'static str, shape: Vec<usize>) -> Self {
         Self { name, shape, dtype: Dtype::F32, each: 1 }
     }
@@ -73,7 +73,7 @@ impl StateSpec {
         self.shape.iter().product()
     }
 
-    /// Its size.
+    /// Its size in bytes.
     pub fn bytes(&self) -> u64 {
         let count = self.count() as u64;
         match self.dtype {
@@ -128,23 +128,23 @@ impl State {
 /// The update of one tensor, or of a part of one.
 #[derive(Debug)]
 pub struct Update<'a> {
-    /// Which.
+    /// The tensor.
     pub slot: &'a Slot,
     /// Its values, or those of the part.
     pub values: &'a mut [f32],
-    /// Their gradients before clipping.
+    /// The gradients of `values`, before `factor`.
     pub grads: &'a [f32],
-    /// What gradients are multiplied by.
+    /// What gradients are multiplied by: clipping and the loss scale in one.
     pub factor: f32,
     /// The tensor's learning rate in this step.
     pub rate: f64,
-    /// Number of the update; the first is 1.
+    /// Number of the update, from 1: `t` of the formulas.
     pub step: u64,
     /// What [`Rule::state`] asked for, in that order.
     pub state: &'a mut [State],
 }
 
-/// Gradients as a run keeps them, of all values or of the owned ones.
+/// Gradients as a run keeps them: of all values, or of the owned ones end to end.
 #[derive(Debug, Clone, Copy)]
 pub enum Gradients<'a> {
     /// In float32.
@@ -170,7 +170,7 @@ impl<'a> From<&'a Vec<f32>> for Gradients<'a> {
 
 /// An optimizer's formulas.
 pub trait Rule: std::fmt::Debug + Send + Sync {
-    /// As a configuration has it, before the first step.
+    /// The rule of a configuration before the first step; reads the arguments of `train.optim_args`.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a value that an argument cannot have.
@@ -181,13 +181,13 @@ pub trait Rule: std::fmt::Debug + Send + Sync {
     /// The state kept for a tensor, zero before the first step unless [`Rule::start`] says otherwise.
     fn state(&self, slot: &Slot) -> Vec<StateSpec>;
 
-    /// How many values must stay together where ranks share a tensor, counted from its start: 1 where each is updated by
-    /// itself, all of them where an update looks at the whole tensor.
+    /// How many values must stay together where ranks share a tensor, counted from its start: 1 where each is updated
+    /// by itself, all of them where an update looks at the whole tensor.
     fn grain(&self, _slot: &Slot) -> usize {
         1
     }
 
-    /// Bytes that the update of a tensor takes for a moment.
+    /// Bytes of working memory that [`Rule::update`] takes for a tensor and gives back.
     fn scratch(&self, _slot: &Slot) -> u64 {
         0
     }
@@ -198,33 +198,33 @@ pub trait Rule: std::fmt::Debug + Send + Sync {
     /// Called once before each step's updates, with the learning rate of the run.
     fn begin(&mut self, _rate: f64, _step: u64) {}
 
-    /// Updates one tensor.
+    /// Updates one tensor, or a part of one that [`Rule::grain`] allows.
     fn update(&self, update: Update<'_>);
 
-    /// Numbers of the whole run that belong to the state.
+    /// State of the run as a whole, which checkpoints save beside the tensors' state.
     fn scalars(&self) -> Vec<f64> {
         Vec::new()
     }
 
-    /// Takes them back; the caller passes as many as [`Rule::scalars`] gives.
+    /// Restores what [`Rule::scalars`] gave; the caller passes as many numbers.
     fn set_scalars(&mut self, _scalars: &[f64]) {}
 
-    /// Whether the weights to evaluate and to publish are others than those that are trained.
+    /// Whether the weights to evaluate, save and publish differ from those that are trained: see [`Rule::publish`].
     fn averages(&self) -> bool {
         false
     }
 
-    /// Makes the weights to publish from the trained ones, in place, where [`Rule::averages`].
+    /// Replaces trained weights by those to publish, where [`Rule::averages`].
     fn publish(&self, _values: &mut [f32], _state: &[State]) {}
 }
 
-/// What is updated here of a tensor, with its state.
+/// The part of a tensor that is updated here, with its state.
 #[derive(Debug)]
 struct Part {
     slot: usize,
-    /// Of the tensor's values.
+    /// The part, in the tensor's flat values.
     range: Range<usize>,
-    /// Where they begin in a buffer of all values, and in one of the owned ranges end to end.
+    /// Where the part begins in a whole buffer, and in a packed one.
     whole: usize,
     packed: usize,
     state: Vec<State>,
@@ -232,13 +232,13 @@ struct Part {
 
 /// A rule with the state of a run, or with the share of it that one rank owns.
 ///
-/// Buffers of values and of gradients are either whole, every tensor end to end, or packed, the owned ranges end to end;
-/// their length tells.
+/// Buffers of values and of gradients are either whole, every tensor end to end, or packed, the owned ranges end to
+/// end; their length tells.
 #[derive(Debug)]
 pub struct Optimizer {
-    /// Updates made so far.
+    /// How many updates were made.
     pub step: u64,
-    /// The loss scale, where there is one.
+    /// The loss scale of float16 training.
     pub scaler: Option<LossScaler>,
     rule: Box<dyn Rule>,
     slots: Vec<Slot>,
@@ -250,13 +250,13 @@ pub struct Optimizer {
 /// A state tensor of an optimizer, by its name in a checkpoint (`TENSOR.STATE`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateTensor {
-    /// The name.
+    /// `TENSOR.STATE`, such as `model.norm.weight.exp_avg`.
     pub name: String,
-    /// Whose state it is: the number of the slot.
+    /// The index of the tensor's slot.
     pub slot: usize,
-    /// What it is: the place in what [`Rule::state`] gives.
+    /// The index in what [`Rule::state`] gives for the slot.
     pub place: usize,
-    /// Shape and numbers of the whole.
+    /// Shape and storage of the whole tensor, whatever part of it is owned here.
     pub spec: StateSpec,
 }
 
@@ -291,8 +291,11 @@ impl Optimizer {
         Self::shared(rule, slots, values, std::slice::from_ref(&everything))
     }
 
-    /// Fresh state for the flat ranges `owned` (rising, cut only where [`legal_cuts`] allows) of tensors that lie end to
-    /// end in `values`, which are all of them or the owned ones.
+    /// Fresh state for one rank's share: the flat ranges `owned` of tensors that lie end to end. The ranges rise, and
+    /// are cut only where [`legal_cuts`] allows. `values` is a whole buffer or a packed one.
+    ///
+    /// # Panics
+    /// If `values` is neither.
     pub fn shared(rule: Box<dyn Rule>, slots: Vec<Slot>, values: &[f32], owned: &[Range<usize>]) -> Self {
         let (mut parts, mut start, mut packed, mut first) = (Vec::new(), 0, 0, 0);
         let whole = slots.iter().map(Slot::count).sum();
@@ -318,7 +321,7 @@ impl Optimizer {
         Self { step: 0, scaler: None, rule, slots, parts, whole, packed }
     }
 
-    /// Where ranks may share its tensors: [`legal_cuts`].
+    /// [`legal_cuts`] of its rule and tensors.
     pub fn legal_cuts(&self) -> impl Fn(usize) -> usize + use<> {
         legal_cuts(&*self.rule, &self.slots)
     }
@@ -329,7 +332,10 @@ impl Optimizer {
         length != self.whole
     }
 
-    /// One update with gradients `grads * factor` at the learning rate `rate`.
+    /// Makes one update with gradients `grads * factor` at the learning rate `rate`, on all threads of the pool.
+    ///
+    /// # Panics
+    /// If a buffer is neither whole nor packed.
     pub fn update<'a>(&mut self, values: &mut [f32], grads: impl Into<Gradients<'a>>, factor: f32, rate: f64) {
         let grads = grads.into();
         let packed = [self.is_packed(values.len()), self.is_packed(grads.len())];
@@ -358,12 +364,12 @@ impl Optimizer {
         updates.into_par_iter().with_max_len(1).for_each(|update| rule.update(update));
     }
 
-    /// Whether the weights to evaluate and to publish are others than those that are trained.
+    /// Whether the weights to evaluate, save and publish differ from those that are trained.
     pub fn averages(&self) -> bool {
         self.rule.averages()
     }
 
-    /// Makes the weights to publish from the trained ones, in place; of a share, the owned ones.
+    /// Replaces trained weights by those to publish; in a whole buffer, the owned ones alone.
     pub fn publish(&self, values: &mut [f32]) {
         let packed = self.is_packed(values.len());
         let mut rest = Rest { values, at: 0 };
@@ -372,7 +378,7 @@ impl Optimizer {
         }
     }
 
-    /// The state tensors of all ranks together.
+    /// Every state tensor as a whole, however ranks share it.
     pub fn state(&self) -> Vec<StateTensor> {
         let of_slot = |(slot, it): (usize, &Slot)| {
             let name = it.name.clone();
@@ -387,7 +393,7 @@ impl Optimizer {
         self.slots.iter().enumerate().filter(|(_, slot)| slot.count() > 0).flat_map(of_slot).collect()
     }
 
-    /// The tensors, and where each lies in a buffer of all values.
+    /// The trained tensors, and where each lies in a whole buffer.
     pub fn slots(&self) -> impl Iterator<Item = (&Slot, Range<usize>)> {
         self.slots.iter().scan(0, |end, slot| {
             let start = *end;
@@ -396,14 +402,14 @@ impl Optimizer {
         })
     }
 
-    /// What is owned here of a state tensor: its place among the tensor's numbers, and the numbers.
+    /// The owned parts of a state tensor: where each lies in the tensor's flat numbers, and the numbers.
     pub fn owned(&self, tensor: &StateTensor) -> impl Iterator<Item = (Range<usize>, &State)> {
         let slot = &self.slots[tensor.slot];
         let parts = self.parts.iter().filter(|part| part.slot == tensor.slot);
         parts.map(|part| (tensor.spec.range(slot, &part.range), &part.state[tensor.place]))
     }
 
-    /// Every state tensor with its name and shape; of a share, what is owned of it.
+    /// Every owned part of a state tensor: the tensor's name and shape, and the part's numbers.
     pub fn tensors(&self) -> Vec<(String, Vec<usize>, &State)> {
         let mut out = Vec::new();
         for part in &self.parts {
@@ -415,7 +421,8 @@ impl Optimizer {
         out
     }
 
-    /// The same, to be filled from a checkpoint, with the place of what is owned among the tensor's numbers.
+    /// As [`Optimizer::tensors`], to be filled from a checkpoint: name, place in the tensor's flat numbers, and
+    /// numbers.
     pub fn tensors_mut(&mut self) -> Vec<(String, Range<usize>, &mut State)> {
         let (rule, slots) = (&self.rule, &self.slots);
         let mut out = Vec::new();
@@ -428,13 +435,13 @@ impl Optimizer {
         out
     }
 
-    /// Numbers of the whole run that belong to the state.
+    /// State of the run as a whole: the rule's [`Rule::scalars`], then the loss scale's numbers.
     pub fn scalars(&self) -> Vec<f64> {
         let scaler = self.scaler.iter().flat_map(LossScaler::numbers);
         self.rule.scalars().into_iter().chain(scaler).collect()
     }
 
-    /// Takes them back; says whether they are as many as this optimizer has.
+    /// Restores what [`Optimizer::scalars`] gave. Returns false, and changes nothing, where the count differs.
     pub fn set_scalars(&mut self, scalars: &[f64]) -> bool {
         let own = self.rule.scalars().len();
         let fits = scalars.len() == self.scalars().len();
@@ -448,12 +455,12 @@ impl Optimizer {
     }
 }
 
-/// The bytes of state that a rule keeps for these tensors.
+/// Bytes of the state that a rule keeps for tensors, all ranks together.
 pub fn state_bytes(rule: &dyn Rule, slots: &[Slot]) -> u64 {
     slots.iter().flat_map(|slot| rule.state(slot)).map(|spec| spec.bytes()).sum()
 }
 
-/// Where ranks may cut a buffer of all values: gives the place nearest to one that an optimizer allows.
+/// Where ranks may cut a whole buffer: maps a place to the nearest one that [`Rule::grain`] allows.
 pub fn legal_cuts(rule: &dyn Rule, slots: &[Slot]) -> impl Fn(usize) -> usize + use<> {
     let mut end = 0;
     let grain = |slot: &Slot| {

@@ -1,16 +1,18 @@
-//! Learning rates of tensors that have their own: `train.learning_rates` by pattern, and LoRA+ (Hayou et al., 2024).
+//! Learning rates of tensors that have their own: `train.learning_rates` by pattern, and LoRA+ (Hayou et al., 2024,
+//! <https://arxiv.org/abs/2402.12354>).
 use std::collections::BTreeSet;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{Pattern, TrainConfig, adapters, nearest};
 
-/// Each tensor's learning rate by that of the run. `tensors` are names and shapes.
+/// Each tensor's learning rate divided by that of the run, in the order of `tensors`, which are names and shapes.
 ///
 /// The first pattern that matches counts: `(.*\.)?(pattern)` must be the whole name of the tensor, of its module
 /// (without `.weight`, `.bias`), or of the module that an adapter's tensor belongs to (without `.lora_A`). Where none
 /// matches, LoRA+ gives B matrices and vectors `ratio` times the rate, as PEFT's `create_loraplus_optimizer` does.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: a pattern that is no regular expression, or matches nothing.
+/// [`tunesmith_base::Kind::Config`]: a pattern that is no regular expression, or matches nothing, or the run's rate is
+/// 0.
 pub fn scales(train: &TrainConfig, ratio: Option<f64>, tensors: &[(String, Vec<usize>)]) -> Result<Vec<f64>> {
     let patterns = &train.learning_rates.0;
     if let (Some((pattern, _)), true) = (patterns.first(), train.learning_rate == 0.0) {

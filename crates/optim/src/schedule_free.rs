@@ -1,36 +1,47 @@
-//! Schedule-free `AdamW` (Defazio et al., 2024), equal to `schedulefree.AdamWScheduleFree`. The trained weights are the
-//! points `y` at which gradients are taken; `z` is the sequence that makes steps; the weights to evaluate, to save and
-//! to publish are the averages `x = y + (1 - 1/beta1) (z - y)`.
+//! Schedule-free `AdamW`: Defazio et al., "The Road Less Scheduled", 2024, <https://arxiv.org/abs/2405.15682>. Equal to
+//! `schedulefree.AdamWScheduleFree`.
+//!
+//! The trained weights are the points `y` at which gradients are taken. `z` is the sequence that makes steps. The
+//! weights to evaluate, to save and to publish are the averages `x = y + (1 - 1/beta1) (z - y)`.
+//!
+//! ```text
+//! v = beta2 v + (1 - beta2) g^2
+//! d = g / (sqrt(v / (1 - beta2^t)) + epsilon) + decay y
+//! s = weight_t / sum(weight_1..weight_t),  weight_t = t^r max(rate_1..rate_t)^weight_lr_power
+//! y = lerp(y, z, s) + rate (beta1 (1 - s) - 1) d
+//! z = z - rate d
+//! ```
 use super::adamw::Betas;
 use super::optimizer::{Rule, Slot, State, StateSpec, TASK, Update};
+use rayon::prelude::*;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::{Error, Result};
-use rayon::prelude::*;
 
-/// The rule; its state are `z` and the second moment, and for the run the weights of the average so far.
+/// The rule. It keeps `z` and `exp_avg_sq` (`v`) a value, and for the run the highest rate and the sum of weights so
+/// far.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScheduleFreeAdamW {
-    /// `beta1` interpolates between `z` and the average.
+    /// `AdamW`'s constants; `beta1`, above 0, says how far `y` lies from `z` towards the average.
     pub betas: Betas,
-    /// The power of the step in the average's weights.
+    /// `r`: the power of the step in the average's weights.
     pub power: f64,
-    /// The power of the highest rate so far in them.
+    /// `weight_lr_power`: the power of the highest rate so far in them.
     pub rate_power: f64,
     highest: f64,
     weight_sum: f64,
-    /// The share of `z` in the average, in this step.
+    /// `s` of this step: the share of `z` in the average.
     share: f64,
 }
 
 impl ScheduleFreeAdamW {
-    /// Before the first step.
+    /// The rule before the first step, with `r` and `weight_lr_power`.
     pub const fn new(betas: Betas, power: f64, rate_power: f64) -> Self {
         Self { betas, power, rate_power, highest: 0.0, weight_sum: 0.0, share: 0.0 }
     }
 }
 
-/// `torch.lerp`, in its order.
+/// `torch.lerp`, rounded as PyTorch rounds it.
 fn lerp(start: f32, end: f32, weight: f32) -> f32 {
     if weight.abs() < 0.5 { start + weight * (end - start) } else { end - (end - start) * (1.0 - weight) }
 }

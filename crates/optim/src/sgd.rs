@@ -1,21 +1,29 @@
-//! Stochastic gradient descent with momentum, equal to `torch.optim.SGD`: the decay is added to the gradient.
+//! Stochastic gradient descent with momentum, equal to `torch.optim.SGD`. Weight decay is part of the gradient, not
+//! decoupled from it.
+//!
+//! ```text
+//! d = g + decay w
+//! m = momentum m + (1 - dampening) d           the first step: m = d
+//! w = w - rate (nesterov: d + momentum m, else m)
+//! ```
 use super::optimizer::{Rule, Slot, StateSpec, TASK, Update};
 use super::share;
+use rayon::prelude::*;
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::TrainConfig;
 use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::{Error, Result};
-use rayon::prelude::*;
 
-/// The rule; its state is the momentum, if there is any.
+/// The rule. It keeps `momentum_buffer`, or nothing where `momentum` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sgd {
-    /// How much of the last step's direction is kept.
+    /// Share of the last step's direction that is kept, in 0..1.
     pub momentum: f64,
-    /// How much of the new gradient is left out of the momentum, after the first step.
+    /// Share of the new gradient that the momentum leaves out after the first step, in 0..=1.
     pub dampening: f64,
-    /// Look ahead along the momentum.
+    /// Takes the direction that the momentum will have after the next equal gradient. Needs a momentum and no
+    /// dampening.
     pub nesterov: bool,
-    /// Added to the gradient, by the weights.
+    /// What weights are multiplied by before they are added to the gradient.
     pub weight_decay: f64,
 }
 

@@ -1,29 +1,37 @@
-//! Batch maths: rows -> micro-batches -> optimizer steps -> the whole run. Printed before step 1, because a wrong
-//! effective batch or step count is the mistake that costs the most and shows the latest.
+//! Batch arithmetic: from rows to micro-batches, optimizer steps and the whole run, as Hugging Face's Trainer counts
+//! them. It is printed before step 1: a wrong effective batch or step count costs the most and shows the latest.
+//!
+//! ```text
+//! effective batch         = batch_size grad_accum world
+//! micro-batches per epoch = ceil(rows / (batch_size world))
+//! steps per epoch         = ceil(micro-batches per epoch / grad_accum)
+//! steps in all            = max_steps, or ceil(epochs steps per epoch)
+//! warm-up steps           = warmup_steps, or ceil(warmup_ratio steps in all)
+//! ```
 use super::{grouped, table};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 
-/// What the arithmetic starts from.
+/// What the arithmetic starts from: sizes of the data set, and settings of `train`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request {
-    /// Training rows of one epoch; with packing, packed rows.
+    /// Training rows of one epoch; with packing, packed rows. All ranks together.
     pub rows: u64,
-    /// Tokens of one epoch.
+    /// Tokens of one epoch, all ranks together.
     pub tokens: u64,
-    /// Tokens of one epoch that carry a loss.
+    /// Tokens of one epoch that carry a loss, all ranks together.
     pub label_tokens: u64,
     /// Rows of a micro-batch on one rank.
     pub batch_size: u64,
     /// Micro-batches of an optimizer step.
     pub grad_accum: u64,
-    /// Ranks.
+    /// How many ranks train together.
     pub world: u64,
     /// Passes over the data; may be a fraction.
     pub epochs: f64,
-    /// The number of steps itself where positive: `epochs` is then not used.
+    /// Optimizer steps of the run; used instead of `epochs` where it is above 0.
     pub max_steps: i64,
-    /// Warm-up as a number of steps; goes before the ratio where positive.
+    /// Warm-up steps; used instead of the ratio where above 0.
     pub warmup_steps: u64,
     /// Warm-up as a share of all steps.
     pub warmup_ratio: f64,
@@ -32,7 +40,7 @@ pub struct Request {
 /// Every derived number of the run's schedule.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Batches {
-    /// What it was derived from.
+    /// What the numbers follow from.
     pub request: Request,
     /// `batch_size * grad_accum * world`: rows of a full optimizer step.
     pub effective_batch: u64,
@@ -47,7 +55,7 @@ pub struct Batches {
 }
 
 impl Request {
-    /// The warm-up of a run of so many steps.
+    /// Warm-up steps of a run of `total_steps`.
     fn warmup(&self, total_steps: u64) -> u64 {
         match self.warmup_steps {
             0 => (self.warmup_ratio * total_steps as f64).ceil() as u64,
@@ -57,7 +65,7 @@ impl Request {
 }
 
 impl Batches {
-    /// The warm-up that a run of so many steps would have with the same settings.
+    /// Warm-up steps that a run of `total_steps` would have with the same settings.
     pub fn warmup_of(&self, total_steps: u64) -> u64 {
         self.request.warmup(total_steps)
     }
@@ -66,7 +74,7 @@ impl Batches {
     /// `epochs` and the warm-up ratio are rounded up to whole steps.
     ///
     /// # Errors
-    /// No rows, or a run of no steps.
+    /// [`tunesmith_base::Kind::Data`]: no rows. [`tunesmith_base::Kind::Config`]: a run of no steps.
     pub fn new(request: Request) -> Result<Self> {
         let Request { rows, batch_size, grad_accum, world, .. } = request;
         if rows == 0 {
@@ -89,12 +97,12 @@ impl Batches {
         Ok(Self { request, effective_batch, micro_batches_per_epoch, steps_per_epoch, total_steps, warmup_steps })
     }
 
-    /// How many epochs the run covers.
+    /// Epochs that the run covers, which may be a fraction or more than was asked for.
     pub fn epochs(&self) -> f64 {
         self.total_steps as f64 / self.steps_per_epoch as f64
     }
 
-    /// Is `step` the last of an epoch?
+    /// Whether `step`, counted from 1, is the last of an epoch.
     pub fn ends_epoch(&self, step: u64) -> bool {
         step.is_multiple_of(self.steps_per_epoch)
     }

@@ -1,16 +1,18 @@
-//! How many bytes saving needs, so that a disk that cannot hold the run is refused before the first step and not
-//! after the last.
+//! How much disk space saving needs, in bytes, so that a disk which is too small is refused before the first step and
+//! not after the last.
 
 /// Room beside the tensors: headers, JSON files, metrics, logs, the report.
 const SMALL_FILES: u64 = 1 << 20;
 
-/// Bytes of one checkpoint: the trained values in f32, the optimizer's state, and the small files.
+/// Bytes of one checkpoint: `trainable` values in f32, `optimizer` bytes of state, `extra_files` bytes of files that
+/// are copied, and small files.
 pub fn checkpoint(trainable: u64, optimizer: u64, extra_files: u64) -> u64 {
     4 * trainable + optimizer + extra_files + SMALL_FILES
 }
 
-/// The most bytes that a run holds on disk at once. An old checkpoint goes only after the new one is durable, so one
-/// more than `keep` exists for a while; the final weights and the tokenizer (`extra_files`) come on top.
+/// The most bytes that a run of `checkpoints` checkpoints holds on disk at once. An old checkpoint is removed only when
+/// the new one is durable, so that one more than `keep` exists for a while. The final weights in f32 and the tokenizer
+/// (`extra_files`) come on top.
 pub fn run(trainable: u64, optimizer: u64, extra_files: u64, checkpoints: u64, keep: Option<u64>) -> u64 {
     let held = keep.map_or(checkpoints, |keep| checkpoints.min(keep + 1));
     held.max(1) * checkpoint(trainable, optimizer, extra_files) + 4 * trainable + extra_files + SMALL_FILES

@@ -1,25 +1,28 @@
-//! Floating-point operations of training, and the time that they take.
+//! Floating-point operations (FLOPs) of training. A multiply-add counts as two.
 //!
-//! A token costs 2 a weight that it passes forward, 2 for the gradient of what comes before, and 2 where the weight itself
-//! is trained: `4 N` for a frozen base and `6 N` for adapters on it, `6 N` for full training. Attention costs `4 pairs d`
-//! forward and twice that backward, for the pairs of a query and a key that it sees and the width `d` of all heads: with
-//! causal attention over a row of S tokens `6 S^2 d` in all. A block that is run again costs its forward pass once more.
+//! A token costs 2 for each weight that it passes forward, 2 for the gradient of the weight's input, and 2 for the
+//! gradient of the weight where that is trained. For N weights that is `6 N` for full training (Kaplan et al., 2020,
+//! <https://arxiv.org/abs/2001.08361>), `4 N` for a frozen base, and `6 N` for adapters on it.
+//!
+//! Attention costs `4 d` forward for each pair of a query and a key that it sees, and twice that backward; `d` is the
+//! width of all heads together. With causal attention over a row of S tokens that is `6 S^2 d` a layer. A block that
+//! gradient checkpointing runs again costs its forward pass once more. Norms, activations and softmax are not counted.
 use super::memory::footprint::{Footprint, Shape};
 use super::memory::{Job, Policy, block_of};
 use std::collections::BTreeMap;
 use tunesmith_config::arch::{Arch, LinearSpec};
 
-/// Operations of some rows.
+/// Operations of some rows, forward and backward.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Flops {
-    /// That the result needs.
+    /// Operations that the result needs: those of model FLOPs utilization (MFU).
     pub useful: f64,
-    /// Of blocks that are run again.
+    /// Operations of blocks that gradient checkpointing runs again.
     pub again: f64,
 }
 
 impl Flops {
-    /// All.
+    /// All operations: those of hardware FLOPs utilization (HFU).
     pub const fn total(&self) -> f64 {
         self.useful + self.again
     }
@@ -33,19 +36,19 @@ impl std::ops::Add for Flops {
     }
 }
 
-/// What a token costs in a model, found once.
+/// What a token costs in a model: computed once, then used for rows of any lengths.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Costs {
-    /// Of a token in the blocks.
+    /// Operations of a token in the blocks, without attention's pairs.
     token: Flops,
-    /// Of a label token in the head.
+    /// Operations of a label token in the LM head.
     label: f64,
-    /// Of a pair of query and key, by window: forward and backward, and forward again.
+    /// Operations of a pair of query and key, summed over the blocks that have the same sliding window.
     pairs: Vec<(Option<usize>, Flops)>,
 }
 
 impl Costs {
-    /// Of training as `job` says.
+    /// The costs of training that `job` describes. Blocks below the lowest trained one have no backward pass.
     pub fn new(job: &Job<'_>) -> Self {
         let (arch, trained) = (job.arch, &job.trained);
         let mut matrices = Matrices::default();
@@ -87,7 +90,7 @@ impl Costs {
         costs
     }
 
-    /// Of rows of these lengths, with so many label tokens.
+    /// The operations of rows of these lengths, in tokens, with `labels` label tokens in all.
     pub fn of(&self, lengths: impl IntoIterator<Item = usize>, labels: f64) -> Flops {
         let mut sum = Flops { useful: labels * self.label, again: 0.0 };
         for length in lengths {
@@ -106,14 +109,14 @@ impl Costs {
     }
 }
 
-/// Numbers of the matrices that a token passes.
+/// How many numbers of each matrix a token passes.
 #[derive(Debug, Default)]
 struct Matrices {
-    /// By tensor, those of experts by the share of tokens that go through them.
+    /// By the tensor's name. An expert counts by the share of tokens that go through it.
     of: BTreeMap<String, f64>,
-    /// By block.
+    /// The sum of each block.
     blocks: Vec<f64>,
-    /// Linear modules by name: rows and columns of their weights.
+    /// `[rows, columns]` of the weight of each linear module, by its name.
     shapes: BTreeMap<String, [u64; 2]>,
 }
 
@@ -131,7 +134,7 @@ impl Matrices {
         self.shapes = arch.linear_modules().into_iter().chain(arch.routers()).map(shape).collect();
     }
 
-    /// Numbers of a module's adapter that a token passes; of experts' by the share of tokens.
+    /// Numbers of a module's adapter that a token passes; an expert's counts by the share of tokens.
     fn numbers(&self, arch: &Arch, module: &str, adapter: &dyn Footprint) -> f64 {
         let experts = arch.experts.as_ref().filter(|_| module.contains(".experts."));
         let ([out, inputs], times) = match experts {

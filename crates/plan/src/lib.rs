@@ -1,7 +1,10 @@
-//! What a run will do, computed before it starts. Pure functions: rows to optimizer steps
-//! ([`batches`]), the learning rate over them ([`rates`]), the bytes that saving needs
-//! ([`bytes`]), those of memory ([`memory`], by strategy [`strategies`]), the operations of a step ([`flops`]), and what a machine is
-//! used for ([`platform`]), and how fast many ranks are ([`scaling`]).
+//! What a run will do, computed before it starts, by pure functions.
+//!
+//! - [`batches`]: from rows to optimizer steps; [`rates`]: the learning rate over them.
+//! - [`memory`]: the bytes that a rank needs; [`strategies`]: the same for each way to share a run among ranks.
+//! - [`bytes`]: the disk space that saving needs.
+//! - [`flops`]: floating-point operations of a step; [`scaling`]: how fast many ranks are.
+//! - [`platform`]: what is used of a machine by default.
 use std::fmt::Write as _;
 
 pub use tunesmith_base::memory::human_bytes;
@@ -16,7 +19,7 @@ pub mod rates;
 pub mod scaling;
 pub mod strategies;
 
-/// Lays `(label, value)` rows out as an aligned two-column table, one line a row.
+/// An aligned table of `(label, value)` rows, one line a row, each line indented by two spaces.
 pub fn table(rows: &[(String, String)]) -> String {
     let width = rows.iter().map(|(label, _)| label.chars().count()).max().unwrap_or(0);
     rows.iter().fold(String::new(), |mut out, (label, value)| {
@@ -25,7 +28,7 @@ pub fn table(rows: &[(String, String)]) -> String {
     })
 }
 
-/// A duration as people write it: `4.2s`, `3m 07s`, `2h 05m`.
+/// A duration in seconds as text: `4.2s`, `3m 07s`, `2h 05m`.
 pub fn human_seconds(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     match whole {

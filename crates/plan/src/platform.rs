@@ -1,5 +1,5 @@
-//! What a run would use on a machine where nobody says otherwise: device, engine between ranks, types, micro-batch, threads. A pure
-//! function of what the machine has, so that machines which are not there can be tried in tests.
+//! What a run uses of a machine by default: device, engine between ranks, number types, micro-batch, threads. These are
+//! pure functions of what the machine has, so that tests can try machines which are not there.
 use tunesmith_base::words::{are, count};
 
 /// An operating system.
@@ -16,7 +16,7 @@ pub enum System {
 }
 
 impl System {
-    /// That of this program.
+    /// The system that this program was built for.
     pub const fn current() -> Self {
         if cfg!(target_os = "linux") {
             Self::Linux
@@ -29,7 +29,7 @@ impl System {
         }
     }
 
-    /// Its name.
+    /// Its name in messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Linux => "Linux",
@@ -40,27 +40,27 @@ impl System {
     }
 }
 
-/// A GPU of NVIDIA's.
+/// An NVIDIA GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Card {
     /// Product name.
     pub name: String,
-    /// Compute capability, such as `(8, 9)`.
+    /// Compute capability, such as `(8, 9)`; `None` where the driver does not say.
     pub capability: Option<(u32, u32)>,
 }
 
-/// A machine.
+/// What a machine has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Host {
-    /// Its system.
+    /// The operating system.
     pub system: System,
-    /// Its GPUs.
+    /// The GPUs that the driver shows.
     pub cards: Vec<Card>,
-    /// Processors that the program may use.
+    /// Logical processors that the program may use.
     pub cores: usize,
 }
 
-/// What the program can compute on, as it is built.
+/// What this build of the program can compute on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engine {
     /// The CPU alone: this version.
@@ -72,34 +72,35 @@ pub enum Engine {
 /// How many ranks there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Layout {
-    /// In all.
+    /// Ranks on all machines together.
     pub ranks: usize,
-    /// On this machine.
+    /// Ranks on this machine.
     pub local: usize,
-    /// Threads of one process instead of processes.
+    /// Ranks are threads of one process, not processes.
     pub in_process: bool,
 }
 
 /// One decision, the key that overrides it, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Choice {
-    /// What is decided.
+    /// What is decided, as tables name it.
     pub what: &'static str,
-    /// The value.
+    /// The chosen value, as tables show it.
     pub value: String,
-    /// What sets it otherwise.
+    /// The setting or environment variable that overrides it.
     pub key: &'static str,
-    /// Why.
+    /// The reason, a clause.
     pub why: String,
 }
 
-/// Threads of a rank where `train.num_threads` is not set: the machine's cores, divided among its ranks.
+/// Threads of a rank where `train.num_threads` is not set: the machine's cores divided by its ranks, at least 1.
 pub fn threads(cores: usize, local: usize) -> usize {
     (cores / local.max(1)).max(1)
 }
 
-/// Ranks on a machine where nobody says how many: one a GPU that is computed on. On a CPU one, on all cores: several ranks on one
-/// processor share its memory bandwidth and hold the weights several times, and are slower than the threads of one.
+/// How many ranks a machine has by default: one for each GPU that is computed on, or one on the CPU. Several ranks on
+/// one processor share its memory bandwidth and each hold the weights, so that they are slower than the threads of one
+/// rank.
 pub fn ranks(host: &Host, engine: Engine) -> usize {
     match engine {
         Engine::Cuda => host.cards.len().max(1),
@@ -107,7 +108,7 @@ pub fn ranks(host: &Host, engine: Engine) -> usize {
     }
 }
 
-/// Every decision.
+/// All decisions for one rank, in the order of the table.
 pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     let Layout { ranks, local, in_process } = layout;
     let gpu = engine == Engine::Cuda && !host.cards.is_empty() && host.system != System::MacOs;
@@ -158,7 +159,7 @@ pub fn choose(host: &Host, layout: Layout, engine: Engine) -> Vec<Choice> {
     ]
 }
 
-/// The machine and what is used of it, in a line.
+/// One line: the machine, and what is used of it.
 pub fn summary(host: &Host, choices: &[Choice], threads: usize) -> String {
     let device = choices.iter().find(|choice| choice.what == "device").map_or("", |choice| &choice.value);
     let cards = match host.cards.len() {

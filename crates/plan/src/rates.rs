@@ -1,11 +1,11 @@
-//! The learning-rate table printed before step 1: a schedule stepped once too often, or over the wrong number of
-//! steps, is seen there at a glance.
+//! The table of learning rates that is printed before step 1. It shows at a glance whether a schedule runs over the
+//! wrong number of steps.
 use super::table;
 
 /// One line of the table.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rate {
-    /// Which optimizer step, from 1.
+    /// The optimizer step, counted from 1.
     pub step: u64,
     /// Why this step is shown.
     pub label: &'static str,
@@ -32,7 +32,7 @@ pub fn rates(total_steps: u64, warmup_steps: u64, rate_of: impl Fn(u64) -> f64) 
     marks.into_iter().map(|(step, label)| Rate { step, label, learning_rate: rate_of(step - 1) }).collect()
 }
 
-/// The table as text.
+/// The table as text, a line for each rate.
 pub fn show(rates: &[Rate]) -> String {
     let rows: Vec<_> = rates
         .iter()

@@ -1,90 +1,94 @@
-//! How fast many ranks are: a model of what travels in a step, over what, and how much of it hides behind computing. For machines that
-//! are not there; `docs/scaling.md` says what it was held against.
+//! How fast many ranks are, on machines that need not exist: a model of the bytes that travel in a step, the links they
+//! travel over, and the share of the time that overlaps with computing. `docs/scaling.md` compares it with
+//! measurements.
+//!
+//! A message of B bytes takes `latency + B / bandwidth` (Thakur, Rabenseifner and Gropp, "Optimization of Collective
+//! Communication Operations in MPICH", 2005).
 //!
 //! ```text
 //! gather(B, n)  = (n-1)/n B / bandwidth + messages latency           all-gather and reduce-scatter of B bytes alike
 //! all-reduce    = 2 gather
-//! exposed(C, W) = max(C - W, C / pieces)                             of a time C beside which W is computed; the last piece never hides
+//! exposed(C, W) = max(C - W, C / pieces)      communication C beside computing W; the last piece never overlaps
 //! step          = compute + exposed communication
 //! ```
 use super::strategies::Strategy;
 use serde::Serialize;
 
-/// A way for bytes, as one rank sees it.
+/// A connection, as one rank sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Link {
     /// Bytes a second, in each direction.
     pub bandwidth: f64,
-    /// Seconds of a message without bytes.
+    /// Seconds that a message takes beside its bytes.
     pub latency: f64,
 }
 
-/// How a collective is made.
+/// How ranks exchange messages in a collective.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pattern {
-    /// Every rank to every other: ours over Gloo and threads.
+    /// Every rank sends to every other: tunesmith over Gloo and over threads.
     Pairwise,
-    /// A ring within a machine, a tree between machines: NCCL.
+    /// A ring within a machine and a tree between machines: NCCL.
     Hierarchical,
 }
 
-/// What joins the ranks.
+/// The connections between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Fabric {
-    /// Ranks of a machine.
+    /// Ranks on a machine.
     pub local: u64,
-    /// Within a machine.
+    /// The link between two ranks of a machine.
     pub inside: Link,
-    /// Between machines, each rank's share.
+    /// The link between machines: each rank's share of it.
     pub between: Link,
-    /// How collectives are made.
+    /// How ranks exchange messages.
     pub pattern: Pattern,
 }
 
 /// What one rank does in an optimizer step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Work {
-    /// Seconds of computing.
+    /// Seconds of computing, all micro-batches together.
     pub compute: f64,
-    /// The share of it that is the backward pass.
+    /// The share of `compute` that is the backward pass, in 0..1.
     pub backward: f64,
-    /// Micro-batches.
+    /// Micro-batches of the step.
     pub passes: u64,
-    /// Bytes of gradients; trained values have as many.
+    /// Bytes of all gradients; the trained values take as many.
     pub gradients: f64,
-    /// Bytes of all weights, frozen ones as they are kept.
+    /// Bytes of all weights, frozen ones in the precision that they are kept in.
     pub weights: f64,
-    /// Parts that are gathered one after the other.
+    /// Segments of the model, which `zero3` gathers one after the other.
     pub segments: u64,
-    /// Bytes that are reduced at a time.
+    /// Bytes of gradients that are reduced at a time (`train.ddp_bucket_cap_mb`).
     pub bucket: f64,
-    /// Tokens.
+    /// Tokens of the step on this rank.
     pub tokens: f64,
 }
 
-/// A step of so many ranks.
+/// The estimate of an optimizer step on `ranks` ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Ranks.
+    /// How many ranks.
     pub ranks: u64,
-    /// Strategy.
+    /// How they share the run.
     pub strategy: Strategy,
     /// Bytes that a rank sends in a step.
     pub bytes: f64,
-    /// Seconds that they take.
+    /// Seconds of all communication.
     pub communication: f64,
-    /// Seconds of these that do not hide.
+    /// Seconds of communication that do not overlap with computing.
     pub exposed: f64,
-    /// Seconds of the step.
+    /// Seconds of the step: computing and `exposed`.
     pub step: f64,
-    /// Tokens a second of all ranks.
+    /// Tokens per second of all ranks together.
     pub tokens_per_second: f64,
-    /// By what of as many lone ranks.
+    /// Tokens per second divided by those of as many ranks that need not communicate, in 0..=1.
     pub efficiency: f64,
 }
 
-/// Seconds of an all-gather or a reduce-scatter of `bytes` in all over `ranks`.
+/// Seconds of an all-gather or a reduce-scatter over `ranks`, of `bytes` summed over all ranks' parts.
 pub fn gather(fabric: &Fabric, bytes: f64, ranks: u64) -> f64 {
     if ranks < 2 {
         return 0.0;
@@ -107,12 +111,12 @@ pub fn gather(fabric: &Fabric, bytes: f64, ranks: u64) -> f64 {
     }
 }
 
-/// What is left of a time `cost` beside which `window` is computed, in `pieces`.
+/// Seconds of communication that do not overlap: `cost` seconds in `pieces` beside `window` seconds of computing.
 fn exposed(cost: f64, window: f64, pieces: f64) -> f64 {
     (cost - window).max(cost / pieces.max(1.0))
 }
 
-/// A step.
+/// Estimates an optimizer step of `ranks` ranks, each with the same work.
 pub fn estimate(strategy: Strategy, work: &Work, fabric: &Fabric, ranks: u64) -> Estimate {
     let Work { compute, backward, passes, gradients, weights, segments, bucket, tokens } = *work;
     let many = passes.max(1) as f64;
@@ -160,8 +164,8 @@ pub fn estimate(strategy: Strategy, work: &Work, fabric: &Fabric, ranks: u64) ->
     }
 }
 
-/// Bandwidth and latency from the times of two collectives: [`gather`] of `small` and `large` bytes on `ranks` ranks of one machine.
-/// Nothing where the larger took no longer.
+/// Bandwidth and latency of a link from two measurements of [`gather`] on `ranks` ranks of one machine. `small` and
+/// `large` are pairs of bytes and seconds. `None` where the larger one took no longer.
 pub fn fit(ranks: u64, small: (f64, f64), large: (f64, f64)) -> Option<Link> {
     let n = ranks as f64;
     let ((few, short), (many, long)) = (small, large);

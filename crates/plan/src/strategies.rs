@@ -1,8 +1,10 @@
-//! What each way to share a run among ranks leaves on one of them, whether that fits, and which to take.
+//! The memory of a rank under each strategy for sharing a run among ranks, whether that fits, and which strategy to
+//! take.
 //!
-//! `ddp` copies everything to every rank. `ZeRO` (Rajbhandari et al., 2020) gives each rank a share: of the optimizer's state
-//! (`zero1`), of the gradients too (`zero2`), of all weights too (`zero3`; `fsdp` the same), which are then gathered segment
-//! by segment, the next one while the last is at work. What is offloaded lies in the host's memory instead.
+//! `ddp` copies everything to every rank. `ZeRO` (Rajbhandari et al., 2020, <https://arxiv.org/abs/1910.02054>) gives
+//! each rank a share of the optimizer's state (`zero1`), of the gradients too (`zero2`), or of all weights too
+//! (`zero3`; `fsdp` is the same). Shared weights are gathered a segment at a time, the next one while the last
+//! computes. What is offloaded lies in the host's memory instead of the device's.
 use super::human_bytes;
 use super::memory::{Base, Breakdown, Device, Job, NCCL, Pass, Predictor, Storage};
 use serde::Serialize;
@@ -13,17 +15,17 @@ use serde::Serialize;
 pub enum Strategy {
     /// One rank.
     Single,
-    /// Copies in one process, whose first device sums the gradients.
+    /// A copy on each device of one process (`DataParallel`); the first device sums the gradients.
     Dp,
-    /// Copies.
+    /// A copy on each rank.
     Ddp,
-    /// Shares of the optimizer's state.
+    /// A copy on each rank, but a share of the optimizer's state.
     Zero1,
-    /// And of the gradients.
+    /// As `zero1`, and a share of the gradients.
     Zero2,
-    /// And of the weights.
+    /// As `zero2`, and a share of the weights.
     Zero3,
-    /// As `zero3`.
+    /// As `zero3`, under PyTorch's name.
     Fsdp,
 }
 
@@ -44,8 +46,8 @@ impl Strategy {
         }
     }
 
-    /// The part of `n` devices' speed that remains. Published figures of others, not ours: about 95 % where gradients alone
-    /// travel, 85 % where weights do.
+    /// The share of the devices' speed that remains, in 0..=1. These are published figures of others, not measurements:
+    /// about 95 % where gradients alone travel, 85 % where weights do.
     pub const fn efficiency(self) -> f64 {
         match self {
             Self::Single => 1.0,
@@ -65,24 +67,24 @@ impl Strategy {
     }
 }
 
-/// A strategy, and what lies in the host's memory.
+/// A strategy, and what it offloads to the host's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Way {
     /// The strategy.
     pub strategy: Strategy,
-    /// The optimizer's state does.
+    /// The optimizer's state lies in the host's memory.
     pub offload_optimizer: bool,
-    /// The weights do.
+    /// The weights, trained ones included, lie in the host's memory.
     pub offload_weights: bool,
 }
 
 impl Way {
-    /// Nothing lies in the host's memory.
+    /// The strategy without offload.
     pub const fn plain(strategy: Strategy) -> Self {
         Self { strategy, offload_optimizer: false, offload_weights: false }
     }
 
-    /// The ways that a machine has.
+    /// All ways that make sense on a machine, in the order of the table.
     fn all(machine: &Machine) -> Vec<Self> {
         let mut ways = Vec::new();
         for strategy in Strategy::ALL {
@@ -110,7 +112,7 @@ impl Way {
         ways
     }
 
-    /// Its name in tables.
+    /// Its name in tables, such as `zero3 + offload`.
     pub fn name(self) -> String {
         let offload = match (self.offload_optimizer, self.offload_weights) {
             (_, true) => " + offload all",
@@ -120,7 +122,7 @@ impl Way {
         format!("{}{offload}", self.strategy.name())
     }
 
-    /// How slow it is beside the others: the fastest that fits is recommended.
+    /// Its place in the order from fast to slow: of those that fit, the lowest is recommended.
     const fn rank(self) -> u8 {
         let strategy = match self.strategy {
             Strategy::Single | Strategy::Ddp => 0,
@@ -141,44 +143,44 @@ impl Way {
     }
 }
 
-/// What ranks run on.
+/// The devices that ranks run on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Machine {
-    /// What kind of device.
+    /// Whether ranks compute on CPUs or on GPUs.
     pub device: Device,
-    /// How many ranks, a device each.
+    /// How many ranks; each has a device of its own.
     pub ranks: u64,
-    /// Bytes that each rank has.
+    /// Bytes of memory that each rank has.
     pub memory: u64,
 }
 
-/// Micro-batches, as the configuration cuts them.
+/// The micro-batches of a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Batch {
     /// Rows of a micro-batch.
     pub rows: u64,
     /// Tokens of a row.
     pub length: u64,
-    /// The most tokens of a pass.
+    /// The most tokens of a pass: a larger micro-batch is cut into several passes. `None` never cuts.
     pub most: Option<u64>,
 }
 
 impl Batch {
-    /// The largest pass.
+    /// The largest pass of a micro-batch.
     pub fn pass(&self) -> Pass {
         Pass::of(self.rows, self.length, self.most)
     }
 }
 
-/// How a need stands to what there is.
+/// Whether a need fits the memory that there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Fit {
-    /// With 5 % to spare.
+    /// It fits, with at least 5 % to spare.
     Fits,
-    /// With less.
+    /// It fits, with less than 5 % to spare.
     Tight,
-    /// Not.
+    /// It does not fit.
     No,
 }
 
@@ -207,46 +209,47 @@ impl Fit {
 pub enum Limit {
     /// Not even the least fits.
     Nothing,
-    /// So far.
+    /// Up to so many tokens or rows.
     UpTo(u64),
-    /// As far as one likes: passes are cut.
+    /// Without limit: micro-batches are cut into passes.
     Any,
 }
 
-/// A way with what it needs.
+/// One line of the table: a way, and what it needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// The way.
     pub way: Way,
-    /// The fullest rank, part by part.
+    /// The bytes of the fullest rank, part by part.
     pub rank: Breakdown,
-    /// Its sum.
+    /// The bytes of the fullest rank in all.
     pub total: u64,
     /// Whether it fits.
     pub fit: Fit,
-    /// The longest row, alone in its pass.
+    /// Tokens of the longest row that fits, alone in its pass.
     pub longest: Limit,
     /// The largest micro-batch of rows as long as the configuration's.
     pub rows: Limit,
 }
 
-/// The rows, and which to take.
+/// The table, and the recommended way.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// All.
+    /// A line for each way.
     pub rows: Vec<Row>,
-    /// The place of the recommended one, if any fits.
+    /// The index of the recommended one in `rows`, if any fits.
     pub recommended: Option<usize>,
-    /// Why it, or why none.
+    /// Why that one is recommended, or why none is: a sentence.
     pub reason: String,
-    /// Where none fits: what would help, and what the smallest row then needs.
+    /// Where none fits: single changes of the configuration that help, and the bytes that the smallest way needs with
+    /// each.
     pub helps: Vec<(String, u64)>,
 }
 
-/// Longer rows and larger micro-batches are not looked for.
+/// The search for longer rows and larger micro-batches ends here, in tokens.
 const SEARCH: u64 = 1 << 22;
 
-/// The greatest number from 1 to `most` for which `fits` holds, which holds up to some number; 0 if for none.
+/// The greatest number from 1 to `most` for which `fits` holds, or 0; `fits` holds up to some number and not beyond.
 fn greatest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let (mut yes, mut no) = (0, most + 1);
     while yes + 1 < no {
@@ -256,7 +259,7 @@ fn greatest(most: u64, fits: impl Fn(u64) -> bool) -> u64 {
     yes
 }
 
-/// One rank under one way.
+/// The bytes of the fullest rank in `pass` under `way`, part by part. `predictor` knows what a rank alone needs.
 pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass) -> Breakdown {
     let mut rank = predictor.predict(pass);
     let share = |bytes: u64| bytes.div_ceil(machine.ranks.max(1));
@@ -316,7 +319,8 @@ pub fn rank(predictor: &Predictor<'_>, machine: &Machine, way: Way, pass: &Pass)
     rank
 }
 
-/// Every way on a machine, and which to take. `longest` is how many tokens a row of the model may have.
+/// Plans every way on a machine, and recommends the fastest that fits. `longest` is the most tokens of a row that the
+/// model allows.
 pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest: u64) -> Plan {
     let need = |way, pass: &Pass| rank(predictor, machine, way, pass).total();
     let fits = |way, pass: &Pass| need(way, pass) <= machine.memory;
@@ -361,7 +365,7 @@ pub fn plan(predictor: &Predictor<'_>, machine: &Machine, batch: &Batch, longest
     Plan { rows, recommended, reason, helps }
 }
 
-/// Why the row at `at` is recommended.
+/// The sentence that says why the row at `at` is recommended.
 fn why(rows: &[Row], at: usize, machine: &Machine) -> String {
     let (row, spare) = (&rows[at], machine.memory - rows[at].total);
     let whole = rows.iter().find(|row| matches!(row.way.strategy, Strategy::Ddp | Strategy::Single));

@@ -169,7 +169,7 @@ fn torchrun_starts_and_restarts_two_agents() {
             }
             let ranks = workers(agents[1].id());
             assert_eq!(ranks.len(), 1, "{ranks:?}");
-            // SAFETY: a plain system call.
+            // SAFETY: `kill` touches no memory; the process is one that this test has started.
             assert_eq!(unsafe { libc::kill(ranks[0], libc::SIGKILL) }, 0);
         }
         agents.into_iter().map(|agent| agent.wait_with_output().unwrap()).collect()

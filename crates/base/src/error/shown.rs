@@ -1,18 +1,19 @@
-//! Text on its way to a person: without secrets, and with what a terminal would obey written out. Every message goes
-//! through [`shown`] when its [`super::Error`] is made, and all output once more when it is printed.
+//! Text for a person: secrets are hidden, and control characters, which a terminal would obey, are written out. Every
+//! message goes through [`brief`] when its [`super::Error`] is made, and all output through [`shown`] when it is
+//! printed.
 use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
 use regex::Regex;
 
-/// What stands in the place of a secret.
+/// Printed in the place of a secret.
 const HIDDEN: &str = "***";
-/// A shorter value of a variable is no secret, but `1` or `true`.
+/// Bytes of the shortest value that counts as a secret; shorter ones are `1` or `true`.
 const MIN_SECRET: usize = 8;
 
-/// Secrets of this process, which are hidden wherever they stand: values of variables whose names say so, and what
-/// [`hide`] was told.
+/// The secrets of this process: values of environment variables with names such as `HF_TOKEN`, and what [`hide`] was
+/// given. They are hidden wherever they stand.
 static SECRETS: LazyLock<RwLock<Vec<String>>> = LazyLock::new(|| {
     let is_secret = |name: &str| {
         let name = name.to_uppercase();
@@ -24,7 +25,7 @@ static SECRETS: LazyLock<RwLock<Vec<String>>> = LazyLock::new(|| {
     RwLock::new(values.filter(|value| value.len() >= MIN_SECRET).collect())
 });
 
-/// Hides `secret` from now on.
+/// Hides `secret` in all text from now on, if it has at least 8 bytes.
 pub fn hide(secret: &str) {
     let mut secrets = SECRETS.write().unwrap_or_else(PoisonError::into_inner);
     if secret.len() >= MIN_SECRET && !secrets.iter().any(|known| known == secret) {
@@ -32,7 +33,7 @@ pub fn hide(secret: &str) {
     }
 }
 
-/// Forms of secrets, and how they are shown.
+/// Patterns of secrets, and what each match is replaced by.
 static FORMS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let forms = [
         // scheme://user:password@host, hf://TOKEN@owner/name
@@ -54,8 +55,8 @@ static FORMS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     forms.into_iter().filter_map(|(form, shown)| Some((Regex::new(form).ok()?, shown))).collect()
 });
 
-/// Whether a terminal may take a character for more than a letter: control characters, and those that turn the direction
-/// of writing or break lines.
+/// Whether a terminal may obey a character instead of printing it: control characters, and those of Unicode that turn
+/// the direction of writing or break lines.
 fn acts(letter: char) -> bool {
     match letter {
         '\n' | '\t' => false,
@@ -64,7 +65,7 @@ fn acts(letter: char) -> bool {
     }
 }
 
-/// The text with control characters written out, as `\u{1b}`; lines and tabs stay.
+/// The text with control characters written out, such as `\u{1b}`; line breaks and tabs stay.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(acts) {
         return Cow::Borrowed(text);
@@ -80,7 +81,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The text without secrets.
+/// The text with `***` for each secret: those that are known, and what has the form of a token, a key or a password.
 pub fn without_secrets(text: &str) -> Cow<'_, str> {
     let mut text = Cow::Borrowed(text);
     for secret in SECRETS.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -104,12 +105,13 @@ pub fn shown(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// The longest message, in characters; what is longer keeps its beginning and its end.
+/// Characters of the longest message. A longer one keeps its beginning and its end.
 const LONGEST: usize = 2000;
 /// Characters of the end that a message which is cut keeps.
 const END: usize = 500;
 
-/// The text as [`shown`], and no longer than a person reads: a message may quote what a file holds, however long that is.
+/// The text as [`shown`], and no longer than a person reads: a message may quote what a file holds, however long that
+/// is.
 pub fn brief(text: &str) -> String {
     let text = shown(text);
     let characters = text.chars().count();

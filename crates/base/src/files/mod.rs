@@ -1,12 +1,12 @@
-//! How files are opened and how outputs are written. Every reader and writer goes through here (a test in
-//! `tests/it/tidy.rs` looks for others), so that three rules hold everywhere:
+//! How files are opened and how outputs are written. Every reader and writer uses these functions (a test in
+//! `tests/it/tidy.rs` finds others), so that three rules hold everywhere:
 //!
 //! - **Regular files only.** A FIFO, a device, a socket or a folder in place of a file is refused before it is opened:
 //!   reading one may block for ever, or never end.
 //! - **An input is never replaced.** [`open`] notes each file that is read, by its identity on disk; an output that is
 //!   one of these is refused, whatever its spelling, also through links ([`output`]).
-//! - **An output is whole or not there.** It is written under a temporary name beside its place, synced and renamed
-//!   ([`staged`]); what a killed process left of one is removed by the next ([`temporary`]).
+//! - **An output is whole or not there.** It is written under a temporary name in its folder, synced and renamed
+//!   ([`staged`]). The next process removes what a killed one left ([`temporary`]).
 pub mod output;
 pub mod staged;
 pub mod temporary;
@@ -18,7 +18,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _}
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-/// Longer than any configuration, description or table that is read as a whole, in bytes.
+/// The limit in bytes for files that are read as a whole, such as a configuration or an index: no real one is as long.
 pub const SMALL: u64 = 64 << 20;
 
 /// A file's identity: device and inode.
@@ -31,7 +31,7 @@ fn identity(metadata: &Metadata) -> Identity {
     (metadata.dev(), metadata.ino())
 }
 
-/// What a path leads to that is no regular file.
+/// The words for what is no regular file; `None` for one.
 fn special(metadata: &Metadata) -> Option<&'static str> {
     let kind = metadata.file_type();
     if kind.is_file() {
@@ -47,7 +47,8 @@ fn special(metadata: &Metadata) -> Option<&'static str> {
     }
 }
 
-/// What stands at `path` itself, where that is no regular file: a link is not followed.
+/// The words for what stands at `path` where that is no regular file. Links are not followed: one is `a link`. `None`
+/// also where nothing is there.
 pub fn obstacle(path: &Path) -> Option<&'static str> {
     let metadata = fs::symlink_metadata(path).ok()?;
     if metadata.is_symlink() { Some("a link") } else { special(&metadata) }
@@ -66,7 +67,7 @@ fn regular(metadata: &Metadata) -> io::Result<()> {
 /// Opens a regular file that is an input of this process: nothing that the process writes may replace it.
 ///
 /// # Errors
-/// The system's; the path leads to no regular file.
+/// The system's, or `InvalidInput` or `IsADirectory` where the path leads to no regular file.
 pub fn open(path: &Path) -> io::Result<File> {
     let file = open_own(path)?;
     let found = identity(&file.metadata()?);
@@ -94,11 +95,11 @@ pub fn open_own(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens an input that belongs to a folder, such as the weights of a model. A link in it may lead elsewhere in the folder or,
-/// in the hub's cache, to the blobs beside it; not out of it.
+/// Opens an input that belongs to a folder, such as the weights of a model. A link may lead to another place in the
+/// folder or, in the cache of the Hugging Face Hub, to `blobs` beside `snapshots`, and nowhere else.
 ///
 /// # Errors
-/// As [`open`]; the file lies elsewhere.
+/// As [`open`], and `InvalidInput` where a link leads out of the folder.
 pub fn open_member(path: &Path) -> io::Result<File> {
     let file = open(path)?;
     if path.is_symlink() {
@@ -116,7 +117,7 @@ pub fn open_member(path: &Path) -> io::Result<File> {
 /// Reads an input of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open`]; it is longer.
+/// As [`open`], and `InvalidData` where the file is longer.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     bounded(open(path)?, limit)
 }
@@ -124,7 +125,7 @@ pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
 /// Reads an input of at most `limit` bytes that is text.
 ///
 /// # Errors
-/// As [`read`]; it is not UTF-8.
+/// As [`read`], and `InvalidData` where the file is not UTF-8.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     text(read(path, limit)?)
 }
@@ -145,7 +146,7 @@ pub fn read_own_text(path: &Path, limit: u64) -> io::Result<String> {
     text(read_own(path, limit)?)
 }
 
-/// The text of a file of the system's, such as those in `/proc`; nothing where there is none.
+/// The text of a file of the system, such as one in `/proc`; `None` where it cannot be read.
 pub fn system(path: impl AsRef<Path>) -> Option<String> {
     read_own_text(path.as_ref(), SMALL).ok()
 }
@@ -166,8 +167,8 @@ fn text(bytes: Vec<u8>) -> io::Result<String> {
     })
 }
 
-/// Opens a file that the program itself writes in place, such as a lock, a log or a partial download; makes it where it
-/// is missing. Never through a link: that might lead to somebody else's file.
+/// Opens a file that the program itself writes in place, such as a lock, a log or a partial download, and creates it
+/// where it is missing. Links are refused: one might lead to somebody else's file.
 ///
 /// # Errors
 /// The system's; the path is a link, has a second name (a hard link), or leads to no regular file.
@@ -196,7 +197,7 @@ fn is_link() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidInput, "it is a symbolic link, expected a regular file")
 }
 
-/// Whether `path` names the file that is open as `file`: it may have been removed or replaced since.
+/// Whether `path` still names the file that is open as `file`, and was not removed or replaced since.
 pub fn is_at(file: &File, path: &Path) -> bool {
     matches!((file.metadata(), fs::metadata(path)), (Ok(held), Ok(named)) if identity(&held) == identity(&named))
 }
@@ -214,7 +215,7 @@ fn input_of(metadata: &Metadata) -> Option<PathBuf> {
     fs::metadata(path).is_ok_and(|now| identity(&now) == identity(metadata)).then(|| path.clone())
 }
 
-/// The path without links, `.` and `..`, also where its end is not there yet.
+/// The path without links, `.` and `..`. Its last parts need not exist.
 ///
 /// # Errors
 /// The system's.

@@ -1,4 +1,5 @@
-//! The rule for outputs: nothing that is read is replaced, and nothing that is there unless replacing was asked for.
+//! The rules for outputs: an input is never replaced, and a file that exists is replaced only where the user asked for
+//! it.
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,31 +7,31 @@ use std::path::{Path, PathBuf};
 use super::{input_of, real, special};
 use crate::{Error, Kind, Result};
 
-/// What becomes of a file that is there already.
+/// What happens to a file that exists already.
 #[derive(Debug, Clone, Copy)]
 pub enum Existing {
-    /// It stays; the flag would replace it.
+    /// It stays: an error, whose hint names the flag that would replace it.
     Keep(&'static str),
-    /// The flag was given: it is replaced.
+    /// It is replaced: the user gave the flag.
     Replace,
-    /// It is replaced if an earlier run of the same command wrote it, as the function tells; else it stays, and the flag
-    /// (if there is one) would replace it.
+    /// It is replaced if the function says that an earlier run of the same command wrote it. Otherwise it stays, and
+    /// the hint names the flag that would replace it, unless that is empty.
     Ours(fn(&Path) -> bool, &'static str),
 }
 
 impl Existing {
-    /// By whether `flag` was given.
+    /// [`Existing::Replace`] where `flag` was given, else [`Existing::Keep`].
     pub const fn unless(flag: &'static str, given: bool) -> Self {
         if given { Self::Replace } else { Self::Keep(flag) }
     }
 }
 
-/// Decides whether the file `path` may be written. `inputs` are files and folders that will be read; those that were
-/// are known. Returns where to write: `path`, or the file that it is a link to.
+/// Decides whether the file `path` may be written. `inputs` are files and folders that will be read; those that
+/// [`super::open`] has opened are known. Returns where to write: `path`, or the file that it is a link to.
 ///
 /// # Errors
-/// [`Kind::Config`]: an input, or a file that stays. [`Kind::Io`]: no regular file, a link that leads nowhere, a file in
-/// place of a folder.
+/// [`Kind::Config`]: an input, or a file that stays. [`Kind::Io`]: no regular file, a link that leads nowhere, a file
+/// in place of a folder.
 pub fn claim_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result<PathBuf> {
     let refuse = |why: &str| {
         let message = format!("cannot write {}: {why}", path.display());
@@ -73,11 +74,10 @@ pub fn claim_file(path: &Path, existing: Existing, inputs: &[PathBuf]) -> Result
     }
 }
 
-/// Refuses an output folder that is, holds, or lies in one of the folders that are read: it would replace what it is made
-/// of.
+/// Refuses an output folder that is, contains, or lies in one of `inputs`: writing it would destroy what is read.
 ///
 /// # Errors
-/// [`Kind::Config`].
+/// [`Kind::Config`], about `--output`.
 pub fn apart(output: &Path, inputs: &[PathBuf]) -> Result<()> {
     let Ok(written) = real(output) else { return Ok(()) };
     for input in inputs {
@@ -89,8 +89,8 @@ pub fn apart(output: &Path, inputs: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Decides whether the folder `path` may be made, or made anew. One that is there is replaced as a whole, so every file
-/// in it must be of the program's making: `written` tells the names in its manifest, if it has one.
+/// Decides whether the folder `path` may be created or replaced. A folder is replaced as a whole, so that every file in
+/// it must be one that tunesmith wrote: `written` returns the names in its manifest, if it has one.
 ///
 /// # Errors
 /// As [`claim_file`].

@@ -1,4 +1,5 @@
-//! The writer of single files: beside their place, synced, renamed.
+//! Writes single files so that they are whole or not there: under a temporary name in the same folder, synced to the
+//! disk, then renamed.
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -7,12 +8,12 @@ use super::output::{Existing, claim_file};
 use super::temporary::{self, Temporary};
 use crate::{Error, Result};
 
-/// A file that is being written. It is gone when this is dropped, unless it was published.
+/// A file that is being written. Dropping it removes the file, unless it was published.
 #[derive(Debug)]
 pub struct Staged {
     file: BufWriter<File>,
     temporary: Temporary,
-    /// As the user named it.
+    /// The path that the user gave.
     target: PathBuf,
     /// The file itself, where `target` is a link.
     place: PathBuf,
@@ -21,7 +22,7 @@ pub struct Staged {
     made: Made,
 }
 
-/// Folders that were made for the file, innermost first; those that are empty are removed when this is dropped.
+/// Folders that were created for the file, innermost first. Dropping this removes those that are empty.
 #[derive(Debug)]
 struct Made(Vec<PathBuf>);
 
@@ -35,7 +36,8 @@ impl Drop for Made {
 }
 
 impl Staged {
-    /// Begins an output that a user has named, and its folder; `inputs` are files and folders that are going to be read.
+    /// Begins an output that the user has named, and creates its folder. `inputs` are files and folders that will be
+    /// read.
     ///
     /// # Errors
     /// Those of [`claim_file`]; [`crate::Kind::Io`]: its folder cannot be written to.
@@ -47,7 +49,7 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Begins a file in a folder of the program's own.
+    /// Begins a file in a folder that belongs to tunesmith; it replaces what is there.
     ///
     /// # Errors
     /// The system's.
@@ -66,17 +68,17 @@ impl Staged {
         Ok(Self { file, temporary, target, place, existing: None, inputs: Vec::new(), made })
     }
 
-    /// Where it lies meanwhile.
+    /// The temporary path.
     pub fn path(&self) -> &Path {
         self.temporary.path()
     }
 
-    /// Where it is to stand, as the user named it.
+    /// The path that the user gave.
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// Lets the file be read: all is on the disk.
+    /// Writes all bytes to the disk (`fsync`), so that the file at [`Staged::path`] can be read.
     ///
     /// # Errors
     /// [`crate::Kind::Io`].
@@ -88,7 +90,7 @@ impl Staged {
         self.file.flush().and_then(|()| self.file.get_ref().sync_all())
     }
 
-    /// Puts the file at its place, if it may still stand there.
+    /// Renames the file to its place, after a second look at whether it may be written there.
     ///
     /// # Errors
     /// As [`Staged::output`].
@@ -101,7 +103,7 @@ impl Staged {
         self.place().map_err(|error| Error::io("write", &target, &error))
     }
 
-    /// Puts a file of the program's own at its place.
+    /// Renames a file of [`Staged::own`] to its place.
     ///
     /// # Errors
     /// The system's.
@@ -124,7 +126,7 @@ impl Write for Staged {
     }
 }
 
-/// Writes a file of the program's own: whole, or not at all.
+/// Writes a file in a folder that belongs to tunesmith: whole, or not at all.
 ///
 /// # Errors
 /// The system's.
@@ -134,7 +136,7 @@ pub fn replace(target: &Path, bytes: &[u8]) -> io::Result<()> {
     staged.place()
 }
 
-/// Makes the entry of `path` in its folder survive a loss of power.
+/// Syncs the folder of `path`, so that a new name in it survives a power failure.
 ///
 /// # Errors
 /// The system's.

@@ -1,23 +1,22 @@
-//! Files and folders under temporary names: `NAME.tmp-PROCESS-NUMBER`, with the extension of the whole one behind it.
-//! Each is locked while its owner lives, so that anyone can tell what a dead process has left; a signal removes those
-//! of this process.
+//! Files and folders under temporary names: `NAME.tmp-PROCESS-NUMBER.EXTENSION`. Each is locked while its process
+//! lives, so that others can tell what a dead process has left. A signal removes those of this process.
 use std::fs::{self, File, TryLockError};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Stands between a name and the process that writes under it.
+/// Separates the name of the target from the number of the process that writes it.
 const MARK: &str = ".tmp-";
 
-/// What this process has under temporary names.
+/// Paths of the temporary files and folders of this process.
 static OURS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 fn ours() -> MutexGuard<'static, Vec<PathBuf>> {
     OURS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A temporary file or folder of this process; removed when dropped, unless it got to its place.
+/// A temporary file or folder of this process. Dropping it removes it, unless [`Temporary::place`] has moved it.
 #[derive(Debug)]
 pub struct Temporary {
     path: PathBuf,
@@ -47,12 +46,12 @@ impl Temporary {
         }
     }
 
-    /// Where it is.
+    /// Its temporary path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Moves it to its place, all at once; a signal comes before or after.
+    /// Moves it to its place with `rename`; a signal is answered before or after, not between.
     ///
     /// # Errors
     /// Those of `rename`, by which it is moved.
@@ -74,7 +73,7 @@ impl Drop for Temporary {
     }
 }
 
-/// A temporary folder that someone else makes and removes: locked, and removed by a signal, while this lives.
+/// A temporary folder that other code creates and removes. While this lives it is locked, and a signal removes it.
 #[derive(Debug)]
 pub struct Watched {
     path: PathBuf,
@@ -83,7 +82,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Of the folder at `path`.
+    /// Locks the folder at `path`, where the file system can.
     pub fn new(path: PathBuf) -> Self {
         let lock = File::open(&path).ok().filter(|file| file.try_lock().is_ok());
         ours().push(path.clone());
@@ -97,7 +96,7 @@ impl Drop for Watched {
     }
 }
 
-/// Does `work`, such as two renames that belong together; a signal comes before or after.
+/// Does `work`, such as two renames that belong together; a signal is answered before or after, not between.
 pub fn undisturbed<T>(work: impl FnOnce() -> T) -> T {
     let _ours = ours();
     work()
@@ -128,8 +127,8 @@ fn remove(path: &Path) {
     let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }
 
-/// Removes everything that this process has under temporary names, and lets nothing more get to its place: the process
-/// is about to end.
+/// Removes all temporary files and folders of this process, which is about to end. Other threads that publish or drop
+/// one wait for ever from then on.
 pub fn abandon() {
     let mut ours = ours();
     ours.drain(..).for_each(|path| remove(&path));
@@ -137,7 +136,8 @@ pub fn abandon() {
     std::mem::forget(ours);
 }
 
-/// As [`abandon`], as far as it can be done at once: where memory or a stack is used up.
+/// As [`abandon`], but does nothing where another thread holds the list: for a process whose memory or stack is used
+/// up, which must not wait.
 pub fn try_abandon() {
     if let Ok(ours) = OURS.try_lock() {
         ours.iter().for_each(|path| remove(path));
@@ -145,7 +145,7 @@ pub fn try_abandon() {
     }
 }
 
-/// Whether a name is that of a temporary file or folder, of one with `stem` if that is given.
+/// Whether a name is that of a temporary file or folder; with `stem`, of that target.
 fn is_temporary(name: &str, stem: Option<&str>) -> bool {
     let Some((before, after)) = name.rsplit_once(MARK) else { return false };
     let numbers = after.split('.').next().unwrap_or_default();
@@ -154,7 +154,7 @@ fn is_temporary(name: &str, stem: Option<&str>) -> bool {
     parts.next().is_some_and(digits) && parts.next().is_none_or(digits) && stem.is_none_or(|stem| before == stem)
 }
 
-/// Removes what dead processes have left of `target`, in its folder.
+/// Removes temporary files and folders that dead processes have left for `target`, in its folder.
 pub fn sweep(target: &Path) {
     let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let stem = target.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -163,7 +163,7 @@ pub fn sweep(target: &Path) {
     sweep_where(folder, |found| is_temporary(found, Some(&stem)) || is_temporary(found, Some(&name)));
 }
 
-/// Removes what dead processes have left of any file in a folder of the program's own.
+/// Removes temporary files and folders that dead processes have left in a folder that belongs to tunesmith.
 pub fn sweep_folder(folder: &Path) {
     sweep_where(folder, |found| is_temporary(found, None));
 }
@@ -178,7 +178,8 @@ fn sweep_where(folder: &Path, is_wanted: impl Fn(&str) -> bool) {
     }
 }
 
-/// Whether nobody holds the lock of a temporary file or folder.
+/// Whether no process, this one included, still holds a temporary file or folder. False where it cannot be opened or
+/// locked.
 pub fn is_abandoned(path: &Path) -> bool {
     if ours().iter().any(|ours| ours == path) {
         return false;

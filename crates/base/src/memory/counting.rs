@@ -1,10 +1,10 @@
-//! The program's allocator: the system's, and a count of the bytes that are held. Where the system has no more memory the
-//! process ends with a message and the exit code of memory; by itself Rust would abort it.
+//! The program's allocator: the system's, with a count of the bytes that are held. Where the system has no more memory,
+//! the process ends with a message and the exit code of memory (9); Rust's default would abort it.
 //!
-//! Small pieces are counted by each thread on its own and handed over [`BATCH`] bytes at a time, so that threads that
-//! tokenize do not meet at one counter: the count may be off by that much for each thread. Memory is counted when it is
-//! asked for, not when it is first touched; files that are mapped are not counted. What counting itself costs can be
-//! measured: [`calls`] times [`cost`].
+//! Each thread counts on its own and adds to the common count after [`BATCH`] bytes or [`CALLS_BATCH`] calls, so that
+//! threads do not contend for one counter. The count may be off by [`BATCH`] for each thread. Memory is counted when it
+//! is asked for, not when it is first touched. Files that are mapped are not counted. Counting itself costs [`calls`]
+//! times [`cost`].
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
@@ -21,20 +21,20 @@ struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Bytes that a thread counts on its own before it hands them over.
+/// Bytes that a thread counts on its own before it adds them to the common count.
 const BATCH: i64 = 64 << 10;
-/// And so many calls, however few bytes they come to.
+/// Calls after which it does so too, however few bytes they were.
 const CALLS_BATCH: u64 = 256;
 
 static CALLS: AtomicU64 = AtomicU64::new(0);
 static LIVE: AtomicI64 = AtomicI64::new(0);
-/// The most since the last [`reset_peak`].
+/// The most bytes since the last [`reset_peak`].
 static PEAK: AtomicI64 = AtomicI64::new(0);
-/// The most before it.
+/// The most bytes before the last [`reset_peak`].
 static BEFORE: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {
-    /// Bytes, and calls.
+    /// Bytes and calls that this thread has not added to the common count yet.
     static PENDING: Cell<(i64, u64)> = const { Cell::new((0, 0)) };
 }
 
@@ -54,7 +54,7 @@ fn exhausted(bytes: usize) -> ! {
 }
 
 fn write(text: &[u8]) {
-    // SAFETY: a plain system call on memory that is ours.
+    // SAFETY: `text` holds as many bytes and outlives the call, which only reads them.
     let _ = unsafe { libc::write(libc::STDERR_FILENO, text.as_ptr().cast(), text.len()) };
 }
 
@@ -65,7 +65,7 @@ pub(super) fn end(text: &[u8]) -> ! {
         write(text);
         temporary::try_abandon();
     }
-    // SAFETY: a plain system call.
+    // SAFETY: `_exit` may be called anywhere, in a signal handler too; it runs no destructors and does not return.
     unsafe { libc::_exit(i32::from(Kind::Memory.exit_code())) }
 }
 
@@ -88,10 +88,12 @@ fn count(bytes: i64) {
     }
 }
 
-// SAFETY: every call is the system allocator's own; counting touches no memory of the caller's.
+// SAFETY: every call goes on to the system's allocator with the caller's own arguments, and gives back what that gives,
+// but for null, where the process ends. Counting does not allocate (a constant thread-local cell and atomics) and does
+// not unwind.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the layout's size is not zero, as the caller promises.
         let start = unsafe { System.alloc(layout) };
         if start.is_null() {
             exhausted(layout.size());
@@ -101,7 +103,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the layout's size is not zero, as the caller promises.
         let start = unsafe { System.alloc_zeroed(layout) };
         if start.is_null() {
             exhausted(layout.size());
@@ -111,13 +113,15 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the piece came from this allocator, and so from the system's, with this layout, as the caller
+        // promises.
         unsafe { System.dealloc(start, layout) };
         count(-(layout.size() as i64));
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the piece came from this allocator, and so from the system's, with this layout; `size` is not zero
+        // and does not overflow when it is rounded up, as the caller promises.
         let moved = unsafe { System.realloc(start, layout, size) };
         if moved.is_null() {
             exhausted(size);
@@ -157,9 +161,10 @@ pub fn calls() -> u64 {
     CALLS.load(Ordering::Relaxed)
 }
 
-/// Takes a piece and gives it back.
+/// Takes a piece of one layout, whose size is not zero, and gives it back.
 fn pair(allocator: &impl GlobalAlloc, layout: Layout) {
-    // SAFETY: the layout has a size, and what is given back was given by the same allocator.
+    // SAFETY: `cost` calls this with a layout of 64 bytes; what is given back was given by the same allocator with that
+    // layout.
     unsafe {
         let start = black_box(allocator.alloc(layout));
         if !start.is_null() {
@@ -168,8 +173,8 @@ fn pair(allocator: &impl GlobalAlloc, layout: Layout) {
     }
 }
 
-/// The seconds that counting adds to a call of the allocator, as measured now: the difference to the system's, the best of
-/// some rounds each.
+/// The seconds that counting adds to a call of the allocator, as measured now: the difference to the system's, the best
+/// of some rounds each.
 pub fn cost() -> f64 {
     const PAIRS: u32 = 20_000;
     let layout = Layout::new::<[u64; 8]>();

@@ -1,29 +1,30 @@
-//! How much memory the machine has and allows: `/proc/meminfo` and the process's control groups.
+//! How much memory the machine has and allows, in bytes: `/proc/meminfo`, the process's control groups (versions 1 and
+//! 2), and the limit of its address space.
 use std::path::{Path, PathBuf};
 
 use super::live;
 use crate::files::system;
 
-/// A limit above this is none.
+/// A control group's limit from this on means that there is none: version 1 writes a number near 2^63.
 const UNLIMITED: u64 = 1 << 60;
-/// Of what is free so much is left alone: page tables, fragments, other programs.
+/// One part in so many of what is free is left for page tables, fragmentation and other programs.
 const SHARE_LEFT: u64 = 10;
-/// And at least so much.
+/// At least so many bytes are left, but never more than half of what is free.
 const LEAST_LEFT: u64 = 256 << 20;
 
-/// A line of `/proc/meminfo` in bytes, such as `MemTotal`.
+/// A line of `/proc/meminfo`, such as `MemTotal`, in bytes; it is written in kB, which are KiB.
 fn meminfo(key: &str) -> Option<u64> {
     let text = system("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// Bytes of memory that the machine has.
+/// Bytes of memory that the machine has (`MemTotal`).
 pub fn total() -> Option<u64> {
     meminfo("MemTotal")
 }
 
-/// Bytes that programs could take without swapping, as the system estimates it.
+/// Bytes that programs could take without swapping, as the system estimates it (`MemAvailable`).
 pub fn available() -> Option<u64> {
     meminfo("MemAvailable")
 }
@@ -31,13 +32,14 @@ pub fn available() -> Option<u64> {
 /// A control group's limit and what counts against it, both in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Group {
-    /// What it may hold.
+    /// Bytes that it may hold.
     pub limit: u64,
-    /// What it holds, less the cached files that the system would drop first.
+    /// Bytes that it holds, without the cached files that the system would drop first (`inactive_file`).
     pub used: u64,
 }
 
-/// The one of this process's control groups (version 2, then version 1) that leaves the least.
+/// The control group of this process that leaves the least: all from its own up to the root, of version 2 and version
+/// 1.
 pub fn group() -> Option<Group> {
     let groups = system("/proc/self/cgroup")?;
     let ours = groups.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or("");
@@ -63,7 +65,7 @@ fn read(limit: PathBuf, used: PathBuf, stat: PathBuf, droppable: &str) -> Option
     Some(Group { limit, used: number(used).unwrap_or(0).saturating_sub(cached.unwrap_or(0)) })
 }
 
-/// What is left of the limit of this process's address space (`ulimit -v`); nothing without one.
+/// Bytes that are left of the limit of this process's address space (`ulimit -v`); `None` without a limit.
 fn address_space() -> Option<u64> {
     let limits = system("/proc/self/limits")?;
     let limit = limits.lines().find_map(|line| line.strip_prefix("Max address space"))?.split_whitespace().next()?;
@@ -72,8 +74,8 @@ fn address_space() -> Option<u64> {
     Some(limit.parse::<u64>().ok()?.saturating_sub(size.parse::<u64>().ok()? * 1024))
 }
 
-/// What a budget is by itself: the bytes that this process holds already and those that are free, less a tenth of the
-/// latter. Nothing where the system does not tell.
+/// The default budget in bytes: what this process holds already, and what is free less a tenth of it or 256 MiB,
+/// whichever is more. `None` where the system does not say.
 pub fn usable() -> Option<u64> {
     let within = group().map(|group| group.limit.saturating_sub(group.used));
     let free = [available(), within, address_space()].into_iter().flatten().min()?;

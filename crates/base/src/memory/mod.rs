@@ -1,9 +1,9 @@
-//! How many bytes the process holds ([`live`], [`peak`]), how many it may ([`Budget`]), and how many the machine
-//! has ([`limits`]).
+//! How many bytes the process holds ([`live`], [`peak`]), how many it may ([`Budget`]), and how many the
+//! machine has ([`limits`]).
 //!
-//! A failed allocation cannot be returned through Rust's allocator. So whoever takes a large buffer asks [`admit`] first;
-//! where the budget would be exceeded that call unwinds, without a panic's message, to the nearest [`guarded`], which
-//! makes an error of [`crate::Kind::Memory`] of it. What was taken on the way is given back by unwinding, so that the
+//! Rust's allocator cannot return a failed allocation as an error. So whoever takes a large buffer asks [`admit`]
+//! first. Where the budget would be exceeded, that call unwinds without a panic's message to the nearest [`guarded`],
+//! which returns an error of [`crate::Kind::Memory`]. Unwinding gives back what was taken on the way, so that the
 //! caller can try again with less.
 mod counting;
 pub mod limits;
@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 
-/// Bytes in the binary unit that keeps three digits: `1.50 GiB`.
+/// Bytes with three digits in a binary unit, up to TiB: `1.50 GiB`.
 pub fn human_bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;
@@ -36,7 +36,7 @@ pub fn human_bytes(bytes: u64) -> String {
     }
 }
 
-/// No budget.
+/// The value of [`BUDGET`] without a budget.
 const NONE: u64 = u64::MAX;
 
 static BUDGET: AtomicU64 = AtomicU64::new(NONE);
@@ -48,7 +48,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// From here on at most `bytes`.
+    /// Sets the budget to `bytes` until this is dropped, which restores the one before.
     pub fn new(bytes: u64) -> Self {
         Self { before: BUDGET.swap(bytes, Ordering::Relaxed) }
     }
@@ -60,23 +60,24 @@ impl Drop for Budget {
     }
 }
 
-/// The budget that holds, if there is one.
+/// The budget in bytes, if there is one.
 pub fn budget() -> Option<u64> {
     Some(BUDGET.load(Ordering::Relaxed)).filter(|&bytes| bytes != NONE)
 }
 
-/// What a [`guarded`] work would have exceeded the budget by.
+/// Carries a refusal of [`admit`] to [`guarded`]; all in bytes.
 struct Exceeded {
     wanted: u64,
     live: u64,
     budget: u64,
 }
 
-/// Held from the question to the answer's memory: of two threads that ask at once the second sees what the first has taken.
+/// Held from the check until the memory is taken: of two threads that ask at once, the second sees what the first took.
 static TAKING: Mutex<()> = Mutex::new(());
 
-/// Takes a buffer of so many bytes with `take`, which asks for nothing else; does not return where that would exceed the
-/// budget.
+/// Takes a buffer of `bytes` with `take`, which must not call this again: a lock is held meanwhile.
+///
+/// Where the buffer would exceed the budget, this does not return: it unwinds to the nearest [`guarded`].
 pub fn admit<T>(bytes: usize, take: impl FnOnce() -> T) -> T {
     let taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
     let budget = BUDGET.load(Ordering::Relaxed);
@@ -89,11 +90,11 @@ pub fn admit<T>(bytes: usize, take: impl FnOnce() -> T) -> T {
     take()
 }
 
-/// Does `work`; the buffer that it was not given becomes an error. `work` must leave nothing half done that is not thrown
-/// away when it fails.
+/// Does `work`, and returns a refusal of [`admit`] within it as an error. Whatever `work` leaves half done must be
+/// thrown away when it fails.
 ///
 /// # Errors
-/// Those of `work`; [`crate::Kind::Memory`]: the budget would have been exceeded.
+/// Those of `work`. [`crate::Kind::Memory`]: the budget would have been exceeded.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(done) => done,

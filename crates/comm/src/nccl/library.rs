@@ -67,7 +67,7 @@ impl Functions {
 
     fn find(library: *mut c_void) -> Result<Self> {
         let find = |name: &CStr| {
-            // SAFETY: an open library and a C string.
+            // SAFETY: `library` is open and never closed; `name` is a C string that outlives the call.
             let found = unsafe { libc::dlsym(library, name.as_ptr()) };
             if found.is_null() {
                 let message = format!("this NCCL lacks {}: 2.18 or newer is needed", name.to_string_lossy());
@@ -75,7 +75,8 @@ impl Functions {
             }
             Ok(found)
         };
-        // SAFETY: the signatures are those of nccl.h, unchanged since 2.18.
+        // SAFETY: `find` gives no null pointers, and the signatures are those of nccl.h, unchanged since 2.18; an
+        // older library lacks one of them. This one is never closed, so that they stay good.
         unsafe {
             Ok(Self {
                 get_version: std::mem::transmute::<*mut c_void, Count>(find(c"ncclGetVersion")?),
@@ -97,19 +98,19 @@ impl Functions {
 
     /// A code in NCCL's words.
     pub fn words(&self, code: Code) -> String {
-        // SAFETY: NCCL gives a C string that is never freed, for any code.
+        // SAFETY: takes a number; any is allowed.
         let words = unsafe { (self.error_string)(code) };
         if words.is_null() {
             return format!("NCCL error {code}");
         }
-        // SAFETY: as above.
+        // SAFETY: not null, so that it is a C string, which NCCL never frees.
         format!("NCCL: {}", unsafe { CStr::from_ptr(words) }.to_string_lossy())
     }
 
     /// What the library calls itself: `2.27.5`.
     pub fn version(&self) -> String {
         let mut version = 0;
-        // SAFETY: writes one int.
+        // SAFETY: writes one int, which outlives the call.
         unsafe { (self.get_version)(&raw mut version) };
         format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
     }
@@ -117,16 +118,17 @@ impl Functions {
 
 fn open(name: &[u8]) -> std::result::Result<*mut c_void, String> {
     let name = CString::new(name).map_err(|_| "a NUL in its name".to_owned())?;
-    // SAFETY: a C string; the object's constructors are NCCL's.
+    // SAFETY: `name` is a C string that outlives the call. Loading runs the object's constructors: NCCL's, or those of
+    // what the user has named in TUNESMITH_NCCL.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if !library.is_null() {
         return Ok(library);
     }
-    // SAFETY: after a failed dlopen, dlerror gives a C string that is good until the next call, or null.
+    // SAFETY: takes nothing; the text is this thread's own.
     let said = unsafe { libc::dlerror() };
     if said.is_null() {
         return Err(format!("{}: cannot be loaded", name.to_string_lossy()));
     }
-    // SAFETY: as above.
+    // SAFETY: not null, so that it is a C string, good until this thread's next call; it is copied at once.
     Err(unsafe { CStr::from_ptr(said) }.to_string_lossy().into_owned())
 }

@@ -53,7 +53,8 @@ struct Lane {
     room: usize,
 }
 
-// SAFETY: the handles belong to no thread; a Mutex lets one in at a time, and each sets the context before it does anything.
+// SAFETY: the handles belong to no thread; a Mutex lets one in at a time, and each sets the context before it does
+// anything.
 unsafe impl Send for Lane {}
 
 /// Whether NCCL and a GPU's driver can be loaded, and NCCL's version.
@@ -61,7 +62,7 @@ unsafe impl Send for Lane {}
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], with what to install.
 pub fn probe() -> Result<String> {
-    // SAFETY: tries to load the driver's library.
+    // SAFETY: loads the driver's library, whose constructors are NVIDIA's, and closes it.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::config("train.ddp_backend: nccl, but there is no NVIDIA driver (libcuda.so.1)")
             .hint("set train.ddp_backend: gloo, which needs no GPU; `tunesmith gpu-info` says what is here"));
@@ -105,7 +106,8 @@ impl Nccl {
         };
         this.operate("connect", |functions, lane| {
             let mut comm = std::ptr::null_mut();
-            // SAFETY: pointers to living values; the id is rank 0's.
+            // SAFETY: `comm` and `config` outlive the call, which copies the configuration; its `size`, `magic` and
+            // `version` say which fields it has. The id is a plain value.
             let code = unsafe { (functions.init)(&raw mut comm, size as i32, id, rank as i32, &raw mut config) };
             lane.comm = (!comm.is_null()).then_some(comm);
             code
@@ -117,7 +119,7 @@ impl Nccl {
     fn unique_id(&self, group: &str) -> Result<ncclUniqueId> {
         let mut id = ncclUniqueId { internal: [0; 128] };
         if self.world.is_first() {
-            // SAFETY: writes the 128 bytes.
+            // SAFETY: writes the 128 bytes of `id`, which outlives the call.
             let code = unsafe { (self.functions.get_unique_id)(&raw mut id) };
             if code != SUCCESS {
                 return Err(Error::peer(format!("rank 0: connect: {}", self.functions.words(code)))
@@ -145,7 +147,7 @@ impl Nccl {
         });
         done.map_err(|why| {
             if let Some(comm) = lane.comm.take() {
-                // SAFETY: a communicator that nothing uses after this.
+                // SAFETY: a living communicator; it was taken out of the lane, so that nothing uses it after this.
                 unsafe { (self.functions.abort)(comm) };
             }
             let waited = began.elapsed().as_secs_f64();
@@ -164,11 +166,13 @@ impl Nccl {
         let (mut pause, mut asked, mut left) = (Duration::from_micros(5), Instant::now(), None);
         loop {
             let mut state = SUCCESS;
-            // SAFETY: a living communicator; writes one int.
+            // SAFETY: a communicator that is not null and not destroyed while it is in the lane; writes one int, which
+            // outlives the call.
             let code = unsafe { (self.functions.async_error)(comm, &raw mut state) };
             match (code, state) {
                 (SUCCESS, SUCCESS) => {
-                    // SAFETY: the stream lives as long as the lane.
+                    // SAFETY: the stream lives as long as the lane, whose context is this thread's (`operate` entered
+                    // it).
                     match unsafe { sys::cuStreamQuery(lane.stream) } {
                         CUresult::CUDA_SUCCESS => return Ok(()),
                         CUresult::CUDA_ERROR_NOT_READY => {}
@@ -206,7 +210,9 @@ impl Nccl {
             let mut worst = SUCCESS;
             for (root, part) in parts.iter().enumerate().filter(|(_, part)| !part.is_empty()) {
                 let at = buffer + part.start as u64;
-                // SAFETY: the part lies within the buffer, which lives until the stream is waited for.
+                // SAFETY: `at` is the part's place in the buffer on the GPU, which holds all of `data`, as was
+                // asserted; it lives until the stream is waited for. A broadcast may write where it reads. Communicator
+                // and stream are the lane's.
                 let code = unsafe {
                     (functions.broadcast)(at as *const _, at as *mut _, part.len(), BYTES, root as i32, comm, stream)
                 };
@@ -229,14 +235,15 @@ impl Nccl {
         self.lane.lock().unwrap_or_else(PoisonError::into_inner).reserve(room)?;
         let mut copied = Ok(());
         self.operate(operation, |functions, lane| {
-            // SAFETY: the buffer has room for `from`, which lives until the stream is waited for.
+            // SAFETY: `reserve` made the buffer at least as large as `from`, on a context that lives. `from` is pageable memory,
+            // which the driver has copied when the call returns.
             copied = unsafe { driver::memcpy_htod_async(lane.buffer, from, lane.stream) };
             match (lane.comm, &copied) {
                 (Some(comm), Ok(())) => {
-                    // SAFETY: takes nothing.
+                    // SAFETY: takes nothing; the group is this thread's, and is ended below on every way.
                     unsafe { (functions.group_start)() };
                     let code = act(functions, comm, lane.stream, lane.buffer);
-                    // SAFETY: ends what was just begun.
+                    // SAFETY: takes nothing; ends what this thread has just begun.
                     let ended = unsafe { (functions.group_end)() };
                     if code == SUCCESS { ended } else { code }
                 }
@@ -244,7 +251,8 @@ impl Nccl {
             }
         })?;
         let lane = self.lane.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the buffer has `skip + into.len()` bytes, and nothing runs on the stream.
+        // SAFETY: the context lives as long as the lane. `reserve` made the buffer at least `skip + into.len()` bytes
+        // large; nothing runs on the stream, and the call returns when the bytes are there.
         let back = copied.and_then(|()| unsafe {
             driver::ctx::set_current(lane.context)?;
             driver::memcpy_dtoh_sync(into, lane.buffer + skip as u64)
@@ -267,10 +275,10 @@ impl Lane {
                 .hint("start one rank a GPU, or set train.ddp_backend: gloo for ranks that share one"));
         }
         let device = driver::device::get(ordinal as i32).map_err(of_driver("opening the GPU"))?;
-        // SAFETY: the device is the driver's.
+        // SAFETY: the driver just gave the device; the context is released once, when the lane is dropped.
         let context = unsafe { driver::primary_ctx::retain(device) }.map_err(of_driver("opening the GPU"))?;
         let mut lane = Self { comm: None, device, context, stream: std::ptr::null_mut(), buffer: 0, room: 0 };
-        // SAFETY: the context was just retained.
+        // SAFETY: the context was just retained, so that it lives.
         unsafe { driver::ctx::set_current(context) }.map_err(of_driver("opening the GPU"))?;
         lane.stream =
             driver::stream::create(driver::stream::StreamKind::NonBlocking).map_err(of_driver("making a stream"))?;
@@ -279,7 +287,8 @@ impl Lane {
 
     /// Makes the GPU this thread's.
     fn enter(&self) -> std::result::Result<(), String> {
-        // SAFETY: the context is retained as long as the lane lives.
+        // SAFETY: the context is retained as long as the lane lives; to make it a thread's own touches no memory of
+        // this program.
         unsafe { driver::ctx::set_current(self.context) }.map_err(|error| format!("{error:?}"))
     }
 
@@ -292,7 +301,8 @@ impl Lane {
             Error::memory(format!("{room} bytes of GPU memory for what travels between ranks: {error:?}"))
                 .hint("lower train.ddp_bucket_cap_mb")
         };
-        // SAFETY: nothing runs on the stream; the old buffer is freed once, and forgotten.
+        // SAFETY: the context lives as long as the lane. Nothing runs on the stream, so that nothing uses the old
+        // buffer; it is freed once, for `room` says that there is none before the call that could fail.
         unsafe {
             driver::ctx::set_current(self.context).map_err(no_room)?;
             if self.room > 0 {
@@ -329,7 +339,9 @@ impl Collectives for Nccl {
             let mut worst = SUCCESS;
             for (peer, part) in parts.iter().enumerate().filter(|(peer, _)| *peer != rank) {
                 let (from, to) = (buffer + part.start as u64, buffer + (send.len() + peer * own) as u64);
-                // SAFETY: both lie within the buffer, which lives until the stream is waited for.
+                // SAFETY: `from..` is the peer's part of what is sent, `to..` its place behind that: both within the
+                // buffer on the GPU, which has room for `send` and `receive`, and apart. It lives until the stream is
+                // waited for.
                 let codes = unsafe {
                     let sent = match part.len() {
                         0 => SUCCESS,
@@ -387,7 +399,8 @@ impl Drop for Nccl {
         }
         if let Some(comm) = lane.comm.take() {
             let began = Instant::now();
-            // SAFETY: the communicator lives until it is destroyed or aborted here, once.
+            // SAFETY: the communicator was taken out of the lane, and nobody else has `self`: it lives until it is
+            // destroyed or aborted here, once. `state` outlives each call.
             unsafe {
                 let mut state = (self.functions.finalize)(comm);
                 while state == IN_PROGRESS && began.elapsed() < GONE {
@@ -403,7 +416,8 @@ impl Drop for Nccl {
                 };
             }
         }
-        // SAFETY: each is the lane's own, and nothing runs on the stream any more.
+        // SAFETY: buffer, stream and context are the lane's own, whose context is this thread's; each is given back
+        // once. Nothing runs on the stream any more: the communicator is finalized or aborted.
         unsafe {
             if lane.room > 0 {
                 let _ = driver::free_sync(lane.buffer);

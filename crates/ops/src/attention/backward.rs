@@ -28,6 +28,10 @@ struct Backward<'a> {
 
 /// One head of one sequence. Layouts as in [`Forward`]; `q` carries the scale, `delta` is `[query panels][16]`, `dq`,
 /// `dk`, `dv` are added to, `p`, `ds`, `turned` each have room for `S::PANELS * QUERY_PANELS * 256`.
+///
+/// # Safety
+/// The features of `S`; the arrays are as large as said above and do not overlap; the positions of the span are below
+/// its `keys`.
 #[inline(always)]
 unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
     let (dim, positions) = (job.heads.dim, job.span.positions.as_slice());
@@ -47,7 +51,10 @@ unsafe fn backward_kernel<S: Simd>(job: &Backward<'_>) {
         // And the panel past the last one that sees the strip's last key.
         let seen = positions.partition_point(|&position| job.how.first(position) <= last_key);
         let query_panels = query_panels.min(seen.div_ceil(LANES));
-        // SAFETY: every offset stays inside the arrays described above.
+        // SAFETY: a strip is `panels` key panels below `key_panels`. A block is `count <= QUERY_PANELS` query panels
+        // below `query_panels`, so that queries stay below those of `lse` and `delta`. Score rows are below LANES in
+        // each of them, features below `dim`; `p`, `ds` and `turned` have room for `S::PANELS * QUERY_PANELS` blocks of
+        // 256.
         unsafe {
             let (k, v) = (job.k.add(strip * panel_floats), job.v.add(strip * panel_floats));
             let (dk, dv) = (job.dk.add(strip * panel_floats), job.dv.add(strip * panel_floats));
@@ -147,6 +154,8 @@ pub fn backward(
     assert_eq!((o.tokens(), o.features()), (q.tokens(), q.features()), "o is shaped as q");
     assert_eq!((d_o.tokens(), d_o.features()), (q.tokens(), q.features()), "d_o is shaped as q");
     assert_eq!((lse.tokens(), lse.features()), (q.tokens(), heads.query), "one sum for each head");
+    let apart = |pair: &[Span]| pair[0].key_start + pair[0].keys <= pair[1].key_start;
+    assert!(spans.windows(2).all(apart), "keys of one sequence after the other");
     let pool = q.pool();
     let mut dq = pool.act(q.tokens(), q.features());
     let (mut dk, mut dv) = (pool.act(k.tokens(), k.features()), pool.act(v.tokens(), v.features()));
@@ -170,8 +179,10 @@ pub fn backward(
             let (lses, deltas) = (scratch.take(query_floats / dim), scratch.take(query_floats / dim));
             let mut block = || scratch.take(block_floats);
             let (p, ds, turned) = (block(), block(), block());
-            // SAFETY: the spans lie inside the activations, the scratch parts are as large as `Backward` says, and
-            // tasks write other heads or other tokens.
+            // SAFETY: `check` has held heads and spans against the activations, the assertions `o`, `d_o` and `lse`.
+            // `scratch` has cut parts of the lengths that `realign` and the kernel ask for, all initialised, which do
+            // not overlap. `dq`, `dk` and `dv` live until all tasks are done; no other task writes these rows or these
+            // tokens of these heads.
             unsafe {
                 realign(k.ptr(), k.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, ks);
                 realign(v.ptr(), v.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, vs);

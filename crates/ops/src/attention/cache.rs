@@ -34,7 +34,8 @@ impl Page {
     }
 
     fn floats(&mut self) -> &mut [f32] {
-        // SAFETY: a line is sixteen floats without padding.
+        // SAFETY: a line is sixteen floats without padding (64 bytes, aligned to 64), and the vector holds `len` of
+        // them, all initialised; the borrow of `self` for writing is the only one.
         unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len() * LANES) }
     }
 }

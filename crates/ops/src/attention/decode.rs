@@ -28,9 +28,13 @@ struct Job<'a> {
 }
 
 /// The scores of one query on `PANELS` pages: `to[page][16 keys]`.
+///
+/// # Safety
+/// The features of `S`; each of `keys`, as many as `PANELS`, holds `dim` vectors, `q` holds `dim` floats, `to` has room
+/// for `PANELS` vectors.
 #[inline(always)]
 unsafe fn scores_of<S: Simd, const PANELS: usize>(dim: usize, keys: &[*const f32], q: *const f32, to: *mut f32) {
-    // SAFETY: the caller's arrays reach that far.
+    // SAFETY: `feature` is below `dim` and `page` below PANELS: within what the caller promises.
     unsafe {
         let mut sums = [S::splat(0.0); PANELS];
         for feature in 0..dim {
@@ -45,14 +49,19 @@ unsafe fn scores_of<S: Simd, const PANELS: usize>(dim: usize, keys: &[*const f32
     }
 }
 
+/// # Safety
+/// The features of `S`.
 #[inline(always)]
 unsafe fn lane<S: Simd>(value: S::V) -> f32 {
     let mut lanes = [0.0f32; LANES];
-    // SAFETY: sixteen floats.
+    // SAFETY: the caller has the features of `S`, and `lanes` holds 16 floats.
     unsafe { S::store(lanes.as_mut_ptr(), value) };
     lanes[0]
 }
 
+/// # Safety
+/// The features of `S`; the arrays are as large as [`Job`] says, at most [`MAX_GROUP`] heads; the cache keeps all pages
+/// from that of the first key which its last position sees.
 #[inline(always)]
 unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
     let (dim, padded) = (job.dim, job.cache.value_floats());
@@ -63,7 +72,9 @@ unsafe fn decode_kernel<S: Simd>(job: &Job<'_>) {
     let first_block = block;
     let mut most = [LOWEST; MAX_GROUP];
     let mut total = [0.0f32; MAX_GROUP];
-    // SAFETY: the scratch is as large as `Job` says, pages hold every head, and all visible pages are kept.
+    // SAFETY: pages `block..=last` are kept, as the caller says, so that `page` is never null; each holds the keys and
+    // values of all key/value heads. A block is at most KEY_PANELS pages, `KEYS` scores of a head; heads are below
+    // those of `q`, `o` and `scores`.
     unsafe {
         while block <= last {
             // Blocks end where those of the forward pass end, which keeps the running maximum's steps the same.
@@ -157,10 +168,12 @@ dispatch! { fn decode_heads = decode_kernel(job: &Job<'_>); }
 /// Returns the mixed values `[texts, query * dim]`.
 ///
 /// # Panics
-/// If the shapes do not fit, or a cache is empty.
+/// If the shapes do not fit, or a cache is empty or has given up what its last position sees.
 pub fn decode(q: &Act, caches: &[&KeyValues], heads: Heads, how: Scores) -> Act {
     assert_eq!((q.tokens(), q.features()), (caches.len(), heads.query * heads.dim), "a query for each text");
     assert!(caches.iter().all(|cache| cache.heads() == heads && !cache.is_empty()), "caches of these heads");
+    let kept = |cache: &&KeyValues| cache.page(how.first(cache.len() - 1) / LANES).is_some();
+    assert!(caches.iter().all(kept), "caches that keep what their last position sees");
     let mut o = q.pool().act(q.tokens(), q.features());
     let (to, stride, dim): (Shared<f32>, usize, usize) = (o.shared(), o.stride(), heads.dim);
     let group = heads.query / heads.kv;
@@ -181,7 +194,10 @@ pub fn decode(q: &Act, caches: &[&KeyValues], heads: Heads, how: Scores) -> Act 
             let (scores, os) = (scratch.take(count * KEYS), scratch.take(count * padded));
             let qs = scratch.take(count * dim);
             let lane = text / LANES * stride + text % LANES;
-            // SAFETY: the scratch parts are as large as `Job` says; a task writes its own text's own heads.
+            // SAFETY: the assertions hold the queries against heads and caches, and say that visible pages are kept.
+            // `scratch` has cut parts as large as `Job` says, which do not overlap. `lane` is the text's in a panel of
+            // `q` and of `o`, which has its shape and lives until all tasks are done; no other task has these heads of
+            // this text.
             unsafe {
                 for (index, feature) in (queries.start * dim..queries.end * dim).enumerate() {
                     *qs.add(index) = *q.ptr().add(lane + feature * LANES) * how.scale;
@@ -241,5 +257,16 @@ mod tests {
                 }
             }
         });
+    }
+
+    #[test]
+    #[should_panic(expected = "caches that keep what their last position sees")]
+    fn a_cache_that_gave_up_visible_keys_is_refused() {
+        let (pool, heads) = (Pool::new(), Heads { query: 1, kv: 1, dim: 4 });
+        let act = Act::from_rows(&pool, &numbers(1, 40 * 4), 4);
+        let mut cache = KeyValues::new(heads, Some(4));
+        cache.append(&act, &act, 0, 40);
+        cache.trim();
+        decode(&act.gather(&[39]), &[&cache], heads, Scores { scale: 1.0, softcap: None, window: None });
     }
 }

@@ -43,6 +43,10 @@ struct Forward<'a> {
 
 /// One head of one sequence: `q`, `o` are `[query panels][dim][16]`, `k`, `v` `[key panels][dim][16]`, all aligned,
 /// `lse` is `[query panels][16]`, `scores` has room for `S::PANELS * KEY_PANELS * 256`.
+///
+/// # Safety
+/// The features of `S`; the arrays are as large as said above and do not overlap; the span has queries, whose positions
+/// are below its `keys`.
 #[inline(always)]
 unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
     let (dim, positions) = (job.heads.dim, job.span.positions.as_slice());
@@ -56,7 +60,9 @@ unsafe fn forward_kernel<S: Simd>(job: &Forward<'_>) {
         let (lowest, highest) = lane_positions(positions, strip, panels, &mut lanes);
         let key_panels = highest / LANES + 1;
         let first_panel = job.how.first(lowest) / LANES;
-        // SAFETY: every offset stays inside the arrays described above.
+        // SAFETY: a strip is `panels` query panels below `query_panels`. A block is at most KEY_PANELS key panels, the
+        // last of them `highest / LANES`, which holds a key, for positions are below `keys`. Score rows are below LANES
+        // in each of them, features below `dim`.
         unsafe {
             let (q, o) = (job.q.add(strip * panel_floats), job.o.add(strip * panel_floats));
             let mut most = [S::splat(LOWEST); 2];
@@ -199,8 +205,9 @@ pub fn forward(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads, how: Sco
             let (ks, vs) = (scratch.take(key_floats), scratch.take(key_floats));
             let (qs, os) = (scratch.take(query_floats), scratch.take(query_floats));
             let (lses, scores) = (scratch.take(query_floats / dim), scratch.take(score_floats));
-            // SAFETY: the spans lie inside the activations, the scratch parts are as large as `Forward` says, and
-            // tasks write other heads or other rows.
+            // SAFETY: `check` has held heads and spans against the activations. `scratch` has cut parts of the lengths
+            // that `realign` and the kernel ask for, which do not overlap. `o` and `lse` have the rows of `q` and live
+            // until all tasks are done; no other task writes these rows of these heads.
             unsafe {
                 realign(k.ptr(), k.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, ks);
                 realign(v.ptr(), v.stride(), kv * dim, dim, span.key_start, span.keys, 1.0, vs);

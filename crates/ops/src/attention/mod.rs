@@ -90,6 +90,10 @@ fn tasks(spans: &[Span], kv: usize) -> Vec<(usize, usize)> {
 }
 
 /// `to[panel j][row i] = sum_k matrix[i, k] x[k, panel j]`: matrix rows lie `row` floats apart, columns 16.
+///
+/// # Safety
+/// The features of `S`; `matrix` and `x` are as [`tile`] asks, columns 16 apart; `to` has room for `ROWS` vectors in
+/// each of `PANELS` panels, `to_stride` floats apart.
 #[inline(always)]
 unsafe fn score_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     depth: usize,
@@ -100,7 +104,7 @@ unsafe fn score_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     to: *mut f32,
     to_stride: usize,
 ) {
-    // SAFETY: the caller's arrays reach that far.
+    // SAFETY: `tile` asks of `matrix` and `x` what this function asks; row and panel of `to` are below ROWS and PANELS.
     unsafe {
         let mut acc = [[S::splat(0.0); PANELS]; ROWS];
         tile::<S, ROWS, PANELS>(depth, matrix, row, LANES, x, stride, &mut acc);
@@ -113,6 +117,11 @@ unsafe fn score_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
 }
 
 /// `to[panel j][row i] (+)= sum over blocks b, lanes t of matrix[b][i][t] x[b][t][panel j]`.
+///
+/// # Safety
+/// The features of `S`; `matrix` reaches `ROWS` vectors and `x` 16 vectors in each of `PANELS` panels, `x_stride`
+/// apart, in each of `blocks` blocks; `to` holds `ROWS` vectors in each of `PANELS` panels, `to_stride` floats apart,
+/// and does not overlap them.
 #[inline(always)]
 unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     blocks: usize,
@@ -125,7 +134,8 @@ unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     to_stride: usize,
     add: bool,
 ) {
-    // SAFETY: the caller's arrays reach that far.
+    // SAFETY: a block below `blocks` has the 16 columns that `tile` is asked for; row and panel of `to` are below ROWS
+    // and PANELS.
     unsafe {
         let mut acc = [[S::splat(0.0); PANELS]; ROWS];
         if add {
@@ -147,15 +157,19 @@ unsafe fn sum_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
-/// Shapes and spans, before any pointer is made of them.
+/// Checks shapes and spans before any pointer is made of them. What tasks read lies within the operands. What one task
+/// writes no other does, for no row is a query of two spans.
 fn check(q: &Act, k: &Act, v: &Act, spans: &[Span], heads: Heads) {
     assert!(heads.kv > 0 && heads.query.is_multiple_of(heads.kv), "query heads share key/value heads evenly");
     assert_eq!(q.features(), heads.query * heads.dim, "q holds the query heads");
     assert_eq!((k.features(), v.features()), (heads.kv * heads.dim, heads.kv * heads.dim), "k and v hold theirs");
     assert_eq!(k.tokens(), v.tokens(), "a value for each key");
+    let within = |start: usize, count: usize, all: usize| start.checked_add(count).is_some_and(|end| end <= all);
     for span in spans {
-        assert!(span.key_start + span.keys <= k.tokens(), "keys inside the batch");
-        assert!(span.query_start + span.positions.len() <= q.tokens(), "queries inside the batch");
+        assert!(within(span.key_start, span.keys, k.tokens()), "keys inside the batch");
+        assert!(within(span.query_start, span.positions.len(), q.tokens()), "queries inside the batch");
         assert!(span.positions.iter().all(|&position| position < span.keys), "positions inside the sequence");
     }
+    let apart = |pair: &[Span]| pair[0].query_start + pair[0].positions.len() <= pair[1].query_start;
+    assert!(spans.windows(2).all(apart), "queries of one sequence after the other");
 }

@@ -9,10 +9,10 @@ use std::mem::MaybeUninit;
 /// Writes `count` numbers of the matrix from `at` on.
 ///
 /// # Safety
-/// The matrix reaches that far; `to` holds as many.
+/// The features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
 #[inline(always)]
 unsafe fn run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: both kinds ask what this function asks.
     unsafe {
         match matrix {
             Quantized::Four(four) => four_run::<S>(four, at, to, count),
@@ -24,7 +24,7 @@ unsafe fn run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize
 /// Widens `rows` runs of `depth` numbers from `at` on, `row` apart, end to end.
 ///
 /// # Safety
-/// The matrix reaches that far; `to` holds `rows * depth`.
+/// The features of `S`; the last run ends within the matrix; `to` has room for `rows * depth` floats.
 #[inline(always)]
 pub(super) unsafe fn widen_rows<S: Simd>(
     matrix: &Quantized,
@@ -34,7 +34,7 @@ pub(super) unsafe fn widen_rows<S: Simd>(
     to: *mut f32,
 ) {
     for index in 0..rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: run `index` is one of `rows`, within the matrix, and takes the floats `index * depth..` of `to`.
         unsafe { run::<S>(matrix, at + index * row, to.add(index * depth), depth) };
     }
 }
@@ -42,10 +42,10 @@ pub(super) unsafe fn widen_rows<S: Simd>(
 /// Copies `ROWS` floats.
 ///
 /// # Safety
-/// Both places hold that many.
+/// Both places hold that many, at any alignment.
 #[inline(always)]
 unsafe fn copy<const ROWS: usize>(from: *const f32, to: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: both places hold `ROWS` floats; neither move needs an alignment, and all is read before it is written.
     unsafe { to.cast::<[f32; ROWS]>().write_unaligned(from.cast::<[f32; ROWS]>().read_unaligned()) }
 }
 
@@ -66,7 +66,7 @@ impl Strip {
     /// Widens `depth` runs of `rows` numbers from `at` on, `col` apart.
     ///
     /// # Safety
-    /// The matrix reaches that far; `rows <= TASK_ROWS` and `depth <= DEPTH`.
+    /// The features of `S`; the last run ends within the matrix; `rows <= TASK_ROWS` and `depth <= DEPTH`.
     #[inline(always)]
     pub(super) unsafe fn fill<S: Simd>(
         &mut self,
@@ -78,7 +78,9 @@ impl Strip {
         let mut line = [0.0f32; TASK_ROWS + LANES];
         let to: *mut f32 = self.values.as_mut_ptr().cast();
         for k in 0..depth {
-            // SAFETY: the caller's promise; the tiles of all rows take `rows * depth` floats.
+            // SAFETY: the run is within the matrix, and `line` has room for `rows` floats. A tile takes `tile <= rows -
+            // done` of them to the place `done * depth + k * tile` of `values`: all tiles together take `rows * depth`
+            // floats, which it has room for.
             unsafe {
                 run::<S>(matrix, at + k * col, line.as_mut_ptr(), rows);
                 let mut done = 0;
@@ -99,7 +101,8 @@ impl Strip {
         }
     }
 
-    /// The tile that begins with row `row` of the strip, `depth` runs end to end.
+    /// The tile that begins with row `row` of the strip, `depth` runs end to end. It is written if [`Strip::fill`] was
+    /// called with that depth and more rows than `row`.
     #[inline(always)]
     pub(super) fn tile(&self, row: usize, depth: usize) -> *const f32 {
         self.values.as_ptr().cast::<f32>().wrapping_add(row * depth)

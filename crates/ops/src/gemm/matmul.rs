@@ -1,6 +1,6 @@
 //! `out[t, m] = init + sum_k matrix[m, k] x[t, k]`, in blocks that stay in the caches.
 use super::coded::{self, Strip};
-use super::{Matrix, Store, tile, tile_rows, vector, with_tile};
+use super::{Matrix, Store, holds, tile, tile_rows, vector, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::quant::Quantized;
@@ -56,7 +56,8 @@ struct Job<'a> {
     second: Option<RawTerm<'a>>,
 }
 
-// SAFETY: tasks read the operands and write disjoint blocks of `out`.
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes a block of `out` that no other task
+// has.
 unsafe impl Sync for Job<'_> {}
 
 /// Depth of a block of the contraction: the matrix tile stays in L1, the activation block in L2.
@@ -75,11 +76,11 @@ const TASK_PANELS: usize = 16;
 /// Copies `depth` runs of `ROWS` floats, `col` floats apart, end to end.
 ///
 /// # Safety
-/// Both places hold that many.
+/// `from` reaches `depth` runs, `to` has room for `depth * ROWS` floats; they do not overlap.
 #[inline(always)]
 unsafe fn pack<const ROWS: usize>(from: *const f32, col: usize, depth: usize, to: *mut f32) {
     for k in 0..depth {
-        // SAFETY: the caller's promise.
+        // SAFETY: run `k` is below `depth`; both places are there, as the caller says, and moves need no alignment.
         unsafe {
             let run = from.add(k * col).cast::<[f32; ROWS]>().read_unaligned();
             to.add(k * ROWS).cast::<[f32; ROWS]>().write_unaligned(run);
@@ -90,11 +91,11 @@ unsafe fn pack<const ROWS: usize>(from: *const f32, col: usize, depth: usize, to
 /// Widens `rows` runs of `depth` numbers, `row` apart, end to end.
 ///
 /// # Safety
-/// `from` reaches that far; `to` holds `rows * depth` and 15 more.
+/// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
 #[inline(always)]
 unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, (rows, depth): (usize, usize), to: *mut f32) {
     for index in 0..rows {
-        // SAFETY: the caller's promise.
+        // SAFETY: row `index` is below `rows`; a whole vector moves only where 16 of its `depth` numbers are left.
         unsafe {
             let (from, to) = (from.add(index * row), to.add(index * depth));
             let mut at = 0;
@@ -113,12 +114,12 @@ unsafe fn widen_rows<S: Simd>(from: *const u16, row: usize, (rows, depth): (usiz
 /// Widens `depth` runs of `rows` numbers, `col` apart, end to end. `left` numbers lie behind `from`.
 ///
 /// # Safety
-/// `from` reaches that far; `to` holds `rows * depth` and 15 more.
+/// The features of `S`; `from` reaches the last run; `to` has room for `rows * depth` numbers and 15 more.
 #[inline(always)]
 unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, (rows, depth): (usize, usize), left: usize, to: *mut f32) {
     for k in 0..depth {
-        // SAFETY: the caller's promise; a whole vector is read only where the matrix reaches that far, and what it
-        // writes too much is overwritten by the next run.
+        // SAFETY: run `k` is below `depth`. A whole vector is read only where the matrix reaches that far. What it
+        // writes beyond the run lies within the 15 numbers more, and the next run overwrites it.
         unsafe {
             let (run, to) = (from.add(k * col), to.add(k * rows));
             if k * col + LANES <= left {
@@ -134,6 +135,9 @@ unsafe fn widen_runs<S: Simd>(from: *const u16, col: usize, (rows, depth): (usiz
 
 /// As [`tile`] with one panel and rows that lie end to end, each line of the matrix fetched `ahead` floats before it is
 /// read: with one panel a product is as fast as memory is read, and rows are too short for the processor to see ahead.
+///
+/// # Safety
+/// As [`tile`], with `part.depth` columns that lie 1 apart.
 #[inline(always)]
 unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
     part: &RawTerm,
@@ -146,7 +150,7 @@ unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
         for row in 0..ROWS {
             prefetch(part.matrix.wrapping_add(row * part.row + part.ahead + k));
         }
-        // SAFETY: the caller's promise is that of `tile`.
+        // SAFETY: the columns `k..k + depth` are some of the `part.depth` that the caller promises.
         unsafe {
             let matrix = part.matrix.wrapping_add(k);
             tile::<S, ROWS, PANELS>(depth, matrix, part.row, 1, x.wrapping_add(k * LANES), part.stride, acc);
@@ -157,6 +161,11 @@ unsafe fn stream<S: Simd, const ROWS: usize, const PANELS: usize>(
 
 /// One tile of `out` at row `m` and panel `p` for `part` of the first term (its columns from `k0` on), and the whole
 /// second term if it is the last part.
+///
+/// # Safety
+/// The features of `S`; the rows `m..m + ROWS` and the panels `p..p + PANELS` are some of `out`, and no other task has
+/// them. `part.matrix` is the tile of these rows, `part.depth` columns of the first term from `k0` on, widened;
+/// `part.x` is the first term's operand from there on.
 #[inline(always)]
 unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     job: &Job<'_>,
@@ -165,7 +174,9 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     p: usize,
     k0: usize,
 ) {
-    // SAFETY: the task's block lies inside `out`; operands were checked in `matmul`.
+    // SAFETY: the rows and panels lie within `out`, and so within an addend, which has its shape, and below the bias's
+    // length. The operands have the panels of `out`; their matrices reach all rows and columns: `matmul` has asserted
+    // both.
     unsafe {
         let out = job.out.add(p * job.stride + m * LANES);
         let mut acc = [[S::splat(0.0); PANELS]; ROWS];
@@ -212,6 +223,9 @@ unsafe fn matmul_tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     }
 }
 
+/// # Safety
+/// The features of `S`; the rows `m0..m1`, at most [`TASK_ROWS`], and the panels `p0..p1` are some of `out`, and no
+/// other task has them. `job` has passed the checks of [`matmul`].
 #[inline(always)]
 unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, p1: usize) {
     let blocks = job.first.depth.div_ceil(DEPTH).max(1);
@@ -223,7 +237,8 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
     loop {
         let part = depth.min(job.first.depth - k0);
         if let Some(matrix) = job.first.coded.filter(|_| job.first.col != 1) {
-            // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`; the strip lies inside the matrix.
+            // SAFETY: `part <= DEPTH` and `m1 - m0 <= TASK_ROWS`. A coded matrix that is not in rows is transposed, its
+            // rows 1 apart: the last run ends with the last row, within the matrix.
             unsafe { strip.fill::<S>(matrix, m0 + k0 * job.first.col, job.first.col, (m1 - m0, part)) };
         }
         let mut m = m0;
@@ -235,7 +250,8 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
             let mut part_of = RawTerm { matrix, x: first.x.wrapping_add(k0 * LANES), depth: part, ..*first };
             if !first.narrow.is_null() {
                 let buffer: *mut f32 = packed.as_mut_ptr().cast();
-                // SAFETY: `part <= DEPTH` and `rows <= 12`; the tile lies inside the matrix.
+                // SAFETY: `part <= DEPTH` and `rows <= 12`: `packed` has room for them and for LANES more. The tile
+                // lies within the matrix, whose columns (of rows) or rows (where it is transposed) are 1 apart.
                 unsafe {
                     let from = first.narrow.add(at);
                     if first.col == 1 {
@@ -250,7 +266,8 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
             } else if let Some(matrix) = first.coded {
                 if first.col == 1 {
                     let buffer: *mut f32 = packed.as_mut_ptr().cast();
-                    // SAFETY: `part <= DEPTH` and `rows <= 12`; the tile lies inside the matrix.
+                    // SAFETY: `part <= DEPTH` and `rows <= 12`, which `packed` has room for; each row's run lies within
+                    // the matrix.
                     unsafe { coded::widen_rows::<S>(matrix, at, first.row, (rows, part), buffer) };
                     (part_of.matrix, part_of.row, part_of.col) = (buffer, part, 1);
                 } else {
@@ -258,7 +275,8 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
                 }
             } else if first.row == 1 && rows == S::ROWS && first.depth >= PACK_DEPTH && p1 - p0 >= PACK_PANELS {
                 // A tile of a transposed matrix lies in short runs far apart, a cache line and a page each.
-                // SAFETY: `part <= DEPTH` runs of `rows <= 12` floats.
+                // SAFETY: `part <= DEPTH` runs of `rows == S::ROWS <= 12` floats that are 1 apart lie within the
+                // matrix, which is f32 here; `packed` has room for them and is no part of it.
                 unsafe {
                     match S::ROWS {
                         12 => pack::<12>(matrix, first.col, part, packed.as_mut_ptr().cast()),
@@ -271,7 +289,8 @@ unsafe fn matmul_block<S: Simd>(job: &Job<'_>, m0: usize, m1: usize, p0: usize, 
             let mut p = p0;
             while p < p1 {
                 let panels = S::PANELS.min(p1 - p);
-                // SAFETY: the block lies inside `out`.
+                // SAFETY: `m + rows <= m1` and `p + panels <= p1`; `part_of` is the tile of these rows from `k0` on: as
+                // it lies in an f32 matrix, or as it was just widened or packed.
                 unsafe { with_tile!(rows, panels, matmul_tile::<S>(job, &part_of, m, p, k0)) };
                 p += panels;
             }
@@ -298,8 +317,8 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         let depth = term.x.features();
         assert_eq!(term.x.tokens(), out.tokens(), "x and out have the same tokens");
         assert!(rows > 0 && depth > 0, "no empty product");
-        let last = (rows - 1) * term.matrix.row + (depth - 1) * term.matrix.col;
-        assert!(last < term.matrix.data.len(), "the matrix holds [{rows}, {depth}]");
+        let fits = holds((rows, depth), (term.matrix.row, term.matrix.col), term.matrix.data.len());
+        assert!(fits, "the matrix holds [{rows}, {depth}]");
         let (matrix, narrow, coded) = match term.matrix.data {
             Store::F32(values) => (values.as_ptr(), std::ptr::null(), None),
             Store::Bf16(values) => (std::ptr::null(), values.as_ptr().cast(), None),
@@ -363,7 +382,8 @@ pub fn matmul<'a>(out: &mut Act, init: Init<'_>, terms: &[Term<'a>]) {
         // One panel uses each number once: the matrix is read as it lies in memory.
         for m in (m0..m1).step_by(if panels == 1 { TILE_ROWS } else { row_step }) {
             let end = if panels == 1 { m1.min(m + TILE_ROWS) } else { m1 };
-            // SAFETY: tasks own disjoint blocks of `out`, which the caller lends for writing.
+            // SAFETY: the assertions above hold the operands against `out`. The block lies within it, at most TASK_ROWS
+            // rows; it is borrowed for writing, and tasks have different blocks.
             unsafe { matmul_block_at(job, m, end, p0, p1) };
         }
     });

@@ -88,11 +88,17 @@ impl<'a> Matrix<'a> {
     }
 }
 
+/// Whether `length` numbers hold a matrix `[rows, cols]` of these strides; no size is 0.
+fn holds((rows, cols): (usize, usize), (row, col): (usize, usize), length: usize) -> bool {
+    let last = (rows - 1).checked_mul(row).zip((cols - 1).checked_mul(col));
+    last.and_then(|(row, col)| row.checked_add(col)).is_some_and(|last| last < length)
+}
+
 /// `acc[i][j] += sum_k matrix[i, k] x[k, panel j]`, `k` in `0..depth`.
 ///
 /// # Safety
-/// `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth` vectors in each of
-/// `PANELS` panels that lie `stride` floats apart.
+/// The features of `S`; `matrix` reaches `ROWS` rows of `row` floats and `depth` columns of `col`, `x` reaches `depth`
+/// vectors in each of `PANELS` panels that lie `stride` floats apart.
 #[inline(always)]
 pub(crate) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     depth: usize,
@@ -104,7 +110,8 @@ pub(crate) unsafe fn tile<S: Simd, const ROWS: usize, const PANELS: usize>(
     acc: &mut [[S::V; PANELS]; ROWS],
 ) {
     for _ in 0..depth {
-        // SAFETY: the caller's promise.
+        // SAFETY: this turn reads column `k` of `ROWS` rows and vector `k` of `PANELS` panels, which are there, as the
+        // caller says.
         unsafe {
             let mut vectors = [S::splat(0.0); PANELS];
             for (panel, vector) in vectors.iter_mut().enumerate() {
@@ -162,10 +169,12 @@ pub(crate) use with_tile;
 /// `to[j][i] = from[i][j]` for `rows` rows i of 16 and all 16 columns j; missing rows count as zero.
 ///
 /// # Safety
-/// `from` holds `rows * 16` floats, `to` 256.
+/// `from` holds `rows * 16` floats, `to` has room for 256; they do not overlap. `rows` is at most 16.
 #[inline(always)]
 pub(crate) unsafe fn transpose(from: *const f32, rows: usize, to: *mut f32) {
-    // SAFETY: the caller's promise.
+    // SAFETY: `from` is read below `rows * 16`, `to` written below 256, as the caller says; neither needs an alignment
+    // of its own (a whole block moves unaligned, single floats are aligned as the caller's are). All is read before a
+    // whole block is written.
     unsafe {
         if rows == LANES {
             let rows = from.cast::<[[f32; LANES]; LANES]>().read_unaligned();

@@ -1,5 +1,5 @@
 //! `out[m, n] += sum_t y[t, m] x[t, n]`: the gradient of a weight.
-use super::{tile, tile_rows, transpose, with_tile};
+use super::{holds, tile, tile_rows, transpose, with_tile};
 use crate::panel::{Act, LANES};
 use crate::par;
 use crate::simd::{Simd, dispatch};
@@ -22,9 +22,10 @@ impl Transposed {
             let from = x.panel(panel);
             for block in 0..blocks {
                 let count = LANES.min(features - block * LANES);
-                // SAFETY: this task owns the panel of `act`.
+                // SAFETY: `act` has the panels of `x` and `blocks` blocks of 256 floats in each: a place within.
                 let to = unsafe { to.get().add(panel * stride + block * LANES * LANES) };
-                // SAFETY: 256 floats each, or `count` rows of the source.
+                // SAFETY: `count` features of 16 lanes are left in the panel of `x`; the block of `act` is 256 floats,
+                // and no other task has this panel.
                 unsafe { transpose(from[block * LANES * LANES..].as_ptr(), count, to) };
             }
         });
@@ -44,12 +45,17 @@ struct OuterJob {
     panels: usize,
 }
 
-// SAFETY: tasks write disjoint rows of `out`.
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
 unsafe impl Sync for OuterJob {}
 
+/// # Safety
+/// The features of `S`; the rows `m..m + ROWS` are some of `y` and `out`, and no other task has them. The blocks
+/// `block..block + BLOCKS` are some of `x`.
 #[inline(always)]
 unsafe fn outer_tile<S: Simd, const ROWS: usize, const BLOCKS: usize>(job: &OuterJob, m: usize, block: usize) {
-    // SAFETY: rows and columns lie inside `out`, panels inside the operands.
+    // SAFETY: each turn of the first loop reads `ROWS` rows of 16 tokens of `y` and `BLOCKS` blocks of 256 floats of
+    // `x`, of a panel below `panels`. `out` is read and written at columns below `cols` of the rows alone; a whole
+    // vector only where 16 columns are left and lie end to end.
     unsafe {
         let mut acc = [[S::splat(0.0); BLOCKS]; ROWS];
         for panel in 0..job.panels {
@@ -82,6 +88,8 @@ unsafe fn outer_tile<S: Simd, const ROWS: usize, const BLOCKS: usize>(job: &Oute
     }
 }
 
+/// # Safety
+/// The features of `S`; the rows `m0..m1` are some of `y` and `out`, and no other task has them.
 #[inline(always)]
 unsafe fn outer_rows<S: Simd>(job: &OuterJob, m0: usize, m1: usize) {
     let blocks = job.cols.div_ceil(LANES);
@@ -91,7 +99,7 @@ unsafe fn outer_rows<S: Simd>(job: &OuterJob, m0: usize, m1: usize) {
         let mut m = m0;
         while m < m1 {
             let rows = tile_rows(m1 - m, S::ROWS);
-            // SAFETY: the caller's promise.
+            // SAFETY: `m + rows <= m1` and `block + step <= blocks`.
             unsafe { with_tile!(rows, step, outer_tile::<S>(job, m, block)) };
             m += rows;
         }
@@ -124,7 +132,8 @@ pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
         Target::Transposed(out) => (out, 1, rows),
         Target::Strided(out, row, col) => (out, row, col),
     };
-    assert!((rows - 1) * row + (cols - 1) * col < out.len(), "out holds [{rows}, {cols}]");
+    assert!(rows > 0 && cols > 0 && holds((rows, cols), (row, col), out.len()), "out holds [{rows}, {cols}]");
+    assert!(row > (cols - 1) * col || col > (rows - 1) * row, "each number of out has a place of its own");
     let job = OuterJob {
         out: out.as_mut_ptr(),
         row,
@@ -139,7 +148,8 @@ pub fn outer(out: Target<'_>, y: &Act, x: &Transposed) {
     let step = 48.min(rows.div_ceil(rayon::current_num_threads()).next_multiple_of(12));
     let job = &job;
     par::run(rows.div_ceil(step), |task| {
-        // SAFETY: tasks own disjoint rows of `out`.
+        // SAFETY: the first assertion holds the operands' panels against each other, the second keeps all rows and
+        // columns within `out`, which is borrowed for writing, and the third the rows of the tasks apart.
         unsafe { outer_rows_at(job, task * step, rows.min((task + 1) * step)) };
     });
 }

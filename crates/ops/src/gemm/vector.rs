@@ -24,7 +24,7 @@ trait Number: Copy {
     /// Sixteen of them, widened.
     ///
     /// # Safety
-    /// They are there.
+    /// The features of `S`; `from` holds sixteen.
     unsafe fn load<S: Simd>(from: *const Self) -> S::V;
     /// One of them.
     fn wide(self) -> f32;
@@ -33,7 +33,7 @@ trait Number: Copy {
 impl Number for f32 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has the features of `S`, and `from` holds 16 floats.
         unsafe { S::load(from) }
     }
     #[inline(always)]
@@ -46,7 +46,7 @@ impl Number for f32 {
 impl Number for u16 {
     #[inline(always)]
     unsafe fn load<S: Simd>(from: *const Self) -> S::V {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller has the features of `S`, and `from` holds 16 numbers of 16 bits.
         unsafe { S::load_bf16(from) }
     }
     #[inline(always)]
@@ -80,10 +80,14 @@ struct Job<'a> {
     parts: Vec<Part<'a>>,
 }
 
-// SAFETY: tasks read the operands and write rows of their own.
+// SAFETY: the operands stay borrowed while tasks run; each reads them and writes rows of `out` that no other task has.
 unsafe impl Sync for Job<'_> {}
 
 /// `sums[row] += sum_k matrix[row, k] x[k]`, k rising.
+///
+/// # Safety
+/// The features of `S`; `rows` are there: `rows.count` of them, of `rows.depth` numbers each, within `rows.left`. `x`
+/// holds `rows.depth` floats.
 #[inline(always)]
 unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *const f32, sums: &mut [S::V; TURNS]) {
     // Rows past the last are the last once more, and their sums are not used.
@@ -93,7 +97,9 @@ unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *c
     }
     let ahead = AHEAD / size_of::<T>();
     let (whole, line) = (rows.depth - rows.depth % LANES, 64 / size_of::<T>());
-    // SAFETY: `count` rows of `depth` numbers are there, and as many of `x`; what is only fetched need not be.
+    // SAFETY: `starts` are those of rows below `count`, and `k + LANES <= whole <= depth`. Past the whole vectors one
+    // more is read only where it ends within `left`; otherwise the row's own numbers alone. What is only fetched need
+    // not be there.
     unsafe {
         let mut k = 0;
         while k < whole {
@@ -139,9 +145,16 @@ unsafe fn add_rows<S: Simd, T: Number, const TURNS: usize>(rows: &Rows<T>, x: *c
 }
 
 /// The rows `m..m + count` of the result, at most `TURNS` vectors.
+///
+/// # Safety
+/// The features of `S`; `count` is 1 to `TURNS * LANES`, the rows `m..m + count` are some of the result, and no other
+/// task has them. `job` has passed the checks of `matmul`.
 #[inline(always)]
 unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usize) {
-    // SAFETY: the rows lie inside the result and the matrices, which were checked in `matmul`.
+    // SAFETY: `matmul` has asserted that each matrix reaches all rows of the result and the operand's features, and
+    // that an addend has the result's shape: row `row` of both is 16 lanes from `row * LANES` on. A coded matrix is
+    // widened `DEPTH` columns at a time, of at most ROWS rows, which `wide` has room for; nothing of it is read that
+    // was not widened.
     unsafe {
         let mut lanes = [[0.0f32; LANES]; TURNS];
         for (row, lane) in (m..m + count).zip(lanes.as_flattened_mut()) {
@@ -193,11 +206,14 @@ unsafe fn block<S: Simd, const TURNS: usize>(job: &Job<'_>, m: usize, count: usi
     }
 }
 
+/// # Safety
+/// The features of `S`; the rows `m0..m1` are some of the result, and no other task has them. `job` has passed the
+/// checks of `matmul`.
 #[inline(always)]
 unsafe fn task_kernel<S: Simd>(job: &Job<'_>, m0: usize, m1: usize) {
     for m in (m0..m1).step_by(ROWS) {
         let count = ROWS.min(m1 - m);
-        // SAFETY: the caller's promise.
+        // SAFETY: `m + count <= m1`, and `count` fits the vectors that are chosen for it.
         unsafe { if count > LANES { block::<S, 2>(job, m, count) } else { block::<S, 1>(job, m, count) } };
     }
 }
@@ -220,7 +236,8 @@ pub(super) fn multiply(out: &mut Act, init: Init<'_>, terms: &[Term<'_>]) {
     let (job, blocks) = (&job, rows.div_ceil(ROWS));
     let step = blocks.div_ceil(4 * rayon::current_num_threads()).min(TASK_BLOCKS) * ROWS;
     par::run(rows.div_ceil(step), |task| {
-        // SAFETY: tasks own rows of `out`, which the caller lends for writing.
+        // SAFETY: `matmul` has made its checks before it called this. `out` is borrowed for writing, and tasks have
+        // different rows.
         unsafe { task_at(job, task * step, rows.min((task + 1) * step)) };
     });
 }

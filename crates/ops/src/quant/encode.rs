@@ -90,8 +90,8 @@ impl Rule {
 /// Codes whole blocks of `block` numbers each; says whether all numbers are finite.
 ///
 /// # Safety
-/// `from` holds `blocks * block` numbers, `codes` half as many bytes, `scales` one number a block; `block` is a multiple of
-/// 16.
+/// The features of `S`; `from` holds `blocks * block` numbers, `codes` half as many bytes, `scales` one number a block;
+/// `block` is a multiple of 16.
 #[inline(always)]
 unsafe fn code_blocks<S: Simd>(
     rule: &Rule,
@@ -100,7 +100,8 @@ unsafe fn code_blocks<S: Simd>(
     scales: *mut f32,
 ) -> bool {
     let mut finite = true;
-    // SAFETY: the caller's promise.
+    // SAFETY: `index` is below `blocks` and `at` a multiple of 16 below `block`: vectors within `from`, of which the
+    // codes are the 8 bytes from half their number on, and the scale number `index`. `lanes` holds 16 floats.
     unsafe {
         let (one, zero) = (S::splat(1.0), S::splat(0.0));
         for index in 0..blocks {
@@ -155,7 +156,8 @@ pub fn four(values: &[f32], format: Format, block: usize, double: bool) -> Resul
     par::run(whole.div_ceil(per_task), |task| {
         let first = task * per_task;
         let blocks = per_task.min(whole - first);
-        // SAFETY: a task owns its blocks.
+        // SAFETY: `first + blocks <= whole`, so that the blocks lie within `values`, `codes` and `scales`, which live
+        // until all tasks are done; `block` is one of BLOCKS, multiples of 16. No other task has these blocks.
         let finite = unsafe {
             let from = (values.as_ptr().add(first * block), block, blocks);
             code_blocks_at(&rule, from, codes_at.get().add(first * block / 2), scales_at.get().add(first))

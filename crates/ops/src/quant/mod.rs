@@ -293,8 +293,9 @@ impl Quantized {
     /// # Panics
     /// If there are not as many.
     pub fn widen(&self, start: usize, out: &mut [f32]) {
-        assert!(start + out.len() <= self.len(), "the numbers lie within the matrix");
-        // SAFETY: the run was held against the matrix, whose parts were held against each other when it was made.
+        let within = start.checked_add(out.len()).is_some_and(|end| end <= self.len());
+        assert!(within, "the numbers lie within the matrix");
+        // SAFETY: the assertion keeps the run within the matrix, and `out` is as long as the run.
         unsafe { widen_run(self, start, out.as_mut_ptr(), out.len()) }
     }
 
@@ -306,7 +307,8 @@ impl Quantized {
         let parts: Vec<_> = parts.into_iter().map(|(part, len)| (super::par::Shared(part), len)).collect();
         super::par::run(parts.len(), |task| {
             let (part, len) = parts[task];
-            // SAFETY: a task owns its part of `out`; the parts cover the matrix.
+            // SAFETY: part `task` begins at `task * RUN`, and all parts together are as long as the matrix; `out` lives
+            // until all tasks are done, and no other task has this part.
             unsafe { widen_run(self, task * RUN, part.get(), len) };
         });
         out

@@ -10,13 +10,15 @@ const EIGHTH: f32 = 7.874_016e-3;
 /// Writes `count` numbers from `at` on to `to`.
 ///
 /// # Safety
-/// The matrix reaches that far; `to` holds `count` floats.
+/// The features of `S`; `at + count` is at most the matrix's length; `to` has room for `count` floats.
 #[inline(always)]
 pub(crate) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut f32, mut count: usize) {
     let block = 1usize << four.shift;
     let (codes, scales) = (four.codes.as_ptr(), four.scales.look());
-    // SAFETY: the caller's promise: code `at` is in byte `at / 2`, and the parts were held against each other by
-    // `Four::new`.
+    // SAFETY: `Four::new` has held the parts against each other: a byte for each two numbers, a scale for each block.
+    // Code `at` is in byte `at / 2`, below the codes' length; a whole vector is taken where 16 numbers of the block are
+    // left, which are the 8 bytes from there on, for `at + done` is even by then. A code is below 16, the table's
+    // length.
     unsafe {
         let table = S::load(four.table.as_ptr());
         while count > 0 {
@@ -54,7 +56,8 @@ pub(crate) unsafe fn four_run<S: Simd>(four: &Four, mut at: usize, mut to: *mut 
 /// As there.
 #[inline(always)]
 pub(crate) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *mut f32, mut count: usize) {
-    // SAFETY: the caller's promise; the parts were held against each other by `Eight::new`.
+    // SAFETY: `Eight::new` has held the parts against each other: a byte for each number. A whole vector is taken where
+    // 16 numbers of the row are left, single ones below `here`; scales are looked up with a check.
     unsafe {
         let (codes, scales): (_, &[f32]) = (eight.codes.as_ptr(), &eight.scales);
         while count > 0 {
@@ -84,7 +87,7 @@ pub(crate) unsafe fn eight_run<S: Simd>(eight: &Eight, mut at: usize, mut to: *m
 /// As there.
 #[inline(always)]
 unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: both kinds ask what this function asks.
     unsafe {
         match matrix {
             Quantized::Four(four) => four_run::<S>(four, at, to, count),
@@ -95,8 +98,5 @@ unsafe fn any_run<S: Simd>(matrix: &Quantized, at: usize, to: *mut f32, count: u
 
 dispatch! {
     /// Writes `count` numbers of a matrix from `at` on to `to`.
-    ///
-    /// # Safety
-    /// As [`four_run`].
     pub(in crate) fn widen_run = any_run(matrix: &Quantized, at: usize, to: *mut f32, count: usize);
 }

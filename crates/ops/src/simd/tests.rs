@@ -1,20 +1,29 @@
 //! The functions of a vector against the library's, and conversions against the crate that defines them.
 use super::*;
 
+/// # Safety
+/// The features of `S`; `x` holds 16 floats.
 #[inline(always)]
 unsafe fn exp_kernel<S: Simd>(x: *mut f32) {
+    // SAFETY: the caller has the features, and `x` holds a vector.
     unsafe { S::store(x, S::exp(S::load(x))) }
 }
 dispatch! { fn exp_lanes = exp_kernel(x: *mut f32); }
 
+/// # Safety
+/// The features of `S`; `x` holds 16 floats.
 #[inline(always)]
 unsafe fn tanh_kernel<S: Simd>(x: *mut f32) {
+    // SAFETY: the caller has the features, and `x` holds a vector.
     unsafe { S::store(x, S::tanh(S::load(x))) }
 }
 dispatch! { fn tanh_lanes = tanh_kernel(x: *mut f32); }
 
+/// # Safety
+/// The features of `S`; `x` and `bits` hold 16 numbers each.
 #[inline(always)]
 unsafe fn bf16_kernel<S: Simd>(x: *mut f32, bits: *mut u16) {
+    // SAFETY: the caller has the features, and both places hold a vector.
     unsafe {
         S::store_bf16(bits, S::load(x));
         S::store(x, S::load_bf16(bits));
@@ -32,6 +41,7 @@ fn bf16_rounds_as_the_half_crate_does() {
         for chunk in values.chunks_exact(16) {
             let (mut lanes, mut bits) = ([0.0f32; 16], [0u16; 16]);
             lanes.copy_from_slice(chunk);
+            // SAFETY: arrays of 16 numbers.
             unsafe { bf16_lanes(lanes.as_mut_ptr(), bits.as_mut_ptr()) };
             for ((&value, &got), &back) in chunk.iter().zip(&bits).zip(&lanes) {
                 let want = half::bf16::from_f32(value);
@@ -48,6 +58,7 @@ fn tanh_is_accurate_and_saturates() {
     for step in -30_000..30_000 {
         let x = step as f32 * 0.001;
         let mut lanes = [x; 16];
+        // SAFETY: arrays of 16 numbers.
         unsafe { tanh_lanes(lanes.as_mut_ptr()) };
         let exact = f64::from(x).tanh();
         worst = worst.max((f64::from(lanes[5]) - exact).abs() / exact.abs().max(1e-30));
@@ -55,6 +66,7 @@ fn tanh_is_accurate_and_saturates() {
     assert!(worst < 5e-7, "relative error {worst:e}");
     for (x, y) in [(1e30, 1.0), (-1e30, -1.0), (f32::INFINITY, 1.0), (0.0, 0.0)] {
         let mut lanes = [x; 16];
+        // SAFETY: arrays of 16 numbers.
         unsafe { tanh_lanes(lanes.as_mut_ptr()) };
         assert_eq!(lanes, [y; 16], "{x}");
     }
@@ -66,17 +78,22 @@ fn exp_is_accurate_and_saturates() {
     for step in -8730..8800 {
         let mut lanes = [step as f32 * 0.01; 16];
         let exact = f64::from(lanes[0]).exp();
+        // SAFETY: arrays of 16 numbers.
         unsafe { exp_lanes(lanes.as_mut_ptr()) };
         worst = worst.max((f64::from(lanes[3]) / exact - 1.0).abs());
     }
     assert!(worst < 3e-7, "relative error {worst:e}");
     let mut lanes = [f32::NEG_INFINITY; 16];
+    // SAFETY: arrays of 16 numbers.
     unsafe { exp_lanes(lanes.as_mut_ptr()) };
     assert_eq!(lanes, [0.0; 16]);
 }
 
+/// # Safety
+/// The features of `S`; `values` holds 256 floats.
 #[inline(always)]
 unsafe fn turn_kernel<S: Simd>(values: *mut f32) {
+    // SAFETY: the caller has the features, and `values` holds 16 vectors.
     unsafe {
         let rows: [S::V; 16] = std::array::from_fn(|row| S::load(values.add(16 * row)));
         for (column, lanes) in S::turn(&rows).into_iter().enumerate() {
@@ -90,6 +107,7 @@ dispatch! { fn turn_lanes = turn_kernel(values: *mut f32); }
 fn rows_become_columns() {
     crate::testing::each_level(|level| {
         let mut values: Vec<f32> = (0..256u16).map(f32::from).collect();
+        // SAFETY: 256 floats.
         unsafe { turn_lanes(values.as_mut_ptr()) };
         for (at, value) in values.into_iter().enumerate() {
             assert_eq!(value, (at % 16 * 16 + at / 16) as f32, "{level:?} {at}");

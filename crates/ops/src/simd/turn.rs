@@ -15,8 +15,12 @@ mod x86 {
     use std::arch::x86_64::*;
 
     /// Eight rows of eight.
+    ///
+    /// # Safety
+    /// AVX2.
     #[inline(always)]
     unsafe fn eight(rows: [__m256; 8]) -> [__m256; 8] {
+        // SAFETY: registers only; the caller has AVX2.
         unsafe {
             let zero = _mm256_setzero_ps();
             // Of four rows, column `c` in the lower half of the register and column `4 + c` in the upper.
@@ -41,8 +45,12 @@ mod x86 {
     }
 
     /// Rows and columns as their lower and upper eight lanes.
+    ///
+    /// # Safety
+    /// AVX2.
     #[inline(always)]
     pub(in super::super) unsafe fn avx2(low: &[__m256; 16], high: &[__m256; 16]) -> [[__m256; 2]; 16] {
+        // SAFETY: registers only; the caller has AVX2.
         unsafe {
             let zero = _mm256_setzero_ps();
             let mut out = [[zero; 2]; 16];
@@ -60,8 +68,12 @@ mod x86 {
     }
 
     /// One register a row.
+    ///
+    /// # Safety
+    /// AVX-512F.
     #[inline(always)]
     pub(in super::super) unsafe fn avx512(rows: &[__m512; 16]) -> [__m512; 16] {
+        // SAFETY: registers only; the caller has AVX-512F.
         unsafe {
             let zero = _mm512_setzero_ps();
             // Of four rows, column `4 l + c` in quarter `l` of the register.

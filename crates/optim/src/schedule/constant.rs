@@ -1,7 +1,7 @@
-//! `constant`: the highest rate, which takes no notice of a warm-up.
+//! `constant`: the highest rate in every step. A warm-up is ignored, as in Transformers.
 use super::{Form, Run};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
 /// No arguments.
 #[derive(Debug)]

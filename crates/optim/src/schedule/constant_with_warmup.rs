@@ -1,7 +1,7 @@
 //! `constant_with_warmup`: the highest rate from the end of warm-up on.
 use super::{Form, Run};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
 /// No arguments.
 #[derive(Debug)]

@@ -1,9 +1,10 @@
-//! `cosine`: half a cosine down to 0.
+//! `cosine`: half a cosine down to 0, `(1 + cos(2 pi num_cycles p)) / 2` (without restarts; Loshchilov and Hutter,
+//! "SGDR", 2017, <https://arxiv.org/abs/1608.03983>).
 use super::{Form, Run, cycles, wave};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
-/// So many waves; 0.5 falls once.
+/// `num_cycles`: periods of the cosine; 0.5 falls once.
 #[derive(Debug)]
 pub(super) struct Cosine {
     cycles: f64,

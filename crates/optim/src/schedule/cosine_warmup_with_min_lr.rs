@@ -1,14 +1,15 @@
-//! `cosine_warmup_with_min_lr`: one step ahead of `cosine_with_min_lr`, and with a warm-up that begins above 0.
+//! `cosine_warmup_with_min_lr`: as `cosine_with_min_lr`, but one step ahead of it, and its warm-up begins at
+//! `warmup_lr_rate` of the highest rate (or one step up a line from 0). Both are so in Transformers.
 use super::{Form, Run, above, cycles, lowest, one_lowest, share, wave};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
-/// Its arguments.
+/// `num_cycles`, the lowest rate as a share of the highest, and `warmup_lr_rate`.
 #[derive(Debug)]
 pub(super) struct CosineWarmupWithMinLr {
     cycles: f64,
     floor: f64,
-    /// The first rate by the peak; none: `1 / warmup`.
+    /// The first rate as a share of the highest; none begins at `1 / warmup`.
     start: Option<f64>,
 }
 

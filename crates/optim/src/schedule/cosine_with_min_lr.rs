@@ -1,9 +1,9 @@
-//! `cosine_with_min_lr`: half a cosine down to a share of the peak.
+//! `cosine_with_min_lr`: half a cosine down to `min_lr`, or to the share `min_lr_rate` of the highest rate.
 use super::{Form, Run, above, cycles, lowest, one_lowest, wave};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
-/// So many waves (0.5 falls once), down to a share of the peak.
+/// `num_cycles` (0.5 falls once), and the lowest rate as a share of the highest.
 #[derive(Debug)]
 pub(super) struct CosineWithMinLr {
     cycles: f64,

@@ -1,10 +1,11 @@
-//! `cosine_with_restarts`: half waves, each from the top.
+//! `cosine_with_restarts`: `num_cycles` half cosines, each from the highest rate to 0 (Loshchilov and Hutter, "SGDR",
+//! 2017, <https://arxiv.org/abs/1608.03983>): `(1 + cos(pi (num_cycles p mod 1))) / 2`.
 use super::{Form, Run};
-use tunesmith_config::arguments::Reader;
-use tunesmith_base::error::Result;
 use std::f64::consts::PI;
+use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
-/// So many half waves.
+/// `num_cycles`: how often the rate falls.
 #[derive(Debug)]
 pub(super) struct CosineWithRestarts {
     cycles: f64,

@@ -1,9 +1,10 @@
-//! `inverse_sqrt`: as `1 / sqrt(step)`.
+//! `inverse_sqrt`: falls as `1 / sqrt((step - warmup) / timescale + 1)`, which Transformers has from Google's
+//! `big_vision`.
 use super::{Form, Run};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
-/// Steps after which the rate has fallen to `1 / sqrt(2)`.
+/// `timescale`: steps after the warm-up until the rate has fallen to `1 / sqrt(2)`.
 #[derive(Debug)]
 pub(super) struct InverseSqrt {
     timescale: f64,

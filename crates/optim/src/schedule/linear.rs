@@ -1,7 +1,7 @@
-//! `linear`: down to 0.
+//! `linear`: falls on a line to 0, `1 - p`.
 use super::{Form, Run};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
 /// No arguments.
 #[derive(Debug)]

@@ -1,11 +1,14 @@
-//! Learning rates over optimizer steps, equal to the schedules of `transformers.optimization`: a file a form, with its arguments, and a
-//! line in [`tunesmith_base::registry`].
+//! Learning rates over optimizer steps, equal to the schedules of `transformers.optimization`. Each form of schedule
+//! has a file, which reads its arguments too, and a line in [`tunesmith_base::registry`].
+//!
+//! A form gives a factor of the highest rate for each step, counted from 0. In the heads of the files `p` is the share
+//! of the steps after the warm-up that lies behind: `(step - warmup) / (total - warmup)`.
 use std::f64::consts::PI;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::arguments::Reader;
 use tunesmith_config::{LrScheduler, TrainConfig};
 
-/// How the rate goes over a run.
+/// The learning rate of every step of a run.
 #[derive(Debug)]
 pub struct Schedule {
     form: Box<dyn Form>,
@@ -17,11 +20,11 @@ pub struct Schedule {
 pub struct Run {
     /// The highest rate.
     pub peak: f64,
-    /// Steps in which it rises (from 0, unless the form says otherwise).
+    /// Warm-up: steps over which the rate rises, from 0 unless the form says otherwise.
     pub warmup: u64,
-    /// All steps.
+    /// Steps of the run, warm-up included.
     pub total: u64,
-    /// Whether the optimizer averages instead of following a schedule.
+    /// Whether the optimizer averages weights instead of following a schedule (`schedule_free_adamw`).
     pub averages: bool,
 }
 
@@ -31,15 +34,15 @@ impl Run {
         (self.total as f64 - self.warmup as f64).max(1.0)
     }
 
-    /// The share of them that lies before a step.
+    /// `p`: the share of them that lies before a step.
     fn progress(&self, step: u64) -> f64 {
         (step as f64 - self.warmup as f64) / self.span()
     }
 }
 
-/// A form of schedule; its fields are arguments, named as in Transformers. Rates are shares of the highest one.
+/// A form of schedule. Its arguments are named as in Transformers, and its rates are factors of the highest one.
 pub trait Form: std::fmt::Debug + Send + Sync {
-    /// With its arguments; a form may take back what it is told of a run.
+    /// Reads the arguments of `train.lr_scheduler_kwargs`. A form may change `run`: `constant` has no warm-up.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: a value that an argument cannot have, or one that is needed.
@@ -47,12 +50,12 @@ pub trait Form: std::fmt::Debug + Send + Sync {
     where
         Self: Sized;
 
-    /// Before step `run.warmup`.
+    /// The factor in a step before `run.warmup`.
     fn rising(&self, step: u64, run: &Run) -> f64 {
         step as f64 / run.warmup as f64
     }
 
-    /// From there on.
+    /// The factor in a step from `run.warmup` on.
     fn after(&self, step: u64, run: &Run) -> f64;
 }
 
@@ -80,7 +83,8 @@ impl Schedule {
     /// The schedule of a configuration, over `total` steps of which the first `warmup` rise.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: an argument that the form does not have, one it needs, or a value it cannot have.
+    /// [`tunesmith_base::Kind::Config`]: an argument that the form does not have, one it needs, or a value it cannot
+    /// have.
     pub fn of(train: &TrainConfig, warmup: u64, total: u64) -> Result<Self> {
         let owner = format!("lr_scheduler_type = {}", train.lr_scheduler_type);
         let mut args = train.lr_scheduler_kwargs.reader("train.lr_scheduler_kwargs", &owner);
@@ -91,27 +95,29 @@ impl Schedule {
         Ok(Self { form, run })
     }
 
-    /// The rate of the optimizer step with this number; the first is 0.
+    /// The learning rate of an optimizer step; steps count from 0.
     pub fn lr(&self, step: u64) -> f64 {
         let rising = step < self.run.warmup;
         self.run.peak * if rising { self.form.rising(step, &self.run) } else { self.form.after(step, &self.run) }
     }
 }
 
-/// `factor` brought into `floor..1`.
+/// `factor`, 0 to 1, on a scale from `floor` to 1.
 fn above(floor: f64, factor: f64) -> f64 {
     (factor * (1.0 - floor) + floor).max(0.0)
 }
 
-/// So many waves from 1 on.
+/// `cycles` periods of a cosine from 1 down to 0 and back, at `progress`: 0.5 periods fall once.
 fn wave(cycles: f64, progress: f64) -> f64 {
     0.5 * (1.0 + (PI * cycles * 2.0 * progress).cos())
 }
 
+/// `num_cycles`, 0.5 unless given.
 fn cycles(args: &mut Reader<'_>) -> Result<f64> {
     Ok(args.number("num_cycles", "a number above 0", |number| number > 0.0)?.unwrap_or(0.5))
 }
 
+/// The argument `name`, a number from 0 to 1.
 fn share(args: &mut Reader<'_>, name: &'static str) -> Result<Option<f64>> {
     args.number(name, "a number from 0 to 1", |number| (0.0..=1.0).contains(&number))
 }

@@ -1,9 +1,9 @@
-//! `polynomial`: down to `lr_end` as a power.
+//! `polynomial`: falls to `lr_end` as `(peak - lr_end) (1 - p)^power + lr_end`, divided by the highest rate `peak`.
 use super::{Form, Run};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::{Error, Result};
+use tunesmith_config::arguments::Reader;
 
-/// The last rate and the exponent.
+/// `lr_end`, the last rate itself (not a share), and `power`.
 #[derive(Debug)]
 pub(super) struct Polynomial {
     end: f64,

@@ -1,10 +1,11 @@
-//! `rex`: the reflected exponential (Chen et al., 2021), which stays high for long and then falls steeply. Equal to Axolotl's `RexLR`, which
-//! is one step ahead.
+//! `rex`, the reflected exponential: Chen et al., 2021, <https://arxiv.org/abs/2107.04197>. The rate stays high for
+//! long and then falls steeply: `(1 - p) / (0.1 + 0.9 (1 - p))`. Equal to Axolotl's `RexLR`, which is one step ahead of
+//! the others.
 use super::{Form, Run, above, lowest};
-use tunesmith_config::arguments::Reader;
 use tunesmith_base::error::Result;
+use tunesmith_config::arguments::Reader;
 
-/// The lowest rate by the peak.
+/// The lowest rate as a share of the highest.
 #[derive(Debug)]
 pub(super) struct Rex {
     floor: f64,

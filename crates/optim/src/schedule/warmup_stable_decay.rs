@@ -1,11 +1,13 @@
-//! `warmup_stable_decay`: rises, stays, falls.
+//! `warmup_stable_decay` (WSD): the rate rises, stays, and falls over the last steps. Hu et al., `MiniCPM`, 2024,
+//! <https://arxiv.org/abs/2404.06395>; the fall `1-sqrt` is that of Hägele et al., 2024,
+//! <https://arxiv.org/abs/2405.18392>.
 use super::{Form, Run, above, cycles, share, wave};
-use tunesmith_config::arguments::Reader;
+use std::f64::consts::PI;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
-use std::f64::consts::PI;
+use tunesmith_config::arguments::Reader;
 
-/// Its arguments.
+/// `warmup_type`, `num_stable_steps`, `num_decay_steps`, `decay_type`, `min_lr_ratio` and `num_cycles`, in this order.
 #[derive(Debug)]
 pub(super) struct WarmupStableDecay {
     /// How the rate rises.
@@ -16,9 +18,9 @@ pub(super) struct WarmupStableDecay {
     decay: u64,
     /// How it falls.
     fall: Shape,
-    /// The lowest rate by the peak.
+    /// The lowest rate as a share of the highest.
     floor: f64,
-    /// Waves of a fall along a cosine; 0.5 falls once.
+    /// Periods of a fall along a cosine; 0.5 falls once.
     cycles: f64,
 }
 

@@ -1,10 +1,10 @@
-//! A decoder block as memory sees it: what `model::block` takes from the pools and gives back, in its order.
+//! The activations of a decoder block: takes them from the pools and gives them back in the order of `model::block`.
 use super::footprint::Input;
 use super::parts::{Extra, Linear, Mlp, MlpSaved, Modules, Moe, MoeSaved};
 use super::pool::{Act, Pool};
 use tunesmith_config::arch::{Arch, NormPlacement, QkNorm};
 
-/// How a branch joins the stream.
+/// How a branch's output is added to the residual stream: as it is, times a factor, or after a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Join {
     Plain,
@@ -18,7 +18,7 @@ pub(super) enum Feed {
     Sparse(Moe),
 }
 
-/// A block's parts.
+/// A block's parts and widths in features; `heads` are those of queries and of keys.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own
 #[derive(Debug, Clone)]
 pub(super) struct Block {
@@ -49,7 +49,7 @@ struct AttentionSaved {
 
 #[derive(Debug)]
 enum FeedSaved {
-    /// With what `down` took, where it is kept.
+    /// With the adapter's activations of `down`, and with the input of `down` where it is saved.
     Dense(MlpSaved, Option<Extra>, Option<Act>),
     Sparse(MoeSaved),
 }
@@ -58,7 +58,7 @@ type Raw = Option<(Act, Act)>;
 
 #[derive(Debug)]
 pub(super) struct Saved {
-    /// The normed inputs of both branches, where they are kept.
+    /// The normed inputs of both branches, where they are saved.
     normed: [Option<Act>; 2],
     rstd1: Option<Act>,
     attention: AttentionSaved,
@@ -71,7 +71,8 @@ pub(super) struct Saved {
 }
 
 impl Saved {
-    /// Everything that may be kept in another form, in the engine's order.
+    /// Applies `f`, such as [`Pool::narrow`], to each activation that may be saved in two bytes a number, in the
+    /// engine's order.
     pub(super) fn map(self, pools: &mut Pools, f: fn(&mut Pool, Act) -> Act) -> Self {
         let Pools { main, own } = pools;
         let mut g = |act: Act| f(main, act);
@@ -117,25 +118,25 @@ impl Saved {
     }
 }
 
-/// The walk's pool, and that of the block's experts.
+/// The pool of the walk (`main`), and that of the block's experts (`own`), whose buffers have other numbers of tokens.
 pub(super) struct Pools<'a> {
     pub(super) main: &'a mut Pool,
     pub(super) own: &'a mut Pool,
 }
 
-/// What a block is told.
+/// How a block is computed in a pass.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct How {
     pub(super) dropout: bool,
-    /// The block works on some rows only.
+    /// The block computes keys and values of all tokens, the rest only of those with a label, as the last block does.
     pub(super) picked: bool,
     /// How many tokens go through the second branch.
     pub(super) rows: u64,
-    /// It keeps what is cheap to compute again too.
+    /// The block also saves what is cheap to compute again ([`super::Policy::None`]).
     pub(super) whole: bool,
 }
 
-/// Keeps what is there, or gives it back.
+/// Returns the activation to save it where `whole`, else gives it back.
 fn keep(pool: &mut Pool, act: Option<Act>, whole: bool) -> Option<Act> {
     if whole {
         return act;
@@ -198,7 +199,7 @@ impl Block {
             .unzip()
     }
 
-    /// A branch's last output, joined with the stream.
+    /// Adds a branch's output to the residual stream; a norm between saves its input.
     fn join(&self, pool: &mut Pool, how: Join, y: Act) -> (Act, Raw) {
         if how != Join::Normed {
             return (y, None);

@@ -1,80 +1,81 @@
-//! What adapters take of memory: each kind's of its own, in terms of what it takes from a pool and gives back on a linear
-//! module, in the order in which its formula in `model::adapters` does.
+//! The activations that adapters need, one implementation of [`Footprint`] for each kind. An implementation takes
+//! buffers from a pool and gives them back in the same order as the adapter's code in `model::adapters`.
 use std::fmt::Debug;
 
 use super::pool::{Act, LANES, Pool};
 
-/// A linear module as memory sees it.
+/// The sizes of a linear module, and what of it takes part in training.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Rows of its weight.
+    /// Output features: rows of its weight.
     pub out: u64,
-    /// Columns of its weight.
+    /// Input features: columns of its weight.
     pub inputs: u64,
-    /// Its weight is trained in full.
+    /// Whether its weight is trained in full.
     pub trained: bool,
-    /// Adapters' inputs are dropped in part.
+    /// Whether adapters apply dropout to their inputs.
     pub dropout: bool,
 }
 
-/// A transposed copy of a module's input, which products with it share.
+/// A transposed copy of a module's input, which several gradients of weights use.
 #[derive(Debug, Default)]
 pub struct Input(Option<Act>);
 
 impl Input {
-    /// Takes the copy where the module's weight is trained, unless another module has.
+    /// As [`Input::take`], but only where the module's weight is trained.
     pub fn transpose(&mut self, pool: &mut Pool, shape: &Shape) {
         if shape.trained {
             self.take(pool, shape);
         }
     }
 
-    /// Takes the copy, unless another module has.
+    /// Takes the copy, unless another module has taken it.
     pub fn take(&mut self, pool: &mut Pool, shape: &Shape) {
         if self.0.is_none() {
             self.0 = Some(pool.take(padded(shape.inputs)));
         }
     }
 
-    /// Gives it back.
+    /// Gives the copy back, if it was taken.
     pub fn give(self, pool: &mut Pool) {
         pool.give_all(self.0);
     }
 }
 
-/// Features padded to whole blocks, as a transposed copy has them.
+/// Features rounded up to whole blocks of [`LANES`], as a transposed copy has them.
 pub const fn padded(features: u64) -> u64 {
     features.next_multiple_of(LANES)
 }
 
-/// What an adapter on a linear module takes.
+/// The memory of one kind of adapter on a linear module.
 pub trait Footprint: Debug + Send + Sync {
-    /// The output, and what waits for the backward pass.
+    /// Walks the forward pass; returns the module's output, and the activations that are saved for the backward pass.
     fn forward(&self, pool: &mut Pool, shape: &Shape) -> (Act, Vec<Act>);
 
-    /// Takes what the gradients need, and gives it back.
+    /// Walks the backward pass: takes what the gradients need, and gives it back. `want_dx`: the input's gradient is
+    /// needed.
     fn backward(&self, pool: &mut Pool, shape: &Shape, input: &mut Input, want_dx: bool);
 
-    /// Numbers that each token is multiplied with, beside the base's weight.
+    /// Numbers of the adapter that each token is multiplied with, which FLOPs are counted by.
     fn numbers(&self, shape: &Shape) -> u64;
 
-    /// Bytes that it holds beside trained values all the time.
+    /// Bytes that the adapter holds all the time beside its trained values.
     fn constants(&self, _shape: &Shape) -> u64 {
         0
     }
 
-    /// Rows of a matrix that take part as tokens.
+    /// Rows of a matrix that the adapter multiplies as if they were tokens: a pass needs room for as many.
     fn rows(&self) -> u64 {
         0
     }
 }
 
-/// LoRA's A and B, with or without `DoRA`'s magnitudes.
+/// LoRA: A `[rank, inputs]` and B `[out, rank]`, with or without `DoRA`'s magnitudes `[out]`.
 #[derive(Debug, Clone, Copy)]
 pub struct LowRank {
-    /// Rows of A.
+    /// Rows of A, columns of B.
     pub rank: u64,
-    /// Magnitudes beside them.
+    /// Whether there are magnitudes (`DoRA`).
     pub magnitudes: bool,
 }
 
@@ -115,21 +116,21 @@ impl Footprint for LowRank {
         self.rank * (shape.out + shape.inputs)
     }
 
-    /// Squares of the base's rows in f64; norms and gains that a step keeps beside.
+    /// 16 bytes an output: the squared norm of the base's row in f64, and a step's norm and gain in f32.
     fn constants(&self, shape: &Shape) -> u64 {
         if self.magnitudes { 16 * shape.out } else { 0 }
     }
 
-    /// A's, where norms are found.
+    /// `DoRA` multiplies the rows of A to find norms.
     fn rows(&self) -> u64 {
         if self.magnitudes { self.rank } else { 0 }
     }
 }
 
-/// (IA)³: a factor for each input, or else for each output.
+/// (IA)³: a factor for each input feature, or else for each output feature.
 #[derive(Debug, Clone, Copy)]
 pub struct Factors {
-    /// For each input.
+    /// Whether the factors belong to input features.
     pub inputs: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What memory depends on: how the base is kept, what is trained, the optimizer, the batch.
+//! What memory depends on: how the base is stored, what is trained, the optimizer, and the batch.
 use super::footprint::{Footprint, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,18 +11,18 @@ pub enum Storage {
     F32,
     /// bfloat16.
     Bf16,
-    /// Four bits (NF4 or FP4) and a scale a block of 64; the scales in f32, or with `double` in a byte and a scale of their
-    /// own a block of 256.
+    /// Four bits a number (NF4 or FP4), and a scale for each block of 64: Dettmers et al., "`QLoRA`", 2023,
+    /// <https://arxiv.org/abs/2305.14314>. Scales are f32, or with `double` a byte and an f32 for each block of 256.
     FourBit {
-        /// Double quantization.
+        /// Whether the scales are quantized too.
         double: bool,
     },
-    /// A byte, and a scale a row.
+    /// A byte a number, and an f32 scale a row.
     Int8,
 }
 
 impl Storage {
-    /// Bytes of a tensor.
+    /// Bytes of a tensor of this shape, scales included.
     pub fn bytes(self, shape: &[usize]) -> u64 {
         let numbers: u64 = shape.iter().map(|&size| size as u64).product();
         match self {
@@ -36,7 +36,7 @@ impl Storage {
         }
     }
 
-    /// Whether it is dequantized before it is multiplied.
+    /// Whether its numbers are dequantized before they are multiplied.
     pub const fn is_quantized(self) -> bool {
         matches!(self, Self::FourBit { .. } | Self::Int8)
     }
@@ -53,42 +53,42 @@ impl Storage {
     }
 }
 
-/// How the base is kept.
+/// How the base model's weights are stored.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Base {
-    /// Matrices that are neither trained nor quantized.
+    /// The storage of matrices that are neither trained nor quantized.
     pub matrices: Storage,
-    /// How the tensors of `coded` are kept, where they are quantized.
+    /// The storage of the tensors in `coded`; `None` quantizes nothing.
     pub quantized: Option<Storage>,
-    /// The tensors that are quantized if any are, by name.
+    /// The names of the tensors that `quantized` applies to.
     pub coded: BTreeSet<String>,
-    /// Modules whose matrices are f32 in any case (`PiSSA` changes them).
+    /// Names of modules whose matrices are f32 in any case, because `PiSSA` changes them.
     pub wide: BTreeSet<String>,
-    /// The tensors pass through f32 before they are stored: drawn at random, or changed by finished adapters.
+    /// Whether tensors exist in f32 before they are stored: they are drawn at random, or finished adapters are merged.
     pub through_f32: bool,
 }
 
 /// What is trained.
 #[derive(Debug, Clone, Default)]
 pub struct Trained {
-    /// How many values.
+    /// How many values are trained in all.
     pub values: u64,
-    /// Tensors of the model that are trained in full, by name.
+    /// Names of the model's tensors that are trained in full.
     pub tensors: BTreeSet<String>,
-    /// Adapters by module, also those on its weight; those on experts by their parameter, such as `model.layers.0.mlp.experts.down_proj`.
+    /// Adapters by the name of their module, or for experts of their parameter: `model.layers.0.mlp.experts.down_proj`.
     pub adapters: BTreeMap<String, Arc<dyn Footprint>>,
-    /// The values of the start are kept (`PiSSA`).
+    /// Whether a copy of the initial values is kept, as `PiSSA` needs.
     pub keeps_start: bool,
 }
 
-/// What the optimizer holds.
+/// The optimizer's memory, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OptimizerBytes {
-    /// Its state.
+    /// The state: moments and the like.
     pub state: u64,
     /// The moving average of the weights.
     pub average: u64,
-    /// What an update takes and gives back.
+    /// Working memory of an update.
     pub scratch: u64,
     /// A copy of the trained values while others are evaluated or saved.
     pub publishing: u64,
@@ -96,50 +96,51 @@ pub struct OptimizerBytes {
     pub saving: u64,
 }
 
-/// What a block keeps between its forward and its backward pass, beside its input.
+/// What a block saves for its backward pass beside its input: gradient checkpointing (Chen et al., "Training Deep Nets
+/// with Sublinear Memory Cost", 2016, <https://arxiv.org/abs/1604.06174>).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Everything that backward needs.
+    /// Everything that the backward pass needs: nothing is computed again.
     None,
-    /// What products of matrices gave.
+    /// The results of matrix products; what follows from them cheaply is computed again.
     Cheap,
-    /// Nothing: it is run again.
+    /// Nothing: the backward pass runs the block again.
     Full,
 }
 
-/// Everything that memory depends on, but for the batch.
+/// Everything that memory depends on, except for the batch.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a switch of the configuration by itself")]
 pub struct Job<'a> {
     /// The model's shape.
     pub arch: &'a Arch,
-    /// How its weights are kept.
+    /// How its weights are stored.
     pub base: Base,
-    /// What is trained of it and beside it.
+    /// What is trained: its own tensors, and adapters.
     pub trained: Trained,
-    /// The optimizer.
+    /// The optimizer's bytes.
     pub optimizer: OptimizerBytes,
-    /// The first so many blocks are run again in backward.
+    /// How many of the first blocks have [`Policy::Full`].
     pub full: usize,
-    /// The last so many keep everything, the others what products of matrices gave.
+    /// How many of the last blocks have [`Policy::None`]. Those between have [`Policy::Cheap`].
     pub none: usize,
-    /// What waits for the backward pass has two bytes a number.
+    /// Whether saved activations have two bytes a number.
     pub narrow: bool,
-    /// Gradients of trained values have two bytes each, but for those of the segments that backward is in.
+    /// Whether gradients of trained values have two bytes each, except for the segment that the backward pass is in.
     pub narrow_gradients: bool,
-    /// Gradients between blocks are rounded so too.
+    /// Whether gradients between blocks are rounded to float16.
     pub rounds_gradients: bool,
-    /// Adapters' inputs are dropped in part.
+    /// Whether adapters apply dropout to their inputs.
     pub dropout: bool,
     /// Threads of a rank.
     pub threads: usize,
-    /// What the process holds beside all that: the tokenizer.
+    /// Bytes that the process holds beside all that: the tokenizer.
     pub companions: u64,
-    /// Bytes of gradients that are on their way between ranks at a time.
+    /// Bytes of gradients that travel between ranks at a time.
     pub bucket: u64,
 }
 
-/// A pass: what is walked at once.
+/// The tokens that go through the model in one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pass {
     /// Tokens of all rows.
@@ -151,8 +152,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The largest pass of micro-batches of `rows` rows of `length` tokens, every token but a row's last labelled, which are
-    /// cut between rows where they have more than `most` tokens.
+    /// The largest pass of micro-batches of `rows` rows of `length` tokens, every token but a row's last labelled,
+    /// which are cut between rows where they have more than `most` tokens.
     pub fn of(rows: u64, length: u64, most: Option<u64>) -> Self {
         let rows = most.map_or(rows, |most| rows.min(most / length.max(1)).max(1));
         Self { tokens: rows * length, longest: length, labelled: rows * length.saturating_sub(1).max(1) }
@@ -160,7 +161,7 @@ impl Pass {
 }
 
 impl Job<'_> {
-    /// What a block keeps.
+    /// What a block saves for its backward pass; blocks count from 0.
     pub const fn policy(&self, block: usize) -> Policy {
         if block < self.full {
             Policy::Full
@@ -171,7 +172,7 @@ impl Job<'_> {
         }
     }
 
-    /// How a tensor of the base is kept; nothing where it is trained.
+    /// How a tensor of the base is stored; `None` where it is trained in full.
     pub fn storage(&self, spec: &TensorSpec) -> Option<Storage> {
         let base = &self.base;
         let module = spec.name.strip_suffix(".weight").unwrap_or(&spec.name);
@@ -186,7 +187,7 @@ impl Job<'_> {
         }
     }
 
-    /// The adapters of linear modules, with the modules' shapes.
+    /// The adapters on linear modules, those of experts excepted, with the modules' shapes.
     fn adapted(&self) -> impl Iterator<Item = (&dyn Footprint, Shape)> {
         self.arch.linear_modules().into_iter().chain(self.arch.routers()).filter_map(|linear| {
             let adapter = self.trained.adapters.get(&linear.name)?;
@@ -195,7 +196,7 @@ impl Job<'_> {
         })
     }
 
-    /// What adapters hold beside trained values all the time.
+    /// Bytes that adapters hold all the time beside their trained values.
     pub(crate) fn constants(&self) -> u64 {
         self.adapted().map(|(adapter, shape)| adapter.constants(&shape)).sum()
     }

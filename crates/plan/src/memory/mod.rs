@@ -1,8 +1,9 @@
-//! How much memory a rank needs at most while it trains, from `config.json` and the configuration alone, part by part.
+//! The most memory that a rank needs while it trains, in bytes, part by part. It follows from the model's `config.json`
+//! and the configuration alone.
 //!
-//! On the CPU the figures describe the engine: the walk over the blocks is done with nothing but takes and returns
-//! (`pool`, `parts`, `block`, `walk`), so that activations are counted buffer by buffer, as `ops::panel::Pool` holds them. On a
-//! GPU they are a prediction: the same walk with two bytes a number, and the constants of this file.
+//! On the CPU the figures are those of the engine. A walk over the blocks (`walk`, `block`, `parts`) takes and gives
+//! back the same activations as a training step, without their numbers, so that each buffer of `ops::panel::Pool` is
+//! counted. On a GPU they are a prediction: the same walk with two bytes a number, and the constants of this file.
 mod block;
 pub mod footprint;
 mod job;
@@ -19,70 +20,70 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use tunesmith_config::arch::Arch;
 
-/// Resident memory of the program itself on the CPU: its code, its threads' stacks, the allocator's slack. Measured.
+/// Bytes of the program itself on the CPU: code, threads' stacks, and what the allocator keeps unused. Measured.
 pub const PROGRAM: u64 = 16 << 20;
-/// Memory of a process on a GPU before the first tensor: context, kernels, cuBLAS's workspace. Assumed.
+/// Bytes of a process on a GPU before the first tensor: CUDA's context, kernels, the workspace of cuBLAS. Assumed.
 pub const CUDA_CONTEXT: u64 = 600 << 20;
-/// What NCCL takes of a GPU for its channels. Assumed.
+/// Bytes of a GPU that NCCL takes for its channels. Assumed.
 pub const NCCL: u64 = 200 << 20;
-/// Bytes a token of a batch: ids, targets, positions, spans.
+/// Bytes of a token in a batch: its id, target, position and share of the spans.
 const TOKEN: u64 = 64;
 
-/// Bytes of logits in a chunk, at most (but a panel of tokens at least).
+/// The most bytes of logits in a chunk; a chunk has at least one panel of tokens.
 const CHUNK_BYTES: usize = 64 << 20;
-/// Tokens in a chunk, at most: more gain nothing once the weight's reading is paid for.
+/// The most tokens in a chunk: from here on, reading the weight is no longer what a product costs.
 const CHUNK_TOKENS: usize = 512;
 
-/// How many tokens' logits exist at once.
+/// Tokens of a chunk: the logits `[chunk, vocabulary]` of so many exist at once.
 pub fn head_chunk(vocabulary: usize) -> usize {
     let lanes = pool::LANES as usize;
     (CHUNK_BYTES / (vocabulary * size_of::<f32>()) / lanes * lanes).clamp(lanes, CHUNK_TOKENS)
 }
 
-/// Where a rank computes.
+/// What a rank computes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Device {
-    /// In main memory, in f32.
+    /// The CPU, in main memory and f32.
     Cpu,
-    /// On a GPU, in bfloat16.
+    /// A GPU, in bfloat16.
     Gpu,
 }
 
-/// The most bytes of one rank, part by part.
+/// The most bytes that one rank holds, part by part.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Breakdown {
-    /// Weights that are not trained.
+    /// Frozen weights.
     pub weights: u64,
-    /// Values that are.
+    /// Trained values, and copies of them that last.
     pub trained: u64,
-    /// Their gradients.
+    /// Gradients of the trained values.
     pub gradients: u64,
     /// The optimizer's state, and the average of the weights.
     pub optimizer: u64,
     /// The copy from which checkpoints are written beside the steps.
     pub saving: u64,
-    /// Activations that wait for the backward pass.
+    /// Activations that are saved for the backward pass.
     pub kept: u64,
-    /// Activations of the block at work.
+    /// Activations of the block that is computed.
     pub work: u64,
-    /// The chunk of logits.
+    /// A chunk of logits, and what the LM head computes with it.
     pub head: u64,
-    /// What attention works in.
+    /// Scratch memory of attention.
     pub attention: u64,
-    /// What is on its way between ranks, or between host and device.
+    /// Buffers of what travels between ranks, or between host and device.
     pub collectives: u64,
-    /// What is there for a moment only: while weights are read, the optimizer updates, or others than the trained values
-    /// are evaluated.
+    /// Memory that is needed for a moment only: while weights are read, the optimizer updates, or an average of the
+    /// weights is evaluated.
     pub passing: u64,
-    /// The program.
+    /// The program itself, or CUDA's context.
     pub program: u64,
-    /// In the host's memory instead; not part of the sum.
+    /// What is offloaded to the host's memory; not part of [`Breakdown::total`].
     pub host: u64,
 }
 
 impl Breakdown {
-    /// The sum: what the device has to hold.
+    /// The bytes that the device has to hold: all parts but `host`.
     pub const fn total(&self) -> u64 {
         self.weights
             + self.trained
@@ -98,7 +99,7 @@ impl Breakdown {
             + self.program
     }
 
-    /// The parts with their names, in the order of the tables.
+    /// The parts of [`Breakdown::total`] with their names, in the order of the tables.
     pub const fn parts(&self) -> [(&'static str, u64); 12] {
         [
             ("weights", self.weights),
@@ -117,30 +118,31 @@ impl Breakdown {
     }
 }
 
-/// The bytes of a segment of the model: what is gathered at once where ranks hold parts.
+/// The bytes of a segment of the model (embedding, block, or head), which `zero3` gathers as one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// Frozen weights.
+    /// Bytes of frozen weights, as they are stored.
     pub frozen: u64,
-    /// Trained values.
+    /// Bytes of trained values, in f32.
     pub trained: u64,
 }
 
-/// Predicts for one job and any pass; walks once.
+/// Predicts the memory of one job for passes of any size. It walks the model once for each number of experts in use.
 #[derive(Debug)]
 pub struct Predictor<'a> {
-    /// The job.
+    /// What is trained, and how.
     pub job: Job<'a>,
     device: Device,
     segments: Vec<Segment>,
-    /// The most that reading the weights takes beyond what is held afterwards, and the largest quantized matrix in bf16.
+    /// The most bytes that reading the weights takes beyond what is held afterwards.
     loading: u64,
+    /// Bytes of the largest quantized matrix in bf16.
     dequantized: u64,
     shapes: RefCell<BTreeMap<[u64; 2], Rc<walk::Shape>>>,
 }
 
 impl<'a> Predictor<'a> {
-    /// For a job.
+    /// Reads the base's tensors of a job.
     pub fn new(job: Job<'a>, device: Device) -> Self {
         let mut this =
             Self { job, device, segments: Vec::new(), loading: 0, dequantized: 0, shapes: RefCell::default() };
@@ -148,7 +150,7 @@ impl<'a> Predictor<'a> {
         this
     }
 
-    /// Embedding, blocks and head, as they are read: their bytes, and how far reading goes beyond what stays.
+    /// Fills the segments in the order in which weights are read, and finds how far reading goes beyond what stays.
     fn read_base(&mut self) {
         let (arch, job) = (self.job.arch, &self.job);
         let mut segments = vec![Segment::default(); arch.num_hidden_layers + 2];
@@ -187,12 +189,12 @@ impl<'a> Predictor<'a> {
         self.segments = segments;
     }
 
-    /// Bytes by segment: embedding, blocks, head.
+    /// The segments in order: embedding, blocks, head.
     pub fn segments(&self) -> &[Segment] {
         &self.segments
     }
 
-    /// Activations of a pass.
+    /// Bytes of a pass's activations.
     pub fn activations(&self, pass: &Pass) -> Walked {
         // A head of scores looks at a token of each row.
         let rows = if self.job.arch.score.is_some() { pass.tokens.div_ceil(pass.longest.max(1)) } else { u64::MAX };
@@ -207,8 +209,9 @@ impl<'a> Predictor<'a> {
         shape.bytes(&self.job, pass, self.device)
     }
 
-    /// Bytes of the gradients of a rank that trains alone. Those in two bytes have a room of four beside them for the segment
-    /// that backward is in, and from the head to the end for a table that the head shares; the update widens a tensor.
+    /// Bytes of the gradients of a rank that trains alone. Where gradients have two bytes each, those of the segment
+    /// that the backward pass is in have four beside them. So has a table that embedding and head share, throughout the
+    /// pass.
     fn gradients(&self) -> u64 {
         let values = 4 * self.job.trained.values;
         if !self.job.narrow_gradients {
@@ -219,7 +222,7 @@ impl<'a> Predictor<'a> {
         values / 2 + shared.iter().sum::<u64>() + rest.iter().copied().max().unwrap_or(0)
     }
 
-    /// The most bytes of a rank that trains alone, in passes like this.
+    /// The most bytes of a rank that trains alone, in passes as large as `pass`.
     pub fn predict(&self, pass: &Pass) -> Breakdown {
         let (job, arch) = (&self.job, self.job.arch);
         let Walked { kept, pools, head } = self.activations(pass);
@@ -256,12 +259,13 @@ impl<'a> Predictor<'a> {
     }
 }
 
-/// The number of the block that a tensor belongs to.
+/// The number of the block that a tensor belongs to; `None` for those of embedding and head.
 pub(super) fn block_of(tensor: &str) -> Option<usize> {
     tensor.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
-/// Bytes of a thread's scratch in attention's backward pass, for rows of so many tokens (`ops::attention::backward`).
+/// Bytes of a thread's scratch memory in attention's backward pass, for rows of `longest` tokens
+/// (`ops::attention::backward`).
 fn attention_scratch(arch: &Arch, longest: u64) -> u64 {
     let tokens = longest.next_multiple_of(pool::LANES);
     let block = 2 * 8 * pool::LANES * pool::LANES;

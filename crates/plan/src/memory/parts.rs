@@ -1,5 +1,5 @@
-//! The parts of a block as memory sees them: widths, adapters, what is trained; and what each takes from the pool and
-//! gives back, in the order in which `model::{linear, mlp, moe}` do.
+//! The activations of a block's parts: linear modules, MLP, and experts. Each takes them from a pool and gives them
+//! back in the order of `model::{linear, mlp, moe}`.
 use super::Trained;
 use super::footprint::{Footprint, Input, Shape};
 use super::pool::{Act, LANES, Pool};
@@ -12,11 +12,11 @@ use tunesmith_config::arch::{Arch, LinearSpec};
 pub(super) struct Linear {
     shape: Shape,
     adapter: Option<Arc<dyn Footprint>>,
-    /// Any part of it is trained.
+    /// Whether its weight, its bias or an adapter on it is trained.
     pub(super) trains: bool,
 }
 
-/// What an adapter keeps.
+/// The activations that an adapter saves for its backward pass.
 #[derive(Debug)]
 pub(super) struct Extra(Vec<Act>);
 
@@ -31,7 +31,7 @@ impl Extra {
 }
 
 impl Linear {
-    /// The output, and what the adapter keeps. `dropout`: the adapter's input is dropped in part.
+    /// The output, and what the adapter saves. `dropout`: the adapter applies dropout to its input.
     pub(super) fn forward(&self, pool: &mut Pool, dropout: bool) -> (Act, Option<Extra>) {
         let Some(adapter) = &self.adapter else { return (pool.take(self.shape.out), None) };
         let (y, kept) = adapter.forward(pool, &Shape { dropout, ..self.shape });
@@ -87,7 +87,8 @@ impl Mlp {
         MlpSaved { gate, up, extra }
     }
 
-    /// `down`'s backward and the activation's; returns the gradient of what `down` takes, which is out still.
+    /// Walks back through `down` and the activation function; returns the gradient of the input of `down`, still in
+    /// use.
     pub(super) fn backward_down(&self, pool: &mut Pool, middle: Option<Act>, dropout: bool) -> Act {
         let middle = middle.unwrap_or_else(|| pool.take(self.inner));
         let d_middle = pool.take(self.inner);
@@ -98,7 +99,7 @@ impl Mlp {
         d_middle
     }
 
-    /// From the gradients of gate and up to that of the input, of so many features.
+    /// Walks back through gate and up; returns the gradient of the MLP's input, of `hidden` features.
     pub(super) fn backward_gate_up(&self, pool: &mut Pool, saved: MlpSaved, hidden: u64, dropout: bool) -> Act {
         let (mut input, dh) = (Input::default(), pool.take(hidden));
         let MlpSaved { gate, up, extra } = saved;
@@ -137,7 +138,7 @@ pub(super) struct MoeSaved {
 }
 
 impl MoeSaved {
-    /// In the engine's order; `own` for what lies in the experts' pool.
+    /// Applies `own` to activations of the experts' pool and `main` to the others, in the engine's order.
     pub(super) fn map(self, own: &mut impl FnMut(Act) -> Act, main: &mut impl FnMut(Act) -> Act) -> Self {
         let experts =
             self.experts.into_iter().map(|(saved, extra)| (saved.map(own), extra.map(|extra| extra.map(own))));
@@ -168,13 +169,13 @@ impl MoeSaved {
 }
 
 impl Moe {
-    /// Tokens that an expert sees of `tokens`, were all used alike, and how many experts see any.
+    /// Tokens that an expert sees if `tokens` are spread evenly, and how many experts see any.
     pub(super) fn use_of(&self, tokens: u64) -> (u64, u64) {
         let pairs = tokens * self.per_token;
         (pairs.div_ceil(self.count).max(1), self.count.min(pairs))
     }
 
-    /// Panels of an expert's buffers, which come in powers of two.
+    /// Panels of an expert's buffers, a power of two (`ops::panel::Pool::stepped`).
     pub(super) fn panels(&self, tokens: u64) -> u64 {
         self.use_of(tokens).0.div_ceil(LANES).next_power_of_two()
     }
@@ -255,7 +256,7 @@ impl Moe {
     }
 }
 
-/// Finds a block's modules by name.
+/// Makes a block's parts from the architecture, by the modules' names.
 pub(super) struct Modules<'a> {
     arch: &'a Arch,
     trained: &'a Trained,
@@ -279,7 +280,7 @@ impl<'a> Modules<'a> {
         self.trained.tensors.contains(tensor)
     }
 
-    /// The linear module of that name.
+    /// The linear module of that name; of no features where the architecture has none.
     pub(super) fn linear(&self, name: &str) -> Linear {
         let (out, inputs) = self.linears.get(name).map_or((0, 0), |spec| (spec.out_features, spec.in_features));
         let (weight, bias) = (self.trains(&format!("{name}.weight")), self.trains(&format!("{name}.bias")));

@@ -1,25 +1,25 @@
-//! What a pool of activations comes to. The engine's pool (`ops::panel::Pool`) gives memory again by size, and so holds of
-//! each size as many buffers as were ever out at once: counting takes and returns along the walk gives its bytes exactly.
+//! The bytes of a pool of activations. The engine's pool (`ops::panel::Pool`) reuses buffers of the same size. So it
+//! holds as many buffers of each size as were ever in use at once, which this pool counts along a walk.
 use std::collections::BTreeMap;
 
-/// Tokens in a panel.
+/// Tokens in a panel, as in `ops::panel`.
 pub const LANES: u64 = 16;
-/// Buffers from twice this size on are made of whole huge pages.
+/// Bytes of a huge page. Buffers of at least two consist of whole ones.
 const HUGE: u64 = 2 << 20;
 
-/// Bytes of a buffer for so many numbers of four bytes.
+/// Bytes of a buffer for `numbers` of four bytes each.
 pub const fn buffer(numbers: u64) -> u64 {
     let bytes = if numbers == 0 { 4 } else { 4 * numbers };
     if bytes >= 2 * HUGE { bytes.next_multiple_of(HUGE) } else { bytes }
 }
 
-/// An activation that is out.
+/// An activation in use.
 #[must_use = "what is taken is given back"]
 #[derive(Debug)]
 pub struct Act {
-    /// Numbers of four bytes a token.
+    /// Numbers of four bytes that a token takes.
     held: u64,
-    /// Features, which are twice as many as `held` where they are kept in bfloat16.
+    /// Features of a token: twice as many as `held` where they are stored in two bytes each.
     features: u64,
     narrow: bool,
 }
@@ -30,14 +30,14 @@ struct Class {
     most: u64,
 }
 
-/// A pool, by the features of its activations; all have the same tokens.
+/// Counts of buffers by the features of their activations, all of the same tokens.
 #[derive(Debug, Clone, Default)]
 pub struct Pool {
     classes: BTreeMap<u64, Class>,
 }
 
 impl Pool {
-    /// An activation of so many features.
+    /// Takes an activation of so many features into use.
     pub fn take(&mut self, features: u64) -> Act {
         self.out(features);
         Act { held: features, features, narrow: false }
@@ -49,7 +49,7 @@ impl Pool {
         class.most = class.most.max(class.out);
     }
 
-    /// Back into the pool.
+    /// Gives an activation back.
     #[allow(clippy::needless_pass_by_value)] // what is given back is gone
     pub fn give(&mut self, act: Act) {
         if let Some(class) = self.classes.get_mut(&act.held) {
@@ -57,18 +57,18 @@ impl Pool {
         }
     }
 
-    /// All of them back into the pool.
+    /// Gives several activations back.
     pub fn give_all(&mut self, acts: impl IntoIterator<Item = Act>) {
         acts.into_iter().for_each(|act| self.give(act));
     }
 
-    /// Takes and gives back at once.
+    /// Takes activations of so many features each, all at once, and gives them back.
     pub fn pass(&mut self, features: impl IntoIterator<Item = u64>) {
         let acts: Vec<Act> = features.into_iter().map(|features| self.take(features)).collect();
         self.give_all(acts);
     }
 
-    /// Rounds to bfloat16, in a buffer of half the size.
+    /// Replaces an activation by one of two bytes a number, in a buffer of half the size.
     pub(super) fn narrow(&mut self, act: Act) -> Act {
         let narrow = Act { held: act.features.div_ceil(2), features: act.features, narrow: true };
         self.out(narrow.held);
@@ -76,7 +76,7 @@ impl Pool {
         narrow
     }
 
-    /// The reverse.
+    /// Replaces an activation of [`Pool::narrow`] by one of four bytes a number.
     pub(super) fn widen(&mut self, act: Act) -> Act {
         if !act.narrow {
             return act;
@@ -86,12 +86,12 @@ impl Pool {
         wide
     }
 
-    /// Bytes of all buffers, each for so many tokens.
+    /// Bytes of all buffers that the pool holds, each for so many tokens.
     pub(super) fn bytes(&self, layout: Layout, tokens: u64) -> u64 {
         self.sum(|class| class.most, layout, tokens)
     }
 
-    /// Bytes of the buffers that are out now.
+    /// Bytes of the buffers that are in use now.
     pub(super) fn bytes_out(&self, layout: Layout, tokens: u64) -> u64 {
         self.sum(|class| class.out, layout, tokens)
     }
@@ -108,9 +108,9 @@ impl Pool {
 /// How an activation lies in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Layout {
-    /// In panels of f32: the CPU.
+    /// Panels of f32, on the CPU.
     Panels,
-    /// Row-major, of so many bytes a number: a GPU.
+    /// Row-major with so many bytes a number, on a GPU.
     Rows(u64),
 }
 

@@ -1,33 +1,36 @@
-//! One micro-batch walked as `model::decoder` walks it, block by block, with nothing but takes and returns: what the pools
-//! hold afterwards, and how much of it waits for the backward pass.
+//! A walk over the model, forward and backward, in the order of `model::decoder`. It takes activations and gives them
+//! back, and computes nothing. Afterwards the pools say how many bytes a pass needs, and how many are saved for the
+//! backward pass.
 use super::block::{Block, Feed, How, Pools};
 use super::parts::{Modules, Moe};
 use super::pool::{Act, LANES, Layout, Pool};
 use super::{Device, Job, Pass, Policy};
 
-/// What a walk's pools come to.
+/// The bytes of a walk's pools for one pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Walked {
-    /// Bytes that wait for the backward pass when the head begins.
+    /// Bytes that are saved for the backward pass when the head begins.
     pub kept: u64,
-    /// Bytes of all buffers of the walk, those that wait included.
+    /// Bytes of all buffers of the walk, the saved ones included.
     pub pools: u64,
-    /// Bytes of a chunk of logits and what belongs to it.
+    /// Bytes of a chunk of logits, and of the head's other buffers for it.
     pub head: u64,
 }
 
-/// The pools after a walk. They depend on the number of tokens only where few tokens leave experts without any.
+/// The pools after a walk, without the number of tokens. That matters only where some experts see no tokens: see
+/// [`experts_in_use`].
 #[derive(Debug)]
 pub(super) struct Shape {
     waiting: Pool,
     main: Pool,
-    /// Of each block with experts its pool when the head begins and at the end, and what says how long its buffers are.
+    /// For each block with experts: its own pool when the head begins and at the end, and what its buffers' sizes
+    /// follow from.
     experts: Vec<(Pool, Pool, Moe, How)>,
     head: Pool,
 }
 
-/// Whether any of the experts of a walk of `pass` is left without tokens decides its shape: how many see any, in blocks
-/// that work on all tokens, and in the last.
+/// How many experts see tokens in `pass`, at most all: in blocks that compute all tokens, and in the last block, which
+/// computes the labelled ones. Passes with the same numbers have the same [`Shape`].
 pub(super) fn experts_in_use(job: &Job<'_>, pass: &Pass) -> [u64; 2] {
     let used = |tokens: u64| {
         job.arch.experts.as_ref().map_or(0, |experts| (tokens * experts.per_token as u64).min(experts.count as u64))
@@ -127,7 +130,7 @@ pub(super) fn walk(job: &Job<'_>, pass: &Pass) -> Shape {
 }
 
 impl Shape {
-    /// The pools' bytes for `pass`.
+    /// The bytes of the pools for `pass` on a device.
     pub(super) fn bytes(&self, job: &Job<'_>, pass: &Pass, device: Device) -> Walked {
         let (layout, logits) = match device {
             Device::Cpu => (Layout::Panels, Layout::Panels),
@@ -150,7 +153,7 @@ impl Shape {
     }
 }
 
-/// A gradient between blocks, rounded to float16 and back where activations are kept so.
+/// A gradient between blocks, which is rounded to float16 and back where [`Job::rounds_gradients`].
 fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
     if job.rounds_gradients {
         main.pass([hidden.div_ceil(2), hidden]);
@@ -158,7 +161,7 @@ fn rounded(job: &Job<'_>, main: &mut Pool, gradient: Act, hidden: u64) -> Act {
     gradient
 }
 
-/// The head's own pool, after what it takes from the walk's.
+/// Walks the head; returns its own pool, whose buffers are for a chunk of tokens.
 fn head(job: &Job<'_>, main: &mut Pool) -> Pool {
     let (arch, hidden) = (job.arch, job.arch.hidden_size as u64);
     let trained = job.trained.tensors.contains(arch.head_tensor());

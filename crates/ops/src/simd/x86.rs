@@ -1,0 +1,307 @@
+//! The lanes of [`Simd`] on x86-64: two registers of AVX2, or one of AVX-512.
+//!
+//! An intrinsic is unsafe for two reasons. The processor must have the instruction, which the caller of a [`Simd`] method
+//! answers for; and where it takes a pointer, the memory must be there.
+use super::{Simd, turn};
+#[allow(clippy::wildcard_imports, reason = "forty intrinsics")]
+use std::arch::x86_64::*;
+
+/// Two 8-lane registers.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx2;
+
+/// Both halves of a vector.
+#[derive(Debug, Clone, Copy)]
+pub struct Pair(__m256, __m256);
+
+/// An intrinsic on the lower halves, then on the upper ones.
+macro_rules! both {
+    ($f:ident $(, $arg:ident)*) => {
+        // SAFETY: registers only; the caller has AVX2 and FMA, as `Simd` asks.
+        unsafe { Pair($f($($arg.0),*), $f($($arg.1),*)) }
+    };
+}
+
+/// An intrinsic on whole registers.
+macro_rules! one {
+    ($f:ident $(, $arg:ident)*) => {
+        // SAFETY: registers only; the caller has AVX-512F, as `Simd` asks.
+        unsafe { $f($($arg),*) }
+    };
+}
+
+impl Simd for Avx2 {
+    type V = Pair;
+    const ROWS: usize = 6;
+    const PANELS: usize = 1;
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Pair {
+        // SAFETY: registers only; the caller has AVX2.
+        unsafe { Pair(_mm256_set1_ps(value), _mm256_set1_ps(value)) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Pair {
+        // SAFETY: the caller has AVX2, and `from` holds 16 floats, at any alignment.
+        unsafe { Pair(_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: Pair) {
+        // SAFETY: the caller has AVX2, and `to` has room for 16 floats, at any alignment.
+        unsafe {
+            _mm256_storeu_ps(to, value.0);
+            _mm256_storeu_ps(to.add(8), value.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Pair {
+        /// One half: eight lanes.
+        ///
+        /// # Safety
+        /// AVX2; `from` holds 8 numbers of 16 bits.
+        #[inline(always)]
+        unsafe fn half(from: *const u16) -> __m256 {
+            // SAFETY: the caller has AVX2, and `from` holds the 16 bytes that are read, at any alignment.
+            unsafe {
+                let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
+            }
+        }
+        // SAFETY: the caller has AVX2, and `from` holds 16 numbers: 8 at each place.
+        unsafe { Pair(half(from), half(from.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Pair {
+        // SAFETY: the caller has AVX2, and `from` holds 16 bytes, read as 8 and 8.
+        unsafe {
+            let (low, high) = (_mm_loadl_epi64(from.cast()), _mm_loadl_epi64(from.add(8).cast()));
+            let (low, high) = (_mm256_cvtepi8_epi32(low), _mm256_cvtepi8_epi32(high));
+            Pair(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: Pair, codes: *const u8) -> Pair {
+        /// One half: eight lanes.
+        ///
+        /// # Safety
+        /// AVX2; `codes` holds 4 bytes.
+        #[inline(always)]
+        unsafe fn half(table: Pair, codes: *const u8) -> __m256 {
+            // SAFETY: the caller has AVX2, and `codes` holds the 4 bytes that are read, at any alignment.
+            unsafe {
+                // A byte in each 64 bits; its high half into the lower 32, its low half into the upper.
+                let wide = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(codes.cast::<i32>().read_unaligned()));
+                let index = _mm256_or_si256(_mm256_srli_epi64::<4>(wide), _mm256_slli_epi64::<32>(wide));
+                // A permutation sees three bits of an index; the fourth chooses between the table's halves.
+                let (low, high) = (_mm256_permutevar8x32_ps(table.0, index), _mm256_permutevar8x32_ps(table.1, index));
+                _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index)))
+            }
+        }
+        // SAFETY: the caller has AVX2, and `codes` holds 8 bytes: 4 at each place.
+        unsafe { Pair(half(table, codes), half(table, codes.add(4))) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, value: Pair) {
+        /// One half: eight lanes.
+        ///
+        /// # Safety
+        /// AVX2; `to` has room for 8 numbers of 16 bits.
+        #[inline(always)]
+        unsafe fn half(to: *mut u16, value: __m256) {
+            // SAFETY: the caller has AVX2, and `to` has room for the 16 bytes that are written, at any alignment.
+            unsafe {
+                let bits = _mm256_castps_si256(value);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+                let rounded = _mm256_srli_epi32::<16>(rounded);
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(value, value));
+                let words = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), nan);
+                let packed = _mm256_packus_epi32(words, words);
+                let low = _mm256_castsi256_si128(_mm256_permute4x64_epi64::<0b1000>(packed));
+                _mm_storeu_si128(to.cast(), low);
+            }
+        }
+        // SAFETY: the caller has AVX2, and `to` has room for 16 numbers: 8 at each place.
+        unsafe {
+            half(to, value.0);
+            half(to.add(8), value.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: Pair, b: Pair, c: Pair) -> Pair {
+        both!(_mm256_fmadd_ps, a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn add(a: Pair, b: Pair) -> Pair {
+        both!(_mm256_add_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Pair, b: Pair) -> Pair {
+        both!(_mm256_sub_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: Pair, b: Pair) -> Pair {
+        both!(_mm256_mul_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: Pair, b: Pair) -> Pair {
+        both!(_mm256_div_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: Pair, b: Pair) -> Pair {
+        both!(_mm256_max_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn min(a: Pair, b: Pair) -> Pair {
+        both!(_mm256_min_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn if_gt(a: Pair, b: Pair, x: Pair, y: Pair) -> Pair {
+        // SAFETY: registers only; the caller has AVX2.
+        unsafe {
+            Pair(
+                _mm256_blendv_ps(y.0, x.0, _mm256_cmp_ps::<_CMP_GT_OQ>(a.0, b.0)),
+                _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_GT_OQ>(a.1, b.1)),
+            )
+        }
+    }
+    #[inline(always)]
+    unsafe fn round(a: Pair) -> Pair {
+        const MODE: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+        // SAFETY: registers only; the caller has AVX2.
+        unsafe { Pair(_mm256_round_ps::<MODE>(a.0), _mm256_round_ps::<MODE>(a.1)) }
+    }
+    #[inline(always)]
+    unsafe fn exp2i(n: Pair) -> Pair {
+        /// One half: eight lanes.
+        ///
+        /// # Safety
+        /// AVX2.
+        #[inline(always)]
+        unsafe fn half(n: __m256) -> __m256 {
+            // SAFETY: registers only; the caller has AVX2.
+            unsafe {
+                let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+            }
+        }
+        // SAFETY: registers only; the caller has AVX2.
+        unsafe { Pair(half(n.0), half(n.1)) }
+    }
+    #[inline(always)]
+    unsafe fn turn(rows: &[Pair; 16]) -> [Pair; 16] {
+        // SAFETY: registers only; the caller has AVX2.
+        unsafe { turn::avx2(&rows.map(|row| row.0), &rows.map(|row| row.1)).map(|[low, high]| Pair(low, high)) }
+    }
+}
+
+/// One 16-lane register.
+#[derive(Debug, Clone, Copy)]
+pub struct Avx512;
+
+impl Simd for Avx512 {
+    type V = __m512;
+    const ROWS: usize = 12;
+    const PANELS: usize = 2;
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> __m512 {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe { _mm512_set1_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `from` holds 16 floats, at any alignment.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m512) {
+        // SAFETY: the caller has AVX-512F, and `to` has room for 16 floats, at any alignment.
+        unsafe { _mm512_storeu_ps(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `from` holds the 32 bytes that are read, at any alignment.
+        unsafe {
+            let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `from` holds the 16 bytes that are read, at any alignment.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: __m512, codes: *const u8) -> __m512 {
+        // SAFETY: the caller has AVX-512F, and `codes` holds the 8 bytes that are read, at any alignment.
+        unsafe {
+            // As for AVX2; a permutation sees four bits of an index.
+            let wide = _mm512_cvtepu8_epi64(_mm_loadl_epi64(codes.cast()));
+            let index = _mm512_or_si512(_mm512_srli_epi64::<4>(wide), _mm512_slli_epi64::<32>(wide));
+            _mm512_permutexvar_ps(index, table)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, value: __m512) {
+        // SAFETY: the caller has AVX-512F, and `to` has room for the 32 bytes that are written, at any alignment.
+        unsafe {
+            let bits = _mm512_castps_si512(value);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+            let rounded = _mm512_srli_epi32::<16>(rounded);
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(value, value);
+            let words = _mm512_mask_blend_epi32(nan, rounded, _mm512_set1_epi32(0x7FC0));
+            _mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(words));
+        }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        one!(_mm512_fmadd_ps, a, b, c)
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        one!(_mm512_add_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        one!(_mm512_sub_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        one!(_mm512_mul_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        one!(_mm512_div_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        one!(_mm512_max_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        one!(_mm512_min_ps, a, b)
+    }
+    #[inline(always)]
+    unsafe fn if_gt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe { _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b), y, x) }
+    }
+    #[inline(always)]
+    unsafe fn round(a: __m512) -> __m512 {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT }>(a) }
+    }
+    #[inline(always)]
+    unsafe fn exp2i(n: __m512) -> __m512 {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe {
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        }
+    }
+    #[inline(always)]
+    unsafe fn turn(rows: &[__m512; 16]) -> [__m512; 16] {
+        // SAFETY: registers only; the caller has AVX-512F.
+        unsafe { turn::avx512(rows) }
+    }
+}
