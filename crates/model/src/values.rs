@@ -42,6 +42,14 @@ impl<'a> From<&'a Vec<f32>> for Values<'a> {
     }
 }
 
+/// Writes the trained rows `ids` of a table, which are at `range` of the flat buffer, into the table.
+pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
+    let width = range.len() / ids.len();
+    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
+        table[id as usize * width..][..width].copy_from_slice(row);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,8 +1,8 @@
 //! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks), trained
 //! (a part of the flat buffer), or a table of which some rows are trained.
 use super::grads::Grads;
-use super::shards::{Shared, SharedView};
-use super::values::Values;
+use super::segment::{Shared, SharedView};
+use super::values::{Values, write_rows};
 use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -52,14 +52,6 @@ impl Rows {
     /// Which rows are trained, and their place in the flat buffer.
     pub(super) fn trained(&self) -> (Arc<[u32]>, Range<usize>) {
         (Arc::clone(&self.ids), self.range.clone())
-    }
-}
-
-/// Writes the trained rows `ids`, at `range` of the flat buffer, into their table.
-pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
-    let width = range.len() / ids.len();
-    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
-        table[id as usize * width..][..width].copy_from_slice(row);
     }
 }
 

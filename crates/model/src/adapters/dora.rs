@@ -4,7 +4,7 @@
 //! without, `x' = x`, and one product of the base is enough.
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
-use super::lora::{Matrices, minus};
+use super::low_rank::{Matrices, minus};
 use super::{Formula, Saved};
 use crate::grads::Grads;
 use crate::linear::{Base, Input};
