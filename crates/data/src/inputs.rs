@@ -69,6 +69,11 @@ impl Inputs {
         Ok(Self { train, validation, test })
     }
 
+    /// Where the validation rows are: `data.val_path`, or the training files that `data.split` takes them from.
+    pub(super) fn of_validation(&self) -> Vec<Input> {
+        self.validation.clone().map_or_else(|| self.train.clone(), |input| vec![input])
+    }
+
     /// All of them.
     pub fn files(&self) -> Vec<&PathBuf> {
         self.train.iter().chain(&self.validation).chain(&self.test).flat_map(|input| &input.paths).collect()

@@ -1,18 +1,19 @@
-//! Several sources in one set, by weight. How many rows each gives, which, and in what order is a function of the
-//! sizes, the weights and the seed: so a run that is resumed sees the same mix.
+//! Mixes several sources by weight. How many rows each source gives, which ones and in what order depends only on sizes,
+//! weights and the seed. So a resumed run sees the same mix.
 use super::rng::shuffle;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::MixStrategy;
 
-/// How often each row may stand in an epoch on average, and how many rows any epoch may have.
+/// An epoch may use each row this often on average, or have this many rows.
 const MOST: (usize, usize) = (100, 1 << 20);
 
-/// Sources draw from streams of their own, behind those of the epochs.
+/// The first random stream of the sources; lower numbers belong to the epochs.
 const STREAM: u64 = 1 << 48;
 
-/// How many rows each of some sources gives to an epoch. With `interleave_under` the mix is as large as it can be
-/// without using a row twice; with `interleave_over` as small as it can be with every row in it. A source without a
-/// row, or with weight 0, gives none.
+/// How many rows each source gives to an epoch.
+///
+/// With `interleave_under` the mix is the largest that uses no row twice. With `interleave_over` it is the smallest that
+/// uses every row. A source without rows, or with weight 0, gives none.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: the weights would repeat rows until an epoch is absurdly long.
@@ -46,8 +47,8 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     Ok(counts)
 }
 
-/// The mix as (source, number of the source's row): each source gives `counts[source]` rows, whole rounds first and
-/// then a part drawn by `seed`, in the source's order; the sources are spread evenly over the mix.
+/// The mix as pairs (source, row of the source). Each source gives `counts[source]` rows: all its rows as often as they fit,
+/// then a part drawn by `seed`, in the order of the source. The rows of each source are spread evenly over the mix.
 pub fn order(sizes: &[usize], counts: &[usize], seed: u64) -> Vec<(usize, usize)> {
     let mut placed: Vec<(f64, usize, usize)> = Vec::with_capacity(counts.iter().sum());
     for (source, (&size, &count)) in sizes.iter().zip(counts).enumerate().filter(|(_, (size, _))| **size > 0) {

@@ -4,8 +4,8 @@ use std::cell::Cell;
 
 use serde_json::{Value, json};
 
+use super::classification_rows::Whole;
 use super::inputs::{Input, Inputs};
-use super::labeled::Whole;
 use super::messages::Conversation;
 use super::row::{Row, said};
 use super::{ChatTemplate, source};

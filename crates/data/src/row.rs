@@ -8,8 +8,9 @@ use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use super::classification_rows::{self, Whole};
 use super::fields;
-use super::labeled::{self, Whole};
+use super::json_type::json_type;
 pub use super::messages::Conversation;
 use super::minhash::add_words;
 use tunesmith_base::error::{Error, Result};
@@ -81,7 +82,11 @@ tunesmith_base::registry::row_forms!(forms);
 
 /// What is missing is better said one by one.
 const LABELED: Shape =
-    Shape { fields: "text, label", plain: true, fits: |_| true, parse: labeled::parse, asks: |_| None };
+    Shape { fields: "text, label", plain: true, fits: |_| true, parse: parse_labeled, asks: |_| None };
+
+fn parse_labeled(row: &mut Map<String, Value>) -> Result<Row> {
+    classification_rows::parse(row).map(|(whole, label)| Row::Labeled { whole, label })
+}
 
 impl Form {
     /// Whether an object has this form's fields.
@@ -145,10 +150,10 @@ impl Row {
         Self::take(value, forms, &mut Map::new())
     }
 
-    /// The same, with what is left of the row's fields in `left`.
+    /// As [`Self::parse`]; `left` receives the fields that the form does not read.
     pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
         let Value::Object(mut row) = value else {
-            return Err(Error::data(format!("found {}, expected an object", kind(&value))));
+            return Err(Error::data(format!("found {}, expected an object", json_type(&value))));
         };
         let taken = Self::of(&mut row, forms)?;
         *left = row;
@@ -274,18 +279,6 @@ fn preference(row: &Map<String, Value>) -> Error {
         .hint(format!("to learn the chosen answers, rename `chosen` to `{name}`"))
 }
 
-/// What a value is, in words.
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
 /// Whether a field is there and not null.
 fn has(row: &Map<String, Value>, name: &str) -> bool {
     row.get(name).is_some_and(|value| !value.is_null())
@@ -300,7 +293,7 @@ fn text(row: &mut Map<String, Value>, field: &str) -> Result<String> {
     match row.get_mut(field).map(Value::take) {
         Some(Value::String(text)) => Ok(text),
         other => {
-            Err(Error::data(format!("field {field:?} is {}, expected a string", kind(&other.unwrap_or_default()))))
+            Err(Error::data(format!("field {field:?} is {}, expected a string", json_type(&other.unwrap_or_default()))))
         }
     }
 }
@@ -313,7 +306,9 @@ fn text_of(row: &mut Map<String, Value>, fields: &[&str]) -> Result<String> {
 fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
     match row.get_mut(field).map(Value::take) {
         Some(Value::Array(items)) => Ok(items),
-        other => Err(Error::data(format!("field {field:?} is {}, expected a list", kind(&other.unwrap_or_default())))),
+        other => {
+            Err(Error::data(format!("field {field:?} is {}, expected a list", json_type(&other.unwrap_or_default()))))
+        }
     }
 }
 

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use super::clock::thread_time;
+use super::catch_panic::isolated;
 use super::growth::{self, Growth, Words};
-use super::isolate::isolated;
+use super::thread_time::thread_time;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 

@@ -13,7 +13,7 @@ use zip::{CompressionMethod, ZipArchive};
 
 use super::MAX_BYTES;
 use super::page::{Line, Page, Table};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 

@@ -1,8 +1,9 @@
 //! `{input_ids, labels, attention_mask}`: taken as they are; without labels all of it is learned.
 use serde_json::{Map, Value};
 
-use super::{Row, Shape, has, kind};
+use super::{Row, Shape, has};
 use crate::batch::IGNORE;
+use crate::json_type::json_type;
 use tunesmith_base::error::{Error, Result};
 
 pub(super) const SHAPE: Shape =
@@ -16,7 +17,7 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::Array(items)) => items,
             Some(other) => {
-                return Err(Error::data(format!("field {field:?} is {}, expected a list of token ids", kind(&other))));
+                return Err(Error::data(format!("field {field:?} is {}, expected a list of token ids", json_type(&other))));
             }
         };
         let number = |item: &Value| {

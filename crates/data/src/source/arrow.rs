@@ -9,7 +9,7 @@ use arrow_ipc::reader::StreamReader;
 use super::columns::{ROWS, Rows, library};
 use super::compressed::Counted;
 use super::{Read, TakeRow};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
 
 /// The most that a batch of an Arrow file may unpack to.

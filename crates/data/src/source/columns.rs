@@ -12,7 +12,7 @@ use arrow_json::LineDelimitedWriter;
 
 use super::bytes::as_text;
 use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
 
 /// Rows of a column file that are decoded at once.

@@ -18,8 +18,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use self::compressed::Compression;
-use crate::fields::Parsed;
 use crate::numbers;
+use crate::parsed_row::Parsed;
 use crate::row::{Form, PROBE_ROWS, Row, source_of};
 use crate::strict::REPEATED;
 use tunesmith_base::error::{Error, Result};

@@ -7,7 +7,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 
 use super::columns::{ROWS, Rows, library};
 use super::{Read, TakeRow};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::Result;
 
 pub(super) const READ: Read = Read::Whole(read);
