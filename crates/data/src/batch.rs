@@ -5,8 +5,8 @@ pub const IGNORE: i32 = -100;
 
 /// One tokenized training row, before the shift: `labels[t]` is `input_ids[t]` or [`IGNORE`].
 ///
-/// A classification or regression row has one more label, which its last token predicts: the number of a class, or the bits
-/// of an f32.
+/// A classification or regression row has one more label, which its last token predicts: the number of a class, or the
+/// bits of an f32.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Example {
     /// Token ids.
@@ -32,14 +32,14 @@ impl Example {
 pub struct Batch {
     /// `[tokens]` ids of all sequences.
     pub tokens: Vec<u32>,
-    /// `[tokens]`: what each position must predict, which is the next token's label in the same sequence or [`IGNORE`]. In
-    /// classification and regression the last position of a sequence predicts the class or the bits of the f32; neither is
-    /// ever [`IGNORE`].
+    /// `[tokens]`: what each position must predict, which is the next token's label in the same sequence or [`IGNORE`].
+    /// In classification and regression the last position of a sequence predicts the class or the bits of the f32;
+    /// neither is ever [`IGNORE`].
     pub targets: Vec<i32>,
     /// `[sequences + 1]`: where each sequence starts; the last entry is the token count.
     pub cu_seqlens: Vec<usize>,
-    /// How many tokens the earlier micro-batches of the step have. The dropout counter of token t is `first_row + t`, so the
-    /// masks do not depend on how a step is split into micro-batches.
+    /// How many tokens the earlier micro-batches of the step have. The dropout counter of token t is `first_row + t`,
+    /// so the masks do not depend on how a step is split into micro-batches.
     pub first_row: u64,
     /// `[tokens]`: the factor of each position's loss; empty if every factor is 1.
     pub weights: Vec<f32>,
@@ -55,8 +55,8 @@ impl Batch {
         batch
     }
 
-    /// Appends one sequence and shifts its labels: position t predicts label t + 1. The last position predicts nothing, unless
-    /// there is one more label than ids.
+    /// Appends one sequence and shifts its labels: position t predicts label t + 1. The last position predicts nothing,
+    /// unless there is one more label than ids.
     pub fn push(&mut self, ids: &[u32], labels: &[i32]) {
         self.tokens.extend_from_slice(ids);
         self.targets.extend(labels.iter().skip(1).copied());

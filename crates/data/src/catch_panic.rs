@@ -1,5 +1,5 @@
-//! Runs library code that may panic on hostile input, as the tokenizers crate does. A panic becomes an error, and its message
-//! is not printed.
+//! Runs library code that may panic on hostile input, as the tokenizers crate does. A panic becomes an error, and its
+//! message is not printed.
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;

@@ -28,15 +28,15 @@ impl ChatTokens {
 }
 
 impl ChatTemplate {
-    /// Tokenizes `text`, which this template rendered from `conversation` or from its messages up to and including one of
-    /// its answers. `add_generation_prompt` says whether it was rendered with the prompt of the next answer.
+    /// Tokenizes `text`, which this template rendered from `conversation` or from its messages up to and including one
+    /// of its answers. `add_generation_prompt` says whether it was rendered with the prompt of the next answer.
     ///
-    /// With `split`, control tokens that a message contains become plain text. With `most`, only the first `most` tokens
-    /// need to be right ([`Tokenizer::encode_first`]).
+    /// With `split`, control tokens that a message contains become plain text. With `most`, only the first `most`
+    /// tokens need to be right ([`Tokenizer::encode_first`]).
     ///
     /// # Errors
-    /// The tokenizer fails; [`tunesmith_base::Kind::Data`]: the template changes the text around a control token, so that the
-    /// tokens of a message cannot be told from its own.
+    /// The tokenizer fails; [`tunesmith_base::Kind::Data`]: the template changes the text around a control token, so
+    /// that the tokens of a message cannot be told from its own.
     pub fn tokens(
         &self,
         tokenizer: &Tokenizer,

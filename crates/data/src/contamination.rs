@@ -1,6 +1,6 @@
-//! Finds training rows that are also in the validation or test rows. A training row is contaminated if it has the same words
-//! in the same order as an evaluation row, or at least half of that row's 13-grams. 13-grams in many evaluation rows
-//! (instructions, boilerplate) do not count, nor do system messages.
+//! Finds training rows that are also in the validation or test rows. A training row is contaminated if it has the same
+//! words in the same order as an evaluation row, or at least half of that row's 13-grams. 13-grams in many evaluation
+//! rows (instructions, boilerplate) do not count, nor do system messages.
 use std::collections::{HashMap, HashSet};
 
 use super::dedupe::{Members, leave_out};
@@ -81,8 +81,8 @@ impl Evaluation {
 
 /// Finds the training rows of `pool` that are also evaluation rows, and counts them. With `drop` they are left out.
 ///
-/// The evaluation rows are the validation and test rows of `inputs`, and `held_out` if the validation rows come from the
-/// training files.
+/// The evaluation rows are the validation and test rows of `inputs`, and `held_out` if the validation rows come from
+/// the training files.
 ///
 /// # Errors
 /// The files cannot be read again.

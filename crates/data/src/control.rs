@@ -1,10 +1,10 @@
 //! Control tokens in messages. `<|im_end|>` in a user's message would end the user's turn. So control tokens that the
 //! template writes stay tokens, and those in messages become plain text (`data.split_special_tokens`).
 //!
-//! To tell them apart, the conversation is rendered again, with one character changed wherever a message could contribute
-//! to a control token. Places where the two texts differ come from a message. The template's own tokens are then renamed,
-//! in the text and in a copy of the tokenizer that knows them by the new names only. This way the tokenizer still sees the
-//! whole text at once.
+//! To tell them apart, the conversation is rendered again, with one character changed wherever a message could
+//! contribute to a control token. Places where the two texts differ come from a message. The template's own tokens are
+//! then renamed, in the text and in a copy of the tokenizer that knows them by the new names only. This way the
+//! tokenizer still sees the whole text at once.
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -64,8 +64,8 @@ pub(super) struct Match {
 }
 
 impl Control {
-    /// Collects the control tokens: special tokens, and added tokens of the form `<|…|>` that the template writes. Tokens
-    /// around reasoning are not control tokens, because an answer may contain them.
+    /// Collects the control tokens: special tokens, and added tokens of the form `<|…|>` that the template writes.
+    /// Tokens around reasoning are not control tokens, because an answer may contain them.
     pub(super) fn new(tokenizer: &Tokenizer, template: &str) -> Self {
         let has_form = |text: &str| {
             let bars = [("<|", "|>"), ("<\u{ff5c}", "\u{ff5c}>")];
@@ -94,8 +94,8 @@ impl Control {
         Self { tokens, openings, ends, normalized, twins: Mutex::default() }
     }
 
-    /// The conversation with one character changed wherever a message could contribute to a control token; `None` if there is
-    /// no such place.
+    /// The conversation with one character changed wherever a message could contribute to a control token; `None` if
+    /// there is no such place.
     pub(super) fn altered(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Option<Conversation> {
         let mut any = false;
         let mut altered = conversation.clone();
@@ -145,8 +145,8 @@ impl Control {
         }
     }
 
-    /// Byte offsets of characters that could be part of a control token. The token may be in the text as a whole, begin at its
-    /// end, or end at its start.
+    /// Byte offsets of characters that could be part of a control token. The token may be in the text as a whole, begin
+    /// at its end, or end at its start.
     fn places(&self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
         let mut places = self.raw_places(text);
         if let Some(normalizer) = tokenizer.inner().get_normalizer().filter(|_| self.normalized) {

@@ -59,8 +59,8 @@ struct Known {
 }
 
 impl Dataset {
-    /// The order of training rows. Where the configuration leaves `batch_size` or `grad_accum` open, it is 1. A step has the
-    /// micro-batches of all ranks.
+    /// The order of training rows. Where the configuration leaves `batch_size` or `grad_accum` open, it is 1. A step
+    /// has the micro-batches of all ranks.
     pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
@@ -81,8 +81,8 @@ impl Dataset {
         kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
     }
 
-    /// The prompt and the answer of an example, as token ids. `None` without an answer, or if the prompt has only special
-    /// tokens, as in plain text after BOS.
+    /// The prompt and the answer of an example, as token ids. `None` without an answer, or if the prompt has only
+    /// special tokens, as in plain text after BOS.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -324,8 +324,8 @@ impl Loader<'_> {
         self.encode(set, input, self.writer(kept.as_deref(), &key)?)
     }
 
-    /// Opens the file for tokenized rows: in the cache, else a temporary file in the cache folder or the system's temporary
-    /// folder.
+    /// Opens the file for tokenized rows: in the cache, else a temporary file in the cache folder or the system's
+    /// temporary folder.
     fn writer(&self, kept: Option<&Path>, key: &blake3::Hash) -> Result<TokenWriter> {
         if let Some(path) = kept {
             match TokenWriter::kept(path, key) {

@@ -1,5 +1,5 @@
-//! Leaves out rows that duplicate an earlier one: exactly (by the hash of the normalized row) or nearly (by `MinHash`). The
-//! first row stays. Rows are compared across all sources.
+//! Leaves out rows that duplicate an earlier one: exactly (by the hash of the normalized row) or nearly (by `MinHash`).
+//! The first row stays. Rows are compared across all sources.
 use std::collections::HashSet;
 use std::slice::from_ref;
 
@@ -111,8 +111,8 @@ pub fn near(
     Ok(())
 }
 
-/// Where rows stand, as `file:line`; they are in order. Reads their files again up to the last of them, since the places of
-/// all rows would not fit into memory.
+/// Where rows stand, as `file:line`; they are in order. Reads their files again up to the last of them, since the
+/// places of all rows would not fit into memory.
 fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<String>> {
     let mut places = Vec::with_capacity(rows.len());
     for ids in rows.chunk_by(|one, other| one.set == other.set) {

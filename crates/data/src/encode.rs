@@ -1,5 +1,5 @@
-//! Turns a row into token ids and labels. Labels come from byte ranges of the text, never from a search for token ids. So
-//! `pad_token = eos_token` and repeated tokens cannot confuse them.
+//! Turns a row into token ids and labels. Labels come from byte ranges of the text, never from a search for token ids.
+//! So `pad_token = eos_token` and repeated tokens cannot confuse them.
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
@@ -17,8 +17,8 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::{LossOn, Task, Truncation, nearest};
 
-/// The most messages of a conversation under a template without `{% generation %}`. The conversation is rendered again for
-/// each answer, so the time grows with the square of the messages.
+/// The most messages of a conversation under a template without `{% generation %}`. The conversation is rendered again
+/// for each answer, so the time grows with the square of the messages.
 const MAX_MESSAGES: usize = 2000;
 
 /// How rows become tokens.
@@ -111,8 +111,8 @@ impl Encoder {
     /// Tokenizes, labels and truncates a row. Also returns notes for the data report.
     ///
     /// # Errors
-    /// The template refuses the conversation or does not write its tool calls; there is no EOS to end plain text with; or an
-    /// id is beyond the vocabulary.
+    /// The template refuses the conversation or does not write its tool calls; there is no EOS to end plain text with;
+    /// or an id is beyond the vocabulary.
     pub fn encode(&self, row: Row) -> Result<(Outcome, Notes)> {
         let target = match &row {
             Row::Labeled { label, .. } => Some(self.target(label)?),
@@ -189,10 +189,11 @@ impl Encoder {
         })
     }
 
-    /// The token ids of a text or conversation that has a label: a text with what the tokenizer adds to it, a conversation
-    /// through the chat template, without a generation prompt.
+    /// The token ids of a text or conversation that has a label: a text with what the tokenizer adds to it, a
+    /// conversation through the chat template, without a generation prompt.
     ///
-    /// Transformers takes trailing pad tokens for padding and classifies by the token before them, so they are removed here.
+    /// Transformers takes trailing pad tokens for padding and classifies by the token before them, so they are removed
+    /// here.
     fn whole(&self, whole: &Whole) -> Result<(Vec<u32>, Notes)> {
         let how @ (split, most) = (self.options.split_special_tokens, self.options.most_tokens());
         let (mut ids, notes) = match whole {
@@ -218,8 +219,8 @@ impl Encoder {
         Ok((ids, notes))
     }
 
-    /// The renderings of a conversation, truncated. Renderings without labels are left out. So are the first ones, if all
-    /// renderings have more than `max_turn_growth` times the tokens of the longest.
+    /// The renderings of a conversation, truncated. Renderings without labels are left out. So are the first ones, if
+    /// all renderings have more than `max_turn_growth` times the tokens of the longest.
     fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
         let messages = conversation.messages.len();
         if messages > MAX_MESSAGES && !template.marks_generation() {
@@ -337,8 +338,8 @@ impl Encoder {
     }
 }
 
-/// Labels every token from the first to the last one that overlaps a span, as Transformers does. A token across the start of
-/// a span gets a label too. Spans must be in the order of the text.
+/// Labels every token from the first to the last one that overlaps a span, as Transformers does. A token across the
+/// start of a span gets a label too. Spans must be in the order of the text.
 pub fn labeled(encoded: Encoded, spans: &[Range<usize>]) -> Example {
     let Encoded { ids, offsets } = encoded;
     let mut labels = vec![IGNORE; ids.len()];

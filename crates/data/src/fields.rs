@@ -60,8 +60,8 @@ pub(super) fn refuse_media(row: &Map<String, Value>) -> Result<()> {
     }
 }
 
-/// Checks one part of a message's `content` list: it may be text, or a part that the template knows, but no image, video or
-/// audio.
+/// Checks one part of a message's `content` list: it may be text, or a part that the template knows, but no image,
+/// video or audio.
 pub(super) fn refuse_media_part(part: &Value) -> Result<()> {
     let kind = part["type"].as_str().unwrap_or_default();
     if kind == "text" && !part["text"].is_string() {

@@ -2,8 +2,8 @@
 //! bounds its steps, but not the size of values: a string doubled 36 times would abort the process.
 //!
 //! So the compiled instructions are rewritten. After each one that makes a value, its size is checked. The few that can
-//! explode in one step (`*`, `replace`, `join`, formatting) become guarded filters. A template beyond a limit fails with an
-//! error.
+//! explode in one step (`*`, `replace`, `join`, formatting) become guarded filters. A template beyond a limit fails
+//! with an error.
 use std::collections::BTreeMap;
 use std::time::{Instant, SystemTime};
 
@@ -13,7 +13,9 @@ use minijinja::value::ValueKind;
 use minijinja::{AutoEscape, Environment, Error, Output, State, UndefinedBehavior, Value};
 
 use super::jinja_compat::{self, CONCAT, MULTIPLY, REMAINDER};
-use super::jinja_limits::{Limits, charge, failed, generation_marks, guard, is_namespace, measure, stopped};
+use super::jinja_limits::{
+    Limits, charge, failed, generation_marks, guard, is_namespace, measure, since_look, stopped,
+};
 use super::meter::Tally;
 use super::print;
 
@@ -25,13 +27,14 @@ const FUEL: u64 = 5_000_000;
 const FUEL_A_BYTE: u64 = 16;
 /// Variables up to this size, in bytes, add no fuel.
 const SMALL_INPUT: usize = 256 << 10;
-/// The most tokens of an expression with those around it, plus the most `elif` of an `if`. minijinja's parser and compiler
-/// may recurse once for each.
+/// The most tokens of an expression with those around it, plus the most `elif` of an `if`. minijinja's parser and
+/// compiler may recurse once for each.
 const MAX_CHAIN: usize = 4_000;
 /// The stack of the thread that compiles, in bytes.
 const COMPILER_STACK: usize = 64 << 20;
 
-/// Runs after every instruction that makes a value. Checks the size, and turns a lazy sequence into a list, as in Python.
+/// Runs after every instruction that makes a value. Checks the size, and turns a lazy sequence into a list, as in
+/// Python.
 fn check(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         guard(Some(text.len()))?;
@@ -82,7 +85,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Parses and compiles with the settings of Transformers (`trim_blocks`, `lstrip_blocks`, loop controls, `generation`).
+    /// Parses and compiles with the settings of Transformers (`trim_blocks`, `lstrip_blocks`, loop controls,
+    /// `generation`).
     ///
     /// # Errors
     /// The source is too large, not valid Jinja, or nested too deeply; a thread cannot be started.
@@ -116,8 +120,8 @@ impl Program {
         self.marks_generation
     }
 
-    /// Renders the template. The limits grow with `input_bytes`, the size of the variables. In the output, `marks` enclose the
-    /// text of each generation block. `now` is the time for `strftime_now`.
+    /// Renders the template. The limits grow with `input_bytes`, the size of the variables. In the output, `marks`
+    /// enclose the text of each generation block. `now` is the time for `strftime_now`.
     ///
     /// # Errors
     /// The template fails, or exceeds a limit ([`super::jinja_limits::blame`]).
@@ -135,14 +139,14 @@ impl Program {
             environment.set_fuel(Some(FUEL + FUEL_A_BYTE * input_bytes as u64));
         }
         let environment = fuelled.as_ref().unwrap_or(&self.environment);
-        let limits = Limits::start(input_bytes, before, marks, now);
+        let _limits = Limits::start(input_bytes, before, marks, now);
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
         let done =
             machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None);
         drop(output);
         // A rendering that fails counts too.
-        let counted = self.tally.add((began, before), limits.since_look(), input_bytes);
+        let counted = self.tally.add((began, before), since_look(), input_bytes);
         done?;
         counted.map_err(stopped)?;
         Ok(text)
@@ -193,8 +197,8 @@ const TICK: &str = "_tick";
 const STORABLE: &str = "_storable";
 const GENERATION: &str = "_generation";
 
-/// Changes the source in two ways. `generation` blocks become filter blocks. `a * b` becomes `a * _one * b`, so the compiler
-/// cannot fold a product of constants, whose size nothing would bound.
+/// Changes the source in two ways. `generation` blocks become filter blocks. `a * b` becomes `a * _one * b`, so the
+/// compiler cannot fold a product of constants, whose size nothing would bound.
 fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error> {
     let mut changed = String::with_capacity(source.len() + 64);
     let (mut copied, mut marks_generation) = (0, false);
@@ -234,8 +238,8 @@ fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error>
     Ok((changed, marks_generation))
 }
 
-/// An upper bound of the depth of the syntax tree, from the tokens so far. Operators, filters, subscripts and `elif` nest
-/// without brackets too.
+/// An upper bound of the depth of the syntax tree, from the tokens so far. Operators, filters, subscripts and `elif`
+/// nest without brackets too.
 #[derive(Default)]
 struct Depth {
     /// The tokens of the expression in each open bracket, the outermost first.

@@ -119,7 +119,8 @@ fn install_bounded(environment: &mut Environment<'static>) {
     });
 }
 
-/// Charges for a value that a filter has built. minijinja may call the filter for each item of a list, with no check between.
+/// Charges for a value that a filter has built. minijinja may call the filter for each item of a list, with no check
+/// between.
 fn built(text: Value) -> Result<Value, Error> {
     charge(text.as_str().map_or(1, str::len))?;
     Ok(text)

@@ -1,7 +1,8 @@
 //! What one rendering of a chat template may build and how long it may run.
 //!
 //! A rendering stays on one thread, so its limits are thread-local: [`Limits::start`] puts them in force, and filters
-//! and functions that templates call ask [`guard`], [`charge`] and [`measure`]. Outside of a rendering nothing is limited.
+//! and functions that templates call ask [`guard`], [`charge`] and [`measure`]. Outside of a rendering nothing is
+//! limited.
 use std::cell::Cell;
 use std::time::{Duration, SystemTime};
 
@@ -60,17 +61,17 @@ impl Limits {
         }));
         Self(())
     }
-
-    /// The processor time since the first look at it; `None` if the rendering ended before there was one.
-    pub fn since_look(&self) -> Option<Duration> {
-        BUDGET.get().and_then(|budget| budget.meter.since_look())
-    }
 }
 
 impl Drop for Limits {
     fn drop(&mut self) {
         BUDGET.set(None);
     }
+}
+
+/// The processor time of the running rendering since it was first read; `None` if it never was.
+pub fn since_look() -> Option<Duration> {
+    BUDGET.get().and_then(|budget| budget.meter.since_look())
 }
 
 /// The time that `strftime_now` writes: the clock's outside of a rendering.
@@ -133,8 +134,8 @@ pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
     }
 }
 
-/// Takes `bytes` from what the rendering may still build, and checks the time limit. minijinja may call a filter or test
-/// for each item of a list, with no instruction in between: such a filter must call this itself.
+/// Takes `bytes` from what the rendering may still build, and checks the time limit. minijinja may call a filter or
+/// test for each item of a list, with no instruction in between: such a filter must call this itself.
 pub fn charge(bytes: usize) -> Result<(), Error> {
     let Some(mut budget) = BUDGET.get() else { return Ok(()) };
     if budget.meter.is_over() {

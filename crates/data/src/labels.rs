@@ -19,7 +19,8 @@ const MOST: usize = 1 << 16;
 /// The labels of the training rows, sorted numerically if all are integers, else as text.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: a row cannot be read or has no label, or there are fewer than 2 or more than 65,536 labels.
+/// [`tunesmith_base::Kind::Data`]: a row cannot be read or has no label, or there are fewer than 2 or more than 65,536
+/// labels.
 pub fn found(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
     let inputs = Inputs::of(config)?;
     let threads = threads(config)?;
@@ -70,8 +71,8 @@ pub struct Class {
 /// Counts the rows of each label in `names` and sets its weight. `balanced` weights depend on the training rows.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: a weight for an unknown label. [`tunesmith_base::Kind::Io`]: the tokens cannot be read
-/// from disk.
+/// [`tunesmith_base::Kind::Config`]: a weight for an unknown label. [`tunesmith_base::Kind::Io`]: the tokens cannot be
+/// read from disk.
 pub fn classes(
     names: &[String],
     weights: &ClassWeights,
@@ -114,8 +115,8 @@ pub fn classes(
     Ok(names.iter().enumerate().map(one).collect())
 }
 
-/// The weights of scikit-learn's `compute_class_weight("balanced")`: rows / (labels x rows of the label), over the labels
-/// with rows. Labels without rows get 1.
+/// The weights of scikit-learn's `compute_class_weight("balanced")`: rows / (labels x rows of the label), over the
+/// labels with rows. Labels without rows get 1.
 fn balanced(rows: &[u64]) -> Vec<f64> {
     let (all, present) = (rows.iter().sum::<u64>() as f64, rows.iter().filter(|&&rows| rows > 0).count() as f64);
     rows.iter().map(|&rows| if rows == 0 { 1.0 } else { all / (present * rows as f64) }).collect()

@@ -8,7 +8,8 @@
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
 //!
-//! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size, time).
+//! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
+//! time).
 pub mod batch;
 mod catch_panic;
 mod chat_tokens;

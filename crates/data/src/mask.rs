@@ -1,11 +1,12 @@
 //! Finds the assistant's text in a rendered conversation.
 //!
-//! A template that marks this text (`{% generation %}`) decides. With any other template, each turn is found in a rendering
-//! that ends with this turn: it begins after the prompt that inference would use, and ends with its end-of-turn token.
+//! A template that marks this text (`{% generation %}`) decides. With any other template, each turn is found in a
+//! rendering that ends with this turn: it begins after the prompt that inference would use, and ends with its
+//! end-of-turn token.
 //!
-//! Most templates write a turn the same when others follow, so one rendering has all turns. A template may rewrite earlier
-//! turns: drop their reasoning, or move the tools. Then each turn that later renderings do not have unchanged gets a rendering
-//! of its own. Token ids are never searched.
+//! Most templates write a turn the same when others follow, so one rendering has all turns. A template may rewrite
+//! earlier turns: drop their reasoning, or move the tools. Then each turn that later renderings do not have unchanged
+//! gets a rendering of its own. Token ids are never searched.
 use std::ops::Range;
 
 use serde_json::{Value, json};
@@ -17,9 +18,9 @@ use tunesmith_config::LossOn;
 
 /// Renders a conversation and finds the byte ranges that carry a loss: the assistant's text with its end-of-turn token.
 ///
-/// Every turn to train on is in one of the renderings, after exactly the text that precedes it at inference. There is one
-/// rendering unless the template rewrites earlier turns; renderings are in the order of the turns. `special_texts` are the
-/// tokenizer's special tokens.
+/// Every turn to train on is in one of the renderings, after exactly the text that precedes it at inference. There is
+/// one rendering unless the template rewrites earlier turns; renderings are in the order of the turns. `special_texts`
+/// are the tokenizer's special tokens.
 ///
 /// # Errors
 /// The template refuses the conversation, or the assistant's text cannot be found in it.
@@ -38,8 +39,8 @@ pub fn render(
     Ok(renderings)
 }
 
-/// As [`render`], but passes one rendering at a time to `take`, the last one first. `take` also gets how many messages the
-/// rendering has, and returns whether to continue: a long conversation may have many renderings.
+/// As [`render`], but passes one rendering at a time to `take`, the last one first. `take` also gets how many messages
+/// the rendering has, and returns whether to continue: a long conversation may have many renderings.
 ///
 /// # Errors
 /// Those of [`render`] and of `take`.
@@ -112,8 +113,8 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Passes on the fewest renderings that contain every wanted turn as it was written, from the last to the first. `full`
-    /// is the whole conversation.
+    /// Passes on the fewest renderings that contain every wanted turn as it was written, from the last to the first.
+    /// `full` is the whole conversation.
     fn renderings(
         &self,
         full: Rendered,
@@ -146,7 +147,8 @@ impl Finder<'_> {
         Ok(Turn { text, span: start..end })
     }
 
-    /// Where the assistant's text begins in `text`, which ends with its turn: after the prompt that inference would use.
+    /// Where the assistant's text begins in `text`, which ends with its turn: after the prompt that inference would
+    /// use.
     fn start(&self, index: usize, text: &str) -> Option<usize> {
         let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
         if let Some(prompt) = &prompt
@@ -157,9 +159,9 @@ impl Finder<'_> {
             let late = if prompt.text.contains(said) { None } else { self.content_end(index - 1, index + 1, text) };
             return Some(prompt.text.len().max(late.unwrap_or(0)));
         }
-        // The text does not begin with the prompt. The prompt may open a thought that the turn does not have, or only prompts
-        // have the system message, or an earlier message is written differently as the last one. The turn still begins after
-        // the same header.
+        // The text does not begin with the prompt. The prompt may open a thought that the turn does not have, or only
+        // prompts have the system message, or an earlier message is written differently as the last one. The turn still
+        // begins after the same header.
         let others_end = self.others_end(index, text);
         let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
         let plain = self.template.render_marked(&answer, index + 1, false).ok();
@@ -184,8 +186,9 @@ impl Finder<'_> {
         header.or(opened)
     }
 
-    /// Where the header of message `index` ends in `text`, which ends after that header: the last place with the same text
-    /// before it as the end of `prompt`. If the prompt opens a thought that `text` does not have, the thought is ignored.
+    /// Where the header of message `index` ends in `text`, which ends after that header: the last place with the same
+    /// text before it as the end of `prompt`. If the prompt opens a thought that `text` does not have, the thought is
+    /// ignored.
     fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
         let before = self.template.render_first(self.turns, index, false).ok()?.text;
         let asked = common_bytes(&before, prompt);
@@ -216,8 +219,8 @@ impl Finder<'_> {
         if text.starts_with(&before) { Some(before.len()) } else { self.content_end(previous, index + 1, text) }
     }
 
-    /// The last byte offset after `from`, up to `to`, at which a line or a special token ends, or else what looks like a
-    /// token.
+    /// The last byte offset after `from`, up to `to`, at which a line or a special token ends, or else what looks like
+    /// a token.
     fn last_boundary(&self, text: &str, from: usize, to: usize) -> Option<usize> {
         let places = || (from + 1..=to).rev().filter(|&at| text.is_char_boundary(at));
         let ends = |&at: &usize| {
@@ -227,8 +230,9 @@ impl Finder<'_> {
         places().find(ends).or_else(|| places().find(|&at| text[..at].ends_with(['>', ']'])))
     }
 
-    /// Where the turn ends that begins at `start`, if `text` ends with it: after its end-of-turn token. A newline or EOS after
-    /// that token does not belong to the turn. Without a special token at the end, the turn is the rest of the text.
+    /// Where the turn ends that begins at `start`, if `text` ends with it: after its end-of-turn token. A newline or
+    /// EOS after that token does not belong to the turn. Without a special token at the end, the turn is the rest of
+    /// the text.
     fn end(&self, index: usize, text: &str, start: usize) -> usize {
         let tokens = self.final_tokens(text, start);
         let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default().trim_end();
@@ -282,8 +286,8 @@ impl Finder<'_> {
         place.map_or(0, |place| one.start + common_bytes(&text[one.start..], &next[place..]))
     }
 
-    /// The bytes of a turn in `full`, the whole conversation. If the turn is rewritten there: its content and the special token
-    /// right after it.
+    /// The bytes of a turn in `full`, the whole conversation. If the turn is rewritten there: its content and the
+    /// special token right after it.
     fn within(&self, index: usize, full: &str) -> Result<Range<usize>> {
         let turn = self.turn(index)?;
         if turn.stands_in(full) {
@@ -304,8 +308,8 @@ impl Finder<'_> {
         self.marked_place(index, ends, count, known)
     }
 
-    /// The place of a mark in the content of a message. The first `count` messages are rendered with the mark; without it, the
-    /// rendering must equal `known`.
+    /// The place of a mark in the content of a message. The first `count` messages are rendered with the mark; without
+    /// it, the rendering must equal `known`.
     fn marked_place(
         &self,
         index: usize,

@@ -1,5 +1,5 @@
-//! Brings messages to the form that chat templates read. Tools and tool calls become what Transformers documents, also from
-//! the older `functions` and `function_call`. Fields that choose the turns to train on are removed.
+//! Brings messages to the form that chat templates read. Tools and tool calls become what Transformers documents, also
+//! from the older `functions` and `function_call`. Fields that choose the turns to train on are removed.
 use serde_json::{Map, Value, json};
 
 use super::json_type::json_type;
@@ -52,7 +52,8 @@ impl Conversation {
     }
 }
 
-/// Whether a message may carry a loss. Removes the fields that say so: `weight` (`OpenAI`), `train` and `training` (Axolotl).
+/// Whether a message may carry a loss. Removes the fields that say so: `weight` (`OpenAI`), `train` and `training`
+/// (Axolotl).
 fn learned(message: &mut Value) -> Result<bool> {
     let Value::Object(fields) = message else {
         return Err(Error::data(format!("found {}, expected an object", json_type(message))));
@@ -139,8 +140,8 @@ fn normalise(message: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// Normalizes a call `{function: {name, arguments}}` or `{name, arguments}`. Templates expect arguments as an object, so JSON
-/// text becomes one.
+/// Normalizes a call `{function: {name, arguments}}` or `{name, arguments}`. Templates expect arguments as an object,
+/// so JSON text becomes one.
 fn call(call: Value) -> Result<Value> {
     let mut call = from_text(call);
     let function = if call["function"].is_object() { &mut call["function"] } else { &mut call };

@@ -1,5 +1,5 @@
-//! How long a chat template may compute: in one rendering, and in all renderings of a run. Processor time counts, because a
-//! loaded machine lets threads wait.
+//! How long a chat template may compute: in one rendering, and in all renderings of a run. Processor time counts,
+//! because a loaded machine lets threads wait.
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -75,8 +75,8 @@ impl Tally {
         self.slow.load(Ordering::Relaxed).then(thread_time).flatten()
     }
 
-    /// Adds a rendering with variables of `bytes`. `began` is when it started, and `before` the thread's processor time then,
-    /// where that is known. `looked` is [`Meter::since_look`].
+    /// Adds a rendering with variables of `bytes`. `began` is when it started, and `before` the thread's processor time
+    /// then, where that is known. `looked` is [`Meter::since_look`].
     ///
     /// # Errors
     /// A message: all renderings together have taken too long.
@@ -109,8 +109,8 @@ impl Tally {
     }
 }
 
-/// The processor time of a rendering that was not measured from its start: the wall-clock time until the first reading, at
-/// most [`STEP`], plus the processor time since then.
+/// The processor time of a rendering that was not measured from its start: the wall-clock time until the first reading,
+/// at most [`STEP`], plus the processor time since then.
 fn estimate(elapsed: Duration, looked: Option<Duration>) -> Duration {
     elapsed.min(STEP) + looked.unwrap_or_default().min(elapsed)
 }

@@ -17,8 +17,8 @@ const fn mixed(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// Appends a hash of each word of a text to `words`. A word is a run of letters and digits, regardless of case. In scripts
-/// without spaces between words, each letter is a word.
+/// Appends a hash of each word of a text to `words`. A word is a run of letters and digits, regardless of case. In
+/// scripts without spaces between words, each letter is a word.
 pub fn add_words(text: &str, words: &mut Vec<u64>) {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     let (mut word, mut open) = (OFFSET, false);
@@ -91,7 +91,8 @@ pub fn likeness(one: &[u32], other: &[u32]) -> f64 {
     same as f64 / one.len().max(1) as f64
 }
 
-/// How many bands, and how many rows per band, minimize the sum of false positives and false negatives at this threshold.
+/// How many bands, and how many rows per band, minimize the sum of false positives and false negatives at this
+/// threshold.
 pub fn bands(threshold: f64) -> (usize, usize) {
     const STEPS: usize = 200;
     let error = |bands: usize, rows: usize| -> f64 {

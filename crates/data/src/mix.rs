@@ -1,5 +1,5 @@
-//! Mixes several sources by weight. How many rows each source gives, which ones and in what order depends only on sizes,
-//! weights and the seed. So a resumed run sees the same mix.
+//! Mixes several sources by weight. How many rows each source gives, which ones and in what order depends only on
+//! sizes, weights and the seed. So a resumed run sees the same mix.
 use super::rng::shuffle;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::MixStrategy;
@@ -12,8 +12,8 @@ const STREAM: u64 = 1 << 48;
 
 /// How many rows each source gives to an epoch.
 ///
-/// With `interleave_under` the mix is the largest that uses no row twice. With `interleave_over` it is the smallest that
-/// uses every row. A source without rows, or with weight 0, gives none.
+/// With `interleave_under` the mix is the largest that uses no row twice. With `interleave_over` it is the smallest
+/// that uses every row. A source without rows, or with weight 0, gives none.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Data`]: the weights would repeat rows until an epoch is absurdly long.
@@ -47,8 +47,9 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     Ok(counts)
 }
 
-/// The mix as pairs (source, row of the source). Each source gives `counts[source]` rows: all its rows as often as they fit,
-/// then a part drawn by `seed`, in the order of the source. The rows of each source are spread evenly over the mix.
+/// The mix as pairs (source, row of the source). Each source gives `counts[source]` rows: all its rows as often as they
+/// fit, then a part drawn by `seed`, in the order of the source. The rows of each source are spread evenly over the
+/// mix.
 pub fn order(sizes: &[usize], counts: &[usize], seed: u64) -> Vec<(usize, usize)> {
     let mut placed: Vec<(f64, usize, usize)> = Vec::with_capacity(counts.iter().sum());
     for (source, (&size, &count)) in sizes.iter().zip(counts).enumerate().filter(|(_, (size, _))| **size > 0) {

@@ -1,5 +1,5 @@
-//! JSON floats, parsed to the nearest f64. `serde_json` rounds twice when a number has many digits: the last digit of one in
-//! five floats that a program wrote would differ, and so would what a template prints.
+//! JSON floats, parsed to the nearest f64. `serde_json` rounds twice when a number has many digits: the last digit of
+//! one in five floats that a program wrote would differ, and so would what a template prints.
 use serde_json::{Number, Value};
 
 use super::strict::Strict;

@@ -1,5 +1,5 @@
-//! Packing: several short examples in one row of at most `capacity` tokens. Each example stays a sequence of its own, so
-//! packing never changes what a token attends to.
+//! Packing: several short examples in one row of at most `capacity` tokens. Each example stays a sequence of its own,
+//! so packing never changes what a token attends to.
 
 /// How many rows are open at once. A small number keeps neighbors in the order near each other.
 const WINDOW: usize = 64;

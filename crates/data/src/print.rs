@@ -1,4 +1,5 @@
-//! Values as Python prints them. minijinja does so except for floats (`1e+22`, `-3.5e-07`, `inf`), also in lists and maps.
+//! Values as Python prints them. minijinja does so except for floats (`1e+22`, `-3.5e-07`, `inf`), also in lists and
+//! maps.
 use std::fmt::Write as _;
 
 use minijinja::Value;

@@ -1,5 +1,5 @@
-//! The rows of a data set after parsing, as `tunesmith process` writes them. For `tunesmith ingest`, which rows of a file
-//! are duplicates.
+//! The rows of a data set after parsing, as `tunesmith process` writes them. For `tunesmith ingest`, which rows of a
+//! file are duplicates.
 use super::dataset::Dataset;
 use super::inputs::Input;
 use super::parsed_row::Parsed;
@@ -61,8 +61,8 @@ pub fn sources(dataset: &Dataset, config: &Config, part: Part) -> Result<Vec<Str
     source_texts(split.map_or(&[], |split| &split.rows), &inputs, config)
 }
 
-/// Passes the rows of a part to `take` as JSON, in the order of the files. A row that the mix repeats comes as often. Returns
-/// the number of rows, or `None` if the data set has no such part.
+/// Passes the rows of a part to `take` as JSON, in the order of the files. A row that the mix repeats comes as often.
+/// Returns the number of rows, or `None` if the data set has no such part.
 ///
 /// # Errors
 /// The files cannot be read again, or `take` fails.

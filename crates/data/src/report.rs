@@ -39,7 +39,8 @@ impl Found {
     }
 }
 
-/// Conversations that become several examples, because the chat template renders earlier turns differently when more follow.
+/// Conversations that become several examples, because the chat template renders earlier turns differently when more
+/// follow.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Turns {
     /// Rows with several renderings.
@@ -121,7 +122,8 @@ pub struct Counts {
     pub near_duplicates: Found,
     /// Training rows that are also in the validation or test rows; left out with `contamination: drop`.
     pub contaminated: Found,
-    /// What rows contain but the model never sees: fields that no form reads, and messages that the template leaves out.
+    /// What rows contain but the model never sees: fields that no form reads, and messages that the template leaves
+    /// out.
     #[serde(default)]
     pub unread: BTreeMap<String, Found>,
     /// Rows of several renderings.

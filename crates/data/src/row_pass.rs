@@ -1,5 +1,5 @@
-//! A pass over the rows of files. Rows are read in order, processed by all threads, and passed on in order. Only one chunk
-//! of rows is in memory.
+//! A pass over the rows of files. Rows are read in order, processed by all threads, and passed on in order. Only one
+//! chunk of rows is in memory.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -27,8 +27,8 @@ pub struct Walker<'a> {
 }
 
 impl Walker<'_> {
-    /// Reads the rows of `input`, applies `work` to each in parallel, and passes the results to `take` in order. `work` also
-    /// gets the row forms of the file.
+    /// Reads the rows of `input`, applies `work` to each in parallel, and passes the results to `take` in order. `work`
+    /// also gets the row forms of the file.
     ///
     /// # Errors
     /// The error of reading, `work` or `take` that comes first in the order of the rows.

@@ -146,8 +146,8 @@ fn written(message: &Value) -> Result<Option<Value>> {
     Ok(any.then_some(message))
 }
 
-/// A message as templates see it. The reasoning of an assistant has three possible names. As in Transformers, a message with
-/// any of them gets the two names that templates read.
+/// A message as templates see it. The reasoning of an assistant has three possible names. As in Transformers, a message
+/// with any of them gets the two names that templates read.
 fn message_value(message: &Value) -> JinjaValue {
     let names = ["reasoning_content", "thinking", "reasoning"];
     let thought = names.iter().filter_map(|name| message.get(name)).find(|thought| !thought.is_null());
@@ -209,9 +209,9 @@ impl TextSize {
 }
 
 impl ChatTemplate {
-    /// Finds and compiles the template: `path` or `builtin` if given, else `chat_template.jinja` of the model folder, else
-    /// `chat_template` in its `tokenizer_config.json`, else in its `chat_template.json` (multimodal models). `None` if there is
-    /// no template.
+    /// Finds and compiles the template: `path` or `builtin` if given, else `chat_template.jinja` of the model folder,
+    /// else `chat_template` in its `tokenizer_config.json`, else in its `chat_template.json` (multimodal models).
+    /// `None` if there is no template.
     ///
     /// # Errors
     /// A file cannot be read; those of [`Self::compile`].
@@ -335,8 +335,8 @@ impl ChatTemplate {
     /// Renders a whole conversation.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the template refuses the row. [`tunesmith_base::Kind::Model`]: it takes too much time or
-    /// memory, or fails with any row.
+    /// [`tunesmith_base::Kind::Data`]: the template refuses the row. [`tunesmith_base::Kind::Model`]: it takes too much
+    /// time or memory, or fails with any row.
     pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered> {
         let turns = Turns::new(conversation)?;
         self.render_first(&turns, turns.len(), add_generation_prompt)
@@ -409,8 +409,8 @@ impl ChatTemplate {
         Err(failed(describe(&error), error.line(), kind))
     }
 
-    /// Errors of the template with a plain question, and with a question and its answer. If a row causes the same error, the
-    /// template is to blame.
+    /// Errors of the template with a plain question, and with a question and its answer. If a row causes the same
+    /// error, the template is to blame.
     fn own_faults(&self) -> &[Fault] {
         self.own_faults.get_or_init(|| {
             let [question, answer] = ["user", "assistant"].map(|role| json!({ "role": role, "content": "Certainly" }));
@@ -469,7 +469,8 @@ fn with_content(message: &JinjaValue, content: JinjaValue) -> JinjaValue {
     JinjaValue::from_pairs(fields.chain([(JinjaValue::from("content"), content)]))
 }
 
-/// A string in place of the `content` of a message: its parts joined, or empty if it has none. `None` if it is a string.
+/// A string in place of the `content` of a message: its parts joined, or empty if it has none. `None` if it is a
+/// string.
 fn text_instead(message: &JinjaValue) -> Option<String> {
     let content = message.get_attr("content").unwrap_or_default();
     match content.kind() {

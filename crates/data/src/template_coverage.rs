@@ -1,6 +1,6 @@
-//! Which parts of a conversation the chat template leaves out. A template without tool support writes nothing for a tool call,
-//! and the model would learn to answer nothing where it should call a tool. Such rows are refused. Messages and tools that
-//! the template leaves out become notes in the data report.
+//! Which parts of a conversation the chat template leaves out. A template without tool support writes nothing for a
+//! tool call, and the model would learn to answer nothing where it should call a tool. Such rows are refused. Messages
+//! and tools that the template leaves out become notes in the data report.
 use serde_json::Value;
 
 use super::messages::Conversation;
@@ -37,8 +37,8 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
     Ok(())
 }
 
-/// Phrases for the parts of a conversation that are not in `text`, its last rendering: messages other than the assistant's,
-/// tools, and the reasoning of the last turn that is trained on.
+/// Phrases for the parts of a conversation that are not in `text`, its last rendering: messages other than the
+/// assistant's, tools, and the reasoning of the last turn that is trained on.
 pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut from = 0;

@@ -1,5 +1,5 @@
-//! A segment of the model whose frozen weights are shared among ranks: each rank keeps a part of its numbers, and views of
-//! its weights exist only while the numbers of all ranks are together.
+//! A segment of the model whose frozen weights are shared among ranks: each rank keeps a part of its numbers, and views
+//! of its weights exist only while the numbers of all ranks are together.
 use super::values::{Values, write_rows};
 use half::bf16;
 use std::ops::Range;
@@ -105,8 +105,8 @@ impl Trained {
 pub struct Segment {
     lengths: [usize; 3],
     places: Vec<Place>,
-    /// Tables of which some rows are trained: where they begin among the floats, the rows, and these rows' place in the flat
-    /// buffer.
+    /// Tables of which some rows are trained: where they begin among the floats, the rows, and these rows' place in the
+    /// flat buffer.
     tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
     /// This rank's part of each kind.
     own: Flat,
@@ -211,8 +211,8 @@ impl Segment {
         numbers
     }
 
-    /// Makes the numbers of all ranks visible to the segment's weights. `values` are all trained values, where ranks do not
-    /// share these.
+    /// Makes the numbers of all ranks visible to the segment's weights. `values` are all trained values, where ranks do
+    /// not share these.
     pub(super) fn assemble(
         &self,
         Flat { mut floats, halves, bytes, trained }: Flat,

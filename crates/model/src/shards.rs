@@ -1,10 +1,10 @@
-//! Weights of which each rank keeps a share: a segment's numbers are brought together before a walk comes to it, the next
-//! segment's meanwhile, and given up behind it. Frozen weights lie in the segment, trained ones in
-//! [`Params`], which then hold this rank's share of them, end to end.
+//! Weights of which each rank keeps a share: a segment's numbers are brought together before a walk comes to it, the
+//! next segment's meanwhile, and given up behind it. Frozen weights lie in the segment, trained ones in [`Params`],
+//! which then hold this rank's share of them, end to end.
 //!
-//! Every rank must bring the same segments in the same order, or some would wait for ever. So a pass follows a fixed route,
-//! whatever happens on the way: one that breaks off goes to the end of its route without computing ([`Shards::end`]), and
-//! a rank that has no pass to make goes along while others have one ([`Shards::stand_by`]).
+//! Every rank must bring the same segments in the same order, or some would wait for ever. So a pass follows a fixed
+//! route, whatever happens on the way: one that breaks off goes to the end of its route without computing
+//! ([`Shards::end`]), and a rank that has no pass to make goes along while others have one ([`Shards::stand_by`]).
 use super::params::{ParamSpec, Params};
 pub use super::segment::{Flat, Held};
 use super::segment::{Place, Segment, Shared, Trained};
@@ -34,8 +34,8 @@ pub trait Peers: fmt::Debug + Send + Sync {
     /// This rank's number among those that share trained values.
     fn rank(&self) -> usize;
 
-    /// Every rank's part of the trained values of the last segment of `specs`, counted from the segment's start, which is
-    /// flat place `start`. Nothing where every rank keeps all of them.
+    /// Every rank's part of the trained values of the last segment of `specs`, counted from the segment's start, which
+    /// is flat place `start`. Nothing where every rank keeps all of them.
     fn cuts(&self, specs: &[ParamSpec], start: usize) -> Option<Vec<Range<usize>>>;
 
     /// Begins to complete `numbers`, of each kind of which a rank fills in its part.
@@ -54,8 +54,8 @@ fn keep<T: Copy>(own: &mut Vec<T>, numbers: &[T], start: usize, part: &Range<usi
     own.extend_from_slice(&numbers[cut(part.start)..cut(part.end)]);
 }
 
-/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers; the
-/// weights give up theirs and point to the segment.
+/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers;
+/// the weights give up theirs and point to the segment.
 fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
     let is_frozen = |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_) | Weight::Rows(_));
     let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
@@ -172,7 +172,8 @@ impl Shards {
         self.segments.len()
     }
 
-    /// The trained values of the last segment of `params` are brought with a segment; this rank keeps its share of them.
+    /// The trained values of the last segment of `params` are brought with a segment; this rank keeps its share of
+    /// them.
     pub fn push_trained(&mut self, segment: usize, params: &mut Params) {
         let start = params.last_segment();
         let Some(parts) = self.peers.cuts(&params.specs, start).filter(|_| params.len() > start) else { return };
@@ -245,8 +246,8 @@ impl Shards {
         (walk.route, walk.reached) = (self.routes[kind as usize].clone(), 0);
     }
 
-    /// Comes to a segment, the next one on the route: its weights are together when this returns, and the one after it is
-    /// on its way. `values` are the trained values that this rank keeps.
+    /// Comes to a segment, the next one on the route: its weights are together when this returns, and the one after it
+    /// is on its way. `values` are the trained values that this rank keeps.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone.
@@ -277,7 +278,8 @@ impl Shards {
         Ok(())
     }
 
-    /// Gives up the segment before place `at` of the route, unless it is needed there, or stays until it is needed again.
+    /// Gives up the segment before place `at` of the route, unless it is needed there, or stays until it is needed
+    /// again.
     fn leave(&self, walk: &mut Walk, at: usize) {
         let Some(before) = at.checked_sub(1).map(|before| walk.route[before]) else { return };
         let again = walk.route[at..].iter().position(|&later| later == before);
@@ -300,8 +302,9 @@ impl Shards {
         self.peers.begin(segment.give(numbers, trained, values))
     }
 
-    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is left, from
-    /// the one on in which the pass turns around (the head, which may be the embedding too: nothing stands for it).
+    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is
+    /// left, from the one on in which the pass turns around (the head, which may be the embedding too: nothing stands
+    /// for it).
     ///
     /// # Errors
     /// As [`Shards::reach`], and those of `left`.

@@ -1,4 +1,5 @@
-//! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at hand.
+//! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at
+//! hand.
 use std::ops::Range;
 
 /// Up to two stretches of the flat buffer.

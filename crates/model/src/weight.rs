@@ -1,5 +1,5 @@
-//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks), trained
-//! (a part of the flat buffer), or a table of which some rows are trained.
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks),
+//! trained (a part of the flat buffer), or a table of which some rows are trained.
 use super::grads::Grads;
 use super::segment::{Shared, SharedView};
 use super::values::{Values, write_rows};
@@ -123,7 +123,8 @@ impl Weight {
         write_rows(&mut table.write().unwrap_or_else(PoisonError::into_inner), ids, range, values);
     }
 
-    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times `scale`.
+    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times
+    /// `scale`.
     pub fn add_embedding_gradient(
         &self,
         dx: &Act,

@@ -1,4 +1,4 @@
-//! `{history, instruction, input, output}`, as LLaMA-Factory has it: Alpaca after earlier turns, each a pair of question and answer.
+//! `{history, instruction, input, output}`, as in LLaMA-Factory: Alpaca after earlier turns, each `[question, answer]`.
 use serde_json::{Map, Value, json};
 
 use super::{Conversation, Row, Shape, alpaca, list};

@@ -1,4 +1,4 @@
-//! `{input_ids, labels, attention_mask}`: taken as they are; without labels all of it is learned.
+//! `{input_ids, labels, attention_mask}`, used unchanged. Without labels, every token carries a loss.
 use serde_json::{Map, Value};
 
 use super::{Row, Shape, has};
@@ -9,8 +9,7 @@ use tunesmith_base::error::{Error, Result};
 pub(super) const SHAPE: Shape =
     Shape { fields: "input_ids", plain: true, fits: |row| has(row, "input_ids"), parse, asks: |_| None };
 
-/// A row `{input_ids, labels, attention_mask}`. What the mask leaves out at either end is padding, of which none is
-/// needed here.
+/// Parses a row. Tokens that the mask excludes at either end are padding and are removed.
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     let mut numbers = |field: &str| -> Result<Option<Vec<i64>>> {
         let items = match row.get_mut(field).map(Value::take) {

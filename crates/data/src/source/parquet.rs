@@ -1,4 +1,4 @@
-//! Parquet with any of its codecs.
+//! Parquet, with any of its compression codecs.
 use std::cell::Cell;
 use std::fs::File;
 use std::path::Path;

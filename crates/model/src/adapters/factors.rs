@@ -3,7 +3,8 @@ use rayon::prelude::*;
 
 use crate::svd;
 
-/// A `[rank, cols]` and B `[rows, rank]` with `scale B A = sum u s v^T`, the roots of the singular values on both sides.
+/// A `[rank, cols]` and B `[rows, rank]` with `scale B A = sum u s v^T`, the roots of the singular values on both
+/// sides.
 pub(super) fn factors(triplets: &svd::Triplets, rows: usize, scale: f32) -> [Vec<f32>; 2] {
     let roots: Vec<f64> = triplets.s.iter().map(|value| (value / f64::from(scale)).sqrt()).collect();
     let row = |(root, v): (&f64, &Vec<f64>)| v.iter().map(|value| (root * value) as f32).collect::<Vec<_>>();

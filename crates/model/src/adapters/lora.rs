@@ -1,6 +1,7 @@
-//! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given `dy`:
-//! `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's input alone, as in
-//! PEFT. [`super::low_rank`] computes it, [`super::dora`] with magnitudes; [`super::start`] initializes A and B.
+//! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given
+//! `dy`: `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's
+//! input alone, as in PEFT. [`super::low_rank`] computes it, [`super::dora`] with magnitudes; [`super::start`]
+//! initializes A and B.
 use std::sync::Arc;
 
 use rayon::prelude::*;
@@ -166,8 +167,8 @@ impl Method for LoraConfig {
     }
 }
 
-/// The low-rank update of a module: `s B A`, A `[r, in_features]`, B `[out_features, r]`. Of experts rows `e r..` of A are
-/// expert e's, and of B every so many-th column as there are experts.
+/// The low-rank update of a module: `s B A`, A `[r, in_features]`, B `[out_features, r]`. Of experts rows `e r..` of A
+/// are expert e's, and of B every so many-th column as there are experts.
 #[derive(Debug)]
 struct Update {
     outputs: usize,

@@ -22,8 +22,8 @@ pub struct Matrices {
     pub scale: f32,
     /// Seeds this module's dropout mask, so that every module has its own.
     pub module: u64,
-    /// For an expert: its index, and how many experts there are. Column i of its B is column `i * experts + expert` of the
-    /// stored B.
+    /// For an expert: its index, and how many experts there are. Column i of its B is column `i * experts + expert` of
+    /// the stored B.
     pub expert: Option<(usize, usize)>,
 }
 
@@ -56,8 +56,8 @@ impl Matrices {
         low
     }
 
-    /// Adds the gradients of A and B, given `dy`, that of `B (s A x)`. Returns the gradient of `A x`. `x` is the adapter's
-    /// input after dropout, and `low` is `s A x`.
+    /// Adds the gradients of A and B, given `dy`, that of `B (s A x)`. Returns the gradient of `A x`. `x` is the
+    /// adapter's input after dropout, and `low` is `s A x`.
     pub(super) fn gradients(&self, base: Base<'_>, low: &Act, dy: &Act, x: &Act, grads: &mut Grads<'_>) -> Act {
         let mut d_low = dy.pool().act(dy.tokens(), self.rank);
         let (b, row, col) = self.b(base.pass.values);
@@ -69,8 +69,8 @@ impl Matrices {
         d_low
     }
 
-    /// Writes the gradient of the input to `dx`, or adds it with `add`. `dy` is the gradient of the base's product outside
-    /// of the adapter, `beside` that of the product within it (`DoRA` only), and `d_low` that of `A x`.
+    /// Writes the gradient of the input to `dx`, or adds it with `add`. `dy` is the gradient of the base's product
+    /// outside of the adapter, `beside` that of the product within it (`DoRA` only), and `d_low` that of `A x`.
     pub(super) fn input_gradient(
         &self,
         base: Base<'_>,
