@@ -30,7 +30,7 @@ impl Example {
 /// A padding-free batch: sequences end to end. Attention never crosses a boundary, and positions restart at 0.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Batch {
-    /// `[tokens]` ids of all sequences.
+    /// `[tokens]`: the ids of all sequences.
     pub tokens: Vec<u32>,
     /// `[tokens]`: what each position must predict, which is the next token's label in the same sequence or [`IGNORE`].
     /// In classification and regression the last position of a sequence predicts the class or the bits of the f32;

@@ -57,7 +57,7 @@ impl ChatTemplate {
             let beginning = Conversation { messages, ..conversation.clone() };
             self.render(&beginning, add_generation_prompt).ok().map(|rendered| rendered.text)
         };
-        // The text may be that of the first messages, up to an answer.
+        // The text may have only the first messages, up to and including an answer.
         let answers =
             (1..conversation.messages.len()).filter(|at| conversation.messages[at - 1]["role"] == "assistant");
         let counts = std::iter::once(conversation.messages.len()).chain(answers.rev());

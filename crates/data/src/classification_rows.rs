@@ -15,7 +15,7 @@ const LABEL: [&str; 4] = ["label", "labels", "class", "target"];
 pub enum Whole {
     /// Plain text.
     Text(String),
-    /// Turns, to be rendered by the chat template.
+    /// A conversation, which the chat template renders.
     Chat(Conversation),
 }
 

@@ -34,7 +34,7 @@ pub struct Dataset {
     pub validation: Option<Split>,
     /// Examples of `data.test_path`.
     pub test: Option<Split>,
-    /// The model's tokenizer.
+    /// The model's tokenizer, including `tuning.new_tokens`.
     pub tokenizer: Tokenizer,
     /// The chat template, if there is one.
     pub template: Option<ChatTemplate>,

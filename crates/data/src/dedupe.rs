@@ -67,15 +67,16 @@ pub fn exact(walker: &Walker<'_>, inputs: &[Input], pool: &mut Split, counts: &m
     Ok(())
 }
 
-/// Takes rows out of a split; both are in order.
+/// Removes rows from a split. Both must be sorted.
 pub fn leave_out(pool: &mut Split, dropped: &[RowId]) {
     pool.rows.retain(|id| dropped.binary_search(id).is_err());
 }
 
-/// Leaves out rows that are at least `threshold` alike to an earlier one.
+/// Leaves out rows whose estimated Jaccard similarity to an earlier row is at least `threshold`, directly or over a
+/// chain of similar rows.
 ///
 /// # Errors
-/// Those of reading the rows again, and of the file that signatures lie in meanwhile.
+/// The files cannot be read again, or the temporary file of signatures cannot be written.
 pub fn near(
     walker: &Walker<'_>,
     inputs: &[Input],
@@ -89,7 +90,7 @@ pub fn near(
     for (set, input) in inputs.iter().enumerate() {
         let mut members = Members::of(&pool.rows, set);
         walker.walk("looking for near-duplicates", input, &sign, &mut |signature| {
-            // A signature lies on disk as a row of numbers would: 512 bytes a row are too many for memory.
+            // Signatures are on disk, stored like token rows: 512 bytes per row are too much for memory.
             let stored = |numbers: Vec<u32>| {
                 let labels = numbers.iter().map(|&number| number as i32).collect();
                 Example { input_ids: numbers, labels }
@@ -111,7 +112,7 @@ pub fn near(
     Ok(())
 }
 
-/// Where rows stand, as `file:line`; they are in order. Reads their files again up to the last of them, since the
+/// The `file:line` of rows, which must be sorted. Reads the files again up to the last of these rows, because the
 /// places of all rows would not fit into memory.
 fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<String>> {
     let mut places = Vec::with_capacity(rows.len());

@@ -154,7 +154,7 @@ impl Encoder {
         let mut notes = Notes::default();
         let example = match row {
             Row::Chat(conversation) => {
-                return self.conversation(self.chat_template()?, &conversation);
+                return self.conversation(expect_template(self.template.as_ref())?, &conversation);
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
@@ -175,48 +175,13 @@ impl Encoder {
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
             Row::Labeled { whole, .. } => {
                 let input_ids;
-                (input_ids, notes) = self.whole(&whole)?;
+                let how = (self.options.split_special_tokens, most);
+                (input_ids, notes) =
+                    whole_ids(&whole, &self.tokenizer, self.template.as_ref(), self.options.padding, how)?;
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
         Ok(Labeled { longest: example.input_ids.len(), examples: vec![example], notes, ..Labeled::default() })
-    }
-
-    fn chat_template(&self) -> Result<&ChatTemplate> {
-        self.template.as_ref().ok_or_else(|| {
-            Error::data("the row is a conversation, but the model folder has no chat template")
-                .hint("set data.chat_template: chatml, or data.template_path")
-        })
-    }
-
-    /// The token ids of a text or conversation that has a label: a text with what the tokenizer adds to it, a
-    /// conversation through the chat template, without a generation prompt.
-    ///
-    /// Transformers takes trailing pad tokens for padding and classifies by the token before them, so they are removed
-    /// here.
-    fn whole(&self, whole: &Whole) -> Result<(Vec<u32>, Notes)> {
-        let how @ (split, most) = (self.options.split_special_tokens, self.options.most_tokens());
-        let (mut ids, notes) = match whole {
-            Whole::Text(text) => {
-                let (ids, added) = self.tokenizer.ids_first(text, most)?;
-                let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && self.tokenizer.is_control(*id));
-                (ids, Notes { keeps_tokens, ..Notes::default() })
-            }
-            Whole::Chat(conversation) => {
-                let template = self.chat_template()?;
-                let text = template.render(conversation, false)?.text;
-                let tokens = template.tokens(&self.tokenizer, conversation, &text, false, how)?;
-                let notes = tokens.notes(split);
-                (tokens.encoded.ids, notes)
-            }
-        };
-        while ids.len() > 1 && ids.last().copied() == self.options.padding {
-            ids.pop();
-        }
-        if ids.is_empty() {
-            return Err(Error::data("the text is empty: it has no token to look at").hint("remove the row"));
-        }
-        Ok((ids, notes))
     }
 
     /// The renderings of a conversation, truncated. Renderings without labels are left out. So are the first ones, if
@@ -336,6 +301,52 @@ impl Encoder {
             false => Outcome::Kept { examples, truncated, limited },
         }
     }
+}
+
+fn expect_template(template: Option<&ChatTemplate>) -> Result<&ChatTemplate> {
+    template.ok_or_else(|| {
+        Error::data("the row is a conversation, but the model folder has no chat template")
+            .hint("set data.chat_template: chatml, or data.template_path")
+    })
+}
+
+/// The token ids of a text or conversation that gets a label: a text with the tokens that the tokenizer adds, a
+/// conversation through the chat template without a generation prompt.
+///
+/// Transformers takes `padding` tokens at the end for padding and classifies by the token before them, so they are
+/// removed here. With `split`, special tokens in messages become plain text. With `most`, only the first `most` tokens
+/// need to be right ([`Tokenizer::encode_first`]).
+///
+/// # Errors
+/// The tokenizer or the template fails, or there are no tokens.
+pub fn whole_ids(
+    whole: &Whole,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    padding: Option<u32>,
+    (split, most): (bool, Option<usize>),
+) -> Result<(Vec<u32>, Notes)> {
+    let (mut ids, notes) = match whole {
+        Whole::Text(text) => {
+            let (ids, added) = tokenizer.ids_first(text, most)?;
+            let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && tokenizer.is_control(*id));
+            (ids, Notes { keeps_tokens, ..Notes::default() })
+        }
+        Whole::Chat(conversation) => {
+            let template = expect_template(template)?;
+            let text = template.render(conversation, false)?.text;
+            let tokens = template.tokens(tokenizer, conversation, &text, false, (split, most))?;
+            let notes = tokens.notes(split);
+            (tokens.encoded.ids, notes)
+        }
+    };
+    while ids.len() > 1 && ids.last().copied() == padding {
+        ids.pop();
+    }
+    if ids.is_empty() {
+        return Err(Error::data("the text is empty: it has no token to look at").hint("remove the row"));
+    }
+    Ok((ids, notes))
 }
 
 /// Labels every token from the first to the last one that overlaps a span, as Transformers does. A token across the

@@ -10,7 +10,7 @@ use tunesmith_config::{Config, DatasetSpec, Format, Task, schema};
 /// Files that are read one after another: those of a path setting, or of a source of a mix.
 #[derive(Debug, Clone)]
 pub struct Input {
-    /// The setting that names it, for messages: `data.train_path`.
+    /// The setting that names the files, for messages: `data.train_path`.
     pub setting: String,
     /// A short name for the report.
     pub name: String,

@@ -291,7 +291,7 @@ fn indent(text: &str, width: Option<&Value>, first: bool, blank: bool) -> Result
     built(Value::from(indented))
 }
 
-/// Python's string methods that minijinja's `pycompat` lacks or does not bound, then `pycompat` itself.
+/// Python's string methods: those that minijinja's `pycompat` lacks or does not bound, and all others from `pycompat`.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else { return pycompat::unknown_method_callback(state, value, name, args) };
     let pair = |found: Option<(&str, &str)>, separator: &str, whole_first: bool| {

@@ -108,7 +108,7 @@ pub enum Blame {
     Template,
     /// The template called `raise_exception`: it refuses the row.
     Row,
-    /// The error alone does not tell.
+    /// The error alone does not say.
     Unclear,
 }
 

@@ -127,7 +127,7 @@ impl Finder<'_> {
             if !turn.stands_in(&current.text) {
                 let mut done = std::mem::replace(&mut current, Rendered { text: turn.text, spans: Vec::new() });
                 done.spans.reverse();
-                // A rendering that nothing is learned from is not needed.
+                // A rendering without a wanted turn is not needed.
                 if !done.spans.is_empty() && !take(done, count)? {
                     return Ok(());
                 }

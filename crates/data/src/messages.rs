@@ -207,7 +207,7 @@ fn wrapped(tool: Value) -> Value {
 /// # Errors
 /// A field is missing, or `from` is unknown.
 pub(super) fn share_gpt_turn(turn: Value) -> Result<Value> {
-    // Some files carry OpenAI's names under ShareGPT's key.
+    // Some files have OpenAI's field names under ShareGPT's key.
     if turn.get("role").is_some() {
         return Ok(turn);
     }

@@ -19,7 +19,7 @@ const FREE: Duration = Duration::from_secs(10);
 const PER_RENDERING: Duration = Duration::from_millis(5);
 const PER_KIB: Duration = Duration::from_millis(5);
 
-/// The time of one rendering.
+/// The time limit of one rendering.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meter {
     limit: Duration,
@@ -36,7 +36,7 @@ impl Meter {
         Self { limit, began, next_look: began + STEP, spent_before }
     }
 
-    /// Whether the time is over.
+    /// Whether the rendering has exceeded its limit. Reads the processor time at most every [`STEP`].
     pub(super) fn is_over(&mut self) -> bool {
         let now = Instant::now();
         now >= self.next_look && self.is_over_at(now, thread_time())
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(estimate(ms(3), None), ms(3));
         assert_eq!(estimate(ms(5000), None), STEP, "a thread that only waits");
         assert_eq!(estimate(ms(900), Some(ms(880))), ms(900));
-        // Each slow one comes after a fast one, so that nobody measures it from its beginning.
+        // Each slow rendering follows a fast one, so it is not measured from its start.
         let tally = Tally::default();
         let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
         let stopped = (0..100).any(|_| {
@@ -137,7 +137,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// How many steps a rendering runs whose thread gets a share of `percent` of a core.
+    /// How many steps a rendering runs before it is stopped, if its thread gets `percent` of a core.
     fn steps(percent: u32) -> Option<u32> {
         let mut meter = Meter::start(LIMIT, None);
         let (began, before) = (meter.began, Duration::from_secs(7));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_shares_its_core_reaches_the_limit_too() {
-        // The first look only notes where the thread stands.
+        // The first look only notes the thread's processor time.
         assert_eq!(steps(100), Some(51));
         assert_eq!(steps(40), Some(126));
         assert_eq!(steps(5), Some(1001));

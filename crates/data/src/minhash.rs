@@ -2,9 +2,9 @@
 //! locality-sensitive hashing finds likely pairs. All constants are fixed: the same rows give the same pairs on every
 //! machine.
 
-/// Permutations of a signature.
+/// Permutations per signature.
 pub const PERMUTATIONS: usize = 128;
-/// Words of a shingle.
+/// Words per shingle.
 pub const SHINGLE: usize = 5;
 
 /// Upper bound of the numbers in a signature, exclusive.
@@ -109,7 +109,7 @@ pub fn bands(threshold: f64) -> (usize, usize) {
     best.map_or((PERMUTATIONS, 1), |(_, bands, rows)| (bands, rows))
 }
 
-/// The key of a band of a signature.
+/// The hash of a band of a signature. Rows with the same hash share a bucket.
 pub fn band(signature: &[u32], band: usize, rows: usize) -> u64 {
     signature[band * rows..(band + 1) * rows]
         .iter()

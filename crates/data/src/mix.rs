@@ -16,7 +16,8 @@ const STREAM: u64 = 1 << 48;
 /// that uses every row. A source without rows, or with weight 0, gives none.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: the weights would repeat rows until an epoch is absurdly long.
+/// [`tunesmith_base::Kind::Data`]: an epoch would repeat rows more than 100 times on average and have over a million
+/// rows.
 pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result<Vec<usize>> {
     let ratio = |(&size, &weight): (&usize, &f64)| size as f64 / weight;
     let there = sizes.iter().zip(weights).filter(|(size, weight)| **size > 0 && **weight > 0.0);
@@ -27,7 +28,7 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     let Some(total) = total else { return Ok(vec![0; sizes.len()]) };
     let count = |(&size, &weight): (&usize, &f64)| {
         let exact = total * weight;
-        // The source that decides the size of the mix gives all its rows; rounding must not lose or add one.
+        // The source that decides the size gives exactly all its rows, whatever rounding does.
         match strategy {
             _ if size == 0 || weight <= 0.0 => 0,
             MixStrategy::InterleaveUnder => (exact.round() as usize).min(size),
@@ -60,7 +61,7 @@ pub fn order(sizes: &[usize], counts: &[usize], seed: u64) -> Vec<(usize, usize)
         let rows = (0..count / size).flat_map(|_| 0..size).chain(drawn);
         placed.extend(rows.enumerate().map(|(nth, row)| ((nth as f64 + 0.5) / count as f64, source, row)));
     }
-    // Equal places keep the order of the sources, and of a source's own rows.
+    // A stable order: at equal places the sources, and the rows of a source, keep their order.
     placed.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
     placed.into_iter().map(|(_, source, row)| (source, row)).collect()
 }

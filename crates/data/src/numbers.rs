@@ -4,10 +4,10 @@ use serde_json::{Number, Value};
 
 use super::strict::Strict;
 
-/// Parses a JSON text.
+/// Parses a JSON text, with floats to the nearest f64.
 ///
 /// # Errors
-/// Those of the JSON reader; a key that is given twice.
+/// The text is not valid JSON, or an object has a duplicate key.
 pub fn parse(text: &str) -> serde_json::Result<Value> {
     let Strict(mut value) = serde_json::from_str(text)?;
     refine(text.as_bytes(), &mut value);

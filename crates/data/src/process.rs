@@ -26,7 +26,7 @@ pub enum Part {
 }
 
 impl Part {
-    /// All parts.
+    /// All parts, in the order in which they are written.
     pub const ALL: [Self; 3] = [Self::Train, Self::Validation, Self::Test];
 
     /// The name in messages and file names.

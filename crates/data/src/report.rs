@@ -13,14 +13,14 @@ const NAMED_FIELDS: usize = 32;
 /// Rows that were treated alike: how many, and where the first of them are.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Found {
-    /// How many.
+    /// The number of rows.
     pub rows: u64,
-    /// `file:line` of the first few.
+    /// `file:line` of the first [`NAMED_ROWS`] rows.
     pub places: Vec<String>,
 }
 
 impl Found {
-    /// Counts one more.
+    /// Counts a row at `place`.
     pub fn add(&mut self, place: impl std::fmt::Display) {
         self.rows += 1;
         if self.places.len() < NAMED_ROWS {
@@ -51,7 +51,7 @@ pub struct Turns {
     pub tokens: u64,
     /// The tokens of the longest rendering of each row, added up: about what one rendering per row would take.
     pub tokens_once: u64,
-    /// The tokens of the longest rendering of all.
+    /// The tokens of the longest rendering of any row.
     pub longest: u64,
     /// Rows whose first turns are not trained on, because `data.max_turn_growth` limits the tokens.
     pub limited: Found,
@@ -92,7 +92,7 @@ impl Turns {
     }
 }
 
-/// What became of the rows of a set of files.
+/// Counts of the rows of a set of files.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Rows read.
@@ -126,7 +126,7 @@ pub struct Counts {
     /// out.
     #[serde(default)]
     pub unread: BTreeMap<String, Found>,
-    /// Rows of several renderings.
+    /// Conversations with several renderings.
     #[serde(default)]
     pub turns: Turns,
     /// Special tokens that messages contain and that became plain text (`data.split_special_tokens`).

@@ -49,7 +49,7 @@ macro_rules! forms {
         }
 
         impl Form {
-            /// All forms of text to be continued, in the order in which `auto` tries them.
+            /// All forms for causal language modeling, in the order in which `auto` tries them.
             pub const ALL: &'static [Self] = &[$( Self::$name ),+];
 
             /// The form that `data.format` names; `None` for `auto`.
@@ -60,7 +60,7 @@ macro_rules! forms {
                 }
             }
 
-            /// The name that `data.format` uses.
+            /// The name in `data.format`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $( Self::$name => $word, )+

@@ -27,7 +27,7 @@ pub struct SamplerOptions {
     pub packing: Option<usize>,
 }
 
-/// A position in the order.
+/// A position in the order of training rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
     /// The seed of the order.
@@ -123,7 +123,7 @@ impl Sampler {
         self.rows.examples(row)
     }
 
-    /// Optimizer steps of an epoch; the last one may have fewer rows.
+    /// Optimizer steps per epoch. The last one may have fewer rows.
     pub fn steps_per_epoch(&self) -> usize {
         self.rows.len().div_ceil(self.rows_per_step())
     }

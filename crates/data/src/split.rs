@@ -341,7 +341,7 @@ mod tests {
             [(3, vec![3]), (4, vec![4]), (5, vec![3, 2]), (8, vec![4, 4]), (9, vec![4, 3, 2]), (10, vec![4, 4, 2])]
         {
             let ids: Vec<u32> = (0..length).collect();
-            // The first token is what a tokenizer puts before a text.
+            // The first token is one that a tokenizer adds, such as BOS.
             let labels = ids.iter().map(|&id| if id == 0 { IGNORE } else { id as i32 }).collect();
             let example = Example { input_ids: ids.clone(), labels };
             let mut split = Split::from_examples([&example]).unwrap();

@@ -350,7 +350,7 @@ impl ChatTemplate {
     /// As [`Self::render_first`], with the marks of generation blocks in the text.
     pub(super) fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
         let rendered = self.render_messages(turns, &turns.messages[..count], add_generation_prompt);
-        // Most templates expect the arguments of a call as an object; some join them with text.
+        // Most templates expect the arguments of a call as an object, but some concatenate them with text.
         match (&rendered, &turns.written) {
             (Err(_), Some(written)) => {
                 self.render_messages(turns, &written[..count], add_generation_prompt).or(rendered)

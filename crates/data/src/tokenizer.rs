@@ -23,7 +23,7 @@ pub struct Encoded {
     pub offsets: Vec<(usize, usize)>,
 }
 
-/// A loaded tokenizer.
+/// A tokenizer with its special tokens and the ids that end an answer.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     config: Map<String, Value>,
@@ -192,7 +192,7 @@ impl Tokenizer {
         self.growth
     }
 
-    /// The added tokens with their ids.
+    /// The added tokens and their ids.
     pub(super) fn added_tokens(&self) -> Vec<(u32, tokenizers::AddedToken)> {
         self.inner
             .get_added_vocabulary()
@@ -213,7 +213,7 @@ impl Tokenizer {
         }
     }
 
-    /// `eos_token`, or else the model's `eos_token_id`.
+    /// The id of `eos_token`, or else the model's first `eos_token_id`.
     pub const fn eos_id(&self) -> Option<u32> {
         self.eos_id
     }
@@ -447,7 +447,8 @@ pub fn new_token_ids(model_dir: &Path, tokens: &[String]) -> Result<Vec<u32>> {
     with_tokens(model_dir, tokens).map(|(_, ids)| ids)
 }
 
-/// The text of the model's `tokenizer.json` with `tokens` added as Transformers' `add_tokens` does, and their ids.
+/// Adds `tokens` to the model's `tokenizer.json`, as Transformers' `add_tokens` does. Returns the JSON text and the new
+/// ids.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: a token is empty, listed twice or already in the vocabulary;

@@ -58,7 +58,7 @@ pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
     dir.join(format!("{}.tokens", key.to_hex()))
 }
 
-/// The size of a row.
+/// The size of a row, as the file stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
     /// The number of tokens, with the flags [`FLAG`], [`WEIGHED`], [`WHOLE`] and [`SEVERAL`].
@@ -177,7 +177,7 @@ impl TokenSet {
         (0..self.rows() as u32).filter(|&row| self.length(row) > 0)
     }
 
-    /// BLAKE3 of all rows.
+    /// BLAKE3 of rows and sizes.
     pub const fn content(&self) -> &blake3::Hash {
         &self.content
     }
@@ -303,7 +303,8 @@ impl TokenWriter {
     /// examples, each label must be its token or [`IGNORE`].
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Data`] beyond 4 billion rows or 260 million tokens in one.
+    /// [`tunesmith_base::Kind::Io`]: the file cannot be written. [`tunesmith_base::Kind::Data`]: more than 4 billion
+    /// rows, or 260 million tokens in a row.
     pub fn push(&mut self, row: Option<(&[Example], f32)>) -> Result<()> {
         let Some((examples, weight)) = row else {
             self.sizes.push(Size::default());

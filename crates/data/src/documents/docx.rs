@@ -49,7 +49,7 @@ pub(super) fn text(path: &Path) -> Result<String> {
         std::io::Result::Ok(tail)
     })();
     let tail = read.map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
-    // Without it there are at most 65,535 entries, whatever the file's size: they are held in memory.
+    // Entries are held in memory. Without zip64 there are at most 65,535 of them.
     if tail.windows(ZIP64.len()).any(|bytes| bytes == ZIP64) {
         return Err(broken("a zip archive of the 64-bit form, which no DOCX file needs".into()));
     }
@@ -80,7 +80,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
     }
     let (method, sum) = (entry.compression(), entry.crc32());
     let mut bytes = Vec::new();
-    // What the archive says of the size is not believed.
+    // The size in the archive is untrusted, so reading is bounded too.
     let read = match method {
         CompressionMethod::STORE => entry.take(most + 1).read_to_end(&mut bytes),
         CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
@@ -205,7 +205,7 @@ fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
             }
             "num" => {
                 number = value("numId");
-                // What it changes of the levels is not looked at.
+                // Its overrides of levels are ignored.
                 kind.clear();
             }
             "abstractNumId" => of_number.push((number.clone(), value("val"))),
@@ -303,7 +303,7 @@ impl Body<'_> {
         let value = |name: &str| attribute(element, name).unwrap_or_default();
         let (name, depth) = (element.local_name(), self.open.len());
         match (name.into_inner(), self.open.last_mut()) {
-            // The same once more: for programs that do not know the first, and where it was before it was moved.
+            // Duplicate text: a fallback for other programs, and the source of moved text.
             ("Fallback" | "moveFrom", _) => self.left_out = 1,
             ("p", _) if depth == BOXES => self.deeper += 1,
             ("p", _) => self.open.push(Paragraph::default()),
@@ -347,7 +347,7 @@ impl Body<'_> {
         if text.is_empty() || self.table.as_mut().is_some_and(|table| table.add(&text)) {
             return;
         }
-        // Numbering 0 takes a paragraph out of its style's list.
+        // Numbering 0 removes a paragraph from the list of its style.
         match (heading, list.filter(|(number, _)| !matches!(number.as_str(), "" | "0"))) {
             (Some(level), _) => self.page.heading(level, &text),
             (None, Some(list)) => {

@@ -121,7 +121,7 @@ impl Reader {
             return after;
         }
         if let Some(raw) = RAW.iter().find(|raw| **raw == name) {
-            // Neither of them is text that the page says; what follows begins with their end tag.
+            // Their content is not text of the page. What follows begins with their end tag.
             let end = find_end(after, raw);
             return after.get(end..).map_or("", |tag| tag.find('>').map_or("", |end| &tag[end + 1..]));
         }
@@ -257,7 +257,7 @@ fn attributes(text: &str) -> usize {
     for (at, byte) in text.bytes().enumerate() {
         match (quote, byte) {
             (None, b'>') => return at + 1,
-            // A quotation mark that no sign of equality precedes belongs to a name.
+            // A quotation mark without `=` before it belongs to an attribute name.
             (None, b'"' | b'\'') if text[..at].trim_end().ends_with('=') => quote = Some(byte),
             (Some(open), byte) if open == byte => quote = None,
             _ => {}
@@ -378,7 +378,7 @@ mod tests {
         );
         assert_eq!(text("<table><tr><td>laid out</td></tr></table>"), "laid out");
         assert_eq!(text("<li>alone</li>"), "- alone");
-        // Deeper than any stack.
+        // Nesting deeper than any call stack allows.
         let deep = "<div>".repeat(200_000) + "x" + &"<ul><li>".repeat(200_000) + "y";
         assert!(text(&deep).starts_with("x\n\n"));
     }

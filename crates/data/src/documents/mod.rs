@@ -57,7 +57,7 @@ impl Kind {
     }
 }
 
-/// The documents in some files and folders.
+/// The result of a search for documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
     /// Supported files, in order.
@@ -154,7 +154,7 @@ fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Resu
 /// The text of a document, [`normalised`]; empty if the document has no text.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`], naming the file: it cannot be read, is too large, broken, or not in UTF-8.
+/// [`tunesmith_base::Kind::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
 pub fn read(path: &Path, kind: Kind) -> Result<String> {
     let text = match kind {
         Kind::Docx => docx::text(path)?,

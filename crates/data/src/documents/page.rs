@@ -83,7 +83,7 @@ impl Page {
         }
     }
 
-    /// The whole text.
+    /// The Markdown text of the document.
     pub fn finish(self) -> String {
         self.text
     }

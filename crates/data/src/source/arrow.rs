@@ -96,7 +96,7 @@ fn check_messages(file: &mut File) -> std::io::Result<u64> {
                 let mut length = [0; 8];
                 file.seek(SeekFrom::Start(place))?;
                 file.read_exact(&mut length)?;
-                // -1 stands for a buffer that is not compressed.
+                // -1 marks an uncompressed buffer.
                 unpacked = unpacked.saturating_add(u64::try_from(i64::from_le_bytes(length)).unwrap_or(0));
             }
             if unpacked > MAX_BATCH_BYTES {

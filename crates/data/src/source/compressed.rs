@@ -40,7 +40,7 @@ pub(super) fn reader<'a>(
     let counted = Counted { inner: file, bytes };
     let inner: Box<dyn Read + 'a> = match compression {
         Compression::None => Box::new(counted),
-        // Archives may be made of several parts, one behind the other.
+        // A file may consist of several archives, one after the other.
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(PIECE, counted))),
         Compression::Zstandard => {
             let mut decoder = zstd::stream::read::Decoder::new(counted)?;

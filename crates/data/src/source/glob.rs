@@ -7,7 +7,7 @@ use regex::Regex;
 
 use tunesmith_base::error::{Error, Result};
 
-/// How many folders deep `**` goes.
+/// How many levels of folders `**` matches.
 const MAX_DEPTH: usize = 32;
 
 /// Replaces patterns among `paths` by the files that they match. Other paths stay as they are. `setting` names the
@@ -50,7 +50,7 @@ fn walk(base: PathBuf, rest: &[Component<'_>], depth: usize, found: &mut Vec<Pat
         walk(base.clone(), rest, depth, found)?;
         if depth < MAX_DEPTH {
             let folders = entries(&base).into_iter().filter(|(name, path)| !name.starts_with('.') && path.is_dir());
-            // A link may lead back up.
+            // A symbolic link may lead to a parent folder.
             for (_, folder) in folders.filter(|(_, path)| !path.is_symlink()) {
                 let again: Vec<Component<'_>> = std::iter::once(*first).chain(rest.iter().copied()).collect();
                 walk(folder, &again, depth + 1, found)?;
@@ -92,7 +92,7 @@ fn compile(pattern: &str) -> Result<Regex> {
                 if letters.next_if(|&next| next == '!' || next == '^').is_some() {
                     source.push('^');
                 }
-                // Inside, only a hyphen keeps a meaning.
+                // Within brackets, only a hyphen is special.
                 for inner in letters.by_ref().take_while(|&inner| inner != ']') {
                     if inner == '-' { source.push('-') } else { source.push_str(&regex::escape(&inner.to_string())) }
                 }

@@ -37,7 +37,7 @@ pub struct Place {
     pub path: Arc<Path>,
     /// The line, from 1. In JSON documents, Parquet and Arrow, the number of the row instead.
     pub line: u64,
-    /// Whether `line` counts rows.
+    /// Whether `line` is the number of a row.
     pub counts_rows: bool,
 }
 
@@ -98,7 +98,7 @@ impl RawRow {
                     Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
                         .hint("convert the file: iconv -f latin1 -t utf-8")
                 })?;
-                // A line that ends too early is wrong at its end, not at the start of the next one.
+                // The error of a truncated line is at its end, not at the start of the next one.
                 numbers::parse(text.trim_end()).map_err(|error| {
                     let (what, column) = (what(&error), error.column());
                     Error::data(if what.starts_with(REPEATED) {
@@ -183,7 +183,7 @@ pub fn read(
         }
         Ok(left > 0)
     });
-    // Rows before a broken one are looked at first: the earliest error is the one to report.
+    // The rows before a broken one come first, because the earliest error is the one to report.
     give(&mut probed, &mut forms)?;
     finished
 }
@@ -282,7 +282,7 @@ fn open(path: &Path) -> Result<File> {
         return Err(Error::data(format!("{} is a folder, expected a file", path.display()))
             .hint(format!("name its files by a pattern: {}/*.jsonl", path.display())));
     }
-    // Who writes into a pipe may never come, and rows are read more than once.
+    // A pipe may never get a writer, and rows are read more than once.
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(
             Error::data(format!("{} is no regular file", path.display())).hint("write the rows to a file first")
