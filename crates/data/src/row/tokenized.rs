@@ -16,7 +16,10 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::Array(items)) => items,
             Some(other) => {
-                return Err(Error::data(format!("field {field:?} is {}, expected a list of token ids", json_type(&other))));
+                return Err(Error::data(format!(
+                    "field {field:?} is {}, expected a list of token ids",
+                    json_type(&other)
+                )));
             }
         };
         let number = |item: &Value| {

@@ -10,11 +10,11 @@ use serde_json::Value;
 use super::dora::{self, Dora, Magnitude};
 use super::low_rank::Matrices;
 use super::{About, Adapter, Formula, Method, Part, Rank, Site, names, parameters, ranks, start};
-use tunesmith_config::adapters::lora::{LoraConfig, PREFIX, SECTION};
-use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
-use tunesmith_base::error::{Error, Result};
 use crate::build::Attach;
 use crate::targets::{Placement, Ranks, Targets, ends_with_module};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::adapters::lora::{LoraConfig, PREFIX, SECTION};
+use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
 use tunesmith_plan::memory::{Footprint, LowRank};
 
 /// What is the same of all LoRA adapters.
