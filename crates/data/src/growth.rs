@@ -10,7 +10,7 @@ use serde_json::Value;
 const MAX_GROWTH: usize = 4096;
 /// The largest factor by which the decoder may lengthen an answer.
 const MAX_DECODER_GROWTH: usize = 64;
-/// The most steps of a normalizer, pre-tokenizer, post-processor or decoder.
+/// The most steps of normalizer, pre-tokenizer, post-processor and decoder together.
 const MAX_STEPS: usize = 256;
 /// The most ids that the post-processor may add to a text.
 const MAX_ADDED: usize = 1024;

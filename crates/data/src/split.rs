@@ -108,7 +108,7 @@ impl Split {
         self.window(index).len()
     }
 
-    /// The number of tokens of the longest sequence: an example, or one rendering of a conversation.
+    /// An upper bound on the tokens of a sequence: an example, or one rendering of a conversation.
     pub fn longest_sequence(&self) -> usize {
         let longest = |index| {
             let (set, row) = self.at(index);

@@ -1,5 +1,5 @@
 //! A segment of the model whose frozen weights are shared among ranks: each rank keeps a part of its numbers, and views
-//! of its weights exist only while the numbers of all ranks are together.
+//! of its weights exist only while the segment is gathered.
 use super::values::{Values, write_rows};
 use half::bf16;
 use std::ops::Range;
@@ -16,7 +16,7 @@ pub struct Flat {
     pub halves: Vec<bf16>,
     /// Codes.
     pub bytes: Vec<u8>,
-    /// Trained values.
+    /// Trained values, a stretch each.
     pub trained: Vec<Stretch>,
 }
 
@@ -58,23 +58,23 @@ pub(super) enum Place {
     Coded(Form, usize, usize),
 }
 
-/// A segment's weights while they are together.
+/// The numbers of all ranks, while a segment is gathered.
 #[derive(Debug)]
 struct Whole {
     floats: Arc<Vec<f32>>,
     halves: Arc<Vec<bf16>>,
     bytes: Arc<Vec<u8>>,
     coded: Vec<Option<Quantized>>,
-    /// With the flat places where they start.
+    /// The trained values, each with its start in the flat buffer.
     trained: Vec<(usize, Stretch)>,
 }
 
-/// The trained values of a segment that is together.
+/// The trained values of a gathered segment.
 #[derive(Debug)]
 pub struct Held(Arc<Whole>);
 
 impl Held {
-    /// By their places in the flat buffer.
+    /// The values, by their places in the flat buffer.
     pub fn values(&self) -> Values<'_> {
         Values::of(self.0.trained.iter().map(|(start, stretch)| (*start, &stretch.values[..])))
     }
@@ -83,13 +83,13 @@ impl Held {
 /// Where a stretch of trained values is, whole and this rank's part.
 #[derive(Debug)]
 pub(super) struct Trained {
-    /// Its flat place.
+    /// Where it starts in the flat buffer.
     pub(super) start: usize,
-    /// Every rank's part, counted from there.
+    /// Every rank's part, counted from `start`.
     pub(super) parts: Vec<Range<usize>>,
     /// This rank's part.
     pub(super) own: Range<usize>,
-    /// Where that lies among the values that this rank keeps.
+    /// Where this part starts among the values that this rank keeps.
     pub(super) packed: usize,
 }
 
@@ -100,15 +100,15 @@ impl Trained {
     }
 }
 
-/// The weights that are brought together at once.
+/// Weights that are gathered together.
 #[derive(Debug)]
 pub struct Segment {
     lengths: [usize; 3],
     places: Vec<Place>,
-    /// Tables of which some rows are trained: where they begin among the floats, the rows, and these rows' place in the
-    /// flat buffer.
+    /// Tables with some trained rows: where each starts among the floats, its trained rows, and their place in the flat
+    /// buffer.
     tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
-    /// This rank's part of each kind.
+    /// This rank's numbers.
     own: Flat,
     parts: [Range<usize>; 3],
     whole: RwLock<Option<Arc<Whole>>>,
@@ -133,7 +133,7 @@ impl Shared {
     /// The weight's values.
     ///
     /// # Panics
-    /// If the segment is not together.
+    /// If the segment is not gathered.
     pub(super) fn view(&self) -> SharedView<'_> {
         let whole = self.segment.whole.read().unwrap_or_else(PoisonError::into_inner);
         let whole = whole.as_ref().map(Arc::clone).expect("a walk has come to the segment");
@@ -182,7 +182,7 @@ impl Segment {
         4 * self.own.floats.len() + 2 * self.own.halves.len() + self.own.bytes.len()
     }
 
-    /// The trained values, while the segment is together.
+    /// The trained values, while the segment is gathered.
     pub(super) fn held(&self) -> Option<Held> {
         let whole = self.whole.read().unwrap_or_else(PoisonError::into_inner);
         whole.as_ref().map(|whole| Held(Arc::clone(whole)))

@@ -1,10 +1,10 @@
-//! Weights of which each rank keeps a share: a segment's numbers are brought together before a walk comes to it, the
-//! next segment's meanwhile, and given up behind it. Frozen weights lie in the segment, trained ones in [`Params`],
-//! which then hold this rank's share of them, end to end.
+//! Shares weights among ranks, as FSDP does. Each rank keeps a part of every segment. A segment is gathered before a
+//! pass reaches it, while the pass computes the segment before, and its memory is freed after it. Frozen weights are in
+//! the segment. Trained weights are in [`Params`], which then have only this rank's part of them, end to end.
 //!
-//! Every rank must bring the same segments in the same order, or some would wait for ever. So a pass follows a fixed
-//! route, whatever happens on the way: one that breaks off goes to the end of its route without computing
-//! ([`Shards::end`]), and a rank that has no pass to make goes along while others have one ([`Shards::stand_by`]).
+//! All ranks must gather the same segments in the same order, or some would wait forever. So a pass follows a fixed
+//! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank without a pass of
+//! its own follows the passes of the others ([`Shards::stand_by`]).
 use super::params::{ParamSpec, Params};
 pub use super::segment::{Flat, Held};
 use super::segment::{Place, Segment, Shared, Trained};
@@ -28,10 +28,10 @@ pub enum Kind {
 
 /// The other ranks, as a model sees them.
 pub trait Peers: fmt::Debug + Send + Sync {
-    /// The part of `length` numbers that this rank keeps.
+    /// This rank's part of `length` numbers.
     fn part(&self, length: usize) -> Range<usize>;
 
-    /// This rank's number among those that share trained values.
+    /// This rank's index among those that share trained values.
     fn rank(&self) -> usize;
 
     /// Every rank's part of the trained values of the last segment of `specs`, counted from the segment's start, which
@@ -121,26 +121,26 @@ fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
     segment
 }
 
-/// A pass on its way.
+/// The state of a pass.
 #[derive(Debug, Default)]
 struct Walk {
     route: Vec<usize>,
-    /// How many segments of the route have been reached.
+    /// How many segments of the route the pass has reached.
     reached: usize,
-    /// The segment that is being brought.
+    /// The segment that is being gathered.
     coming: Option<(usize, Receiver<Result<Flat>>)>,
-    /// Buffers of segments that have been given up.
+    /// Buffers of freed segments, for reuse.
     spare: Vec<Flat>,
 }
 
-/// The segments of a model whose weights are shared.
+/// The segments of a model, which ranks share.
 #[derive(Debug)]
 pub struct Shards {
     segments: Vec<Arc<Segment>>,
-    /// The trained values that are brought with each segment; empty where every rank keeps all of them.
+    /// The trained values that are gathered with each segment; empty if every rank keeps all trained values.
     trained: Vec<Vec<Trained>>,
     peers: Box<dyn Peers>,
-    /// Segments stay together from forward to backward.
+    /// Whether segments stay gathered between forward and backward.
     stays: bool,
     /// The routes of forward passes and of training passes.
     routes: [Vec<usize>; 2],
@@ -148,7 +148,7 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// No segments yet. With `stays` a segment stays together from its forward to its backward.
+    /// Starts without segments. With `stays`, a segment stays gathered between its forward and its backward.
     pub fn new(peers: Box<dyn Peers>, stays: bool) -> Self {
         Self {
             segments: Vec::new(),
@@ -160,14 +160,14 @@ impl Shards {
         }
     }
 
-    /// The next segment's weights: the frozen ones are shared from here on.
+    /// Adds a segment. Its frozen weights are shared from now on.
     pub fn push(&mut self, weights: Vec<&mut Weight>) {
         let segment = share(weights, &*self.peers);
         self.segments.push(segment);
         self.trained.push(Vec::new());
     }
 
-    /// How many segments there are.
+    /// The number of segments.
     pub const fn count(&self) -> usize {
         self.segments.len()
     }
@@ -182,12 +182,12 @@ impl Shards {
         self.trained[segment].push(Trained { start, parts, own, packed });
     }
 
-    /// Whether trained values are shared too.
+    /// Whether ranks share trained values too.
     pub fn shares_trained(&self) -> bool {
         self.trained.iter().any(|trained| !trained.is_empty())
     }
 
-    /// Sets the order in which passes come to segments, forward and then, while training, backward.
+    /// Sets the order in which passes reach segments: in forward, and after it in backward while training.
     pub fn set_route(&mut self, forward: Vec<usize>, backward: &[usize]) {
         let train = [&forward, backward].concat();
         let full = |route: Vec<usize>| route.into_iter().filter(|&at| !self.is_empty(at)).collect();
@@ -208,7 +208,7 @@ impl Shards {
         self.segments.iter().map(|segment| segment.bytes()).sum()
     }
 
-    /// Bytes of segments that are together now.
+    /// Bytes of segments that are gathered now.
     pub fn held_bytes(&self) -> usize {
         let bytes = |(segment, trained): (&Arc<Segment>, &Vec<Trained>)| {
             let trained: usize = trained.iter().map(Trained::len).sum();
@@ -217,7 +217,7 @@ impl Shards {
         self.segments.iter().zip(&self.trained).map(bytes).sum()
     }
 
-    /// The trained values of a segment to which a walk has come, if they are shared.
+    /// The trained values of a gathered segment; `None` if ranks do not share them.
     pub fn held(&self, segment: usize) -> Option<Held> {
         if self.shares_trained() { self.segments[segment].held() } else { None }
     }
@@ -226,7 +226,7 @@ impl Shards {
         self.walk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a pass, which every rank then makes.
+    /// Begins a pass, which all ranks make together.
     ///
     /// # Errors
     /// As [`Peers::next`].
@@ -246,7 +246,7 @@ impl Shards {
         (walk.route, walk.reached) = (self.routes[kind as usize].clone(), 0);
     }
 
-    /// Comes to a segment, the next one on the route: its weights are together when this returns, and the one after it
+    /// Reaches a segment, the next one on the route. It is gathered when this returns, and the one after it
     /// is on its way. `values` are the trained values that this rank keeps.
     ///
     /// # Errors
@@ -278,7 +278,7 @@ impl Shards {
         Ok(())
     }
 
-    /// Gives up the segment before place `at` of the route, unless it is needed there, or stays until it is needed
+    /// Frees the segment before place `at` of the route, unless it is needed there, or stays until it is needed
     /// again.
     fn leave(&self, walk: &mut Walk, at: usize) {
         let Some(before) = at.checked_sub(1).map(|before| walk.route[before]) else { return };
@@ -295,7 +295,7 @@ impl Shards {
         let numbers = if let Some(at) = fits {
             walk.spare.swap_remove(at)
         } else {
-            // Two segments are held at most, and no buffers beside them.
+            // At most two segments are in memory, and no other buffers.
             walk.spare.clear();
             segment.blank(trained)
         };
@@ -346,7 +346,7 @@ impl Shards {
         Ok(())
     }
 
-    /// Gives the memory of idle buffers back.
+    /// Frees the memory of idle buffers.
     pub fn release(&self) {
         self.walk().spare = Vec::new();
     }

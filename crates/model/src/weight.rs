@@ -19,7 +19,7 @@ pub enum Weight {
     Frozen(Tensor),
     /// Not trained, in 4 or 8 bits a number.
     Quantized(Arc<Quantized>),
-    /// Not trained, and whole only while a walk is at its segment.
+    /// Not trained, and readable only while its segment is gathered.
     Shared(Shared),
     /// Trained: its place in [`Params`](super::params::Params).
     Trained(Range<usize>),
@@ -39,7 +39,7 @@ pub struct Rows {
 #[derive(Debug, Clone)]
 enum Table {
     Own(Arc<RwLock<Vec<f32>>>),
-    /// Shared among ranks: the trained rows are written into it when it is brought together.
+    /// Shared among ranks. The trained rows are written into it when the segment is gathered.
     Shared(Shared),
 }
 

@@ -235,8 +235,9 @@ fn markdown(text: &str) -> String {
     out
 }
 
-/// Normalizes a text: line breaks become `\n`, other spaces become plain ones, and control characters and soft hyphens
-/// are removed. So is white space at the ends of lines, and all but one of several empty lines.
+/// Normalizes a text. Line breaks become `\n`, and all white space but tabs becomes plain spaces. Control characters,
+/// soft hyphens, zero-width spaces and byte order marks are removed. So are white space at the ends of lines, empty
+/// lines at both ends, and all but one of several empty lines.
 pub fn normalised(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut empty = 0;
