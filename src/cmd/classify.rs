@@ -19,7 +19,8 @@ use crate::checkpoint::peft;
 use crate::config::arch::{Arch, ScoreHead};
 use crate::config::{Config, Labels, Truncation};
 use crate::data::batch::{Batch, IGNORE};
-use crate::data::labeled::Whole;
+use crate::data::classification_rows::Whole;
+use crate::data::encode::whole_ids;
 use crate::data::row::Conversation;
 use crate::data::{self, Dataset, Split};
 use crate::error::{Error, Result};
@@ -61,7 +62,7 @@ impl Said {
 fn ids(asker: &Asker, whole: &Whole) -> Result<(Vec<u32>, bool)> {
     let arch = &asker.model.arch;
     let split = asker.config.data.split_special_tokens;
-    let (mut ids, _) = whole.ids(&asker.tokenizer, asker.template.as_ref(), arch.padding(), (split, None))?;
+    let (mut ids, _) = whole_ids(whole, &asker.tokenizer, asker.template.as_ref(), arch.padding(), (split, None))?;
     let limit = asker.config.model.max_seq_len.min(arch.max_position_embeddings);
     let truncated = ids.len() > limit;
     match asker.config.data.truncation {

@@ -1,49 +1,52 @@
-//! What the engine is fed: a flat token stream without padding, and where its sequences begin.
+//! Padding-free batches: the tokens of several sequences end to end, and where each sequence begins.
 
 /// The label of a token that carries no loss (the value that Hugging Face and PyTorch use).
 pub const IGNORE: i32 = -100;
 
-/// One tokenized training row, before the shift: `labels[t]` is `input_ids[t]` or [`IGNORE`]. A row with a label for the whole
-/// of it has one label more than tokens, which its last token predicts: a class, or the bits of a number in f32.
+/// One tokenized training row, before the shift: `labels[t]` is `input_ids[t]` or [`IGNORE`].
+///
+/// A classification or regression row has one more label, which its last token predicts: the number of a class, or the
+/// bits of an f32.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Example {
     /// Token ids.
     pub input_ids: Vec<u32>,
-    /// As long as `input_ids`, or one longer.
+    /// As many as `input_ids`, or one more.
     pub labels: Vec<i32>,
 }
 
 impl Example {
-    /// How many tokens carry a loss: labels after the first, since the first token is never predicted.
+    /// How many tokens carry a loss. The first label never counts, because nothing predicts the first token.
     pub fn label_tokens(&self) -> usize {
         self.labels.iter().skip(1).filter(|&&label| label != IGNORE).count()
     }
 
-    /// These labels.
+    /// The labels that carry a loss.
     pub fn predicted(&self) -> Vec<u32> {
         self.labels.iter().skip(1).filter_map(|&label| u32::try_from(label).ok()).collect()
     }
 }
 
-/// A padding-free batch: sequences laid end to end; attention never crosses a boundary, positions restart at 0.
+/// A padding-free batch: sequences end to end. Attention never crosses a boundary, and positions restart at 0.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Batch {
-    /// `[tokens]` ids of all sequences.
+    /// `[tokens]`: the ids of all sequences.
     pub tokens: Vec<u32>,
-    /// `[tokens]` what position t must predict: the next token's label within the same sequence, or [`IGNORE`]; of a sequence with
-    /// a label as a whole its last position predicts that, a class or the bits of a number (none of which are [`IGNORE`]).
+    /// `[tokens]`: what each position must predict, which is the next token's label in the same sequence or [`IGNORE`].
+    /// In classification and regression the last position of a sequence predicts the class or the bits of the f32;
+    /// neither is ever [`IGNORE`].
     pub targets: Vec<i32>,
-    /// `[sequences + 1]` where each sequence starts; the last entry is the token count.
+    /// `[sequences + 1]`: where each sequence starts; the last entry is the token count.
     pub cu_seqlens: Vec<usize>,
-    /// How many tokens the step's earlier micro-batches hold: the dropout counter of token t is `first_row + t`,
-    /// so that splitting a step otherwise does not change its masks.
+    /// How many tokens the earlier micro-batches of the step have. The dropout counter of token t is `first_row + t`,
+    /// so the masks do not depend on how a step is split into micro-batches.
     pub first_row: u64,
-    /// `[tokens]` what each position's loss counts; empty where all count 1.
+    /// `[tokens]`: the factor of each position's loss; empty if every factor is 1.
     pub weights: Vec<f32>,
 }
 
 impl Batch {
-    /// Lays examples end to end, each a sequence of its own, and shifts their labels.
+    /// Makes each example a sequence and shifts its labels.
     pub fn from_examples<'a>(examples: impl IntoIterator<Item = &'a Example>) -> Self {
         let mut batch = Self { cu_seqlens: vec![0], ..Self::default() };
         for example in examples {
@@ -52,8 +55,8 @@ impl Batch {
         batch
     }
 
-    /// Appends one sequence and shifts its labels: position t predicts label t + 1, the last position nothing unless the
-    /// row as a whole has a label.
+    /// Appends one sequence and shifts its labels: position t predicts label t + 1. The last position predicts nothing,
+    /// unless there is one more label than ids.
     pub fn push(&mut self, ids: &[u32], labels: &[i32]) {
         self.tokens.extend_from_slice(ids);
         self.targets.extend(labels.iter().skip(1).copied());
@@ -68,7 +71,7 @@ impl Batch {
         self.cu_seqlens.iter().skip(1).map(|&end| end - 1).collect()
     }
 
-    /// Lets the sequence that was appended last count `weight` times in the loss.
+    /// Multiplies the loss of the last appended sequence by `weight`.
     pub fn weigh_last(&mut self, weight: f32) {
         let tokens = self.tokens.len();
         if weight == 1.0 && self.weights.is_empty() {
@@ -79,12 +82,12 @@ impl Batch {
         self.weights.resize(tokens, weight);
     }
 
-    /// What a position's loss counts.
+    /// The factor of a position's loss.
     pub fn weight(&self, position: usize) -> f32 {
         self.weights.get(position).copied().unwrap_or(1.0)
     }
 
-    /// The sum of the weights of the positions that carry a loss; their number where all count 1.
+    /// The sum of the loss factors over the positions that carry a loss.
     pub fn label_weight(&self) -> f64 {
         let labelled = self.targets.iter().enumerate().filter(|&(_, &target)| target != IGNORE);
         labelled.map(|(position, _)| f64::from(self.weight(position))).sum()

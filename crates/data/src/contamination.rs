@@ -1,6 +1,6 @@
-//! Training rows that are also in the validation or test rows. Two signs: the same words in the same order, or half of
-//! an evaluation row's sequences of 13 words. Sequences that stand in many evaluation rows (instructions, boilerplate)
-//! are no sign of anything and don't count. System messages are not looked at.
+//! Finds training rows that are also in the validation or test rows. A training row is contaminated if it has the same
+//! words in the same order as an evaluation row, or at least half of that row's 13-grams. 13-grams in many evaluation
+//! rows (instructions, boilerplate) do not count, nor do system messages.
 use std::collections::{HashMap, HashSet};
 
 use super::dedupe::{Members, leave_out};
@@ -8,20 +8,20 @@ use super::inputs::Inputs;
 use super::minhash::{sequence, shingles};
 use super::report::Counts;
 use super::row::{Form, Row};
+use super::row_pass::Walker;
 use super::source::RawRow;
 use super::split::{RowId, Split};
-use super::walk::Walker;
 use tunesmith_base::error::Result;
 
-/// Words of a sequence.
+/// Words per n-gram.
 const WORDS: usize = 13;
-/// A sequence that stands in more evaluation rows than this, and in more than a tenth of them, is boilerplate.
+/// An n-gram in more evaluation rows than this, and in more than a tenth of them, is boilerplate.
 const COMMON: usize = 8;
 
-/// What is known of a row's words.
+/// Hashes of a row's words.
 struct Sketch {
     whole: Option<u64>,
-    /// Sorted, each once; nothing of shorter rows.
+    /// The n-grams, sorted, each once; empty if the row has fewer words than an n-gram.
     sequences: Vec<u64>,
 }
 
@@ -33,13 +33,13 @@ impl Sketch {
     }
 }
 
-/// The evaluation rows.
+/// An index of the evaluation rows.
 #[derive(Default)]
 struct Evaluation {
     whole: HashSet<u64>,
-    /// The rows that a sequence stands in.
+    /// The rows with each n-gram.
     rows_of: HashMap<u64, Vec<u32>>,
-    /// The sequences of each row that count.
+    /// How many n-grams of each row count.
     sequences: Vec<u32>,
 }
 
@@ -53,7 +53,7 @@ impl Evaluation {
         self.sequences.push(sketch.sequences.len() as u32);
     }
 
-    /// Takes boilerplate out.
+    /// Removes boilerplate.
     fn finish(&mut self) {
         let (limit, sequences) = (COMMON.max(self.sequences.len() / 10), &mut self.sequences);
         self.rows_of.retain(|_, rows| {
@@ -79,11 +79,13 @@ impl Evaluation {
     }
 }
 
-/// Looks for training rows (`pool`) among the validation and test rows, which are those of `inputs`, and `held_out`
-/// where validation rows were taken from the training files. Counts them, and leaves them out if `drop`.
+/// Finds the training rows of `pool` that are also evaluation rows, and counts them. With `drop` they are left out.
+///
+/// The evaluation rows are the validation and test rows of `inputs`, and `held_out` if the validation rows come from
+/// the training files.
 ///
 /// # Errors
-/// Those of reading the rows again.
+/// The files cannot be read again.
 pub fn check(
     walker: &Walker<'_>,
     inputs: &Inputs,

@@ -1,9 +1,10 @@
-//! Control tokens in messages. `<|im_end|>` in what a user wrote would end the user's turn: what the template writes is
-//! a token, what a message brings is plain text (`data.split_special_tokens`).
+//! Control tokens in messages. `<|im_end|>` in a user's message would end the user's turn. So control tokens that the
+//! template writes stay tokens, and those in messages become plain text (`data.split_special_tokens`).
 //!
-//! Which is which: the conversation is rendered once more with a character of each such place changed. Where the two
-//! texts differ, a message wrote. The template's own tokens are then renamed, in the text and in a copy of the tokenizer
-//! that knows them by the new names alone, so that the whole text still goes through the tokenizer at once.
+//! To tell them apart, the conversation is rendered again, with one character changed wherever a message could
+//! contribute to a control token. Places where the two texts differ come from a message. The template's own tokens are
+//! then renamed, in the text and in a copy of the tokenizer that knows them by the new names only. This way the
+//! tokenizer still sees the whole text at once.
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -13,60 +14,38 @@ use tokenizers::{
     AddedToken, AddedVocabulary, Model as _, NormalizedString, Normalizer as _, OffsetReferential, OffsetType,
 };
 
-use super::encode::Notes;
-use super::isolate::isolated;
+use super::catch_panic::isolated;
 use super::messages::Conversation;
-use super::template::ChatTemplate;
 use super::tokenizer::{Encoded, Tokenizer, encode_first};
 use tunesmith_base::error::{Error, Result};
 
-/// The letters of a control token that say that something may stand behind them: `<|i`, `</s`.
+/// How many characters at the start of a control token make a place suspicious: `<|i`, `</s`.
 const OPENING: usize = 3;
-/// Roles that templates know. Phi-3 writes `<|user|>` from the role, so that `end` would become `<|end|>`.
+/// Roles that templates know. Phi-3 writes `<|user|>` from the role, so the role `end` would become `<|end|>`.
 const ROLES: [&str; 9] =
     ["system", "user", "assistant", "tool", "developer", "function", "ipython", "model", "tool_response"];
-/// Characters that may rename tokens: Unicode reserves them for such internal use.
+/// Noncharacters, which Unicode reserves for internal use. One of them renames the tokens.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
-
-/// The ids of a rendered conversation.
-#[derive(Debug, Clone, Default)]
-pub struct ChatTokens {
-    /// Ids, and the bytes of the text that each stands for.
-    pub encoded: Encoded,
-    /// The control tokens that messages wrote out, in order, each once.
-    pub written: Vec<String>,
-}
-
-impl ChatTokens {
-    /// What a report says of them.
-    pub(super) fn notes(&self, split: bool) -> Notes {
-        if split {
-            Notes { split_tokens: self.written.clone(), ..Notes::default() }
-        } else {
-            Notes { keeps_tokens: !self.written.is_empty(), ..Notes::default() }
-        }
-    }
-}
 
 /// The control tokens of a tokenizer and a template.
 #[derive(Debug, Default)]
 pub(super) struct Control {
-    /// By id.
-    tokens: BTreeMap<u32, AddedToken>,
-    /// How they begin, each once.
+    /// The control tokens by id.
+    pub(super) tokens: BTreeMap<u32, AddedToken>,
+    /// Their first [`OPENING`] characters, each once.
     openings: Vec<String>,
-    /// Their first letters, and their last ones.
+    /// Their first characters, and their last ones.
     ends: [Vec<char>; 2],
-    /// Whether some of them are looked for in the text as the tokenizer normalizes it.
+    /// Whether the tokenizer matches some of them in normalized text.
     normalized: bool,
-    /// Tokenizers that know them by other names; by the character that the names begin with.
+    /// Tokenizers with renamed tokens, by the character that the new names begin with.
     twins: Mutex<Vec<(char, Arc<Twin>)>>,
 }
 
-/// A tokenizer that knows the control tokens by other names only.
+/// A copy of the tokenizer with renamed control tokens.
 struct Twin {
     inner: tokenizers::Tokenizer,
-    /// From the ids of its added tokens to those of the model.
+    /// Ids of the model by the ids of the copy's added tokens.
     ids: BTreeMap<u32, u32>,
 }
 
@@ -78,15 +57,15 @@ impl std::fmt::Debug for Twin {
 
 /// A control token in a rendered text.
 #[derive(Debug, Clone)]
-struct Match {
-    id: u32,
-    /// With the space that it takes in.
-    range: Range<usize>,
+pub(super) struct Match {
+    pub(super) id: u32,
+    /// Its bytes in the text, with the white space that `lstrip` or `rstrip` includes.
+    pub(super) range: Range<usize>,
 }
 
 impl Control {
-    /// Special tokens, and other added tokens that have the form of one (`<|…|>`) and that the template writes. Tokens
-    /// around reasoning are not among them: an answer may hold its own.
+    /// Collects the control tokens: special tokens, and added tokens of the form `<|…|>` that the template writes.
+    /// Tokens around reasoning are not control tokens, because an answer may contain them.
     pub(super) fn new(tokenizer: &Tokenizer, template: &str) -> Self {
         let has_form = |text: &str| {
             let bars = [("<|", "|>"), ("<\u{ff5c}", "\u{ff5c}>")];
@@ -115,14 +94,14 @@ impl Control {
         Self { tokens, openings, ends, normalized, twins: Mutex::default() }
     }
 
-    /// The conversation with a character of each place changed at which a control token could come from a message; none
-    /// where there is no such place.
-    fn altered(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Option<Conversation> {
+    /// The conversation with one character changed wherever a message could contribute to a control token; `None` if
+    /// there is no such place.
+    pub(super) fn altered(&self, tokenizer: &Tokenizer, conversation: &Conversation) -> Option<Conversation> {
         let mut any = false;
         let mut altered = conversation.clone();
         for message in &mut altered.messages {
             any |= self.alter(tokenizer, message);
-            // A role may be all that stands between the brackets of a token.
+            // A template may write a token from the role and its own brackets.
             let role = message["role"].as_str().unwrap_or_default();
             let inside = |token: &AddedToken| token.content.contains(role);
             if !role.is_empty() && !ROLES.contains(&role) && self.tokens.values().any(inside) {
@@ -136,7 +115,7 @@ impl Control {
         any.then_some(altered)
     }
 
-    /// Changes all texts and names in a value; false where there was nothing to change.
+    /// Changes all strings and keys of a value. Returns whether there was anything to change.
     fn alter(&self, tokenizer: &Tokenizer, value: &mut Value) -> bool {
         match value {
             Value::String(text) => {
@@ -166,8 +145,8 @@ impl Control {
         }
     }
 
-    /// The bytes of a text at which characters begin that could be part of a control token: in one that stands there
-    /// whole, or that begins at its end or ends at its beginning.
+    /// Byte offsets of characters that could be part of a control token. The token may be in the text as a whole, begin
+    /// at its end, or end at its start.
     fn places(&self, tokenizer: &Tokenizer, text: &str) -> Vec<usize> {
         let mut places = self.raw_places(text);
         if let Some(normalizer) = tokenizer.inner().get_normalizer().filter(|_| self.normalized) {
@@ -208,8 +187,8 @@ impl Control {
         places
     }
 
-    /// The control tokens that the tokenizer sees in a text.
-    fn matches(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<Match>> {
+    /// The control tokens that the tokenizer finds in a text.
+    pub(super) fn matches(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<Match>> {
         let inner = tokenizer.inner();
         let split = || {
             let pieces = inner.get_added_vocabulary().extract_and_normalize(inner.get_normalizer(), text);
@@ -223,7 +202,7 @@ impl Control {
         isolated("tokenizing", split)
     }
 
-    /// A tokenizer that knows the control tokens by names that begin with `mark`.
+    /// The copy of the tokenizer in which the names of control tokens begin with `mark`. It is built once.
     fn twin(&self, tokenizer: &Tokenizer, mark: char) -> Result<Arc<Twin>> {
         let mut twins = self.twins.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some((_, twin)) = twins.iter().find(|(known, _)| *known == mark) {
@@ -240,7 +219,7 @@ impl Control {
     fn build_twin(&self, tokenizer: &Tokenizer, mark: char) -> tokenizers::Result<Twin> {
         let mut inner = tokenizer.inner().clone();
         inner.with_added_vocabulary(AddedVocabulary::new());
-        // New names get the ids behind the vocabulary, which a model may use in part.
+        // Filler tokens take the unused ids up to the largest one, so renamed tokens get ids after them.
         let model = inner.get_model();
         let (size, largest) = (model.get_vocab_size() as u32, model.get_vocab().into_values().max().unwrap_or(0));
         inner.add_tokens((size..=largest).map(|id| AddedToken::from(format!("{mark}{mark}{id}"), true)))?;
@@ -258,8 +237,14 @@ impl Control {
         Ok(Twin { inner, ids })
     }
 
-    /// Encodes a text in which the tokens of `own` are the template's, and every other one is plain text.
-    fn encode(&self, tokenizer: &Tokenizer, text: &str, own: &[Match], most: Option<usize>) -> Result<Encoded> {
+    /// Encodes a text in which the tokens of `own` stay tokens, and all other control tokens become plain text.
+    pub(super) fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        own: &[Match],
+        most: Option<usize>,
+    ) -> Result<Encoded> {
         let mark = MARKS.into_iter().find(|mark| !text.contains(*mark));
         let mark = mark.ok_or_else(|| Error::data("the conversation uses all noncharacters U+FDD0 to U+FDEF"))?;
         let twin = self.twin(tokenizer, mark)?;
@@ -285,7 +270,7 @@ impl Control {
         for (&id, &(start, end)) in whole.ids.iter().zip(&whole.offsets) {
             match twin.ids.get(&id) {
                 Some(&id) => push(id, (start, end)),
-                // A vocabulary may have the token as a word too.
+                // The model's vocabulary may also have the token as a word: then its characters are encoded one by one.
                 None if self.tokens.contains_key(&id) && Some(id) != unknown => {
                     for (at, letter) in renamed.get(start..end).unwrap_or_default().char_indices() {
                         let place = (start + at, start + at + letter.len_utf8());
@@ -302,7 +287,7 @@ impl Control {
     }
 }
 
-/// The text with other letters at some bytes.
+/// The text with another character at each of some byte offsets, which must be sorted.
 fn changed(text: &str, places: impl IntoIterator<Item = usize>) -> String {
     let mut places = places.into_iter().peekable();
     let letters = text.char_indices().map(|(at, letter)| match places.next_if_eq(&at) {
@@ -313,8 +298,8 @@ fn changed(text: &str, places: impl IntoIterator<Item = usize>) -> String {
     letters.collect()
 }
 
-/// The bytes of `text` at which `other` has another character; none where they differ in more than single characters.
-fn differences(text: &str, other: &str) -> Option<Vec<usize>> {
+/// Byte offsets of `text` at which `other` has another character, always `x` or `y`; `None` if they differ otherwise.
+pub(super) fn differences(text: &str, other: &str) -> Option<Vec<usize>> {
     let (mut left, mut right) = (text.char_indices(), other.chars());
     let mut found = Vec::new();
     loop {
@@ -327,75 +312,10 @@ fn differences(text: &str, other: &str) -> Option<Vec<usize>> {
     }
 }
 
-impl ChatTemplate {
-    /// The ids of `text`, which is `conversation`, or its messages through one of its answers, as this template rendered
-    /// it, up to the next answer with `add_generation_prompt`. With `split`, control tokens that its messages wrote out are plain text; tokens behind the
-    /// first `most` do not count ([`Tokenizer::encode_first`]).
-    ///
-    /// # Errors
-    /// Those of the tokenizer; [`tunesmith_base::Kind::Data`]: the template does not treat all texts alike, so that the tokens of
-    /// a message cannot be told from its own.
-    pub fn tokens(
-        &self,
-        tokenizer: &Tokenizer,
-        conversation: &Conversation,
-        text: &str,
-        add_generation_prompt: bool,
-        (split, most): (bool, Option<usize>),
-    ) -> Result<ChatTokens> {
-        let control = &self.control;
-        let whole = || Ok(ChatTokens { encoded: tokenizer.encode_first(text, false, most)?, written: Vec::new() });
-        let Some(altered) = control.altered(tokenizer, conversation) else { return whole() };
-        let found = control.matches(tokenizer, text)?;
-        if found.is_empty() {
-            return whole();
-        }
-        let render = |conversation: &Conversation, count: usize| {
-            let messages = conversation.messages[..count].to_vec();
-            let beginning = Conversation { messages, ..conversation.clone() };
-            self.render(&beginning, add_generation_prompt).ok().map(|rendered| rendered.text)
-        };
-        // The text may be that of the first messages, up to an answer.
-        let answers =
-            (1..conversation.messages.len()).filter(|at| conversation.messages[at - 1]["role"] == "assistant");
-        let counts = std::iter::once(conversation.messages.len()).chain(answers.rev());
-        let count = counts.into_iter().find(|count| render(conversation, *count).as_deref() == Some(text));
-        let other = count.and_then(|count| render(&altered, count));
-        let Some(places) = other.as_deref().and_then(|other| differences(text, other)) else {
-            let count = other.map_or(Ok(0), |other| control.matches(tokenizer, &other).map(|found| found.len()))?;
-            if count == found.len() || !split {
-                return whole();
-            }
-            return Err(Error::data(format!(
-                "the chat template ({}) changes what stands around the special tokens in the messages, so they cannot be told from its own",
-                self.origin()
-            ))
-            .hint("take them out of the row, or set data.split_special_tokens: false"));
-        };
-        let of_message = |found: &Match| places.iter().any(|place| found.range.contains(place));
-        let (theirs, own): (Vec<Match>, Vec<Match>) = found.into_iter().partition(of_message);
-        if theirs.is_empty() {
-            return whole();
-        }
-        let mut written: Vec<String> = Vec::new();
-        for Match { id, .. } in theirs {
-            let token = &control.tokens[&id].content;
-            if !written.contains(token) {
-                written.push(token.clone());
-            }
-        }
-        let encoded = if split {
-            control.encode(tokenizer, text, &own, most)?
-        } else {
-            tokenizer.encode_first(text, false, most)?
-        };
-        Ok(ChatTokens { encoded, written })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::template::ChatTemplate;
     use serde_json::json;
 
     /// A tokenizer of letters, with special tokens of a kind and other parts.

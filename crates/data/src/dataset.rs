@@ -1,74 +1,57 @@
-//! A configuration's data, ready to train on: read, tokenized in parallel (or taken from the cache), cleared of
-//! repetitions, split, mixed, counted.
+//! Loads the data of a configuration: reads and tokenizes it or takes it from the cache, removes duplicates, splits and
+//! mixes it, and counts rows for the report.
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use super::encode::{EncodeOptions, Encoder, Outcome};
-use super::fields::Parsed;
 use super::inputs::{Input, Inputs};
 use super::labels::{self, Class};
+use super::parsed_row::Parsed;
+use super::progress::Progress;
 use super::report::{Counts, Report, Share};
 use super::row::Form;
+use super::row_pass::{Walker, threads};
 use super::sampler::{Sampler, SamplerOptions};
 use super::source::{self, RawRow};
+use super::source_texts::source_texts;
 use super::split::Split;
 use super::template::ChatTemplate;
 use super::tokenizer::Tokenizer;
 use super::tokens::{self, TokenSet, TokenWriter};
-use super::walk::Walker;
-use super::{clock, contamination, dedupe, mix, process};
+use super::{contamination, dedupe, mix, strftime};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::arch::Arch;
 use tunesmith_config::{Config, Contamination, Dedupe, Task, Truncation};
 
-/// Is told how far a long piece of work has come.
-pub trait Progress {
-    /// `total` units of work begin.
-    fn begin(&self, what: &str, total: u64);
-    /// `by` more units are done.
-    fn advance(&self, by: u64);
-    /// The work is over.
-    fn end(&self);
-}
-
-/// Tells nobody.
-pub struct Silent;
-
-impl Progress for Silent {
-    fn begin(&self, _: &str, _: u64) {}
-    fn advance(&self, _: u64) {}
-    fn end(&self) {}
-}
-
-/// Everything that a run needs of the data.
+/// The data of a run.
 #[derive(Debug)]
 pub struct Dataset {
-    /// What is trained on.
+    /// Examples to train on.
     pub train: Split,
-    /// What is measured during training: `data.val_path`, or the share `data.split` of the training rows.
+    /// Examples for evaluation during training: `data.val_path`, or the share `data.split` of the training rows.
     pub validation: Option<Split>,
-    /// `data.test_path`.
+    /// Examples of `data.test_path`.
     pub test: Option<Split>,
-    /// The model's tokenizer.
+    /// The model's tokenizer, including `tuning.new_tokens`.
     pub tokenizer: Tokenizer,
     /// The chat template, if there is one.
     pub template: Option<ChatTemplate>,
-    /// How the data came about.
+    /// How many rows were used, cut or left out.
     pub report: Report,
     /// BLAKE3 of the training and validation tokens and labels, in hex.
     pub fingerprint: String,
     /// BLAKE3 of the tokenizer and the template, in hex.
     pub tokenizer_fingerprint: String,
-    /// The files that it was read from.
+    /// The files that the rows were read from.
     pub inputs: Inputs,
-    /// The labels of a classification, in the order of their numbers; empty for other tasks.
+    /// The labels of a classification, by their numbers; empty for other tasks.
     pub classes: Vec<Class>,
     known: Known,
 }
 
-/// What evaluations need of the validation rows beside their tokens, found once.
+/// Facts about the validation rows that every evaluation needs, computed once.
 #[derive(Debug, Default)]
 struct Known {
     label_bytes: OnceLock<u64>,
@@ -76,8 +59,8 @@ struct Known {
 }
 
 impl Dataset {
-    /// The order of training that the configuration asks for; steps of one row where it leaves their size open. With
-    /// several ranks a step has the micro-batches of all.
+    /// The order of training rows. Where the configuration leaves `batch_size` or `grad_accum` open, it is 1. A step
+    /// has the micro-batches of all ranks.
     pub fn sampler(&self, config: &Config, ranks: usize) -> Sampler {
         Sampler::new(
             &self.train.lengths(),
@@ -92,14 +75,14 @@ impl Dataset {
         )
     }
 
-    /// The folder of what is kept for the next run, unless the configuration keeps nothing.
+    /// The folder of the token cache; `None` with `data.use_cache: false`, or if the system has no cache folder.
     pub fn cache_dir(&self, config: &Config) -> Option<PathBuf> {
         let kept = config.data.use_cache;
         kept.then(|| config.data.cache_dir.clone().or_else(tokens::default_dir)).flatten()
     }
 
-    /// An example as a question and its answer, where it has both: raw text has no question, whatever the tokenizer puts
-    /// before it.
+    /// The prompt and the answer of an example, as token ids. `None` without an answer, or if the prompt has only
+    /// special tokens, as in plain text after BOS.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -109,10 +92,10 @@ impl Dataset {
         Ok(asks.then_some((prompt, answer)))
     }
 
-    /// The bytes of the validation rows' labels as text ([`Split::label_bytes`]); 0 without such rows.
+    /// The UTF-8 bytes of the validation labels ([`Split::label_bytes`]); 0 without validation rows.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Split::label_bytes`].
     pub fn validation_bytes(&self) -> Result<u64> {
         if let Some(&bytes) = self.known.label_bytes.get() {
             return Ok(bytes);
@@ -121,25 +104,26 @@ impl Dataset {
         Ok(*self.known.label_bytes.get_or_init(|| bytes))
     }
 
-    /// What each validation row is asked by: [`process::sources`] of them.
+    /// The source text of each validation row ([`super::row::source_of`]), read from the files once.
     ///
     /// # Errors
-    /// As there.
+    /// The files cannot be read again.
     pub fn validation_sources(&self, config: &Config) -> Result<&[String]> {
         if let Some(sources) = self.known.sources.get() {
             return Ok(sources);
         }
-        let sources = process::sources(self, config, process::Part::Validation)?;
+        let rows = self.validation.as_ref().map_or(&[][..], |split| &split.rows);
+        let sources = source_texts(rows, &self.inputs.of_validation(), config)?;
         Ok(self.known.sources.get_or_init(|| sources))
     }
 
-    /// Every id that ends an answer: those of the model's files, and special tokens that end the training rows.
+    /// The ids that end an answer: those of the model's files, and special tokens at the end of training rows.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
     pub fn stop_ids(&self) -> Result<Vec<u32>> {
         let mut ids = self.tokenizer.stop_ids().to_vec();
-        // A template ends all its turns alike: some rows show how.
+        // A template ends all turns alike, so a few rows are enough.
         for index in 0..self.train.len().min(64) {
             ids.extend(self.train.prompt(index)?.1.last().filter(|id| self.tokenizer.is_special(**id)));
         }
@@ -154,26 +138,16 @@ fn data_seed(config: &Config) -> u64 {
     config.train.data_seed.unwrap_or(config.train.seed)
 }
 
-/// The threads that read and tokenize: `data.num_proc`.
+/// Reads and tokenizes all data of a configuration. All token ids must be below `vocab_size`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Memory`]: they cannot be started.
-pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
-    rayon::ThreadPoolBuilder::new().num_threads(config.data.num_proc.unwrap_or(0)).build().map_err(|error| {
-        Error::memory(format!("data.num_proc: cannot start threads: {error}"))
-            .hint("raise the limits of processes and memory (ulimit -u, ulimit -v), or set data.num_proc=1")
-    })
-}
-
-/// Reads and tokenizes all data of a configuration. `vocab_size` is the model's.
-///
-/// # Errors
-/// [`tunesmith_base::Kind::Data`], naming file and line, what was found and what is expected.
+/// [`tunesmith_base::Kind::Data`], with file and line, for a row that cannot be used; those of the tokenizer and the
+/// template.
 pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn Progress) -> Result<Dataset> {
     let data = &config.data;
     let inputs = Inputs::of(config)?;
     let tokenizer = Tokenizer::load_with(model_dir, &config.tuning.new_tokens)?;
-    let date = data.template_date.as_deref().map(clock::parse_date).transpose()?;
+    let date = data.template_date.as_deref().map(strftime::parse_date).transpose()?;
     let template = ChatTemplate::find(model_dir, &tokenizer, data.template_path.as_deref(), data.chat_template)?
         .map(|template| template.at(date));
     let options = EncodeOptions {
@@ -227,7 +201,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
             dedupe::near(&loader.walker, &inputs.train, threshold, &mut pool, &mut report.train)?;
         }
     }
-    // A configuration with both is refused when it is read.
+    // Reading the configuration refuses both `data.split` and `data.val_path`.
     if data.split > 0.0 && validation.is_none() {
         if pool.len() < 2 {
             return Err(Error::data(format!("data.split needs at least 2 usable rows, found {}", pool.len())));
@@ -308,7 +282,7 @@ pub fn load(config: &Config, model_dir: &Path, vocab_size: usize, progress: &dyn
     })
 }
 
-/// The forms that the first rows of each file show.
+/// The row forms of each file, judged by its first rows.
 fn forms(inputs: &[Input]) -> Vec<Form> {
     let of = |input: &Input| -> Vec<Form> {
         input.paths.iter().flat_map(|path| source::forms(path, input.format)).collect()
@@ -320,15 +294,15 @@ struct Loader<'a> {
     encoder: Encoder,
     config: &'a Config,
     walker: Walker<'a>,
-    /// Where tokenized data is kept, or lies while the program runs.
+    /// The folder of the token cache. Without a cache, temporary token files are there.
     cache_dir: Option<PathBuf>,
-    /// Whether something was not in the cache.
+    /// Whether any input was not in the cache.
     missed: Cell<bool>,
     warnings: RefCell<Vec<String>>,
 }
 
 impl Loader<'_> {
-    /// All training rows, a set for each source.
+    /// All training rows, with one token set per source.
     fn load_train(&self, inputs: &[Input]) -> Result<(Split, Vec<Counts>)> {
         let (mut sets, mut counts) = (Vec::new(), Vec::new());
         for input in inputs {
@@ -350,7 +324,8 @@ impl Loader<'_> {
         self.encode(set, input, self.writer(kept.as_deref(), &key)?)
     }
 
-    /// Opens the file for tokenized rows: in the cache, or else beside it or in the system's folder for temporary files.
+    /// Opens the file for tokenized rows: in the cache, else a temporary file in the cache folder or the system's
+    /// temporary folder.
     fn writer(&self, kept: Option<&Path>, key: &blake3::Hash) -> Result<TokenWriter> {
         if let Some(path) = kept {
             match TokenWriter::kept(path, key) {
@@ -369,7 +344,7 @@ impl Loader<'_> {
             .map_err(|error| Error::io("write tokenized data to", &dir, &error).hint("set data.cache_dir"))
     }
 
-    /// Refuses a set in which no row can be used.
+    /// Fails if no row of a set can be used, and says why.
     fn refuse_unusable(&self, set: &str, inputs: &[Input], counts: &Counts) -> Result<()> {
         if counts.kept > counts.weightless {
             return Ok(());
@@ -419,7 +394,7 @@ impl Loader<'_> {
         Err(Error::data(format!("{all}: no token carries a loss")).hint(hint))
     }
 
-    /// Reads, tokenizes and labels the rows of some files.
+    /// Reads and tokenizes the rows of an input, with their labels.
     fn encode(&self, set: &str, input: &Input, mut writer: TokenWriter) -> Result<(TokenSet, Counts)> {
         let mut counts = Counts::default();
         let encoder = &self.encoder;
@@ -457,13 +432,13 @@ impl Loader<'_> {
         Ok((writer.finish(&counts)?, counts))
     }
 
-    /// The mix of the sources' rows; all rows where no source has a weight.
+    /// Mixes the rows of the sources by weight. Without any weight, all rows stay.
     fn mix(&self, pool: Split, inputs: &[Input], report: &mut Report) -> Result<Split> {
         if inputs.len() < 2 {
             return Ok(pool);
         }
         let weighted = inputs.iter().any(|input| input.weight.is_some());
-        // The rows of a source stand together, in the order of the sources.
+        // The rows of each source are contiguous, in the order of the sources.
         let starts: Vec<usize> =
             (0..=inputs.len()).map(|set| pool.rows.partition_point(|id| (id.set as usize) < set)).collect();
         let sizes: Vec<usize> = starts.windows(2).map(|ends| ends[1] - ends[0]).collect();
@@ -485,7 +460,7 @@ impl Loader<'_> {
         Ok(Split { rows, ..pool })
     }
 
-    /// What the tokens of a text depend on, besides the options.
+    /// Hashes the tokenizer and the template, on which tokens depend besides the options.
     fn encoder_hash(&self) -> blake3::Hash {
         let Encoder { tokenizer, template, .. } = &self.encoder;
         let mut hasher = blake3::Hasher::new();
@@ -498,7 +473,7 @@ impl Loader<'_> {
         hasher.finalize()
     }
 
-    /// The key of a cache entry.
+    /// The key of an input in the token cache: a hash of all that its tokens depend on.
     fn key(&self, input: &Input) -> Result<blake3::Hash> {
         let mut hasher = blake3::Hasher::new();
         hasher.update(concat!(env!("CARGO_PKG_VERSION"), " rows 3").as_bytes());

@@ -1,5 +1,5 @@
-//! Rows that say what an earlier row says are left out: to the letter (the hash of the normalised row), or nearly
-//! (`MinHash`). The first of several stays. Rows are compared across all sources.
+//! Leaves out rows that duplicate an earlier one: exactly (by the hash of the normalized row) or nearly (by `MinHash`).
+//! The first row stays. Rows are compared across all sources.
 use std::collections::HashSet;
 use std::slice::from_ref;
 
@@ -9,29 +9,29 @@ use super::batch::Example;
 use super::inputs::Input;
 use super::minhash::{band, bands, likeness, signature};
 use super::report::{Counts, NAMED_ROWS};
+use super::row_pass::Walker;
 use super::split::{RowId, Split};
 use super::tokens::{TokenSet, TokenWriter};
-use super::walk::Walker;
 use tunesmith_base::error::{Error, Result};
 
-/// How many earlier rows of a band a row is compared with.
+/// How many earlier rows of a bucket a row is compared with.
 const COMPARED: usize = 16;
 
-/// Which of the rows that a pass hands on in order belong to a split.
+/// Follows a pass over one token set and tells which of its rows belong to a split.
 pub struct Members<'a> {
     rows: std::iter::Peekable<std::iter::Copied<std::slice::Iter<'a, RowId>>>,
     next: RowId,
 }
 
 impl<'a> Members<'a> {
-    /// Those of one set; the split's rows are in order.
+    /// Starts at the first row of `set`. `rows` must be sorted.
     pub fn of(rows: &'a [RowId], set: usize) -> Self {
         let set = set as u32;
         let begin = rows.partition_point(|id| id.set < set);
         Self { rows: rows[begin..].iter().copied().peekable(), next: RowId { set, row: 0, piece: 0 } }
     }
 
-    /// The number of the next row, if it belongs to the split.
+    /// Moves to the next row of the pass. Returns its id if it belongs to the split.
     pub fn next(&mut self) -> Option<RowId> {
         let id = self.next;
         self.next.row += 1;
@@ -39,10 +39,10 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Leaves out rows that repeat an earlier one to the letter.
+/// Leaves out exact duplicates of earlier rows.
 ///
 /// # Errors
-/// Those of reading the rows again.
+/// The files cannot be read again.
 pub fn exact(walker: &Walker<'_>, inputs: &[Input], pool: &mut Split, counts: &mut Counts) -> Result<()> {
     let (mut seen, mut dropped) = (HashSet::new(), Vec::new());
     for (set, input) in inputs.iter().enumerate() {
@@ -67,15 +67,16 @@ pub fn exact(walker: &Walker<'_>, inputs: &[Input], pool: &mut Split, counts: &m
     Ok(())
 }
 
-/// Takes rows out of a split; both are in order.
+/// Removes rows from a split. Both must be sorted.
 pub fn leave_out(pool: &mut Split, dropped: &[RowId]) {
     pool.rows.retain(|id| dropped.binary_search(id).is_err());
 }
 
-/// Leaves out rows that are at least `threshold` alike to an earlier one.
+/// Leaves out rows whose estimated Jaccard similarity to an earlier row is at least `threshold`, directly or over a
+/// chain of similar rows.
 ///
 /// # Errors
-/// Those of reading the rows again, and of the file that signatures lie in meanwhile.
+/// The files cannot be read again, or the temporary file of signatures cannot be written.
 pub fn near(
     walker: &Walker<'_>,
     inputs: &[Input],
@@ -89,7 +90,7 @@ pub fn near(
     for (set, input) in inputs.iter().enumerate() {
         let mut members = Members::of(&pool.rows, set);
         walker.walk("looking for near-duplicates", input, &sign, &mut |signature| {
-            // A signature lies on disk as a row of numbers would: 512 bytes a row are too many for memory.
+            // Signatures are on disk, stored like token rows: 512 bytes per row are too much for memory.
             let stored = |numbers: Vec<u32>| {
                 let labels = numbers.iter().map(|&number| number as i32).collect();
                 Example { input_ids: numbers, labels }
@@ -111,8 +112,8 @@ pub fn near(
     Ok(())
 }
 
-/// Where rows stand, as `file:line`; they are in order. Reads their files again up to the last of them, since the places of
-/// all rows would not fit into memory.
+/// The `file:line` of rows, which must be sorted. Reads the files again up to the last of these rows, because the
+/// places of all rows would not fit into memory.
 fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<String>> {
     let mut places = Vec::with_capacity(rows.len());
     for ids in rows.chunk_by(|one, other| one.set == other.set) {
@@ -130,7 +131,7 @@ fn places(walker: &Walker<'_>, inputs: &[Input], rows: &[RowId]) -> Result<Vec<S
     Ok(places)
 }
 
-/// For each row the first row that it is alike to, over any number of steps.
+/// For each row, the first row of its cluster. Two rows are in one cluster if a chain of similar rows connects them.
 fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
     let (bands, rows) = bands(threshold);
     let mut roots: Vec<u32> = (0..signatures.rows() as u32).collect();
@@ -166,7 +167,7 @@ fn clusters(signatures: &TokenSet, threshold: f64) -> Result<Vec<u32>> {
 
 fn root(roots: &mut [u32], mut row: u32) -> u32 {
     while roots[row as usize] != row {
-        // Half the way, so that ways stay short.
+        // Path halving keeps the paths short.
         roots[row as usize] = roots[roots[row as usize] as usize];
         row = roots[row as usize];
     }

@@ -1,67 +1,70 @@
-//! From a row to ids and labels. Labels come from byte ranges of the text, never from searching ids: pad = eos and
-//! repeated tokens cannot confuse them.
+//! Turns a row into token ids and labels. Labels come from byte ranges of the text, never from a search for token ids.
+//! So `pad_token = eos_token` and repeated tokens cannot confuse them.
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::slice::from_ref;
 
 use super::batch::{Example, IGNORE};
+use super::classification_rows::Whole;
 use super::mask;
-use super::row::{Conversation, Row};
+use super::messages::Conversation;
+use super::report::Notes;
+use super::row::Row;
 use super::template::ChatTemplate;
+use super::template_coverage;
 use super::tokenizer::{Encoded, Tokenizer};
-use super::unwritten;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_config::{LossOn, Task, Truncation, nearest};
 
-/// The most messages of a conversation under a template that does not mark the assistant's text: it is rendered anew for
-/// each answer, so that the time grows with the square of their number.
+/// The most messages of a conversation under a template without `{% generation %}`. The conversation is rendered again
+/// for each answer, so the time grows with the square of the messages.
 const MAX_MESSAGES: usize = 2000;
 
-/// What decides how rows become tokens.
+/// How rows become tokens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EncodeOptions {
-    /// The longest row in tokens.
+    /// The most tokens of an example.
     pub max_seq_len: usize,
-    /// What happens to longer ones.
+    /// What happens to longer examples.
     pub truncation: Truncation,
-    /// Which tokens carry the loss.
+    /// Which tokens carry a loss.
     pub loss_on: LossOn,
-    /// Ids must be below this.
+    /// All token ids must be below this.
     pub vocab_size: usize,
     /// Rows with fewer tokens are left out.
     pub min_length: Option<usize>,
-    /// Rows with more tokens, before they are cut, are left out.
+    /// Rows with more tokens before truncation are left out.
     pub max_length: Option<usize>,
-    /// How many times the tokens of its longest rendering a conversation may have in all renderings
-    /// ([`mask::render`]).
+    /// The most tokens in all renderings of a conversation ([`mask::render`]), as a multiple of its longest rendering.
     pub max_turn_growth: f64,
-    /// Whether special tokens that messages write out are plain text.
+    /// Whether special tokens in messages become plain text.
     pub split_special_tokens: bool,
-    /// What is learned of a row.
+    /// The task, which decides what labels are.
     pub task: Task,
-    /// What Transformers takes for padding at the end of a row that has a label as a whole.
+    /// The pad token of a classification or regression. Transformers takes it for padding at the end of a row, so it is
+    /// removed there.
     pub padding: Option<u32>,
 }
 
 impl EncodeOptions {
-    /// So many tokens of a row decide what becomes of it; none where all of them do.
+    /// How many tokens from the start of a row decide its outcome; `None` if all do.
     fn most_tokens(&self) -> Option<usize> {
         let cut = matches!(self.truncation, Truncation::Right | Truncation::Drop);
         cut.then(|| self.max_seq_len.max(self.min_length.unwrap_or(0)).max(self.max_length.unwrap_or(0)))
     }
 }
 
-/// What became of a row.
+/// How a row was used, or why it was not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
-    /// It can be trained on.
+    /// The row can be trained on.
     Kept {
-        /// Ids and labels: of a conversation one for each rendering, of any other row one.
+        /// One example for each rendering of a conversation; one for any other row.
         examples: Vec<Example>,
-        /// Whether the end or the beginning of one was cut off, or one of several was left out as too long.
+        /// Whether an example was truncated, or one of several was left out as too long.
         truncated: bool,
-        /// Whether first turns of a conversation are not learned, for `max_turn_growth`.
+        /// Whether `max_turn_growth` leaves out the first turns of a conversation.
         limited: bool,
     },
     /// Left out: longer than the limit, and `truncation: drop`.
@@ -77,39 +80,18 @@ pub enum Outcome {
     },
 }
 
-/// A row with its labels.
+/// A row after tokenization.
 #[derive(Debug, Default)]
 struct Labeled {
-    /// Of a conversation one for each rendering, cut to length.
+    /// One example for each rendering of a conversation, already truncated; one for any other row, in full.
     examples: Vec<Example>,
-    /// Tokens of the longest before it was cut: so long is the row where the template rewrites nothing.
+    /// The tokens of the longest example before truncation, which `min_length` and `max_length` compare.
     longest: usize,
-    /// Whether one was cut, or left out as too long.
+    /// Whether an example was truncated, or left out as too long.
     truncated: bool,
-    /// Whether first turns are not learned, for `max_turn_growth`.
+    /// Whether `max_turn_growth` leaves out first turns.
     limited: bool,
     notes: Notes,
-}
-
-/// What a report says of a row beside its outcome.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Notes {
-    /// What the chat template does not write of it, in words.
-    pub unwritten: Vec<String>,
-    /// Special tokens that its messages write out and that became plain text.
-    pub split_tokens: Vec<String>,
-    /// Whether its text holds special tokens that stay tokens.
-    pub keeps_tokens: bool,
-}
-
-impl Notes {
-    /// Adds what is said of another rendering of the row.
-    fn add(&mut self, other: Self) {
-        self.split_tokens.extend(
-            other.split_tokens.into_iter().filter(|token| !self.split_tokens.contains(token)).collect::<Vec<_>>(),
-        );
-        self.keeps_tokens |= other.keeps_tokens;
-    }
 }
 
 /// Turns rows into examples.
@@ -119,23 +101,24 @@ pub struct Encoder {
     pub tokenizer: Tokenizer,
     /// The chat template, if there is one.
     pub template: Option<ChatTemplate>,
-    /// The options.
+    /// Lengths, truncation and the task.
     pub options: EncodeOptions,
-    /// The numbers of labels that rows have as a whole.
+    /// The number of each class; empty unless the task is a classification.
     pub labels: BTreeMap<String, i32>,
 }
 
 impl Encoder {
-    /// Tokenizes a row, labels it, cuts it to length; with what a report says of it.
+    /// Tokenizes, labels and truncates a row. Also returns notes for the data report.
     ///
     /// # Errors
-    /// A conversation that the template refuses or whose calls of tools it does not write, plain text without EOS, an id beyond the vocabulary.
+    /// The template refuses the conversation or does not write its tool calls; there is no EOS to end plain text with;
+    /// or an id is beyond the vocabulary.
     pub fn encode(&self, row: Row) -> Result<(Outcome, Notes)> {
         let target = match &row {
             Row::Labeled { label, .. } => Some(self.target(label)?),
             _ => None,
         };
-        // Pieces of a text are made when it is known which rows are trained on ([`super::Split::cut`]).
+        // `Split::cut` cuts texts into pieces later, when the training rows are known.
         let whole = self.options.truncation == Truncation::Split && matches!(row, Row::Text(_));
         let mut labeled = self.label(row)?;
         labeled.examples.iter().try_for_each(|example| self.check_ids(example))?;
@@ -143,7 +126,7 @@ impl Encoder {
         Ok((self.cut(labeled, whole, target), notes))
     }
 
-    /// What the last token of a row has to predict: the label's number, or the bits of a number.
+    /// What the last token of the row must predict: the number of the class, or the bits of the f32.
     fn target(&self, label: &str) -> Result<i32> {
         if self.options.task == Task::Regression {
             let number = label.trim().parse::<f32>().ok().filter(|number| number.is_finite());
@@ -167,16 +150,11 @@ impl Encoder {
 
     fn label(&self, row: Row) -> Result<Labeled> {
         let loss_on_all = self.options.loss_on == LossOn::All;
-        let split = self.options.split_special_tokens;
         let most = self.options.most_tokens();
         let mut notes = Notes::default();
         let example = match row {
             Row::Chat(conversation) => {
-                let template = self.template.as_ref().ok_or_else(|| {
-                    Error::data("the row is a conversation, but the model folder has no chat template")
-                        .hint("set data.chat_template: chatml, or data.template_path")
-                })?;
-                return self.conversation(template, &conversation);
+                return self.conversation(expect_template(self.template.as_ref())?, &conversation);
             }
             Row::Completion { prompt, completion } => {
                 let text = prompt.clone() + &completion;
@@ -197,16 +175,17 @@ impl Encoder {
             Row::Tokens { input_ids, labels } => Example { input_ids, labels },
             Row::Labeled { whole, .. } => {
                 let input_ids;
+                let how = (self.options.split_special_tokens, most);
                 (input_ids, notes) =
-                    whole.ids(&self.tokenizer, self.template.as_ref(), self.options.padding, (split, most))?;
+                    whole_ids(&whole, &self.tokenizer, self.template.as_ref(), self.options.padding, how)?;
                 Example { labels: vec![IGNORE; input_ids.len()], input_ids }
             }
         };
         Ok(Labeled { longest: example.input_ids.len(), examples: vec![example], notes, ..Labeled::default() })
     }
 
-    /// The renderings of a conversation, cut to length; those that nothing is learned from then are left out, and the
-    /// first ones where all have more than `max_turn_growth` times the tokens of the longest.
+    /// The renderings of a conversation, truncated. Renderings without labels are left out. So are the first ones, if
+    /// all renderings have more than `max_turn_growth` times the tokens of the longest.
     fn conversation(&self, template: &ChatTemplate, conversation: &Conversation) -> Result<Labeled> {
         let messages = conversation.messages.len();
         if messages > MAX_MESSAGES && !template.marks_generation() {
@@ -221,7 +200,7 @@ impl Encoder {
         let (mut tokens, mut longest) = (0, 0);
         let options = (self.options.loss_on, self.tokenizer.special_texts());
         mask::render_each(template, conversation, options, &mut |rendered, count| {
-            // The template wrote BOS itself, if the model wants one.
+            // The template writes BOS itself, if the model wants it, so the tokenizer must not add it.
             let how = (split, self.options.most_tokens());
             let beginning = (count < messages).then(|| {
                 let messages = conversation.messages[..count].to_vec();
@@ -247,8 +226,8 @@ impl Encoder {
             Ok(!labeled.limited)
         })?;
         labeled.examples.reverse();
-        unwritten::check_calls(template, conversation, &renderings)?;
-        labeled.notes.unwritten = unwritten::left_out(conversation, &last.unwrap_or_default());
+        template_coverage::check_calls(template, conversation, &renderings)?;
+        labeled.notes.unwritten = template_coverage::left_out(conversation, &last.unwrap_or_default());
         Ok(labeled)
     }
 
@@ -256,7 +235,7 @@ impl Encoder {
         example.input_ids.len() > self.options.max_seq_len
     }
 
-    /// An example cut to length; nothing where it is left out for that.
+    /// The truncated example; `None` if `truncation: drop` leaves it out.
     fn shortened(&self, example: Example) -> Option<Example> {
         let (length, limit) = (example.input_ids.len(), self.options.max_seq_len);
         if !self.is_too_long(&example) {
@@ -270,7 +249,7 @@ impl Encoder {
         Some(Example { input_ids: example.input_ids[kept.clone()].to_vec(), labels: example.labels[kept].to_vec() })
     }
 
-    /// Plain text ends with EOS, which is learned.
+    /// Adds EOS to plain text, with a label.
     fn with_eos(&self, mut example: Example) -> Result<Example> {
         let eos = self.tokenizer.eos_id().ok_or_else(|| {
             Error::data("plain text must end with EOS, but the tokenizer names no eos_token")
@@ -324,13 +303,59 @@ impl Encoder {
     }
 }
 
-/// Labels every token from the first to the last that touches a span; so does Transformers, and a token that
-/// straddles the start of a span counts as a whole. Spans come in the order of the text.
+fn expect_template(template: Option<&ChatTemplate>) -> Result<&ChatTemplate> {
+    template.ok_or_else(|| {
+        Error::data("the row is a conversation, but the model folder has no chat template")
+            .hint("set data.chat_template: chatml, or data.template_path")
+    })
+}
+
+/// The token ids of a text or conversation that gets a label: a text with the tokens that the tokenizer adds, a
+/// conversation through the chat template without a generation prompt.
+///
+/// Transformers takes `padding` tokens at the end for padding and classifies by the token before them, so they are
+/// removed here. With `split`, special tokens in messages become plain text. With `most`, only the first `most` tokens
+/// need to be right ([`Tokenizer::encode_first`]).
+///
+/// # Errors
+/// The tokenizer or the template fails, or there are no tokens.
+pub fn whole_ids(
+    whole: &Whole,
+    tokenizer: &Tokenizer,
+    template: Option<&ChatTemplate>,
+    padding: Option<u32>,
+    (split, most): (bool, Option<usize>),
+) -> Result<(Vec<u32>, Notes)> {
+    let (mut ids, notes) = match whole {
+        Whole::Text(text) => {
+            let (ids, added) = tokenizer.ids_first(text, most)?;
+            let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && tokenizer.is_control(*id));
+            (ids, Notes { keeps_tokens, ..Notes::default() })
+        }
+        Whole::Chat(conversation) => {
+            let template = expect_template(template)?;
+            let text = template.render(conversation, false)?.text;
+            let tokens = template.tokens(tokenizer, conversation, &text, false, (split, most))?;
+            let notes = tokens.notes(split);
+            (tokens.encoded.ids, notes)
+        }
+    };
+    while ids.len() > 1 && ids.last().copied() == padding {
+        ids.pop();
+    }
+    if ids.is_empty() {
+        return Err(Error::data("the text is empty: it has no token to look at").hint("remove the row"));
+    }
+    Ok((ids, notes))
+}
+
+/// Labels every token from the first to the last one that overlaps a span, as Transformers does. A token across the
+/// start of a span gets a label too. Spans must be in the order of the text.
 pub fn labeled(encoded: Encoded, spans: &[Range<usize>]) -> Example {
     let Encoded { ids, offsets } = encoded;
     let mut labels = vec![IGNORE; ids.len()];
     let mut cursor = 0;
-    // An empty span has nothing to learn; a token that straddles its place belongs to the text around it.
+    // An empty span has no text, and a token across its place belongs to the text around it.
     for span in spans.iter().filter(|span| !span.is_empty()) {
         let touches = |&index: &usize| {
             let (start, end) = offsets[index];

@@ -1,25 +1,25 @@
-//! How much longer a tokenizer can make a text: its files come from anywhere, and a few replacements one after another
-//! can make gigabytes of a line. What is beyond bounds is refused before any text goes through it.
+//! Bounds how much longer a tokenizer can make a text. Tokenizer files are untrusted, and a few replacements in a row
+//! can turn a line into gigabytes. A tokenizer beyond the bounds is refused before it processes any text.
 use std::sync::LazyLock;
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The most that a text may grow on its way to the model, as far as the steps say without looking at it.
+/// The largest factor by which normalizer and pre-tokenizer may lengthen a text, in the worst case.
 const MAX_GROWTH: usize = 4096;
-/// The most that an answer may grow in the decoder.
+/// The largest factor by which the decoder may lengthen an answer.
 const MAX_DECODER_GROWTH: usize = 64;
-/// The most steps of one part.
+/// The most steps of normalizer, pre-tokenizer, post-processor and decoder together.
 const MAX_STEPS: usize = 256;
 /// The most ids that the post-processor may add to a text.
 const MAX_ADDED: usize = 1024;
-/// The longest mark that a model may put before or behind each piece of a word, in bytes.
+/// The longest prefix or suffix that a model may add to each piece of a word, in bytes.
 const MAX_AFFIX: usize = 64;
-/// The longest word that `WordPiece` may look at, in characters; the time grows with its square.
+/// The longest word for `WordPiece`, in characters. The time grows with its square.
 const MAX_WORD: u64 = 10_000;
 
-/// What of a `tokenizer.json` can make a text longer.
+/// The parts of `tokenizer.json` that can make a text longer.
 #[derive(Deserialize)]
 struct Parts {
     #[serde(default)]
@@ -53,7 +53,7 @@ struct Merges {
     merges: Option<Vec<Merge>>,
 }
 
-/// Two parts: as a list, or with a space between them.
+/// A merge of two parts: a list, or a string with a space between them.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Merge {
@@ -61,7 +61,8 @@ enum Merge {
     Pair(String, String),
 }
 
-/// The library cuts the prefix off each merge's second part unseen, in the middle of a character where it is another text.
+/// Checks that the second part of each merge begins with the prefix. The library removes that many bytes without a
+/// check, even within a character.
 fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
     let merges: Merging = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     for (index, merge) in merges.model.merges.into_iter().flatten().enumerate() {
@@ -78,19 +79,19 @@ fn check_merges(json: &[u8], prefix: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What a tokenizer takes for one word: the model of a tokenizer has memory and time for a word as a whole.
+/// What a tokenizer treats as one word. Its model needs memory and time for each word as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Words {
-    /// The whole text: there is no pre-tokenizer, or one that finds no words.
+    /// The whole text: the pre-tokenizer is missing, or does not split at words.
     Text,
-    /// What stands between spaces.
+    /// The text between spaces.
     Spaced,
     /// At most a run of letters and digits, of white space, or of other characters.
     Runs,
 }
 
 impl Words {
-    /// By a pre-tokenizer: of several, the one with the shortest words.
+    /// The words of a pre-tokenizer. In a sequence, the step with the shortest words decides.
     fn of(step: &Value) -> Self {
         if let Some(steps) = step["pretokenizers"].as_array() {
             return steps.iter().map(Self::of).max().unwrap_or(Self::Text);
@@ -111,21 +112,21 @@ impl Words {
     }
 }
 
-/// What is known of a tokenizer before it sees a text.
+/// What a tokenizer may do with a text, in the worst case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// A text becomes at most so many times longer.
+    /// The largest factor by which a text can become longer.
     pub(super) factor: usize,
     /// Whether a regular expression may take much longer for some texts than for others.
     pub(super) slow: bool,
-    /// What it takes for one word.
+    /// What the tokenizer treats as one word.
     pub(super) words: Words,
 }
 
-/// Looks at the text of a `tokenizer.json`.
+/// Checks the content of a `tokenizer.json`.
 ///
 /// # Errors
-/// What is beyond bounds, in words; or the text is no JSON of that form.
+/// A message: the tokenizer exceeds a bound, or the JSON has another form.
 pub(super) fn check(json: &[u8]) -> Result<Growth, String> {
     let parts: Parts = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let mut seen = Seen::default();
@@ -177,7 +178,7 @@ fn times(factor: usize) -> String {
     if factor == usize::MAX { "without end".to_owned() } else { format!("{factor} times") }
 }
 
-/// What was come across.
+/// What the check has found so far.
 #[derive(Default)]
 struct Seen {
     steps: usize,
@@ -185,7 +186,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// How many times longer the steps of a part can make a text.
+    /// The factor by which the steps of a part can lengthen a text.
     fn factor(&mut self, step: &Value) -> usize {
         self.steps += 1;
         for list in ["normalizers", "pretokenizers", "decoders"] {
@@ -204,7 +205,7 @@ impl Seen {
                 (None, Some(text)) => content.div_ceil(text.len()).max(1),
                 _ => content.max(1),
             },
-            // Before each piece, of which there is at most one a byte.
+            // It adds the text before each piece, and there is at most one piece per byte.
             "Prepend" => step["prepend"].as_str().map_or(1, |text| text.len().saturating_add(1)),
             "Metaspace" => 3 + step["replacement"].as_str().map_or(0, str::len),
             "ByteLevel" | "NFD" | "NFC" | "NFKD" | "NFKC" | "Nmt" | "Precompiled" | "BertNormalizer" => 3,
@@ -212,7 +213,7 @@ impl Seen {
         }
     }
 
-    /// How many ids a post-processor adds to a text, or puts in the place of its own.
+    /// How many ids a post-processor can add to a text.
     fn added(&mut self, step: &Value) -> usize {
         self.steps += 1;
         if let Some(steps) = step["processors"].as_array() {
@@ -221,20 +222,20 @@ impl Seen {
         let of_piece = |piece: &Value| {
             let name = piece["SpecialToken"]["id"].as_str();
             let ids = name.and_then(|name| step["special_tokens"][name]["ids"].as_array());
-            // The text itself may stand there once.
+            // The text itself may occur once.
             ids.map_or(if piece["Sequence"].is_object() { MAX_ADDED / 2 } else { 0 }, Vec::len)
         };
         step["single"].as_array().into_iter().flatten().map(of_piece).fold(0, usize::saturating_add)
     }
 }
 
-/// Whether a regular expression may match nothing, as far as its signs say.
+/// Whether a regular expression may match the empty string, judged by its operators.
 fn may_be_empty(regex: &str) -> bool {
     regex.is_empty() || regex.contains(['*', '?', '|', '^', '$']) || regex.contains("{0") || regex.contains("\\b")
 }
 
-/// Whether a regular expression repeats a group, or has many repetitions beside each other: then its time may grow with a
-/// high power of the text's length. The expressions of known tokenizers have neither.
+/// Whether a regular expression repeats a group, or has many adjacent repetitions. Then its time may grow with a high
+/// power of the text's length. Known tokenizers have no such expressions.
 fn is_slow(regex: &str) -> bool {
     static OPTIONAL_GROUP: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\([^()]*\)\?").ok());
     let regex = outline(regex);
@@ -242,13 +243,13 @@ fn is_slow(regex: &str) -> bool {
     let regex = OPTIONAL_GROUP.as_ref().map_or(regex.as_str().into(), |group| group.replace_all(&regex, ""));
     let many = |part: &str| {
         let repeats = part.matches(['*', '+', '{']).count();
-        // What must follow two repetitions may be missing, and then each way to divide the text among them is tried.
+        // If no match follows two repetitions, the engine tries every way to divide the text between them.
         repeats > 3 || repeats > 1 && !part.ends_with(['*', '+', '?', '}'])
     };
     repeats_group || regex.split('|').any(many)
 }
 
-/// A regular expression with a letter for each class of characters and each escape.
+/// The regular expression with one letter in place of each character class and each escape.
 fn outline(regex: &str) -> String {
     let mut out = String::new();
     let mut letters = regex.chars().peekable();

@@ -1,5 +1,5 @@
-//! Which files make up each set of rows, from the configuration: patterns expanded, sources of `data.datasets` one by
-//! one.
+//! The files of each set of rows, from the configuration. Patterns are expanded; each source of `data.datasets` is an
+//! input.
 use std::path::PathBuf;
 
 use super::row::Form;
@@ -7,25 +7,25 @@ use super::source::glob;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{Config, DatasetSpec, Format, Task, schema};
 
-/// Files that are read as one: a path setting, or a source of a mix.
+/// Files that are read one after another: those of a path setting, or of a source of a mix.
 #[derive(Debug, Clone)]
 pub struct Input {
-    /// The setting that names it, for messages: `data.train_path`.
+    /// The setting that names the files, for messages: `data.train_path`.
     pub setting: String,
-    /// What it names, in short.
+    /// A short name for the report.
     pub name: String,
     /// The files, in order.
     pub paths: Vec<PathBuf>,
-    /// The form of their rows; none for `auto`.
+    /// The form of their rows; `None` for `auto`.
     pub format: Option<Form>,
-    /// Its weight in the mix.
+    /// The weight in the mix; `None` if the configuration gives none.
     pub weight: Option<f64>,
 }
 
 /// All files of a configuration.
 #[derive(Debug, Clone, Default)]
 pub struct Inputs {
-    /// Training rows: at least one input.
+    /// At least one input of training rows.
     pub train: Vec<Input>,
     /// `data.val_path`.
     pub validation: Option<Input>,
@@ -34,10 +34,11 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Finds the files.
+    /// Finds the files of a configuration.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: no training rows are named. [`tunesmith_base::Kind::Data`]: a pattern matches nothing.
+    /// [`tunesmith_base::Kind::Config`]: no training rows are named. [`tunesmith_base::Kind::Data`]: a pattern matches
+    /// nothing.
     pub fn of(config: &Config) -> Result<Self> {
         let data = &config.data;
         let files = |setting: &str, paths: &[PathBuf]| -> Result<Option<Input>> {
@@ -69,14 +70,19 @@ impl Inputs {
         Ok(Self { train, validation, test })
     }
 
-    /// All of them.
+    /// Where the validation rows are: `data.val_path`, or the training files that `data.split` takes them from.
+    pub(super) fn of_validation(&self) -> Vec<Input> {
+        self.validation.clone().map_or_else(|| self.train.clone(), |input| vec![input])
+    }
+
+    /// All files, of all sets.
     pub fn files(&self) -> Vec<&PathBuf> {
         self.train.iter().chain(&self.validation).chain(&self.test).flat_map(|input| &input.paths).collect()
     }
 }
 
-/// The files and folders that a configuration names to be read: an output may replace none of them. Which file
-/// a hub's name stands for is not known here; what is read of it is an input all the same.
+/// The existing files and folders that a configuration names to be read, so that no output replaces one of them. Files
+/// that come from a hub are not included.
 pub fn named(config: &Config) -> Vec<PathBuf> {
     fn texts<'a>(value: &'a serde_json::Value, found: &mut Vec<&'a str>) {
         match value {
@@ -96,7 +102,7 @@ pub fn named(config: &Config) -> Vec<PathBuf> {
         texts(&value, &mut found);
         for text in found.into_iter().filter(|text| !text.is_empty()) {
             let path = PathBuf::from(text);
-            // A pattern that matches nothing is refused where it is read.
+            // Loading the data refuses a pattern that matches nothing.
             let files = if path.exists() { Ok(vec![path]) } else { glob::expand(&[path], "") };
             inputs.extend(files.unwrap_or_default().into_iter().filter(|path| path.exists()));
         }
@@ -104,7 +110,7 @@ pub fn named(config: &Config) -> Vec<PathBuf> {
     inputs
 }
 
-/// The form of rows: of a task other than continuing text always the same.
+/// The form of rows. A classification or regression always has labeled rows.
 fn form(config: &Config, format: Format) -> Option<Form> {
     if config.task() == Task::CausalLm { Form::of(format) } else { Some(Form::Labeled) }
 }

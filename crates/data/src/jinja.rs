@@ -1,197 +1,40 @@
-//! Jinja with limits. A chat template is a program from somebody's model folder: minijinja's fuel bounds its steps,
-//! but not what one step may build (a string doubled 36 times aborts the process). So the compiled instructions are
-//! rewritten: after each one that makes a value comes a check of its size, and the few that can explode in one step
-//! (`*`, `replace`, `join`, formatting) are replaced by guarded ones. A template too greedy ends in an error.
-use std::cell::Cell;
+//! Jinja with limits on time and memory. A chat template is a program from an untrusted model folder. minijinja's fuel
+//! bounds its steps, but not the size of values: a string doubled 36 times would abort the process.
+//!
+//! So the compiled instructions are rewritten. After each one that makes a value, its size is checked. The few that can
+//! explode in one step (`*`, `replace`, `join`, formatting) become guarded filters. A template beyond a limit fails
+//! with an error.
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Instant, SystemTime};
 
 use minijinja::machinery::{self, CodeGenerator, Instruction, Instructions, Token};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
-use minijinja::{AutoEscape, Environment, Error, ErrorKind, Output, State, UndefinedBehavior, Value};
+use minijinja::{AutoEscape, Environment, Error, Output, State, UndefinedBehavior, Value};
 
-use super::meter::{Meter, Tally};
-use super::{print, python};
+use super::jinja_compat::{self, CONCAT, MULTIPLY, REMAINDER};
+use super::jinja_limits::{
+    Limits, charge, failed, generation_marks, guard, is_namespace, measure, since_look, stopped,
+};
+use super::meter::Tally;
+use super::print;
 
-/// The largest template that is read.
+/// The largest template, in bytes.
 pub const MAX_SOURCE: usize = 1 << 20;
-/// How deep lists and maps may nest.
-const MAX_DEPTH: usize = 64;
-/// Instructions one rendering may take (a long chat needs some thousands), besides [`FUEL_A_BYTE`].
+/// Instructions that one rendering may execute, besides [`FUEL_A_BYTE`]. A long chat needs some thousands.
 const FUEL: u64 = 5_000_000;
-/// What each byte of the variables adds to them: a chat of many short messages needs some hundreds for each.
+/// More instructions for each byte of the variables. A chat of many short messages needs some hundreds per message.
 const FUEL_A_BYTE: u64 = 16;
-/// Variables up to this size get no more fuel.
+/// Variables up to this size, in bytes, add no fuel.
 const SMALL_INPUT: usize = 256 << 10;
-/// How long one rendering may compute; as long again for each [`BYTES_A_LIMIT`] of the variables.
-const TIME_LIMIT: Duration = Duration::from_secs(1);
-const BYTES_A_LIMIT: u32 = 32 << 20;
-/// The most words and signs of one expression, with those of the expressions around it, and the most `elif` of one `if`:
-/// the library's parser and compiler go down a level for each.
+/// The most tokens of an expression with those around it, plus the most `elif` of an `if`. minijinja's parser and
+/// compiler may recurse once for each.
 const MAX_CHAIN: usize = 4_000;
-/// The stack of the thread that compiles.
+/// The stack of the thread that compiles, in bytes.
 const COMPILER_STACK: usize = 64 << 20;
 
-/// What a running template may still build. One rendering stays on one thread, so this is thread-local.
-#[derive(Clone, Copy)]
-struct Budget {
-    /// The largest single value, in bytes of text plus items.
-    value: usize,
-    /// What all values and the output together may still take.
-    total: usize,
-    /// How long it may still compute.
-    meter: Meter,
-    /// The two characters that enclose the text of a `{% generation %}` block in the output.
-    marks: (char, char),
-    /// What the template takes for the present.
-    now: SystemTime,
-}
-
-thread_local! {
-    static BUDGET: Cell<Option<Budget>> = const { Cell::new(None) };
-    /// Whether a limit has stopped the last rendering.
-    static STOPPED: Cell<bool> = const { Cell::new(false) };
-    /// Whether the last rendering has called `raise_exception`.
-    static RAISED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// What the running template takes for the present.
-pub fn now() -> SystemTime {
-    BUDGET.get().map_or_else(SystemTime::now, |budget| budget.now)
-}
-
-/// An error raised by a limit or by a helper function.
-pub fn failed(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidOperation, message.into())
-}
-
-/// An error of a limit.
-pub fn stopped(message: impl Into<String>) -> Error {
-    STOPPED.set(true);
-    failed(message)
-}
-
-/// The error of `raise_exception`.
-pub fn raised(message: String) -> Error {
-    RAISED.set(true);
-    failed(message)
-}
-
-/// What an error of a rendering says of the template.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Blame {
-    /// A limit stopped the template, or it names what does not exist.
-    Template,
-    /// The template called `raise_exception`: it refuses the row.
-    Row,
-    /// The error alone does not tell.
-    Unclear,
-}
-
-/// Who is to blame for the error of the last rendering on this thread.
-pub fn blame(error: &Error) -> Blame {
-    use ErrorKind::{OutOfFuel, TemplateNotFound, UnknownBlock, UnknownFilter, UnknownFunction, UnknownTest};
-    let own = [OutOfFuel, TemplateNotFound, UnknownBlock, UnknownFilter, UnknownFunction, UnknownTest];
-    let recursion = error.detail().is_some_and(|detail| detail.contains("recursion limit"));
-    match () {
-        () if STOPPED.get() || recursion || own.contains(&error.kind()) => Blame::Template,
-        () if RAISED.get() => Blame::Row,
-        () => Blame::Unclear,
-    }
-}
-
-/// Fails if a value of `bytes` may not be built; called before the operations that multiply.
-pub fn guard(bytes: Option<usize>) -> Result<(), Error> {
-    let limit = BUDGET.get().map_or(usize::MAX, |budget| budget.value);
-    match bytes {
-        Some(bytes) if bytes <= limit => Ok(()),
-        _ => Err(stopped(format!("the template builds a value larger than {limit} bytes"))),
-    }
-}
-
-/// Takes `bytes` from what the rendering may still build, and looks at the clock. Filters and tests that the library calls for
-/// each item of a list do so themselves: no instruction stands between two of these calls.
-pub fn charge(bytes: usize) -> Result<(), Error> {
-    let Some(mut budget) = BUDGET.get() else { return Ok(()) };
-    if budget.meter.is_over() {
-        return Err(stopped(format!("the template ran for more than {} s", budget.meter.seconds())));
-    }
-    budget.total =
-        budget.total.checked_sub(bytes).ok_or_else(|| stopped("the template builds too much text in all"))?;
-    BUDGET.set(Some(budget));
-    Ok(())
-}
-
-/// The most that one step may compare, in items: some 50 nanoseconds each.
-const MAX_COMPARED: usize = 1 << 24;
-
-/// What it takes to look at a value whole: its items, and its text in pieces of what the machine compares at once.
-pub fn weight(value: &Value) -> usize {
-    let own = 1 + value.as_str().map_or(0, str::len) / 32;
-    let items: usize = match value.kind() {
-        ValueKind::Seq | ValueKind::Iterable => value.try_iter().into_iter().flatten().map(|item| weight(&item)).sum(),
-        ValueKind::Map => {
-            let pairs = value.as_object().and_then(minijinja::value::DynObject::try_iter_pairs);
-            pairs.into_iter().flatten().map(|(key, item)| weight(&key) + weight(&item)).sum()
-        }
-        _ => 0,
-    };
-    own + items
-}
-
-/// Fails if it would take too long to sort a value; called before the operations that do.
-pub fn guard_sorting(value: &Value) -> Result<(), Error> {
-    charge(0)?;
-    measure(value)?;
-    let items = value.len().unwrap_or(1).max(2);
-    if weight(value).saturating_mul(items.ilog2() as usize + 1) <= MAX_COMPARED {
-        return Ok(());
-    }
-    Err(stopped(format!("the template sorts a list of {items} items, which is too much for one step")))
-}
-
-/// The size of a value written out as a tree; an error if it nests too deeply or is over the limit.
-pub fn measure(value: &Value) -> Result<usize, Error> {
-    let limit = BUDGET.get().map_or(usize::MAX, |budget| budget.value);
-    let mut size = 0;
-    walk(value, 0, limit, &mut size)?;
-    Ok(size)
-}
-
-fn walk(value: &Value, depth: usize, limit: usize, size: &mut usize) -> Result<(), Error> {
-    *size += 1 + value.as_str().map_or(0, str::len);
-    guard(Some(*size).filter(|&size| size <= limit))?;
-    if depth > MAX_DEPTH {
-        return Err(stopped(format!("the template nests values more than {MAX_DEPTH} deep")));
-    }
-    let Some(object) = value.as_object() else { return Ok(()) };
-    if depth > 0 && is_namespace(value) {
-        return Err(stopped("a namespace cannot be an item of another value"));
-    }
-    match value.kind() {
-        ValueKind::Seq | ValueKind::Iterable => {
-            for item in value.try_iter()?.checked() {
-                walk(&item?, depth + 1, limit, size)?;
-            }
-        }
-        ValueKind::Map if depth > 0 || !is_namespace(value) => {
-            for (key, item) in object.try_iter_pairs().into_iter().flatten() {
-                walk(&key, depth + 1, limit, size)?;
-                walk(&item, depth + 1, limit, size)?;
-            }
-        }
-        _ => {}
-    }
-    Ok(())
-}
-
-fn is_namespace(value: &Value) -> bool {
-    value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
-}
-
-/// Follows every instruction that makes a value: a lazy sequence becomes a list (as in Python), the size is held
-/// against the limits.
+/// Runs after every instruction that makes a value. Checks the size, and turns a lazy sequence into a list, as in
+/// Python.
 fn check(value: Value) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
         guard(Some(text.len()))?;
@@ -210,13 +53,13 @@ fn check(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// Follows or precedes the instructions that may take long and make no new value: looks at the clock.
+/// Runs before or after instructions that may take long but make no value. Checks the time.
 fn tick(value: Value) -> Result<Value, Error> {
     charge(0)?;
     Ok(value)
 }
 
-/// Precedes `{% set namespace.name = value %}`: namespaces inside namespaces could form a ring.
+/// Runs before `{% set namespace.name = value %}`. A namespace in a namespace could form a cycle.
 fn storable(value: Value) -> Result<Value, Error> {
     if is_namespace(&value) {
         return Err(stopped("a namespace cannot be stored in a namespace"));
@@ -224,10 +67,10 @@ fn storable(value: Value) -> Result<Value, Error> {
     Ok(value)
 }
 
-/// What `{% generation %}` blocks become: the text between two marks.
+/// The filter that replaces `{% generation %}` blocks: puts the text between two marks.
 fn generation(text: &str) -> String {
-    match BUDGET.get() {
-        Some(Budget { marks: (open, close), .. }) => format!("{open}{text}{close}"),
+    match generation_marks() {
+        Some((open, close)) => format!("{open}{text}{close}"),
         None => text.to_owned(),
     }
 }
@@ -242,7 +85,11 @@ pub struct Program {
 }
 
 impl Program {
-    /// Parses and compiles with Hugging Face's settings (`trim_blocks`, `lstrip_blocks`, loop controls, `generation`).
+    /// Parses and compiles with the settings of Transformers (`trim_blocks`, `lstrip_blocks`, loop controls,
+    /// `generation`).
+    ///
+    /// # Errors
+    /// The source is too large, not valid Jinja, or nested too deeply; a thread cannot be started.
     pub fn compile(source: &str) -> Result<Self, Error> {
         if source.len() > MAX_SOURCE {
             return Err(failed(format!("the template has {} bytes, the limit is {MAX_SOURCE}", source.len())));
@@ -250,7 +97,7 @@ impl Program {
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         let (source, marks_generation) = prepare(&source, &syntax)?;
-        // A process compiles a handful of templates, which live as long as it does.
+        // A process compiles only a few templates and needs them until it ends.
         let source: &'static str = Box::leak(source.into_boxed_str());
         let compile = || {
             let tree = machinery::parse(source, "chat_template", syntax)?;
@@ -273,8 +120,11 @@ impl Program {
         self.marks_generation
     }
 
-    /// Renders. `input_bytes` is the size of the variables: the limits grow with it. The text of each generation
-    /// block comes enclosed in `marks`, and `now` is what `strftime_now` writes.
+    /// Renders the template. The limits grow with `input_bytes`, the size of the variables. In the output, `marks`
+    /// enclose the text of each generation block. `now` is the time for `strftime_now`.
+    ///
+    /// # Errors
+    /// The template fails, or exceeds a limit ([`super::jinja_limits::blame`]).
     pub fn render(
         &self,
         variables: Value,
@@ -282,47 +132,30 @@ impl Program {
         marks: (char, char),
         now: SystemTime,
     ) -> Result<String, Error> {
-        struct Reset;
-        impl Drop for Reset {
-            fn drop(&mut self) {
-                BUDGET.set(None);
-            }
-        }
-        let _reset = Reset;
-        STOPPED.set(false);
-        RAISED.set(false);
         let (began, before) = (Instant::now(), self.tally.before());
-        let time = TIME_LIMIT * (1 + input_bytes as u32 / BYTES_A_LIMIT);
         let mut fuelled = None;
         if input_bytes > SMALL_INPUT {
             let environment = fuelled.insert(self.environment.clone());
             environment.set_fuel(Some(FUEL + FUEL_A_BYTE * input_bytes as u64));
         }
         let environment = fuelled.as_ref().unwrap_or(&self.environment);
-        BUDGET.set(Some(Budget {
-            value: input_bytes.saturating_mul(8).saturating_add(4 << 20),
-            total: input_bytes.saturating_mul(128).saturating_add(64 << 20),
-            meter: Meter::start(time, before),
-            marks,
-            now,
-        }));
+        let _limits = Limits::start(input_bytes, before, marks, now);
         let mut text = String::new();
         let mut output = machinery::make_string_output(&mut text);
         let done =
             machinery::eval(environment, &self.instructions, variables, &self.blocks, &mut output, AutoEscape::None);
         drop(output);
-        // What fails has taken its time, too.
-        let looked = BUDGET.get().and_then(|budget| budget.meter.since_look());
-        let counted = self.tally.add((began, before), looked, input_bytes);
+        // A rendering that fails counts too.
+        let counted = self.tally.add((began, before), since_look(), input_bytes);
         done?;
         counted.map_err(stopped)?;
         Ok(text)
     }
 }
 
-/// Writes a value to the output; what counts is the text as it is written.
+/// Writes a value to the output, and charges for the written text.
 fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
-    /// The most bytes that escaping makes of one.
+    /// The most bytes that escaping makes of one byte.
     const ESCAPED: usize = 6;
     let escapes = !value.is_safe() && !matches!(state.auto_escape(), AutoEscape::None);
     if let Some(text) = value.as_str().filter(|_| !escapes) {
@@ -330,7 +163,7 @@ fn write(output: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> R
         charge(text.len())?;
         return output.write_str(text).map_err(Error::from);
     }
-    // Other values become about as long as they are large in memory.
+    // The text of any other value is about as long as its size.
     guard(measure(value)?.checked_mul(if escapes { ESCAPED } else { 1 }))?;
     let printed = print::text(value).map(Value::from);
     let mut text = String::new();
@@ -355,7 +188,7 @@ fn environment() -> Environment<'static> {
     environment.add_filter(TICK, tick);
     environment.add_filter(STORABLE, storable);
     environment.add_filter(GENERATION, generation);
-    python::install(&mut environment);
+    jinja_compat::install(&mut environment);
     environment
 }
 
@@ -363,15 +196,9 @@ const CHECK: &str = "_check";
 const TICK: &str = "_tick";
 const STORABLE: &str = "_storable";
 const GENERATION: &str = "_generation";
-/// The filter that stands in for the operator `*`.
-pub const MULTIPLY: &str = "_multiply";
-/// The filter that stands in for the operator `~`.
-pub const CONCAT: &str = "_concat";
-/// The filter that stands in for the operator `%`.
-pub const REMAINDER: &str = "_remainder";
 
-/// Two changes of the source that need only its tokens: `generation` blocks become filter blocks, and `a * b` becomes
-/// `a * _one * b`, which keeps the compiler from folding products of constants (it would build them unbounded).
+/// Changes the source in two ways. `generation` blocks become filter blocks. `a * b` becomes `a * _one * b`, so the
+/// compiler cannot fold a product of constants, whose size nothing would bound.
 fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error> {
     let mut changed = String::with_capacity(source.len() + 64);
     let (mut copied, mut marks_generation) = (0, false);
@@ -411,13 +238,13 @@ fn prepare(source: &str, syntax: &SyntaxConfig) -> Result<(String, bool), Error>
     Ok((changed, marks_generation))
 }
 
-/// How deep the tree of the syntax can be at a place, judged by the tokens before it: operators, filters, subscripts and
-/// `elif` nest without brackets too.
+/// An upper bound of the depth of the syntax tree, from the tokens so far. Operators, filters, subscripts and `elif`
+/// nest without brackets too.
 #[derive(Default)]
 struct Depth {
-    /// Words and signs of each open bracket's expression, the outermost first.
+    /// The tokens of the expression in each open bracket, the outermost first.
     expressions: Vec<usize>,
-    /// `elif` of each open `if`.
+    /// The number of `elif` in each open `if`.
     branches: Vec<usize>,
 }
 
@@ -447,9 +274,9 @@ impl Depth {
     }
 }
 
-/// Puts the checks between the instructions and moves the jump targets accordingly.
+/// Inserts the checks between the instructions, and adjusts the jump targets.
 fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
-    /// No slot in the VM's small cache of filters.
+    /// Keeps the filter out of the VM's cache, which has few slots.
     const UNCACHED: u8 = u8::MAX;
     let filter = |name, arguments| Instruction::ApplyFilter(name, Some(arguments), UNCACHED);
     let mut rewritten = Instructions::new(code.name(), code.source());
@@ -461,9 +288,9 @@ fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
         let line = code.get_line(index).unwrap_or(0) as u16;
         let mut add = |instruction| next = rewritten.add_with_line(instruction, line) + 1;
         match instruction {
-            // Raw text goes through the formatter, which counts it.
+            // Raw text goes through the formatter, which charges for it.
             Instruction::EmitRaw(text) => {
-                // It is written as it stands, within `autoescape` too.
+                // A safe string is never escaped, not even within `autoescape`.
                 add(Instruction::LoadConst(Value::from_safe_string((*text).to_owned())));
                 add(Instruction::Emit);
             }
@@ -473,7 +300,7 @@ fn bounded<'source>(code: &Instructions<'source>) -> Instructions<'source> {
                 add(Instruction::Swap);
                 add(instruction.clone());
             }
-            // An item of a text is found from its start; a loop or an assignment of several names may walk a text.
+            // These can take time in proportion to a string: an index, a loop, an assignment to several names.
             Instruction::GetItem => {
                 add(instruction.clone());
                 add(filter(TICK, 1));

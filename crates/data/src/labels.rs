@@ -1,25 +1,26 @@
-//! The labels of a classification: which there are, how many rows have each, and what these count in the loss.
+//! The labels of a classification: their names, row counts and loss weights.
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde::Serialize;
 
-use super::dataset::{Progress, threads};
 use super::inputs::Inputs;
+use super::progress::Progress;
 use super::row::{Form, Row};
+use super::row_pass::{Walker, threads};
 use super::source::RawRow;
 use super::split::Split;
-use super::walk::Walker;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{ClassWeights, Config, nearest};
 
-/// More labels than any real classification has.
+/// The most labels. More suggest that the task is a regression.
 const MOST: usize = 1 << 16;
 
-/// The labels of the training rows, sorted: as numbers if all are whole numbers, else as texts.
+/// The labels of the training rows, sorted numerically if all are integers, else as text.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: rows that cannot be read or have no label; fewer than two labels, or more than there can be.
+/// [`tunesmith_base::Kind::Data`]: a row cannot be read or has no label, or there are fewer than 2 or more than 65,536
+/// labels.
 pub fn found(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
     let inputs = Inputs::of(config)?;
     let threads = threads(config)?;
@@ -54,23 +55,24 @@ pub fn found(config: &Config, progress: &dyn Progress) -> Result<Vec<String>> {
     Ok(labels)
 }
 
-/// A label, its rows, and what each of these counts.
+/// A label with its number of rows and its loss weight.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Class {
-    /// Its name.
+    /// The label as rows write it.
     pub label: String,
     /// Rows to train on.
     pub train: u64,
     /// Rows held out for validation.
     pub validation: u64,
-    /// What a row's loss counts.
+    /// The factor of the loss of its rows.
     pub weight: f64,
 }
 
-/// The labels `names` with their rows, and their weights by the rows to train on.
+/// Counts the rows of each label in `names` and sets its weight. `balanced` weights depend on the training rows.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: a weight for a label that there is not. [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
+/// [`tunesmith_base::Kind::Config`]: a weight for an unknown label. [`tunesmith_base::Kind::Io`]: the tokens cannot be
+/// read from disk.
 pub fn classes(
     names: &[String],
     weights: &ClassWeights,
@@ -113,20 +115,20 @@ pub fn classes(
     Ok(names.iter().enumerate().map(one).collect())
 }
 
-/// scikit-learn's `compute_class_weight("balanced")`: rows / (labels x rows of the label), over the labels that have rows; 1 for
-/// others, whose weight no training row has.
+/// The weights of scikit-learn's `compute_class_weight("balanced")`: rows / (labels x rows of the label), over the
+/// labels with rows. Labels without rows get 1.
 fn balanced(rows: &[u64]) -> Vec<f64> {
     let (all, present) = (rows.iter().sum::<u64>() as f64, rows.iter().filter(|&&rows| rows > 0).count() as f64);
     rows.iter().map(|&rows| if rows == 0 { 1.0 } else { all / (present * rows as f64) }).collect()
 }
 
-/// What rows count by their class; nothing where all count 1.
+/// The loss weight of each class; `None` if all are 1.
 pub fn weights(classes: &[Class]) -> Option<Arc<[f32]>> {
     let weighs = classes.iter().any(|class| class.weight != 1.0);
     weighs.then(|| classes.iter().map(|class| class.weight as f32).collect())
 }
 
-/// What a user should know of them, a sentence each.
+/// Warnings for the user, one sentence each.
 pub fn warnings(classes: &[Class]) -> Vec<String> {
     let without = |rows: fn(&Class) -> u64| -> Vec<&str> {
         classes.iter().filter(|class| rows(class) == 0).map(|class| class.label.as_str()).collect()

@@ -1,27 +1,32 @@
-//! From files to padding-free batches.
+//! Turns data files into padding-free batches.
 //!
 //! ```text
-//! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any form -> one)
-//!   -> template + mask (text, and what carries a loss) -> encode (ids, labels) -> tokens (on disk)
-//! dataset: the sets -> dedupe -> split -> contamination -> mix: numbers of rows, nothing else in memory
+//! inputs (settings -> files) -> source (files -> raw rows) -> row, messages (any row form -> one of few)
+//!   -> template + mask (text, and the parts that carry a loss) -> encode (ids, labels) -> tokens (on disk)
+//! dataset: all sets -> dedupe -> split -> contamination -> mix; only row numbers are in memory
 //!   -> pack, sampler -> batch (read from disk)
 //! documents: text, Markdown, HTML and DOCX files -> rows, for `tunesmith ingest`
 //! ```
+//!
+//! Chat templates run in [`template`]: jinja (compiles) -> `jinja_compat` (Python's filters) -> `jinja_limits` (size,
+//! time).
 pub mod batch;
-mod clock;
+mod catch_panic;
+mod chat_tokens;
+pub mod classification_rows;
 mod contamination;
 mod control;
 pub mod dataset;
 mod dedupe;
 pub mod documents;
-mod dumps;
 pub mod encode;
 mod fields;
 mod growth;
 mod inputs;
-mod isolate;
 mod jinja;
-pub mod labeled;
+mod jinja_compat;
+mod jinja_limits;
+mod json_type;
 pub mod labels;
 pub mod mask;
 mod messages;
@@ -30,28 +35,35 @@ mod minhash;
 mod mix;
 pub mod numbers;
 pub mod pack;
+mod parsed_row;
 mod print;
 pub mod process;
-mod python;
+mod progress;
 pub mod question;
 pub mod report;
 mod rng;
 pub mod row;
+mod row_pass;
 pub mod sampler;
 pub mod source;
-mod space;
+mod source_texts;
 pub mod split;
+mod strftime;
 mod strict;
 pub mod template;
+mod template_coverage;
+mod thread_time;
+mod tojson;
 pub mod tokenizer;
 mod tokens;
-mod unwritten;
-mod walk;
+mod whitespace;
 
 pub use batch::{Batch, Example, IGNORE};
-pub use dataset::{Dataset, Progress, Silent, load};
+pub use dataset::{Dataset, load};
 pub use inputs::named as named_inputs;
+pub use progress::{Progress, Silent};
 pub use report::{Counts, Report};
+pub use row_pass::threads;
 pub use sampler::{Sampler, SamplerOptions, SamplerState, Step};
 pub use split::Split;
 pub use template::ChatTemplate;

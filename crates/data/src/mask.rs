@@ -1,25 +1,29 @@
-//! Which part of a rendered conversation the assistant wrote, and in which rendering. Templates that mark it
-//! (`{% generation %}`) are believed. For others each turn is found in the conversation rendered through it, where nothing
-//! follows: the turn begins after the prompt that a user of the model would give, and ends with its end-of-turn token.
-//! Most templates write an earlier turn the same when others follow, so one rendering holds all turns. A template
-//! that rewrites earlier turns (drops their reasoning, moves the tools) gets a rendering for each turn that the later
-//! ones do not hold as it was written. Token ids are never searched.
+//! Finds the assistant's text in a rendered conversation.
+//!
+//! A template that marks this text (`{% generation %}`) decides. With any other template, each turn is found in a
+//! rendering that ends with this turn: it begins after the prompt that inference would use, and ends with its
+//! end-of-turn token.
+//!
+//! Most templates write a turn the same when others follow, so one rendering has all turns. A template may rewrite
+//! earlier turns: drop their reasoning, or move the tools. Then each turn that later renderings do not have unchanged
+//! gets a rendering of its own. Token ids are never searched.
 use std::ops::Range;
 
 use serde_json::{Value, json};
 
-use super::row::Conversation;
+use super::messages::Conversation;
 use super::template::{ChatTemplate, Rendered, Turns};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::LossOn;
 
-/// Renders a conversation with the byte ranges that carry a loss: assistant text with its end-of-turn token. Each turn
-/// that is learned stands in one of the renderings, after exactly the text that precedes it when the model answers.
-/// There is one rendering unless the template rewrites earlier turns; they are in the order of the turns.
-/// `special_texts` are the tokenizer's special tokens.
+/// Renders a conversation and finds the byte ranges that carry a loss: the assistant's text with its end-of-turn token.
+///
+/// Every turn to train on is in one of the renderings, after exactly the text that precedes it at inference. There is
+/// one rendering unless the template rewrites earlier turns; renderings are in the order of the turns. `special_texts`
+/// are the tokenizer's special tokens.
 ///
 /// # Errors
-/// The template refuses the conversation, or the assistant's text cannot be told apart.
+/// The template refuses the conversation, or the assistant's text cannot be found in it.
 pub fn render(
     template: &ChatTemplate,
     conversation: &Conversation,
@@ -35,11 +39,11 @@ pub fn render(
     Ok(renderings)
 }
 
-/// The same, a rendering at a time, the last one first. `take` gets each with the number of messages that it has, and
-/// returns whether it wants another one: a long conversation may have many.
+/// As [`render`], but passes one rendering at a time to `take`, the last one first. `take` also gets how many messages
+/// the rendering has, and returns whether to continue: a long conversation may have many renderings.
 ///
 /// # Errors
-/// As [`render`], and whatever `take` returns.
+/// Those of [`render`] and of `take`.
 pub fn render_each(
     template: &ChatTemplate,
     conversation: &Conversation,
@@ -54,7 +58,7 @@ pub fn render_each(
     let unlearned = |index: &usize| conversation.unlearned.contains(index);
     let all = loss_on == LossOn::All;
     let wanted: Vec<usize> = match loss_on {
-        // Found to be cut out of the whole.
+        // These turns are found in order to exclude them.
         LossOn::All => assistants.iter().copied().filter(unlearned).collect(),
         LossOn::Assistant | LossOn::Completion => {
             let last = assistants.last().filter(|_| loss_on == LossOn::Completion);
@@ -68,7 +72,7 @@ pub fn render_each(
         let of_turns = assistants.iter().zip(blocks);
         of_turns.filter(|(index, _)| wanted.contains(index)).map(|(_, block)| block).collect()
     } else if template.marks_generation() && !all && assistants.ends_with(&wanted) {
-        // The template leaves turns out or has several blocks in one: the last blocks belong to the last turns.
+        // The template leaves out turns, or has several blocks in one turn. The last blocks belong to the last turns.
         let kept = if wanted.len() < assistants.len() { wanted.len() } else { blocks.len() };
         blocks[blocks.len().saturating_sub(kept)..].to_vec()
     } else if all {
@@ -80,27 +84,27 @@ pub fn render_each(
     take(full, turns.len()).map(drop)
 }
 
-/// What lies outside of some ranges that are in order.
+/// The gaps between sorted ranges, and before and after them, up to `end`.
 fn around(ranges: &[Range<usize>], end: usize) -> Vec<Range<usize>> {
     let starts = std::iter::once(0).chain(ranges.iter().map(|range| range.end));
     let ends = ranges.iter().map(|range| range.start).chain([end]);
     starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| start..end).collect()
 }
 
-/// A conversation rendered through one of its turns, and where that turn stands.
+/// A rendering that ends with a turn, and the bytes of this turn.
 struct Turn {
     text: String,
     span: Range<usize>,
 }
 
 impl Turn {
-    /// Whether `other` holds the turn and all that precedes it, to the letter.
+    /// Whether `other` begins with the same text up to the end of the turn.
     fn stands_in(&self, other: &str) -> bool {
         other.starts_with(&self.text[..self.span.end])
     }
 }
 
-/// Finds turns by rendering other versions of the conversation.
+/// Finds turns by rendering variants of the conversation.
 struct Finder<'a> {
     template: &'a ChatTemplate,
     conversation: &'a Conversation,
@@ -109,8 +113,8 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The fewest renderings that hold every wanted turn as it was written, from the last to the first; `full` is the
-    /// first that may.
+    /// Passes on the fewest renderings that contain every wanted turn as it was written, from the last to the first.
+    /// `full` is the whole conversation.
     fn renderings(
         &self,
         full: Rendered,
@@ -123,7 +127,7 @@ impl Finder<'_> {
             if !turn.stands_in(&current.text) {
                 let mut done = std::mem::replace(&mut current, Rendered { text: turn.text, spans: Vec::new() });
                 done.spans.reverse();
-                // A rendering that nothing is learned from is not needed.
+                // A rendering without a wanted turn is not needed.
                 if !done.spans.is_empty() && !take(done, count)? {
                     return Ok(());
                 }
@@ -135,7 +139,7 @@ impl Finder<'_> {
         take(current, count).map(drop)
     }
 
-    /// The conversation through message `index`, and what the assistant wrote of it.
+    /// The conversation up to and including message `index`, and the bytes of that message.
     fn turn(&self, index: usize) -> Result<Turn> {
         let text = self.template.render_first(self.turns, index + 1, false)?.text;
         let start = self.start(index, &text).ok_or_else(|| self.unstable(index))?;
@@ -143,25 +147,25 @@ impl Finder<'_> {
         Ok(Turn { text, span: start..end })
     }
 
-    /// Where the assistant begins to write in `text`, which ends with its turn: after the prompt that a user of the
-    /// model would give.
+    /// Where the assistant's text begins in `text`, which ends with its turn: after the prompt that inference would
+    /// use.
     fn start(&self, index: usize, text: &str) -> Option<usize> {
         let prompt = self.template.render_first(self.turns, index, true).ok().filter(|_| index > 0);
         if let Some(prompt) = &prompt
             && text.starts_with(&prompt.text)
         {
             let said = self.conversation.messages[index - 1]["content"].as_str().unwrap_or_default().trim();
-            // A template may write a message not before the next one (a system message within the first question).
+            // A template may write a message together with the next one: a system message in the first question.
             let late = if prompt.text.contains(said) { None } else { self.content_end(index - 1, index + 1, text) };
             return Some(prompt.text.len().max(late.unwrap_or(0)));
         }
-        // The prompt differs: it opens a thought that the turn does not have, its system message is written only in
-        // prompts, or an earlier message is written differently when it is the last one. The turn still begins behind
-        // the same header.
+        // The text does not begin with the prompt. The prompt may open a thought that the turn does not have, or only
+        // prompts have the system message, or an earlier message is written differently as the last one. The turn still
+        // begins after the same header.
         let others_end = self.others_end(index, text);
         let answer = self.turns.followed(index, &json!({ "role": "assistant", "content": self.mark() }));
         let plain = self.template.render_marked(&answer, index + 1, false).ok();
-        // What precedes the content of a plain answer: the header, and maybe an empty thought that the turn has too.
+        // The text before the content of a plain answer: the header, and maybe an empty thought that the turn has too.
         let header = plain.as_ref().and_then(|plain| plain.split_once(self.turns.marks.0)).map(|(header, _)| header);
         let header = header.map(|header| (common_bytes(header, text), header.len()));
         if let Some(prompt) = &prompt
@@ -182,8 +186,9 @@ impl Finder<'_> {
         header.or(opened)
     }
 
-    /// Where the header of message `index` ends in `text`, which ends behind that header: the last place in it that reads as
-    /// the end of `prompt` does. A thought that the prompt opens is left out where `text` does not have it.
+    /// Where the header of message `index` ends in `text`, which ends after that header: the last place with the same
+    /// text before it as the end of `prompt`. If the prompt opens a thought that `text` does not have, the thought is
+    /// ignored.
     fn behind_header(&self, index: usize, prompt: &str, text: &str) -> Option<usize> {
         let before = self.template.render_first(self.turns, index, false).ok()?.text;
         let asked = common_bytes(&before, prompt);
@@ -196,7 +201,7 @@ impl Finder<'_> {
         })
     }
 
-    /// The places of `text` that end a line or a special token, in order.
+    /// The byte offsets of `text` at which a line or a special token ends, sorted.
     fn boundaries(&self, text: &str) -> Vec<usize> {
         let lines = text.match_indices('\n').map(|(at, _)| at + 1);
         let specials = self.special_texts.iter().filter(|special| !special.is_empty());
@@ -207,15 +212,15 @@ impl Finder<'_> {
         places
     }
 
-    /// A place in `text`, which ends with message `index`, behind all that other messages say.
+    /// A byte offset in `text`, which ends with message `index`, after the text of all other messages.
     fn others_end(&self, index: usize, text: &str) -> Option<usize> {
         let Some(previous) = index.checked_sub(1) else { return Some(0) };
         let before = self.template.render_first(self.turns, index, false).ok()?.text;
         if text.starts_with(&before) { Some(before.len()) } else { self.content_end(previous, index + 1, text) }
     }
 
-    /// The last place behind `from`, and not behind `to`, that ends a line or a special token; else one that ends what looks
-    /// like a token.
+    /// The last byte offset after `from`, up to `to`, at which a line or a special token ends, or else what looks like
+    /// a token.
     fn last_boundary(&self, text: &str, from: usize, to: usize) -> Option<usize> {
         let places = || (from + 1..=to).rev().filter(|&at| text.is_char_boundary(at));
         let ends = |&at: &usize| {
@@ -225,13 +230,13 @@ impl Finder<'_> {
         places().find(ends).or_else(|| places().find(|&at| text[..at].ends_with(['>', ']'])))
     }
 
-    /// Where the turn ends that begins at `start` of `text`, which ends with it: behind its end-of-turn token. What
-    /// follows that (a newline, an EOS that closes the text) is not the assistant's. Without a special token at its end
-    /// the turn is all that the text has.
+    /// Where the turn ends that begins at `start`, if `text` ends with it: after its end-of-turn token. A newline or
+    /// EOS after that token does not belong to the turn. Without a special token at the end, the turn is the rest of
+    /// the text.
     fn end(&self, index: usize, text: &str, start: usize) -> usize {
         let tokens = self.final_tokens(text, start);
         let content = self.conversation.messages[index]["content"].as_str().unwrap_or_default().trim_end();
-        // The content itself may end in what looks like a special token.
+        // The content itself may end with the text of a special token.
         let doubtful = tokens.len() > 1 || tokens.iter().any(|token| content.ends_with(&text[token.clone()]));
         let behind = |part: &str| tokens.iter().position(|token| text[..token.start].trim_end().ends_with(part));
         let first = match if doubtful { self.content_end(index, index + 1, text) } else { None } {
@@ -242,7 +247,7 @@ impl Finder<'_> {
         match &tokens[first..] {
             [] => text.len(),
             [only] => only.end,
-            // Several: the turn has those that stay when the conversation goes on.
+            // Of several tokens, the turn has those that stay when the conversation continues.
             closing @ [one, ..] => {
                 let stays = self.shared_with_next(index, text, one);
                 let own = closing.iter().rev().find(|token| token.end <= stays);
@@ -252,11 +257,11 @@ impl Finder<'_> {
         }
     }
 
-    /// The special tokens, with space between them, at the end of `text` and behind `start`, in order.
+    /// The special tokens at the end of `text` and after `start`, in order. White space may separate them.
     fn final_tokens(&self, text: &str, start: usize) -> Vec<Range<usize>> {
         let mut tokens = Vec::new();
         let mut rest = text.trim_end();
-        // Of tokens that end at the same place the longest is the one that the tokenizer takes.
+        // Of several tokens that end here, the tokenizer takes the longest.
         let ending = |rest: &str| self.special_texts.iter().filter(|s| rest.ends_with(*s)).map(String::len).max();
         while let Some(length) = ending(rest)
             && rest.len() - length >= start
@@ -268,7 +273,7 @@ impl Finder<'_> {
         tokens
     }
 
-    /// How far `text`, from the token `one` of its end, is written alike when a message follows.
+    /// Up to which byte `text` stays the same, from the token `one` at its end on, when a message follows.
     fn shared_with_next(&self, index: usize, text: &str, one: &Range<usize>) -> usize {
         let next = ["user", "tool"].into_iter().find_map(|role| {
             let next = self.turns.followed(index + 1, &json!({ "role": role, "content": self.mark() }));
@@ -276,13 +281,13 @@ impl Finder<'_> {
             next.split_once(self.turns.marks.0).map(|(before, _)| before.to_owned())
         });
         let Some(next) = next else { return 0 };
-        // Where earlier text is rewritten, the turn's end is the last that precedes the message.
+        // If earlier text is rewritten, the last such token before the message ends the turn.
         let place = if next.starts_with(&text[..one.start]) { Some(one.start) } else { next.rfind(&text[one.clone()]) };
         place.map_or(0, |place| one.start + common_bytes(&text[one.start..], &next[place..]))
     }
 
-    /// A turn in `full`, the whole conversation, where it may be written otherwise than it was: its content with the
-    /// special token right behind it.
+    /// The bytes of a turn in `full`, the whole conversation. If the turn is rewritten there: its content and the
+    /// special token right after it.
     fn within(&self, index: usize, full: &str) -> Result<Range<usize>> {
         let turn = self.turn(index)?;
         if turn.stands_in(full) {
@@ -297,13 +302,14 @@ impl Finder<'_> {
         Ok(start..token.map_or(end, |length| full.len() - behind.len() + length))
     }
 
-    /// Where the content of a message ends in `known`, which is the first `count` messages.
+    /// Where the content of a message ends in `known`, the rendering of the first `count` messages.
     fn content_end(&self, index: usize, count: usize, known: &str) -> Option<usize> {
         let ends = |mark, content: &str| [format!("{content}{mark}"), format!("{}{mark}", content.trim_end())];
         self.marked_place(index, ends, count, known)
     }
 
-    /// Renders the first `count` messages with a marked content; without the mark it must be the text that is known.
+    /// The place of a mark in the content of a message. The first `count` messages are rendered with the mark; without
+    /// it, the rendering must equal `known`.
     fn marked_place(
         &self,
         index: usize,
@@ -313,7 +319,7 @@ impl Finder<'_> {
     ) -> Option<usize> {
         let mark = self.turns.marks.0;
         let message = &self.conversation.messages[index];
-        // A call may have none.
+        // A tool call may have no content.
         let content = message.get("content").map_or(Some(""), Value::as_str)?;
         for variant in marked(mark, content) {
             let mut message = message.clone();
@@ -329,7 +335,7 @@ impl Finder<'_> {
         None
     }
 
-    /// The content of a message that is looked for in a rendering.
+    /// The mark as the content of a message.
     fn mark(&self) -> String {
         self.turns.marks.0.to_string()
     }
@@ -344,12 +350,12 @@ impl Finder<'_> {
     }
 }
 
-/// The last place in `text`, not behind `end`, that ends a character.
+/// The last character boundary of `text` up to `end`.
 fn whole_characters(text: &str, end: usize) -> usize {
     (0..=end).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
-/// How many bytes two texts have in common at their beginning.
+/// The length of the common prefix of two texts, in bytes.
 fn common_bytes(a: &str, b: &str) -> usize {
     a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count()
 }

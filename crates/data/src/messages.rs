@@ -1,26 +1,29 @@
-//! Messages brought to the one form that chat templates read: tools and tool calls as Transformers documents them, the
-//! older `functions` and `function_call` included; fields that choose the turns to learn from are taken out.
+//! Brings messages to the form that chat templates read. Tools and tool calls become what Transformers documents, also
+//! from the older `functions` and `function_call`. Fields that choose the turns to train on are removed.
 use serde_json::{Map, Value, json};
 
+use super::json_type::json_type;
 use super::numbers;
-use super::row::kind;
 use tunesmith_base::error::{Error, Result};
 
-/// A chat: its messages are objects with a `role`, kept whole because templates may read any field.
+/// A conversation. Its messages are objects with a `role`; they keep all fields, because templates may read any.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Conversation {
     /// At least one message.
     pub messages: Vec<Value>,
-    /// The row's `tools`, handed to the template.
+    /// A list of tools for the template.
     pub tools: Option<Value>,
-    /// Messages before this one never carry a loss (the prompt of a prompt/completion row).
+    /// Messages before this index never carry a loss: the prompt of a prompt/completion row.
     pub first_supervised: usize,
-    /// Assistant messages that carry none either (`weight: 0`, `train: false`), in order.
+    /// The indices of assistant messages with `weight: 0` or `train: false`, in order. They carry no loss either.
     pub unlearned: Vec<usize>,
 }
 
 impl Conversation {
-    /// Checks and normalises messages; `row` is looked at for `tools` or `functions`.
+    /// Checks and normalizes messages. Takes `tools` or `functions` from `row`.
+    ///
+    /// # Errors
+    /// There are no messages, or one is malformed.
     pub(super) fn new(mut messages: Vec<Value>, row: &mut Map<String, Value>, first_supervised: usize) -> Result<Self> {
         if messages.is_empty() {
             return Err(Error::data("the conversation has no messages"));
@@ -36,7 +39,7 @@ impl Conversation {
         Ok(Self { messages, tools: tools(row)?, first_supervised, unlearned })
     }
 
-    /// The row as the form `messages` writes it.
+    /// The conversation as a row of the form `messages`.
     pub(super) fn into_json(self) -> Value {
         let Self { mut messages, tools, first_supervised, unlearned } = self;
         let silent = |(index, message): &(usize, &mut Value)| {
@@ -49,10 +52,11 @@ impl Conversation {
     }
 }
 
-/// Whether a message may carry a loss: takes `weight` (`OpenAI`), `train` and `training` (Axolotl) out.
+/// Whether a message may carry a loss. Removes the fields that say so: `weight` (`OpenAI`), `train` and `training`
+/// (Axolotl).
 fn learned(message: &mut Value) -> Result<bool> {
     let Value::Object(fields) = message else {
-        return Err(Error::data(format!("found {}, expected an object", kind(message))));
+        return Err(Error::data(format!("found {}, expected an object", json_type(message))));
     };
     let is_assistant = fields.get("role").is_some_and(|role| role == "assistant");
     if fields.get("train_detail").is_some_and(|detail| !detail.is_null()) {
@@ -83,7 +87,7 @@ fn learned(message: &mut Value) -> Result<bool> {
     Ok(learned || !is_assistant)
 }
 
-/// Checks a message and brings its tool calls to their form.
+/// Checks a message and normalizes its tool calls.
 fn normalise(message: &mut Value) -> Result<()> {
     let Value::Object(fields) = message else { return Ok(()) };
     match fields.get("role") {
@@ -92,14 +96,17 @@ fn normalise(message: &mut Value) -> Result<()> {
         }
         Some(Value::String(_)) => {}
         role => {
-            let found = kind(role.unwrap_or(&Value::Null));
+            let found = json_type(role.unwrap_or(&Value::Null));
             return Err(Error::data(format!("\"role\" is {found}, expected a string")));
         }
     }
     if let Some(call) = fields.shift_remove("function_call").filter(|call| !call.is_null()) {
         let call = from_text(call);
         if !call["name"].is_string() {
-            return Err(Error::data(format!("\"function_call\" is {}, expected {{name, arguments}}", kind(&call))));
+            return Err(Error::data(format!(
+                "\"function_call\" is {}, expected {{name, arguments}}",
+                json_type(&call)
+            )));
         }
         fields.insert("tool_calls".to_owned(), json!([{ "type": "function", "function": call }]));
     }
@@ -112,7 +119,7 @@ fn normalise(message: &mut Value) -> Result<()> {
             fields.insert("tool_calls".to_owned(), calls.into());
         }
         Some(other) => {
-            return Err(Error::data(format!("\"tool_calls\" is {}, expected a list", kind(&other))));
+            return Err(Error::data(format!("\"tool_calls\" is {}, expected a list", json_type(&other))));
         }
     }
     let calls = fields.contains_key("tool_calls");
@@ -125,16 +132,16 @@ fn normalise(message: &mut Value) -> Result<()> {
                 .hint("write the message's text; an empty one is \"\""));
         }
         content => {
-            return Err(Error::data(format!("\"content\" is {}, expected a string or a list", kind(content))));
+            return Err(Error::data(format!("\"content\" is {}, expected a string or a list", json_type(content))));
         }
     }
-    // Templates handle what is missing, and few what is null; Transformers drops it too.
+    // Templates handle missing fields, but few handle null. Transformers drops null fields too.
     fields.retain(|_, value| !value.is_null());
     Ok(())
 }
 
-/// One call: `{function: {name, arguments}}`, or `{name, arguments}`. Arguments that are the text of a JSON object become
-/// the object, which is what templates expect.
+/// Normalizes a call `{function: {name, arguments}}` or `{name, arguments}`. Templates expect arguments as an object,
+/// so JSON text becomes one.
 fn call(call: Value) -> Result<Value> {
     let mut call = from_text(call);
     let function = if call["function"].is_object() { &mut call["function"] } else { &mut call };
@@ -151,7 +158,7 @@ fn call(call: Value) -> Result<Value> {
     Ok(call)
 }
 
-/// A list or object that is written as text; anything else as it is.
+/// The list or object that a JSON text contains; any other value unchanged.
 fn from_text(value: Value) -> Value {
     match &value {
         Value::String(text) if text.trim_start().starts_with(['{', '[']) => numbers::parse(text).unwrap_or(value),
@@ -159,11 +166,11 @@ fn from_text(value: Value) -> Value {
     }
 }
 
-/// The row's tools: a list of functions, as such or as text; `functions` are the older way to write them.
+/// The tools of a row: a list in `tools` or the older `functions`, or the same as JSON text.
 fn tools(row: &mut Map<String, Value>) -> Result<Option<Value>> {
     let mut take = |field: &str| row.get_mut(field).map(Value::take).map(from_text).filter(|value| !value.is_null());
     let wrong = |field: &str, found: &Value| {
-        Error::data(format!("{field:?} is {}, expected a list of functions, or one as JSON text", kind(found)))
+        Error::data(format!("{field:?} is {}, expected a list of functions, or one as JSON text", json_type(found)))
     };
     let (field, tools) = match (take("tools"), take("functions")) {
         (Some(tools), _) => ("tools", tools),
@@ -177,7 +184,9 @@ fn tools(row: &mut Map<String, Value>) -> Result<Option<Value>> {
             let tools: Vec<Value> = tools.into_iter().map(from_text).map(wrapped).collect();
             match tools.iter().find(|tool| !tool.is_object()) {
                 None => Ok(Some(tools.into())),
-                Some(tool) => Err(Error::data(format!("a tool in {field:?} is {}, expected an object", kind(tool)))),
+                Some(tool) => {
+                    Err(Error::data(format!("a tool in {field:?} is {}, expected an object", json_type(tool))))
+                }
             }
         }
         Value::String(text) if text.trim().is_empty() => Ok(None),
@@ -185,7 +194,7 @@ fn tools(row: &mut Map<String, Value>) -> Result<Option<Value>> {
     }
 }
 
-/// A function, as LLaMA-Factory and `OpenAI`'s older form have it, as the tool that templates read.
+/// A bare function, as in LLaMA-Factory and `OpenAI`'s older form, becomes the tool that templates read.
 fn wrapped(tool: Value) -> Value {
     if tool["name"].is_string() && tool.get("function").is_none() && tool.get("type").is_none() {
         return json!({ "type": "function", "function": tool });
@@ -193,19 +202,22 @@ fn wrapped(tool: Value) -> Value {
     tool
 }
 
-/// A ShareGPT turn as a message.
+/// Converts a ShareGPT turn `{from, value}` to a message.
+///
+/// # Errors
+/// A field is missing, or `from` is unknown.
 pub(super) fn share_gpt_turn(turn: Value) -> Result<Value> {
-    // Some files carry OpenAI's names under ShareGPT's key.
+    // Some files have OpenAI's field names under ShareGPT's key.
     if turn.get("role").is_some() {
         return Ok(turn);
     }
     let Value::Object(mut turn) = turn else {
-        return Err(Error::data(format!("a turn is {}, expected {{from, value}}", kind(&turn))));
+        return Err(Error::data(format!("a turn is {}, expected {{from, value}}", json_type(&turn))));
     };
     let text = |turn: &mut Map<String, Value>, field: &str| match turn.shift_remove(field) {
         Some(Value::String(text)) => Ok(text),
         other => {
-            Err(Error::data(format!("field {field:?} is {}, expected a string", kind(&other.unwrap_or_default()))))
+            Err(Error::data(format!("field {field:?} is {}, expected a string", json_type(&other.unwrap_or_default()))))
         }
     };
     let (from, value) = (text(&mut turn, "from")?, text(&mut turn, "value")?);
@@ -233,7 +245,7 @@ pub(super) fn share_gpt_turn(turn: Value) -> Result<Value> {
     Ok(with_marks(json!({"role": role, "content": value}), &turn))
 }
 
-/// The message with the fields of the turn that choose what is learned.
+/// Copies the fields that choose the turns to train on from the turn to the message.
 fn with_marks(mut message: Value, turn: &Map<String, Value>) -> Value {
     for field in ["weight", "train", "training", "train_detail"] {
         if let Some(value) = turn.get(field) {

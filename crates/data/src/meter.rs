@@ -1,42 +1,42 @@
-//! How long a chat template may compute: one rendering, and all of a run. What counts is the processor's time, since a
-//! loaded machine lets threads wait.
+//! How long a chat template may compute: in one rendering, and in all renderings of a run. Processor time counts,
+//! because a loaded machine lets threads wait.
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::clock::thread_time;
+use super::thread_time::thread_time;
 
 use tunesmith_base::words::count;
 
-/// How often the processor's time is read while a rendering runs: reading it takes longer than most renderings.
+/// How often the processor time is read during a rendering. Reading it takes longer than most renderings.
 const STEP: Duration = Duration::from_millis(20);
-/// Where the system does not tell the processor's time, a rendering may last so many times longer by the clock.
+/// The factor on the limit where the system does not report processor time and wall-clock time counts.
 const WAITING: u32 = 2;
-/// A rendering that lasts this long makes the next one worth measuring.
+/// A rendering that lasts this long has the next one measured from its start.
 const SLOW: Duration = Duration::from_millis(1);
-/// What all renderings by one template may take together, and for each rendering and each KiB of its variables more.
-/// Known templates take 10 to 50 microseconds.
+/// All renderings by one template may take `FREE`, plus `PER_RENDERING` for each, plus `PER_KIB` for each KiB of their
+/// variables. Known templates take 10 to 50 microseconds per rendering.
 const FREE: Duration = Duration::from_secs(10);
 const PER_RENDERING: Duration = Duration::from_millis(5);
 const PER_KIB: Duration = Duration::from_millis(5);
 
-/// The time of one rendering.
+/// The time limit of one rendering.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Meter {
     limit: Duration,
     began: Instant,
     next_look: Instant,
-    /// The thread's processor time at the first look; it stays.
+    /// The thread's processor time when it was first read.
     spent_before: Option<Duration>,
 }
 
 impl Meter {
-    /// Starts; `spent_before` is the thread's processor time, where it is known already.
+    /// Starts to measure. `spent_before` is the thread's processor time, where it is already known.
     pub(super) fn start(limit: Duration, spent_before: Option<Duration>) -> Self {
         let began = Instant::now();
         Self { limit, began, next_look: began + STEP, spent_before }
     }
 
-    /// Whether the time is over.
+    /// Whether the rendering has exceeded its limit. Reads the processor time at most every [`STEP`].
     pub(super) fn is_over(&mut self) -> bool {
         let now = Instant::now();
         now >= self.next_look && self.is_over_at(now, thread_time())
@@ -48,18 +48,18 @@ impl Meter {
         spent.saturating_sub(*self.spent_before.get_or_insert(spent)) >= self.limit
     }
 
-    /// The thread's processor time since the first look, where there was one.
+    /// The processor time since it was first read; `None` if it never was.
     pub(super) fn since_look(&self) -> Option<Duration> {
         thread_time()?.checked_sub(self.spent_before?)
     }
 
-    /// The limit in seconds.
+    /// The limit, in seconds.
     pub(super) const fn seconds(&self) -> u64 {
         self.limit.as_secs()
     }
 }
 
-/// What all renderings by a template have taken.
+/// The time that all renderings by a template have taken.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     /// Whether the last rendering was slow.
@@ -70,16 +70,16 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// The thread's processor time, where the next rendering is measured.
+    /// The thread's processor time, if the next rendering is to be measured from its start.
     pub(super) fn before(&self) -> Option<Duration> {
         self.slow.load(Ordering::Relaxed).then(thread_time).flatten()
     }
 
-    /// Adds a rendering that began at a time, with the thread's processor time where it is known, and had variables of
-    /// `bytes`; `looked` is the processor time since the first look of its [`Meter`].
+    /// Adds a rendering with variables of `bytes`. `began` is when it started, and `before` the thread's processor time
+    /// then, where that is known. `looked` is [`Meter::since_look`].
     ///
     /// # Errors
-    /// The template has taken too long for what it has rendered, in words.
+    /// A message: all renderings together have taken too long.
     pub(super) fn add(
         &self,
         (began, before): (Instant, Option<Duration>),
@@ -109,8 +109,8 @@ impl Tally {
     }
 }
 
-/// The processor's time of a rendering that nobody measured from its beginning: up to the first look at most what the clock
-/// says, then what the looks say.
+/// The processor time of a rendering that was not measured from its start: the wall-clock time until the first reading,
+/// at most [`STEP`], plus the processor time since then.
 fn estimate(elapsed: Duration, looked: Option<Duration>) -> Duration {
     elapsed.min(STEP) + looked.unwrap_or_default().min(elapsed)
 }
@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(estimate(ms(3), None), ms(3));
         assert_eq!(estimate(ms(5000), None), STEP, "a thread that only waits");
         assert_eq!(estimate(ms(900), Some(ms(880))), ms(900));
-        // Each slow one comes after a fast one, so that nobody measures it from its beginning.
+        // Each slow rendering follows a fast one, so it is not measured from its start.
         let tally = Tally::default();
         let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
         let stopped = (0..100).any(|_| {
@@ -137,7 +137,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// How many steps a rendering runs whose thread gets a share of `percent` of a core.
+    /// How many steps a rendering runs before it is stopped, if its thread gets `percent` of a core.
     fn steps(percent: u32) -> Option<u32> {
         let mut meter = Meter::start(LIMIT, None);
         let (began, before) = (meter.began, Duration::from_secs(7));
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_shares_its_core_reaches_the_limit_too() {
-        // The first look only notes where the thread stands.
+        // The first look only notes the thread's processor time.
         assert_eq!(steps(100), Some(51));
         assert_eq!(steps(40), Some(126));
         assert_eq!(steps(5), Some(1001));

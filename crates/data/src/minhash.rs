@@ -1,24 +1,24 @@
-//! Likeness of texts: words, shingles, `MinHash` signatures of 128 permutations, and the bands by which likely pairs
-//! are found without comparing all with all (locality-sensitive hashing). Everything is fixed: the same rows give the
-//! same pairs on every machine.
+//! Similarity of texts: word hashes, shingles, `MinHash` signatures of 128 permutations, and the bands by which
+//! locality-sensitive hashing finds likely pairs. All constants are fixed: the same rows give the same pairs on every
+//! machine.
 
-/// Permutations of a signature.
+/// Permutations per signature.
 pub const PERMUTATIONS: usize = 128;
-/// Words of a shingle.
+/// Words per shingle.
 pub const SHINGLE: usize = 5;
 
-/// The numbers of a signature are below this.
+/// Upper bound of the numbers in a signature, exclusive.
 const LIMIT: u32 = 1 << 31;
 
-/// A good mixture of 64 bits (the finaliser of `SplitMix64`).
+/// Mixes 64 bits (the finalizer of `SplitMix64`).
 const fn mixed(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     value ^ (value >> 31)
 }
 
-/// Hashes of the words of a text, added to `words`: runs of letters and digits, without case. Letters of scripts that
-/// put no spaces between words are words of their own.
+/// Appends a hash of each word of a text to `words`. A word is a run of letters and digits, regardless of case. In
+/// scripts without spaces between words, each letter is a word.
 pub fn add_words(text: &str, words: &mut Vec<u64>) {
     const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
     let (mut word, mut open) = (OFFSET, false);
@@ -48,12 +48,12 @@ pub fn add_words(text: &str, words: &mut Vec<u64>) {
     close(&mut word, &mut open);
 }
 
-/// One hash of some words in their order.
+/// One hash of a sequence of words.
 pub fn sequence(words: &[u64]) -> u64 {
     words.iter().fold(words.len() as u64, |hash, &word| mixed(hash.rotate_left(5) ^ word))
 }
 
-/// Hashes of every `size` words in a row, sorted, each once; of a shorter text all words together.
+/// Hashes of all sequences of `size` words, sorted, each once. A shorter text has one hash, of all its words.
 pub fn shingles(words: &[u64], size: usize) -> Vec<u64> {
     let mut hashes: Vec<u64> = match words {
         [] => Vec::new(),
@@ -65,7 +65,7 @@ pub fn shingles(words: &[u64], size: usize) -> Vec<u64> {
     hashes
 }
 
-/// The signature of a text; nothing of one without words.
+/// The `MinHash` signature of a text; `None` for a text without words.
 pub fn signature(words: &[u64]) -> Option<Vec<u32>> {
     let shingles = shingles(words, SHINGLE);
     if shingles.is_empty() {
@@ -85,14 +85,14 @@ pub fn signature(words: &[u64]) -> Option<Vec<u32>> {
     Some(least)
 }
 
-/// How alike two texts are (Jaccard, estimated): the share of the permutations in which they agree.
+/// The estimated Jaccard similarity of two texts: the share of permutations in which their signatures agree.
 pub fn likeness(one: &[u32], other: &[u32]) -> f64 {
     let same = one.iter().zip(other).filter(|(one, other)| one == other).count();
     same as f64 / one.len().max(1) as f64
 }
 
-/// Bands and rows of a band, such that pairs above the threshold are rarely missed and few others are looked at: the
-/// sum of both errors is least.
+/// How many bands, and how many rows per band, minimize the sum of false positives and false negatives at this
+/// threshold.
 pub fn bands(threshold: f64) -> (usize, usize) {
     const STEPS: usize = 200;
     let error = |bands: usize, rows: usize| -> f64 {
@@ -109,7 +109,7 @@ pub fn bands(threshold: f64) -> (usize, usize) {
     best.map_or((PERMUTATIONS, 1), |(_, bands, rows)| (bands, rows))
 }
 
-/// The key of a band of a signature.
+/// The hash of a band of a signature. Rows with the same hash share a bucket.
 pub fn band(signature: &[u32], band: usize, rows: usize) -> u64 {
     signature[band * rows..(band + 1) * rows]
         .iter()

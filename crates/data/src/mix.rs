@@ -1,21 +1,23 @@
-//! Several sources in one set, by weight. How many rows each gives, which, and in what order is a function of the
-//! sizes, the weights and the seed: so a run that is resumed sees the same mix.
+//! Mixes several sources by weight. How many rows each source gives, which ones and in what order depends only on
+//! sizes, weights and the seed. So a resumed run sees the same mix.
 use super::rng::shuffle;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::MixStrategy;
 
-/// How often each row may stand in an epoch on average, and how many rows any epoch may have.
+/// An epoch may use each row this often on average, or have this many rows.
 const MOST: (usize, usize) = (100, 1 << 20);
 
-/// Sources draw from streams of their own, behind those of the epochs.
+/// The first random stream of the sources; lower numbers belong to the epochs.
 const STREAM: u64 = 1 << 48;
 
-/// How many rows each of some sources gives to an epoch. With `interleave_under` the mix is as large as it can be
-/// without using a row twice; with `interleave_over` as small as it can be with every row in it. A source without a
-/// row, or with weight 0, gives none.
+/// How many rows each source gives to an epoch.
+///
+/// With `interleave_under` the mix is the largest that uses no row twice. With `interleave_over` it is the smallest
+/// that uses every row. A source without rows, or with weight 0, gives none.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: the weights would repeat rows until an epoch is absurdly long.
+/// [`tunesmith_base::Kind::Data`]: an epoch would repeat rows more than 100 times on average and have over a million
+/// rows.
 pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result<Vec<usize>> {
     let ratio = |(&size, &weight): (&usize, &f64)| size as f64 / weight;
     let there = sizes.iter().zip(weights).filter(|(size, weight)| **size > 0 && **weight > 0.0);
@@ -26,7 +28,7 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     let Some(total) = total else { return Ok(vec![0; sizes.len()]) };
     let count = |(&size, &weight): (&usize, &f64)| {
         let exact = total * weight;
-        // The source that decides the size of the mix gives all its rows; rounding must not lose or add one.
+        // The source that decides the size gives exactly all its rows, whatever rounding does.
         match strategy {
             _ if size == 0 || weight <= 0.0 => 0,
             MixStrategy::InterleaveUnder => (exact.round() as usize).min(size),
@@ -46,8 +48,9 @@ pub fn counts(sizes: &[usize], weights: &[f64], strategy: MixStrategy) -> Result
     Ok(counts)
 }
 
-/// The mix as (source, number of the source's row): each source gives `counts[source]` rows, whole rounds first and
-/// then a part drawn by `seed`, in the source's order; the sources are spread evenly over the mix.
+/// The mix as pairs (source, row of the source). Each source gives `counts[source]` rows: all its rows as often as they
+/// fit, then a part drawn by `seed`, in the order of the source. The rows of each source are spread evenly over the
+/// mix.
 pub fn order(sizes: &[usize], counts: &[usize], seed: u64) -> Vec<(usize, usize)> {
     let mut placed: Vec<(f64, usize, usize)> = Vec::with_capacity(counts.iter().sum());
     for (source, (&size, &count)) in sizes.iter().zip(counts).enumerate().filter(|(_, (size, _))| **size > 0) {
@@ -58,7 +61,7 @@ pub fn order(sizes: &[usize], counts: &[usize], seed: u64) -> Vec<(usize, usize)
         let rows = (0..count / size).flat_map(|_| 0..size).chain(drawn);
         placed.extend(rows.enumerate().map(|(nth, row)| ((nth as f64 + 0.5) / count as f64, source, row)));
     }
-    // Equal places keep the order of the sources, and of a source's own rows.
+    // A stable order: at equal places the sources, and the rows of a source, keep their order.
     placed.sort_by(|one, other| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
     placed.into_iter().map(|(_, source, row)| (source, row)).collect()
 }

@@ -1,20 +1,20 @@
-//! Numbers of JSON texts to the last bit. The JSON reader rounds twice where a number has many digits, which shows in the
-//! last digit of one in five floats that a program has written, and in what a template prints.
+//! JSON floats, parsed to the nearest f64. `serde_json` rounds twice when a number has many digits: the last digit of
+//! one in five floats that a program wrote would differ, and so would what a template prints.
 use serde_json::{Number, Value};
 
 use super::strict::Strict;
 
-/// Parses a JSON text.
+/// Parses a JSON text, with floats to the nearest f64.
 ///
 /// # Errors
-/// Those of the JSON reader; a key that is given twice.
+/// The text is not valid JSON, or an object has a duplicate key.
 pub fn parse(text: &str) -> serde_json::Result<Value> {
     let Strict(mut value) = serde_json::from_str(text)?;
     refine(text.as_bytes(), &mut value);
     Ok(value)
 }
 
-/// Replaces the floats of a value by those nearest to what its text has.
+/// Replaces the floats of `value` by the f64 nearest to their literals in `text`, from which it was parsed.
 pub fn refine(text: &[u8], value: &mut Value) {
     let exact: Vec<f64> = Literals { text, at: 0 }.collect();
     if !exact.is_empty() && exact.len() == floats(value) {
@@ -22,7 +22,7 @@ pub fn refine(text: &[u8], value: &mut Value) {
     }
 }
 
-/// The floats of a JSON text, in its order.
+/// The float literals of a JSON text, in order.
 struct Literals<'t> {
     text: &'t [u8],
     at: usize,

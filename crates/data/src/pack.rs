@@ -1,12 +1,12 @@
-//! Packing: several short examples in one row of at most `capacity` tokens. The engine sees each as a sequence of its
-//! own, so packing changes how rows are counted, never what a token attends to.
+//! Packing: several short examples in one row of at most `capacity` tokens. Each example stays a sequence of its own,
+//! so packing never changes what a token attends to.
 
-/// How many open rows an example may choose from: few enough that neighbours in the order stay near each other.
+/// How many rows are open at once. A small number keeps neighbors in the order near each other.
 const WINDOW: usize = 64;
 
-/// Puts the examples, taken in `order`, into rows by best fit: each goes where the least room remains. When no open
-/// row has room a new one is opened, and of more than 64 the fullest is closed. An example longer than
-/// `capacity` gets a row of its own.
+/// Packs the examples, in `order`, by best fit: each goes into the open row where the least room remains. If none has
+/// room, a new row is opened; if more than 64 are open, the fullest is closed. An example longer than `capacity` gets
+/// a row of its own.
 pub fn pack(lengths: &[usize], order: &[usize], capacity: usize) -> Vec<Vec<usize>> {
     let mut rows: Vec<Vec<usize>> = Vec::new();
     // (room left, row) of the open rows.

@@ -1,11 +1,11 @@
-//! Values as Python prints them. Minijinja does so for all but floats: `1e+22`, `-3.5e-07`, `inf`, also inside lists and
+//! Values as Python prints them. minijinja does so except for floats (`1e+22`, `-3.5e-07`, `inf`), also in lists and
 //! maps.
 use std::fmt::Write as _;
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// Python's `str` of a value, where that is not what minijinja writes.
+/// Python's `str` of a value; `None` where minijinja writes the same.
 pub fn text(value: &Value) -> Option<String> {
     holds_float(value).then(|| {
         let mut text = String::new();
@@ -19,7 +19,7 @@ pub fn string(value: &Value) -> String {
     text(value).unwrap_or_else(|| value.to_string())
 }
 
-/// Python's `repr` of a float that is finite; of others what Rust writes.
+/// Python's `repr` of a finite float; Rust's `Debug` of infinities and NaN.
 pub fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     match scientific.split_once('e').and_then(|(mantissa, exponent)| Some((mantissa, exponent.parse::<i32>().ok()?))) {

@@ -1,33 +1,35 @@
-//! The rows of a data set as they were understood, in one form: what `tunesmith process` writes; and which rows of a file
-//! repeat others, for `tunesmith ingest`.
-use super::dataset::{Dataset, Progress, Silent, threads};
-use super::fields::Parsed;
+//! The rows of a data set after parsing, as `tunesmith process` writes them. For `tunesmith ingest`, which rows of a
+//! file are duplicates.
+use super::dataset::Dataset;
 use super::inputs::Input;
+use super::parsed_row::Parsed;
+use super::progress::Progress;
 use super::row::Form;
+use super::row_pass::{Walker, threads};
 use super::source::RawRow;
+use super::source_texts::source_texts;
 use super::split::{RowId, Split};
-use super::walk::Walker;
 use super::{Counts, dedupe};
 use std::path::Path;
 use tunesmith_base::error::Result;
 use tunesmith_config::{Config, Dedupe};
 
-/// The parts of a data set.
+/// A part of a data set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// What is trained on.
+    /// The rows to train on.
     Train,
-    /// What is measured during training.
+    /// The rows for evaluation during training.
     Validation,
-    /// What is kept for the end.
+    /// The rows for evaluation after training.
     Test,
 }
 
 impl Part {
-    /// All parts.
+    /// All parts, in the order in which they are written.
     pub const ALL: [Self; 3] = [Self::Train, Self::Validation, Self::Test];
 
-    /// Its name.
+    /// The name in messages and file names.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -37,46 +39,33 @@ impl Part {
     }
 }
 
-/// A part, and the files that its rows are in.
+/// The examples of a part, and the files with its rows.
 fn of(dataset: &Dataset, part: Part) -> (Option<&Split>, Vec<Input>) {
     let inputs = &dataset.inputs;
-    let own = |input: &Option<Input>| input.clone().map_or_else(|| inputs.train.clone(), |input| vec![input]);
     match part {
         Part::Train => (Some(&dataset.train), inputs.train.clone()),
-        Part::Validation => (dataset.validation.as_ref(), own(&inputs.validation)),
-        Part::Test => (dataset.test.as_ref(), own(&inputs.test)),
+        Part::Validation => (dataset.validation.as_ref(), inputs.of_validation()),
+        Part::Test => {
+            let test = inputs.test.clone().map_or_else(|| inputs.train.clone(), |input| vec![input]);
+            (dataset.test.as_ref(), test)
+        }
     }
 }
 
-/// What each example of a part is asked by ([`super::row::source_of`]), in their order; nothing for the later pieces of a text.
+/// The source text of each example of a part ([`super::row::source_of`]), in the order of the examples.
 ///
 /// # Errors
-/// Those of reading the files again.
+/// The files cannot be read again.
 pub fn sources(dataset: &Dataset, config: &Config, part: Part) -> Result<Vec<String>> {
     let (split, inputs) = of(dataset, part);
-    let mut wanted = split.into_iter().flat_map(|split| &split.rows).copied().peekable();
-    let threads = threads(config)?;
-    let walker = Walker { threads: &threads, progress: &Silent, max_rows: config.data.max_rows };
-    let mut found = Vec::new();
-    for (input, set) in inputs.iter().zip(0..) {
-        let mut row = 0;
-        walker.walk("reading questions", input, &|row: RawRow, forms: &[Form]| row.source(forms), &mut |source| {
-            let mut source = Some(source);
-            while wanted.next_if(|id| (id.set, id.row) == (set, row)).is_some() {
-                found.push(source.take().unwrap_or_default());
-            }
-            row += 1;
-            Ok(())
-        })?;
-    }
-    Ok(found)
+    source_texts(split.map_or(&[], |split| &split.rows), &inputs, config)
 }
 
-/// Hands the rows of a part on as JSON, in the order of their files; a row that a mix repeats comes as often. Returns how
-/// many there are; none if the data set has no such part.
+/// Passes the rows of a part to `take` as JSON, in the order of the files. A row that the mix repeats comes as often.
+/// Returns the number of rows, or `None` if the data set has no such part.
 ///
 /// # Errors
-/// Those of reading the files again, and whatever `take` returns.
+/// The files cannot be read again, or `take` fails.
 pub fn rows(
     dataset: &Dataset,
     config: &Config,
@@ -103,7 +92,7 @@ pub fn rows(
     for (input, set) in inputs.iter().zip(0..) {
         let mut next = RowId { set, row: 0, piece: 0 };
         walker.walk(&format!("writing {}", part.name()), input, &write, &mut |text| {
-            // Pieces of one row stand together: the row comes as often as the piece that comes most often.
+            // The pieces of one row are adjacent. The row comes as often as its most frequent piece.
             let (mut last, mut times, mut most) = (None, 0, 0);
             while let Some(id) = wanted.next_if(|id| (id.set, id.row) == (next.set, next.row)) {
                 times = if last == Some(id) { times + 1 } else { 1 };
@@ -121,10 +110,10 @@ pub fn rows(
     Ok(Some(count))
 }
 
-/// For each of the `rows` rows of a file of texts, whether `data.dedupe` leaves it in; and how many it does not.
+/// Which of the `rows` rows of a text file remain after `data.dedupe`, with counts of those that do not.
 ///
 /// # Errors
-/// Those of reading the file, and of the file that signatures lie in meanwhile.
+/// The file cannot be read, or the temporary file of signatures cannot be written.
 pub fn distinct(path: &Path, rows: u32, config: &Config, progress: &dyn Progress) -> Result<(Vec<bool>, Counts)> {
     let input = Input {
         setting: "data.dedupe".to_owned(),

@@ -1,16 +1,16 @@
-//! What a row asks, as a person reads it: a rendered prompt without system message and markers, and the first row's
-//! question and system message, for commands that can be pasted.
+//! Questions as people read them: a rendered prompt without system message and control tokens. Also the first row's
+//! question and system message, for example commands that can be pasted.
 use std::cell::Cell;
 
 use serde_json::{Value, json};
 
+use super::classification_rows::Whole;
 use super::inputs::{Input, Inputs};
-use super::labeled::Whole;
 use super::messages::Conversation;
 use super::row::{Row, said};
 use super::{ChatTemplate, source};
 
-/// What a chat template writes around the words of a user.
+/// The text that a chat template writes before and after a user's message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UserTurn {
     before: String,
@@ -18,7 +18,8 @@ pub struct UserTurn {
 }
 
 impl UserTurn {
-    /// Finds it by rendering two short conversations; `None` where the template shows no fixed marker before a user's words.
+    /// Renders two short conversations to find this text; `None` if the template has no fixed text before a user's
+    /// message.
     pub fn of(template: &ChatTemplate) -> Option<Self> {
         const FIRST: &str = "Zero";
         const ANSWER: &str = "Certainly";
@@ -39,7 +40,7 @@ impl UserTurn {
         (!before.is_empty()).then_some(Self { before, after })
     }
 
-    /// The last user's words in a rendered prompt; the whole prompt where the marker is not in it.
+    /// The last user message in a rendered prompt; the whole prompt if the text before such a message is not in it.
     pub fn of_prompt<'a>(&self, prompt: &'a str) -> &'a str {
         let Some(at) = prompt.rfind(&self.before) else { return prompt.trim() };
         let rest = &prompt[at + self.before.len()..];
@@ -48,8 +49,8 @@ impl UserTurn {
     }
 }
 
-/// Of each rendered prompt the last user's words, without the paragraphs with which all of them begin: templates without a
-/// system turn write the system message there.
+/// The last user message of each rendered prompt. Paragraphs at the start that all messages share are removed:
+/// templates without a system turn write the system message there.
 pub fn questions(template: Option<&ChatTemplate>, prompts: &[String]) -> Vec<String> {
     let turn = template.and_then(UserTurn::of);
     let shown: Vec<&str> =
@@ -78,18 +79,20 @@ fn common_suffix<'a>(one: &'a str, other: &str) -> &'a str {
     &one[one.len() - same.map(|(a, _)| a.len_utf8()).sum::<usize>()..]
 }
 
-/// A row as it can be asked again.
+/// The question of a row, to ask it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Asked {
     /// The system message, if the row has one.
     pub system: Option<String>,
-    /// The last user's words before the last answer, the prompt of a row without turns, or the first words of a text.
+    /// The last user message before the last answer, the prompt of a prompt/completion row, or the first words of a
+    /// text.
     pub question: String,
-    /// The row is a conversation, written by a chat template.
+    /// Whether the row is a conversation.
     pub chat: bool,
 }
 
-/// The first row of the validation rows, else of the test rows, else of the training rows; `None` for rows of tokens.
+/// The question of the first validation row, else of the first test row, else of the first training row. `None` for a
+/// tokenized row.
 pub fn first(inputs: &Inputs) -> Option<Asked> {
     let own = inputs.validation.iter().chain(&inputs.test).chain(&inputs.train);
     own.take(1).find_map(of_input)
@@ -97,7 +100,7 @@ pub fn first(inputs: &Inputs) -> Option<Asked> {
 
 fn of_input(input: &Input) -> Option<Asked> {
     let mut found = None;
-    // A file that cannot be read has ended the run long before.
+    // Loading the data has already read this file, so an error is not expected.
     let _ = source::read(input.paths.first()?, input.format, Some(1), &Cell::new(0), &mut |row, forms| {
         found = Some(row.parse(forms)?);
         Ok(())
@@ -112,7 +115,7 @@ fn of_input(input: &Input) -> Option<Asked> {
     }
 }
 
-/// The first words of a text, to be continued.
+/// The first words of a text, as a prompt to continue.
 fn opening(text: &str) -> String {
     const WORDS: usize = 8;
     text.split_whitespace().take(WORDS).collect::<Vec<_>>().join(" ")

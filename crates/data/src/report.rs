@@ -1,27 +1,26 @@
-//! What became of the rows: counts of everything that was cut or left out, with where it stands.
+//! The data report: how many rows were used, cut or left out, and where the first of them are.
 use std::collections::BTreeMap;
 
-use super::encode::Notes;
 use serde::{Deserialize, Serialize};
 use tunesmith_base::words::count;
 
-/// How many rows of a kind are named.
+/// How many rows of a kind the report names.
 pub const NAMED_ROWS: usize = 5;
 
-/// How many names of what no model sees are kept.
+/// How many different unread fields and messages the report keeps.
 const NAMED_FIELDS: usize = 32;
 
-/// Rows of one fate: how many, and where the first of them stand.
+/// Rows that were treated alike: how many, and where the first of them are.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Found {
-    /// How many.
+    /// The number of rows.
     pub rows: u64,
-    /// `file:line` of the first few.
+    /// `file:line` of the first [`NAMED_ROWS`] rows.
     pub places: Vec<String>,
 }
 
 impl Found {
-    /// Counts one more.
+    /// Counts a row at `place`.
     pub fn add(&mut self, place: impl std::fmt::Display) {
         self.rows += 1;
         if self.places.len() < NAMED_ROWS {
@@ -40,25 +39,26 @@ impl Found {
     }
 }
 
-/// Conversations that the chat template renders differently when more turns follow: each is a row of several renderings.
+/// Conversations that become several examples, because the chat template renders earlier turns differently when more
+/// follow.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Turns {
-    /// Rows of several renderings.
+    /// Rows with several renderings.
     pub rows: u64,
-    /// Their renderings.
+    /// All renderings of these rows.
     pub renderings: u64,
-    /// The tokens of these.
+    /// The tokens of all renderings.
     pub tokens: u64,
-    /// The tokens of the longest rendering of each such row: about what it would have in one.
+    /// The tokens of the longest rendering of each row, added up: about what one rendering per row would take.
     pub tokens_once: u64,
-    /// The tokens of the longest rendering of all.
+    /// The tokens of the longest rendering of any row.
     pub longest: u64,
-    /// Rows of which first turns are not learned, because `data.max_turn_growth` limits their tokens.
+    /// Rows whose first turns are not trained on, because `data.max_turn_growth` limits the tokens.
     pub limited: Found,
 }
 
 impl Turns {
-    /// Counts a row of renderings of these lengths.
+    /// Counts a row whose renderings have these lengths in tokens.
     pub(super) fn add(&mut self, lengths: impl Iterator<Item = usize> + Clone) {
         let (all, longest) = (lengths.clone().sum::<usize>() as u64, lengths.clone().max().unwrap_or(0) as u64);
         self.rows += 1;
@@ -77,7 +77,7 @@ impl Turns {
         self.limited.merge(&other.limited);
     }
 
-    /// What a user should know of them, where there are any.
+    /// A sentence for the user; `None` if no row has several renderings.
     pub fn summary(&self) -> Option<String> {
         let growth = self.tokens as f64 / self.tokens_once.max(1) as f64;
         (self.rows > 0).then(|| {
@@ -92,16 +92,16 @@ impl Turns {
     }
 }
 
-/// What became of the rows of a set of files.
+/// Counts of the rows of a set of files.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Counts {
     /// Rows read.
     pub rows: u64,
-    /// Rows that have tokens and labels; duplicates and contaminated rows are taken from these.
+    /// Rows with tokens and labels, before duplicates and contaminated rows are left out.
     pub kept: u64,
-    /// Rows of those that were cut to the longest allowed length.
+    /// Kept rows that were cut to the longest allowed length.
     pub truncated: u64,
-    /// Rows of those whose loss counts nothing (`loss_weight: 0`).
+    /// Kept rows with `loss_weight: 0`.
     #[serde(default)]
     pub weightless: u64,
     /// Rows left out because they were too long (`truncation: drop`).
@@ -110,34 +110,56 @@ pub struct Counts {
     pub below_min_length: u64,
     /// Rows left out because they have more tokens than `data.max_length`.
     pub above_max_length: u64,
-    /// Rows left out because no token of theirs carries a loss.
+    /// Rows left out because none of their tokens carries a loss.
     pub unlabeled: u64,
-    /// Rows of those whose labels truncation cut off.
+    /// Rows among `unlabeled` whose labels truncation cut off.
     pub unlabeled_by_truncation: u64,
-    /// Where the first of them stand.
+    /// `file:line` of the first rows in `unlabeled`.
     pub unlabeled_places: Vec<String>,
-    /// Rows left out because an earlier row says the same, to the letter.
+    /// Rows left out as exact duplicates of an earlier row.
     pub duplicates: Found,
-    /// Rows left out because an earlier row says nearly the same.
+    /// Rows left out as near-duplicates of an earlier row.
     pub near_duplicates: Found,
     /// Training rows that are also in the validation or test rows; left out with `contamination: drop`.
     pub contaminated: Found,
-    /// What rows hold and no model sees: fields that no form reads, messages that the template leaves out.
+    /// What rows contain but the model never sees: fields that no form reads, and messages that the template leaves
+    /// out.
     #[serde(default)]
     pub unread: BTreeMap<String, Found>,
-    /// Rows of several renderings.
+    /// Conversations with several renderings.
     #[serde(default)]
     pub turns: Turns,
-    /// Special tokens that messages write out and that became plain text (`data.split_special_tokens`).
+    /// Special tokens that messages contain and that became plain text (`data.split_special_tokens`).
     #[serde(default)]
     pub split_tokens: BTreeMap<String, Found>,
-    /// Rows whose text holds special tokens that stay tokens.
+    /// Rows whose text contains special tokens that stay tokens.
     #[serde(default)]
     pub kept_tokens: Found,
 }
 
+/// What the data report says of one row, besides whether it was kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Notes {
+    /// What the chat template leaves out of the row, and fields that no form reads, as phrases.
+    pub unwritten: Vec<String>,
+    /// Special tokens that its messages contain and that became plain text.
+    pub split_tokens: Vec<String>,
+    /// Whether its text contains special tokens that stay tokens.
+    pub keeps_tokens: bool,
+}
+
+impl Notes {
+    /// Adds the special tokens of another rendering of the same row.
+    pub(super) fn add(&mut self, other: Self) {
+        self.split_tokens.extend(
+            other.split_tokens.into_iter().filter(|token| !self.split_tokens.contains(token)).collect::<Vec<_>>(),
+        );
+        self.keeps_tokens |= other.keeps_tokens;
+    }
+}
+
 impl Counts {
-    /// Counts a row without labels.
+    /// Counts a row in `unlabeled`. `truncated` says whether it was cut.
     pub(super) fn add_unlabeled(&mut self, place: impl std::fmt::Display, truncated: bool) {
         self.unlabeled += 1;
         self.unlabeled_by_truncation += u64::from(truncated);
@@ -146,7 +168,7 @@ impl Counts {
         }
     }
 
-    /// Counts what is to be said of a row.
+    /// Counts the notes about one row.
     pub(super) fn add_notes(&mut self, notes: Notes, place: impl std::fmt::Display) {
         for (found, names) in [(&mut self.unread, notes.unwritten), (&mut self.split_tokens, notes.split_tokens)] {
             for name in names {
@@ -186,12 +208,12 @@ impl Counts {
         self.kept_tokens.merge(&other.kept_tokens);
     }
 
-    /// Rows that were read and left out for what they are.
+    /// Rows left out for their own length or labels, not as duplicates or contaminated.
     pub fn left_out(&self) -> u64 {
         self.too_long + self.below_min_length + self.above_max_length + self.unlabeled
     }
 
-    /// What of this a user should know, a sentence each. `dropped` says whether contaminated rows are left out.
+    /// Warnings for the user, one sentence each. `dropped` says whether contaminated rows are left out.
     pub fn warnings(&self, set: &str, max_seq_len: usize, dropped: bool) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.truncated > 0 {
@@ -242,36 +264,36 @@ impl Counts {
     }
 }
 
-/// What one of several sources gives to the mix.
+/// The part of one source in the mix.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Share {
-    /// The source as the configuration names it.
+    /// The name of the source in the configuration.
     pub source: String,
-    /// Its weight; none where every row is taken once.
+    /// Its weight; `None` where no source has one and every row is taken once.
     pub weight: Option<f64>,
-    /// Rows that could be taken.
+    /// Usable rows.
     pub available: u64,
-    /// Rows of an epoch that come from it, repetitions counted.
+    /// Rows that it gives to an epoch, repetitions included.
     pub used: u64,
 }
 
-/// How the data came about.
+/// How the rows of a run were read, left out and mixed.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct Report {
-    /// Of the training files, before the split and the mix.
+    /// The rows of the training files, before the split and the mix.
     pub train: Counts,
-    /// Of `data.val_path`.
+    /// The rows of `data.val_path`.
     pub validation: Option<Counts>,
-    /// Of `data.test_path`.
+    /// The rows of `data.test_path`.
     pub test: Option<Counts>,
-    /// The mix of `data.datasets`, a source each; empty without.
+    /// The sources of `data.datasets`; empty with fewer than two.
     pub mix: Vec<Share>,
-    /// Training rows that were cut into pieces (`truncation: split`), and the pieces.
+    /// How many training rows were cut into pieces (`truncation: split`), and how many pieces there are.
     pub cut: (usize, usize),
-    /// Whether all of it came from the cache.
+    /// Whether all tokens came from the cache.
     pub from_cache: bool,
     /// Whether the training rows go through the chat template.
     pub templated: bool,
-    /// What a user should know, a sentence each.
+    /// Warnings for the user, one sentence each.
     pub warnings: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Seeded permutations that are the same on every machine and in every version.
+//! Seeded shuffling with the same result on every machine and in every version.
 
 /// `SplitMix64`: small, fast, and good enough to shuffle with.
 struct SplitMix(u64);
@@ -12,13 +12,13 @@ impl SplitMix {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`; the bias of at most bound / 2^64 does not matter here.
+    /// A number below `bound`, with a bias of at most bound / 2^64.
     fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 }
 
-/// Shuffles in place (Fisher-Yates). `stream` tells apart the uses of one seed (epochs, the split).
+/// Shuffles in place (Fisher-Yates). `stream` separates the uses of one seed, such as epochs and the split.
 pub fn shuffle<T>(items: &mut [T], seed: u64, stream: u64) {
     let mut random = SplitMix(seed);
     random.0 = random.next() ^ stream.wrapping_mul(0xd134_2543_de82_ef95);

@@ -1,38 +1,38 @@
-//! Every form that a row of training data may have, brought to one of four kinds: a file a form, with its `Shape`, and a line in
-//! [`tunesmith_base::registry`]. With `format: auto` the form of a row follows from its fields, in the order of the lines.
+//! Parses rows of training data. Every row form is a file with its `Shape` and a line in [`tunesmith_base::registry`].
+//! With `format: auto`, the first form in the order of these lines whose fields a row has is the row's form.
 //!
-//! The forms found in the first [`PROBE_ROWS`] rows of a file are the forms of that file: a later row of another form
-//! is an error. A row of any form may have a `loss_weight`; what other fields beside the text say is in `data::fields`.
-//! A field that is null counts as absent.
+//! The first [`PROBE_ROWS`] rows of a file decide which forms it has: a later row of another form is an error. A row of
+//! any form may have a `loss_weight`. A field with null counts as absent.
 use std::fmt;
 
 use serde_json::{Map, Value, json};
 
+use super::classification_rows::{self, Whole};
 use super::fields;
-use super::labeled::{self, Whole};
+use super::json_type::json_type;
 pub use super::messages::Conversation;
 use super::minhash::add_words;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Format;
 
-/// How many rows at the start of a file decide which forms it holds.
+/// How many rows at the start of a file decide which forms it has.
 pub const PROBE_ROWS: usize = 64;
 
-/// Names of a field that asks, and of one that answers.
+/// Names of a field with a question, and of one with an answer.
 const QUESTION: [&str; 6] = ["user", "question", "prompt", "input", "instruction", "query"];
 const ANSWER: [&str; 5] = ["assistant", "answer", "response", "target", "output"];
 
-/// What a form is.
+/// How to detect and read a row form.
 struct Shape {
-    /// The fields that it needs, for messages.
+    /// The fields that a row needs, for error messages.
     fields: &'static str,
-    /// Whether its rows are taken without a chat template.
+    /// Whether its rows need no chat template.
     plain: bool,
-    /// Whether an object has these fields.
+    /// Whether a row has these fields.
     fits: fn(&Map<String, Value>) -> bool,
-    /// Reads an object that has them.
+    /// Reads a row that has these fields.
     parse: fn(&mut Map<String, Value>) -> Result<Row>,
-    /// What such an object asks, where that is not what its user said last.
+    /// The source text of a row ([`source_of`]), if it is not the last turn of the user.
     asks: fn(&Map<String, Value>) -> Option<&str>,
 }
 
@@ -44,15 +44,15 @@ macro_rules! forms {
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Form {
             $( #[doc = $doc] $name, )+
-            /// `{text, label}`: every row of a task other than `causal_lm`, and none of that
+            /// `{text, label}`: every row of a classification or regression, and no other row
             Labeled,
         }
 
         impl Form {
-            /// All forms of text to be continued, in the order in which `auto` tries them.
+            /// All forms for causal language modeling, in the order in which `auto` tries them.
             pub const ALL: &'static [Self] = &[$( Self::$name ),+];
 
-            /// The form that `data.format` names; none for `auto`.
+            /// The form that `data.format` names; `None` for `auto`.
             pub const fn of(format: Format) -> Option<Self> {
                 match format {
                     Format::Auto => None,
@@ -60,7 +60,7 @@ macro_rules! forms {
                 }
             }
 
-            /// The name that `data.format` uses.
+            /// The name in `data.format`.
             pub const fn name(self) -> &'static str {
                 match self {
                     $( Self::$name => $word, )+
@@ -79,22 +79,26 @@ macro_rules! forms {
 }
 tunesmith_base::registry::row_forms!(forms);
 
-/// What is missing is better said one by one.
+/// Every row fits, so that the parser can name the field that is missing.
 const LABELED: Shape =
-    Shape { fields: "text, label", plain: true, fits: |_| true, parse: labeled::parse, asks: |_| None };
+    Shape { fields: "text, label", plain: true, fits: |_| true, parse: parse_labeled, asks: |_| None };
+
+fn parse_labeled(row: &mut Map<String, Value>) -> Result<Row> {
+    classification_rows::parse(row).map(|(whole, label)| Row::Labeled { whole, label })
+}
 
 impl Form {
-    /// Whether an object has this form's fields.
+    /// Whether a row has the fields of this form.
     fn fits(self, row: &Map<String, Value>) -> bool {
         (self.shape().fits)(row)
     }
 
-    /// Whether its rows are taken without a chat template.
+    /// Whether its rows need no chat template.
     pub const fn is_plain(self) -> bool {
         self.shape().plain
     }
 
-    /// The form that `auto` sees in an object.
+    /// The form that `data.format: auto` detects; `None` if no form fits.
     pub fn detect(row: &Map<String, Value>) -> Option<Self> {
         Self::ALL.iter().copied().find(|form| form.fits(row))
     }
@@ -106,32 +110,32 @@ impl fmt::Display for Form {
     }
 }
 
-/// A row of any form.
+/// A parsed row.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Row {
-    /// Turns, to be rendered by the chat template.
+    /// A conversation, which the chat template renders.
     Chat(Conversation),
-    /// Plain text in two parts; the first carries no loss.
+    /// Plain text in two parts, of which only the completion carries a loss.
     Completion {
-        /// What is given.
+        /// The text without a loss.
         prompt: String,
-        /// What is learned.
+        /// The text with a loss.
         completion: String,
     },
-    /// Plain text, all of it learned.
+    /// Plain text, which carries a loss throughout.
     Text(String),
-    /// Taken as it is.
+    /// A tokenized row.
     Tokens {
         /// Token ids.
         input_ids: Vec<u32>,
-        /// As many labels.
+        /// One label per token.
         labels: Vec<i32>,
     },
-    /// Something whole with its label.
+    /// A text or conversation with one label.
     Labeled {
-        /// What has the label.
+        /// The text or conversation.
         whole: Whole,
-        /// The label, or a number as text.
+        /// The name of the class; in a regression, the number as text.
         label: String,
     },
 }
@@ -140,15 +144,15 @@ impl Row {
     /// Reads a row of one of the given forms.
     ///
     /// # Errors
-    /// What was found and what is expected; the caller adds where.
+    /// The row does not fit any of the forms. The message has no file and line; the caller adds them.
     pub fn parse(value: Value, forms: &[Form]) -> Result<Self> {
         Self::take(value, forms, &mut Map::new())
     }
 
-    /// The same, with what is left of the row's fields in `left`.
+    /// As [`Self::parse`]; `left` receives the fields that the form does not read.
     pub(super) fn take(value: Value, forms: &[Form], left: &mut Map<String, Value>) -> Result<Self> {
         let Value::Object(mut row) = value else {
-            return Err(Error::data(format!("found {}, expected an object", kind(&value))));
+            return Err(Error::data(format!("found {}, expected an object", json_type(&value))));
         };
         let taken = Self::of(&mut row, forms)?;
         *left = row;
@@ -174,7 +178,7 @@ impl Row {
         (form.shape().parse)(row)
     }
 
-    /// The row as `tunesmith process` writes it: conversations in the form `messages`, other rows in their own.
+    /// The row as `tunesmith process` writes it: a conversation in the form `messages`, any other row in its own form.
     pub fn into_json(self) -> Value {
         match self {
             Self::Chat(conversation) => conversation.into_json(),
@@ -189,7 +193,8 @@ impl Row {
         }
     }
 
-    /// Hashes of the row's words, in order; of a tokenized row its ids. System messages, and a label, only if `system`.
+    /// Hashes of the row's words, in order. A tokenized row has its ids instead. System messages and the label are
+    /// included only with `system`.
     pub(super) fn words(&self, system: bool) -> Vec<u64> {
         fn add(value: &Value, words: &mut Vec<u64>) {
             match value {
@@ -229,11 +234,13 @@ impl Row {
     }
 }
 
-/// What a row asks: the last turn of the user before the last answer, of an Alpaca row its `input` where it has one, of plain
-/// text in two parts the first. Measures that compare an answer with what was asked (SARI, a scorer of the user's) see it.
+/// The source text of a row, for metrics that compare an answer with its source (SARI, custom scorers).
+///
+/// It is the last turn of the user before the last answer, the `input` of an Alpaca row if it has one, or the prompt of
+/// a prompt/completion row. It is empty for any other row.
 ///
 /// # Errors
-/// As [`Row::parse`].
+/// Those of [`Row::parse`].
 pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
     let asks = |row: &Map<String, Value>| {
         let form = if let [only] = forms { Some(*only) } else { Form::detect(row) };
@@ -254,7 +261,7 @@ pub fn source_of(row: Value, forms: &[Form]) -> Result<String> {
     })
 }
 
-/// The text of a message, which may come in parts.
+/// The text of a message's `content`. The parts of a list are joined by line breaks.
 pub(super) fn said(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
@@ -263,7 +270,7 @@ pub(super) fn said(content: &Value) -> String {
     }
 }
 
-/// Rows with an answer to prefer and one to avoid.
+/// The error for a preference row (`chosen`, `rejected`).
 fn preference(row: &Map<String, Value>) -> Error {
     let name = match (&row["chosen"], has(row, "prompt")) {
         (_, true) => "completion",
@@ -274,24 +281,12 @@ fn preference(row: &Map<String, Value>) -> Error {
         .hint(format!("to learn the chosen answers, rename `chosen` to `{name}`"))
 }
 
-/// What a value is, in words.
-pub(super) fn kind(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
-    }
-}
-
-/// Whether a field is there and not null.
+/// Whether the row has a field, and it is not null.
 fn has(row: &Map<String, Value>, name: &str) -> bool {
     row.get(name).is_some_and(|value| !value.is_null())
 }
 
-/// How many of the fields are there.
+/// How many of the fields the row has.
 fn count(row: &Map<String, Value>, names: &[&str]) -> usize {
     names.iter().filter(|name| has(row, name)).count()
 }
@@ -300,7 +295,7 @@ fn text(row: &mut Map<String, Value>, field: &str) -> Result<String> {
     match row.get_mut(field).map(Value::take) {
         Some(Value::String(text)) => Ok(text),
         other => {
-            Err(Error::data(format!("field {field:?} is {}, expected a string", kind(&other.unwrap_or_default()))))
+            Err(Error::data(format!("field {field:?} is {}, expected a string", json_type(&other.unwrap_or_default()))))
         }
     }
 }
@@ -313,11 +308,13 @@ fn text_of(row: &mut Map<String, Value>, fields: &[&str]) -> Result<String> {
 fn list(row: &mut Map<String, Value>, field: &str) -> Result<Vec<Value>> {
     match row.get_mut(field).map(Value::take) {
         Some(Value::Array(items)) => Ok(items),
-        other => Err(Error::data(format!("field {field:?} is {}, expected a list", kind(&other.unwrap_or_default())))),
+        other => {
+            Err(Error::data(format!("field {field:?} is {}, expected a list", json_type(&other.unwrap_or_default()))))
+        }
     }
 }
 
-/// A conversation of checked messages; a `system` field of the row goes before them.
+/// Makes a conversation. A system message in a field of the row becomes its first message.
 fn chat(mut messages: Vec<Value>, row: &mut Map<String, Value>) -> Result<Row> {
     fields::refuse_media(row)?;
     if let Some(system) = fields::system(row)? {

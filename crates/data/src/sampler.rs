@@ -1,63 +1,64 @@
-//! The order of training rows: seeded, new each epoch, and resumable at any step from three numbers.
+//! The order of training rows. It depends on a seed, changes each epoch, and can be resumed at any step from three
+//! numbers.
 use serde::{Deserialize, Serialize};
 
 use super::pack::pack;
 use super::rng::shuffle;
 
-/// Rows that `group_by_length` sorts together, in micro-batches (as Transformers).
+/// How many micro-batches of rows `group_by_length` sorts together, as in Transformers.
 const GROUP: usize = 50;
-/// The stream of the seed that packing draws from; epochs use their number.
+/// The random stream of packing. An epoch uses its number as its stream.
 const PACKING_STREAM: u64 = u64::MAX;
 
-/// What decides the order.
+/// The settings that decide the order and the size of steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SamplerOptions {
-    /// Rows of a micro-batch.
+    /// Rows per micro-batch.
     pub batch_size: usize,
-    /// Micro-batches of a step.
+    /// Micro-batches per step, of all ranks together.
     pub grad_accum: usize,
     /// `train.data_seed`.
     pub seed: u64,
-    /// Draw a new order each epoch; else the files' order.
+    /// Whether each epoch has a new random order. Without, rows keep the order of the files.
     pub shuffle: bool,
-    /// Let rows of like length come together.
+    /// Whether micro-batches have rows of similar length.
     pub group_by_length: bool,
-    /// Pack examples into rows of at most so many tokens.
+    /// Packs examples into rows of at most this many tokens.
     pub packing: Option<usize>,
 }
 
-/// A position in the order.
+/// A position in the order of training rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SamplerState {
-    /// The seed the order was drawn with.
+    /// The seed of the order.
     pub seed: u64,
     /// The epoch, from 0.
     pub epoch: u64,
-    /// Steps of that epoch that have been handed out.
+    /// Steps of that epoch that are done.
     pub step: usize,
 }
 
-/// Micro-batches of rows of example indices: `step[micro_batch][row][part]`. Without packing a row is one example.
+/// The example indices of a step: `step[micro_batch][row][part]`. Without packing, a row has one part.
 pub type Step = Vec<Vec<Vec<usize>>>;
 
-/// Hands out the examples of each optimizer step, epoch after epoch.
+/// Draws the examples of each optimizer step, epoch after epoch.
 #[derive(Debug, Clone)]
 pub struct Sampler {
     options: SamplerOptions,
     rows: Rows,
-    /// Tokens of each row, where the order depends on them.
+    /// Tokens of each row; empty unless the order depends on them.
     row_lengths: Vec<u32>,
     state: SamplerState,
     /// The rows in the order of `state.epoch`.
     order: Vec<u32>,
 }
 
-/// The examples of each row. A set may have tens of millions, so there is nothing more here than must be.
+/// The examples of each row. A set may have tens of millions, so this is kept small.
 #[derive(Debug, Clone)]
 enum Rows {
-    /// One each, in the files' order.
+    /// One example per row, in the order of the files.
     Single(usize),
-    /// In the order of packing: all examples, and where each row ends.
+    /// All examples in the order of packing, and where each row ends.
     Packed { examples: Vec<u32>, ends: Vec<u32> },
 }
 
@@ -110,24 +111,24 @@ impl Sampler {
         sampler
     }
 
-    /// Steps of other sizes, from the start.
+    /// Changes the size of steps and goes back to the first epoch.
     pub fn resize(&mut self, batch_size: usize, grad_accum: usize) {
         self.options = SamplerOptions { batch_size, grad_accum, ..self.options };
         self.state = SamplerState { epoch: 0, step: 0, ..self.state };
         self.order = self.epoch_order(0);
     }
 
-    /// The examples of a row, which is a pack or one example.
+    /// The examples of a row: one, or several with packing.
     pub fn row(&self, row: usize) -> Vec<usize> {
         self.rows.examples(row)
     }
 
-    /// Optimizer steps of an epoch; the last one may have fewer rows.
+    /// Optimizer steps per epoch. The last one may have fewer rows.
     pub fn steps_per_epoch(&self) -> usize {
         self.rows.len().div_ceil(self.rows_per_step())
     }
 
-    /// Rows of an epoch: packs, or examples.
+    /// Rows per epoch. With packing a row has several examples.
     pub fn rows(&self) -> usize {
         self.rows.len()
     }
@@ -136,7 +137,8 @@ impl Sampler {
         (self.options.batch_size * self.options.grad_accum).max(1)
     }
 
-    /// The next step's examples. At the end of an epoch the next one begins. Empty only if there are no examples.
+    /// The examples of the next step. After the last step of an epoch the next epoch begins. Empty only if there are no
+    /// examples.
     pub fn next_step(&mut self) -> Step {
         let rows_per_step = self.rows_per_step();
         if self.state.step == self.steps_per_epoch() && self.rows.len() > 0 {
@@ -151,18 +153,18 @@ impl Sampler {
             .collect()
     }
 
-    /// Epochs done, with the part of the current one.
+    /// Finished epochs, including the fraction of the current one.
     pub fn epoch(&self) -> f64 {
         self.state.epoch as f64 + self.state.step as f64 / self.steps_per_epoch().max(1) as f64
     }
 
-    /// Where the sampler stands: all that a checkpoint must keep.
+    /// The current position, which a checkpoint stores.
     pub const fn state(&self) -> SamplerState {
         self.state
     }
 
-    /// Goes to a position; the order of its epoch is drawn again. False if the position is not one of this sampler
-    /// (another seed, or fewer steps an epoch).
+    /// Goes to a stored position and draws the order of its epoch again. Returns false if the position belongs to
+    /// another sampler: its seed differs, or its step is beyond the steps of an epoch.
     #[must_use]
     pub fn restore(&mut self, state: SamplerState) -> bool {
         if state.seed != self.options.seed || state.step > self.steps_per_epoch() {
@@ -184,8 +186,8 @@ impl Sampler {
         order
     }
 
-    /// Sorts groups of some micro-batches by length, longest first, and brings the longest row of all to the front,
-    /// so that a lack of memory shows at once.
+    /// Sorts each group of micro-batches by length, longest first. The longest row of all comes first, so that a lack
+    /// of memory shows in the first step.
     fn group(&self, order: &mut [u32]) {
         let batch = self.options.batch_size.max(1);
         let size = batch * (order.len() / (batch * 4)).clamp(1, GROUP);

@@ -1,5 +1,5 @@
-//! Rows of one kind (training, validation, test) as numbers of rows in token sets: what is shuffled, split, mixed and
-//! repeated are these numbers; tokens stay on disk.
+//! The examples of a split (training, validation, test) as row numbers in token sets. Only these numbers are shuffled,
+//! split, mixed and repeated; tokens stay on disk.
 use std::ops::Range;
 use std::slice::from_ref;
 use std::sync::Arc;
@@ -14,30 +14,30 @@ use super::tokenizer::Tokenizer;
 use super::tokens::{TokenSet, TokenWriter};
 use tunesmith_base::error::{Error, Result};
 
-/// A row of one of the sets.
+/// A row of a token set, or a piece of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RowId {
-    /// The set's number.
+    /// The index of the set.
     pub set: u32,
-    /// The row's number in it, rows that were left out counted.
+    /// The index of the row in the set. Rows that were left out count too.
     pub row: u32,
-    /// Which piece of the row ([`Split::cut`]); 0 for a row that is whole.
+    /// The piece of the row ([`Split::cut`]); 0 for a whole row.
     pub piece: u32,
 }
 
-/// Examples of one kind (training, validation, test).
+/// The examples of a split: training, validation or test.
 #[derive(Debug, Clone, Default)]
 pub struct Split {
     pub(super) sets: Vec<Arc<TokenSet>>,
     pub(super) rows: Vec<RowId>,
-    /// What rows count by the class that they are of; nothing where all count alike.
+    /// The loss weight of each class; `None` if all are 1.
     pub(super) class_weights: Option<Arc<[f32]>>,
-    /// The longest piece, where long rows are cut.
+    /// The tokens per piece; `None` if rows are not cut.
     pub(super) piece_tokens: Option<usize>,
 }
 
 impl Split {
-    /// Examples that are not from files, kept in a file without a name.
+    /// Stores examples that are not from files, in an unnamed temporary file.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the folder for temporary files cannot be written.
@@ -51,7 +51,7 @@ impl Split {
         Ok(Self::of(vec![Arc::new(writer.finish(&Counts::default())?)]))
     }
 
-    /// All usable rows of some sets, one set behind the other.
+    /// All usable rows of the sets, set after set.
     pub(super) fn of(sets: Vec<Arc<TokenSet>>) -> Self {
         let rows = sets
             .iter()
@@ -60,12 +60,12 @@ impl Split {
         Self { rows: rows.collect(), sets, class_weights: None, piece_tokens: None }
     }
 
-    /// How many examples.
+    /// The number of examples.
     pub const fn len(&self) -> usize {
         self.rows.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no examples.
     pub const fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
@@ -75,8 +75,8 @@ impl Split {
         (&self.sets[set as usize], row)
     }
 
-    /// Cuts rows that are longer than `most` tokens into pieces of so many; each is an example of its own from here on. Says
-    /// how many rows were cut, and into how many pieces.
+    /// Cuts rows with more than `most` tokens into pieces, each an example of its own. Returns how many rows were cut,
+    /// and the number of their pieces.
     pub fn cut(&mut self, most: usize) -> (usize, usize) {
         let (mut rows, mut cut, mut pieces) = (Vec::with_capacity(self.len()), 0, 0);
         for (index, &id) in self.rows.iter().enumerate() {
@@ -91,24 +91,24 @@ impl Split {
         (cut, pieces)
     }
 
-    /// Where an example lies in its row.
+    /// The tokens of its row that an example has.
     fn window(&self, index: usize) -> Range<usize> {
         let ((set, row), piece) = (self.at(index), self.rows[index].piece);
         let length = set.length(row);
         let cut = self.piece_tokens.filter(|most| length > *most && !set.has_several(row));
         let Some(most) = cut else { return 0..length };
         let (begin, end) = (piece as usize * most, (piece as usize + 1) * most);
-        // A last token alone would have nothing to be predicted from: the piece before gives it one of its own.
+        // Nothing would predict a last token alone, so it gets a token of the piece before.
         let alone = length % most == 1;
         (begin - usize::from(alone && begin + 1 == length))..(end - usize::from(alone && end + 1 == length)).min(length)
     }
 
-    /// The tokens of an example, counted; of a conversation in several renderings those of all.
+    /// The number of tokens of an example, in all renderings of a conversation.
     pub fn length(&self, index: usize) -> usize {
         self.window(index).len()
     }
 
-    /// The most tokens of a sequence: of an example, or of one rendering of a conversation.
+    /// An upper bound on the tokens of a sequence: an example, or one rendering of a conversation.
     pub fn longest_sequence(&self) -> usize {
         let longest = |index| {
             let (set, row) = self.at(index);
@@ -117,8 +117,8 @@ impl Split {
         (0..self.len()).map(longest).max().unwrap_or(0)
     }
 
-    /// Reads an example as the sequences that it is, and what its loss counts: one, or a conversation's renderings where the
-    /// template rewrites earlier turns ([`super::mask::render`]).
+    /// Reads the sequences of an example, and the factor of its loss. There is one sequence, or one per rendering if
+    /// the template rewrites earlier turns ([`super::mask::render`]).
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -139,12 +139,12 @@ impl Split {
         (0..self.len()).map(|index| self.length(index)).collect()
     }
 
-    /// All tokens.
+    /// The number of tokens of all examples.
     pub fn tokens(&self) -> usize {
         (0..self.len()).map(|index| self.length(index)).sum()
     }
 
-    /// All tokens that carry a loss.
+    /// The number of tokens that carry a loss.
     pub fn label_tokens(&self) -> usize {
         let count = |index: usize| {
             let (set, row) = self.at(index);
@@ -152,14 +152,15 @@ impl Split {
             if here == length {
                 return labelled;
             }
-            // Only plain text is cut. All of it is learned, except what the tokenizer puts before it, and the first token of a piece.
+            // Only plain text is cut. All of it carries a loss, except the tokens that the tokenizer adds at the start,
+            // and the first token of a piece.
             let before = if self.rows[index].piece == 0 { length - 1 - labelled } else { 0 };
             here.saturating_sub(1 + before)
         };
         (0..self.len()).map(count).sum()
     }
 
-    /// Reads an example; the last of several renderings, which has the conversation's last turn.
+    /// Reads an example; of several renderings, the last one, which has the last turn.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Io`]: the tokens cannot be read from disk.
@@ -167,37 +168,37 @@ impl Split {
         Ok(self.sequences(index)?.0.pop().unwrap_or_default())
     }
 
-    /// The UTF-8 bytes of the text that the labels of all examples are; the first token of an example is never predicted.
+    /// The UTF-8 bytes of the text of all labels, for bits per byte. The first token of an example has no label.
     ///
     /// # Errors
-    /// As [`Self::example`]; the tokenizer's decoder fails.
+    /// Those of [`Self::example`]; the tokenizer's decoder fails.
     pub fn label_bytes(&self, tokenizer: &Tokenizer) -> Result<u64> {
         (0..self.len()).into_par_iter().map(|index| self.label_bytes_of(index, tokenizer)).sum()
     }
 
-    /// The same of one example.
+    /// The UTF-8 bytes of the text of one example's labels.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::label_bytes`].
     pub fn label_bytes_of(&self, index: usize, tokenizer: &Tokenizer) -> Result<u64> {
         let bytes = |example: &Example| Ok(tokenizer.decode(&example.predicted(), true)?.len() as u64);
         self.sequences(index)?.0.iter().map(bytes).sum()
     }
 
-    /// An example as a question and its answer: the tokens before its last run of labels, and that run.
+    /// The prompt and the answer of an example: the tokens before its last run of labels, and that run.
     ///
     /// # Errors
     /// As [`Self::example`].
     pub fn prompt(&self, index: usize) -> Result<(Vec<u32>, Vec<u32>)> {
         let Example { input_ids, mut labels } = self.example(index)?;
-        // A label of the whole row is no answer.
+        // The label of a classification or regression is not an answer.
         labels.truncate(input_ids.len());
         let end = labels.iter().rposition(|&label| label != IGNORE).map_or(0, |last| last + 1);
         let start = labels[..end].iter().rposition(|&label| label == IGNORE).map_or(0, |last| last + 1);
         Ok((input_ids[..start].to_vec(), input_ids[start..end].to_vec()))
     }
 
-    /// The label that an example has as a whole: a class, or the bits of a number.
+    /// The label of a classification or regression example: a class, or the bits of an f32.
     ///
     /// # Errors
     /// As [`Self::example`].
@@ -206,7 +207,7 @@ impl Split {
         set.target(row)
     }
 
-    /// The label that an example has as a whole, and what its loss counts; nothing without such a label.
+    /// As [`Self::target`], with the factor of the example's loss.
     ///
     /// # Errors
     /// As [`Self::example`].
@@ -216,7 +217,7 @@ impl Split {
         Ok(batch.targets.last().copied().filter(|&target| target != IGNORE).map(|target| (target, batch.weight(end))))
     }
 
-    /// The batch of the given examples, each sequence of its own.
+    /// Reads examples into one batch.
     ///
     /// # Errors
     /// As [`Self::example`].
@@ -231,7 +232,7 @@ impl Split {
         Ok(batch)
     }
 
-    /// Appends a sequence of these examples to a batch; `weight` is what its row's loss counts.
+    /// Appends a sequence to a batch. `weight` is the factor of its row's loss; the class weight multiplies it.
     pub fn push(&self, batch: &mut Batch, example: &Example, weight: f32) {
         batch.push(&example.input_ids, &example.labels);
         let class = example.labels.get(example.input_ids.len()).map_or(0, |&class| class as usize);
@@ -239,7 +240,7 @@ impl Split {
         batch.weigh_last(weight * of_class.unwrap_or(&1.0));
     }
 
-    /// The micro-batches of a step, their rows counted through for dropout.
+    /// Reads the micro-batches of a step, and sets [`Batch::first_row`] in each.
     ///
     /// # Errors
     /// As [`Self::example`].
@@ -254,7 +255,7 @@ impl Split {
         step.iter().map(batch).collect()
     }
 
-    /// Takes a share of the examples out, drawn by `seed`; both parts keep their order. At least one goes out.
+    /// Moves a random share of the examples to a new split. Both parts keep their order. At least one example moves.
     #[must_use]
     pub fn take_share(&mut self, share: f64, seed: u64) -> Self {
         const STREAM: u64 = u64::MAX - 1;
@@ -264,8 +265,8 @@ impl Split {
         self.take(order[..count].iter().copied())
     }
 
-    /// As [`Self::take_share`], the same share of each class (stratified). What does not come out even goes to the classes with the
-    /// largest remainders; the last row of a class stays.
+    /// As [`Self::take_share`], but with the same share of each class (stratified). Fractions go to the classes with
+    /// the largest remainders. At least one row of a class stays.
     ///
     /// # Errors
     /// As [`Self::example`].
@@ -297,7 +298,7 @@ impl Split {
         Ok(self.take(taken))
     }
 
-    /// Takes examples out; both parts keep their order.
+    /// Moves examples to a new split. Both parts keep their order.
     fn take(&mut self, indices: impl IntoIterator<Item = u32>) -> Self {
         let mut goes = vec![false; self.len()];
         indices.into_iter().for_each(|index| goes[index as usize] = true);
@@ -313,7 +314,7 @@ impl Split {
         Self { sets: self.sets.clone(), rows: taken, class_weights: None, piece_tokens: self.piece_tokens }
     }
 
-    /// Hashes what the examples are: the sets' content, and which rows of them.
+    /// Hashes the content of the sets, and which rows are in this split.
     pub(super) fn hash_into(&self, hasher: &mut blake3::Hasher) {
         hasher.update(&(self.sets.len() as u64).to_le_bytes());
         for set in &self.sets {
@@ -340,7 +341,7 @@ mod tests {
             [(3, vec![3]), (4, vec![4]), (5, vec![3, 2]), (8, vec![4, 4]), (9, vec![4, 3, 2]), (10, vec![4, 4, 2])]
         {
             let ids: Vec<u32> = (0..length).collect();
-            // The first token is what a tokenizer puts before a text.
+            // The first token is one that a tokenizer adds, such as BOS.
             let labels = ids.iter().map(|&id| if id == 0 { IGNORE } else { id as i32 }).collect();
             let example = Example { input_ids: ids.clone(), labels };
             let mut split = Split::from_examples([&example]).unwrap();

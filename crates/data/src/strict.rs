@@ -1,14 +1,14 @@
-//! JSON in which no key may stand twice: of two values one would be lost without a word.
+//! JSON that refuses duplicate keys. Other parsers keep one of the two values and drop the other silently.
 use std::fmt;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// How the error of a key that stands twice begins.
+/// The start of the error message for a duplicate key.
 pub(super) const REPEATED: &str = "the key ";
 
-/// A JSON value; its deserializer refuses an object that has a key twice, at any depth.
+/// A JSON value without duplicate keys at any depth.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Strict(pub(super) Value);
 

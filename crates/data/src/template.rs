@@ -1,4 +1,4 @@
-//! Chat templates: from the model folder, a file, or one of the built-in ones; and conversations rendered by them.
+//! Chat templates from the model folder, a file or the built-in ones, and how they render conversations.
 use std::ops::Range;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -8,40 +8,41 @@ use minijinja::Value as JinjaValue;
 use minijinja::value::{Kwargs, ValueKind};
 use serde_json::{Value, json};
 
-use super::clock::strftime;
+use super::catch_panic::isolated;
 use super::control::Control;
-use super::dumps::to_json;
-use super::isolate::isolated;
-use super::jinja::{self, Blame, MAX_SOURCE, Program};
-use super::row::Conversation;
+use super::jinja::{MAX_SOURCE, Program};
+use super::jinja_limits::{Blame, blame};
+use super::messages::Conversation;
+use super::strftime::strftime;
+use super::tojson::to_json;
 use super::tokenizer::{Opener, Tokenizer, read_file, read_json};
 use tunesmith_base::error::{Error, Kind, Result};
 use tunesmith_base::files;
 use tunesmith_config::BuiltinTemplate;
 
-/// The characters that may mark generation blocks: Unicode reserves them for such internal use.
+/// Noncharacters, which Unicode reserves for internal use. Two of them mark generation blocks in the output.
 const MARKS: std::ops::RangeInclusive<char> = '\u{fdd0}'..='\u{fdef}';
 
-/// What helps against a template that cannot be used.
+/// The hint for a template that cannot be used.
 const OTHER_TEMPLATE: &str =
     "change a copy of the template and set data.template_path, or set data.chat_template: a built-in one";
 
-/// A compiled chat template with the special tokens that it reads.
+/// A compiled chat template, with the special tokens of its tokenizer as variables.
 pub struct ChatTemplate {
     program: Program,
     source: String,
     origin: String,
     special_tokens: Vec<(String, JinjaValue)>,
     pub(super) control: Control,
-    /// What `strftime_now` takes for the present; none for the clock's.
+    /// The time that `strftime_now` writes; `None` for the current time.
     now: Option<SystemTime>,
-    /// It reads the content of messages as a list of parts only, as those of some multimodal models do.
+    /// Whether the template reads `content` as a list of parts only, as those of some multimodal models do.
     parts: bool,
-    /// How it fails with plain conversations: a row is not to blame for that.
+    /// Errors that occur even with a plain conversation, so no row has caused them.
     own_faults: OnceLock<Vec<Fault>>,
 }
 
-/// An error of a rendering: its line in the template and what it says.
+/// An error of a rendering: its line in the template and its message.
 type Fault = (Option<usize>, String);
 
 impl std::fmt::Debug for ChatTemplate {
@@ -50,28 +51,31 @@ impl std::fmt::Debug for ChatTemplate {
     }
 }
 
-/// A conversation as text.
+/// A rendered conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rendered {
-    /// The text.
+    /// The output of the template.
     pub text: String,
-    /// Byte ranges: what generation blocks enclose, or what is to carry a loss.
+    /// Byte ranges of generation blocks, or of the text that carries a loss.
     pub spans: Vec<Range<usize>>,
 }
 
-/// A conversation made ready for rendering any number of its first messages.
+/// A conversation in minijinja's values, of which any number of first messages can be rendered.
 pub(super) struct Turns {
     messages: Vec<JinjaValue>,
-    /// The same with the arguments of calls as JSON text; none where no call has any.
+    /// The messages with the arguments of tool calls as JSON text; `None` if no call has arguments.
     written: Option<Vec<JinjaValue>>,
     tools: JinjaValue,
     bytes: usize,
-    /// Two characters that occur nowhere in the conversation.
+    /// Two characters that do not occur in the conversation.
     pub(super) marks: (char, char),
 }
 
 impl Turns {
-    /// Converts the messages once.
+    /// Converts the messages.
+    ///
+    /// # Errors
+    /// The conversation leaves no two noncharacters unused, or the arguments of a call are not JSON.
     pub(super) fn new(conversation: &Conversation) -> Result<Self> {
         let mut size = TextSize::default();
         conversation.messages.iter().chain(&conversation.tools).for_each(|value| size.add(value));
@@ -95,7 +99,7 @@ impl Turns {
         })
     }
 
-    /// The same conversation with another message at `index`.
+    /// The conversation with `message` in place of the one at `index`.
     pub(super) fn with_message(&self, index: usize, message: &Value) -> Self {
         let with = |messages: &Vec<JinjaValue>, message: &Value| {
             let mut messages = messages.clone();
@@ -107,7 +111,7 @@ impl Turns {
         Self { messages: with(&self.messages, message), written, tools: self.tools.clone(), ..*self }
     }
 
-    /// The first `count` messages of the conversation, and another one.
+    /// The first `count` messages of the conversation, followed by `message`.
     pub(super) fn followed(&self, count: usize, message: &Value) -> Self {
         let mut messages = self.messages[..count].to_vec();
         messages.push(message_value(message));
@@ -119,13 +123,13 @@ impl Turns {
         Self { messages, written, tools: self.tools.clone(), ..*self }
     }
 
-    /// How many messages.
+    /// The number of messages.
     pub(super) const fn len(&self) -> usize {
         self.messages.len()
     }
 }
 
-/// The message with the arguments of its calls as JSON text, where it has any.
+/// The message with the arguments of its tool calls as JSON text; `None` if it has none.
 fn written(message: &Value) -> Result<Option<Value>> {
     let mut message = match message.get("tool_calls") {
         Some(Value::Array(_)) => message.clone(),
@@ -142,8 +146,8 @@ fn written(message: &Value) -> Result<Option<Value>> {
     Ok(any.then_some(message))
 }
 
-/// A message as templates see it. What an assistant thought goes by three names; as in Transformers, a message with
-/// one of them is seen with the two that templates read.
+/// A message as templates see it. The reasoning of an assistant has three possible names. As in Transformers, a message
+/// with any of them gets the two names that templates read.
 fn message_value(message: &Value) -> JinjaValue {
     let names = ["reasoning_content", "thinking", "reasoning"];
     let thought = names.iter().filter_map(|name| message.get(name)).find(|thought| !thought.is_null());
@@ -187,7 +191,7 @@ impl TextSize {
         match value {
             Value::String(text) => {
                 self.bytes += text.len();
-                // Only a text that holds the marks' first two bytes can hold one.
+                // Only a text with the first two bytes of the marks can contain one.
                 if text.as_bytes().windows(2).any(|pair| pair == [0xef, 0xb7]) {
                     self.marks.extend(text.chars().filter(|letter| MARKS.contains(letter)));
                 }
@@ -205,12 +209,12 @@ impl TextSize {
 }
 
 impl ChatTemplate {
-    /// Finds and compiles the template: `path` or `builtin` where given, else `chat_template.jinja` of the model
-    /// folder, else `chat_template` of its `tokenizer_config.json` or, of a multimodal model, of its `chat_template.json`.
-    /// None if there is none.
+    /// Finds and compiles the template: `path` or `builtin` if given, else `chat_template.jinja` of the model folder,
+    /// else `chat_template` in its `tokenizer_config.json`, else in its `chat_template.json` (multimodal models).
+    /// `None` if there is no template.
     ///
     /// # Errors
-    /// Files that cannot be read, and those of [`Self::compile`].
+    /// A file cannot be read; those of [`Self::compile`].
     pub fn find(
         model_dir: &Path,
         tokenizer: &Tokenizer,
@@ -243,15 +247,15 @@ impl ChatTemplate {
                 }
             }
         };
-        // A file that the user names is no part of the model.
+        // A file that the user names is not part of the model.
         let kind = if path.is_some() { Kind::Data } else { Kind::Model };
         Self::compile(&source, origin, tokenizer).map(Some).map_err(|error| error.with_kind(kind))
     }
 
-    /// Compiles a source; `origin` names it in errors.
+    /// Compiles a template. `origin` names it in errors.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`] with the line: it is not Jinja, or too large.
+    /// [`tunesmith_base::Kind::Model`] with the line: the source is not valid Jinja, or too large.
     pub fn compile(source: &str, origin: impl Into<String>, tokenizer: &Tokenizer) -> Result<Self> {
         let origin = origin.into();
         let compiled = isolated("compiling", || Program::compile(source));
@@ -280,7 +284,7 @@ impl ChatTemplate {
         Ok(Self { parts: template.reads_parts_only(), own_faults: OnceLock::new(), ..template })
     }
 
-    /// Whether a message's text shows only where it is the one part of a list.
+    /// Whether the template writes a message's text only if it is a part of a list.
     fn reads_parts_only(&self) -> bool {
         const WORD: &str = "Certainly";
         if !self.source.contains("type") || self.source.contains("is string") {
@@ -296,18 +300,18 @@ impl ChatTemplate {
         shows(false) != Some(true) && shows(true) == Some(true)
     }
 
-    /// The same template at a fixed time; none for the clock's.
+    /// The template with a fixed time for `strftime_now`; `None` for the current time.
     #[must_use]
     pub fn at(self, now: Option<SystemTime>) -> Self {
         Self { now, ..self }
     }
 
-    /// Whether the template may write the date.
+    /// Whether the template calls `strftime_now`.
     pub fn is_dated(&self) -> bool {
         self.source.contains("strftime_now")
     }
 
-    /// The date that the template writes, if it may.
+    /// The date that the template may write; empty if it does not call `strftime_now`.
     pub(super) fn date(&self) -> String {
         let written = strftime("%Y-%m-%d", self.now.unwrap_or_else(SystemTime::now)).unwrap_or_default();
         if self.is_dated() { written } else { String::new() }
@@ -318,7 +322,7 @@ impl ChatTemplate {
         self.program.marks_generation()
     }
 
-    /// Where the template came from.
+    /// Where the template is from, for messages.
     pub fn origin(&self) -> &str {
         &self.origin
     }
@@ -331,8 +335,8 @@ impl ChatTemplate {
     /// Renders a whole conversation.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the template raises an error about the row; [`tunesmith_base::Kind::Model`]: it takes too much time or
-    /// memory, or it fails whatever the row says.
+    /// [`tunesmith_base::Kind::Data`]: the template refuses the row. [`tunesmith_base::Kind::Model`]: it takes too much
+    /// time or memory, or fails with any row.
     pub fn render(&self, conversation: &Conversation, add_generation_prompt: bool) -> Result<Rendered> {
         let turns = Turns::new(conversation)?;
         self.render_first(&turns, turns.len(), add_generation_prompt)
@@ -343,10 +347,10 @@ impl ChatTemplate {
         Ok(unmark(self.render_marked(turns, count, add_generation_prompt)?, turns.marks))
     }
 
-    /// The same, with the marks left in.
+    /// As [`Self::render_first`], with the marks of generation blocks in the text.
     pub(super) fn render_marked(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Result<String> {
         let rendered = self.render_messages(turns, &turns.messages[..count], add_generation_prompt);
-        // Most templates expect the arguments of a call as an object; some join them with text.
+        // Most templates expect the arguments of a call as an object, but some concatenate them with text.
         match (&rendered, &turns.written) {
             (Err(_), Some(written)) => {
                 self.render_messages(turns, &written[..count], add_generation_prompt).or(rendered)
@@ -359,7 +363,7 @@ impl ChatTemplate {
         })
     }
 
-    /// The error of messages that have no text as their content, where they would be rendered if they had.
+    /// A clearer error if the template fails only because a message's `content` is not a string.
     fn for_its_content(&self, turns: &Turns, count: usize, add_generation_prompt: bool) -> Option<Error> {
         let messages = turns.written.as_ref().unwrap_or(&turns.messages);
         let texts: Vec<Option<String>> = messages[..count].iter().map(text_instead).collect();
@@ -397,7 +401,7 @@ impl ChatTemplate {
             Ok(text) => return Ok(text),
             Err(error) => error,
         };
-        let kind = match jinja::blame(&error) {
+        let kind = match blame(&error) {
             Blame::Template => Kind::Model,
             Blame::Unclear if self.own_faults().contains(&fault(&error)) => Kind::Model,
             Blame::Row | Blame::Unclear => Kind::Data,
@@ -405,7 +409,8 @@ impl ChatTemplate {
         Err(failed(describe(&error), error.line(), kind))
     }
 
-    /// How the template fails with a question alone, and with its answer: what a row meets too is no fault of the row.
+    /// Errors of the template with a plain question, and with a question and its answer. If a row causes the same
+    /// error, the template is to blame.
     fn own_faults(&self) -> &[Fault] {
         self.own_faults.get_or_init(|| {
             let [question, answer] = ["user", "assistant"].map(|role| json!({ "role": role, "content": "Certainly" }));
@@ -414,7 +419,7 @@ impl ChatTemplate {
                 let Ok(turns) = Turns::new(&Conversation { messages, ..Conversation::default() }) else { continue };
                 let rendered = isolated("rendering", || self.rendering(&turns, &turns.messages, prompt));
                 if let Ok(Err(error)) = rendered
-                    && jinja::blame(&error) == Blame::Unclear
+                    && blame(&error) == Blame::Unclear
                 {
                     faults.push(fault(&error));
                 }
@@ -447,7 +452,7 @@ fn fault(error: &minijinja::Error) -> Fault {
     (error.line(), describe(error))
 }
 
-/// A message as it is, or with its text as a list of one part.
+/// The message; with `parts`, its text becomes a list of one part.
 fn seen(message: &JinjaValue, parts: bool) -> JinjaValue {
     let content = message.get_attr("content").unwrap_or_default();
     if content.as_str().is_none() || !parts {
@@ -456,15 +461,16 @@ fn seen(message: &JinjaValue, parts: bool) -> JinjaValue {
     with_content(message, vec![JinjaValue::from_pairs([("type", JinjaValue::from("text")), ("text", content)])].into())
 }
 
-/// A message with another content.
+/// The message with another `content`.
 fn with_content(message: &JinjaValue, content: JinjaValue) -> JinjaValue {
     let Ok(keys) = message.try_iter() else { return message.clone() };
-    // A key that stands twice keeps its place and takes the last value.
+    // A duplicate key keeps its first place and gets the last value.
     let fields = keys.map(|key| (key.clone(), message.get_item(&key).unwrap_or_default()));
     JinjaValue::from_pairs(fields.chain([(JinjaValue::from("content"), content)]))
 }
 
-/// The text that a message's parts are, or an empty one where it has no content; none where it has a text.
+/// A string in place of the `content` of a message: its parts joined, or empty if it has none. `None` if it is a
+/// string.
 fn text_instead(message: &JinjaValue) -> Option<String> {
     let content = message.get_attr("content").unwrap_or_default();
     match content.kind() {
@@ -477,7 +483,7 @@ fn text_instead(message: &JinjaValue) -> Option<String> {
     }
 }
 
-/// Takes the marks out and notes what they enclosed.
+/// Removes the marks, and returns the ranges that they enclosed.
 fn unmark(marked: String, (open, close): (char, char)) -> Rendered {
     if !marked.contains([open, close]) {
         return Rendered { text: marked, spans: Vec::new() };
@@ -520,7 +526,7 @@ fn read_template(path: &Path, open: Opener) -> Result<Option<String>> {
         .map_err(|error| Error::model(format!("{}: invalid UTF-8: {error}", path.display())).hint(OTHER_TEMPLATE))
 }
 
-/// The template of a `tokenizer_config.json`: a string, or a list of named ones.
+/// The template in the field `chat_template`: a string, or a list of named templates.
 fn configured(value: Option<&Value>, origin: &str) -> Result<Option<String>> {
     match value {
         None | Some(Value::Null) => Ok(None),

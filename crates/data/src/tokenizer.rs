@@ -1,35 +1,35 @@
-//! The tokenizer of a model folder: `tokenizer.json`, and from the files beside it the special tokens.
+//! The tokenizer of a model folder: `tokenizer.json`, with special tokens from the files beside it.
 use std::io::Read as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use super::clock::thread_time;
+use super::catch_panic::isolated;
 use super::growth::{self, Growth, Words};
-use super::isolate::isolated;
+use super::thread_time::thread_time;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// Files larger than this are refused (the largest known `tokenizer.json` has 40 MB).
+/// The largest tokenizer file, in bytes. The largest known `tokenizer.json` has 40 MB.
 pub const MAX_FILE_BYTES: u64 = 512 << 20;
 
-/// Text encoded: ids, and for each the bytes of the text that it stands for.
+/// The token ids of a text, with the byte range of each.
 #[derive(Debug, Clone, Default)]
 pub struct Encoded {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// `[start, end)` byte offsets into the text.
+    /// One byte range `start..end` of the text per id; empty for a token that the post-processor adds.
     pub offsets: Vec<(usize, usize)>,
 }
 
-/// A loaded tokenizer.
+/// A tokenizer with its special tokens and the ids that end an answer.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     config: Map<String, Value>,
     special_tokens: Map<String, Value>,
     special_texts: Vec<String>,
-    /// In order.
+    /// The ids of special tokens, sorted.
     special_ids: Vec<u32>,
     stop_ids: Vec<u32>,
     eos_id: Option<u32>,
@@ -44,20 +44,20 @@ impl std::fmt::Debug for Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, where they exist, `tokenizer_config.json`, `special_tokens_map.json`,
-    /// `config.json` and `generation_config.json` of a model folder.
+    /// Reads `tokenizer.json` of a model folder, and `tokenizer_config.json`, `special_tokens_map.json`, `config.json`
+    /// and `generation_config.json` if they exist.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: there is no `tokenizer.json`, a file is not what its name says, or what it asks for is beyond
-    /// bounds (`growth`).
+    /// [`tunesmith_base::Kind::Model`]: there is no `tokenizer.json`, a file is malformed, or the tokenizer could make
+    /// texts too large (`growth`).
     pub fn load(model_dir: &Path) -> Result<Self> {
         Self::load_with(model_dir, &[])
     }
 
-    /// As [`Tokenizer::load`], with tokens added.
+    /// As [`Tokenizer::load`], and adds tokens.
     ///
     /// # Errors
-    /// As [`Tokenizer::load`] and [`with_tokens`].
+    /// Those of [`Tokenizer::load`] and [`with_tokens`].
     pub fn load_with(model_dir: &Path, new_tokens: &[String]) -> Result<Self> {
         let path = model_dir.join("tokenizer.json");
         let mut bytes = read_tokenizer(model_dir)?;
@@ -65,7 +65,7 @@ impl Tokenizer {
             bytes = with_tokens(model_dir, new_tokens)?.0.into_bytes();
         }
         let (mut inner, growth) = parse(&path, &bytes)?;
-        // Rows are cut and never padded by us, whatever the file says.
+        // Whatever the file says: batches have no padding, and the encoder truncates rows itself.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| Error::model(error.to_string()))?;
 
@@ -79,7 +79,7 @@ impl Tokenizer {
         stop_ids.extend(eos.and_then(|eos| inner.token_to_id(eos)));
         for file in ["config.json", "generation_config.json"] {
             let mut about = read_json(&model_dir.join(file))?;
-            // A multimodal model may say it of its language model.
+            // A multimodal model may have it in the configuration of its language model.
             let inner = about.get("text_config").and_then(|text| text.get("eos_token_id")).cloned();
             let ids = about.remove("eos_token_id").or(inner).unwrap_or_default();
             let ids = ids.as_array().cloned().unwrap_or_else(|| vec![ids]);
@@ -100,51 +100,51 @@ impl Tokenizer {
         Ok(Self { inner, config, special_tokens, special_texts, special_ids, stop_ids, eos_id, hash, growth })
     }
 
-    /// Ids and byte offsets; `add_special` lets the tokenizer's post-processor add its tokens (BOS).
+    /// Tokenizes a text. With `add_special`, the post-processor adds its tokens (BOS).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Data`]: the tokenizer cannot handle the text, or not in reasonable memory.
+    /// [`tunesmith_base::Kind::Data`]: the tokenizer fails, or would need too much memory.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Encoded> {
         self.encode_first(text, add_special, None)
     }
 
-    /// As [`Tokenizer::encode`], where no token behind the first `most` counts: of a much longer text only the beginning
-    /// is looked at, and more than `most` tokens of it are returned.
+    /// As [`Tokenizer::encode`], for callers that need only the first `most` tokens. Of a much longer text, only the
+    /// beginning is tokenized, and more than `most` tokens are returned.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn encode_first(&self, text: &str, add_special: bool, most: Option<usize>) -> Result<Encoded> {
         encode_first((&self.inner, self.growth), text, add_special, most).map(|(encoded, _)| encoded)
     }
 
-    /// Ids, with the tokens that the post-processor adds, and which ids those are.
+    /// The ids of a text with the tokens that the post-processor adds, and for each id whether it was added.
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn ids(&self, text: &str) -> Result<(Vec<u32>, Vec<bool>)> {
         self.ids_first(text, None)
     }
 
-    /// As [`Tokenizer::ids`]; `most` as in [`Tokenizer::encode_first`].
+    /// As [`Tokenizer::ids`], with `most` as in [`Tokenizer::encode_first`].
     ///
     /// # Errors
-    /// As [`Tokenizer::encode`].
+    /// Those of [`Tokenizer::encode`].
     pub fn ids_first(&self, text: &str, most: Option<usize>) -> Result<(Vec<u32>, Vec<bool>)> {
         if self.growth.slow || most.is_some() && text.len() > MAX_RUN {
             return encode_first((&self.inner, self.growth), text, true, most)
                 .map(|(encoded, added)| (encoded.ids, added));
         }
         check_length(text, self.growth)?;
-        // Without offsets, which is faster.
+        // `encode_fast` omits offsets.
         let encoding = isolated("tokenizing", || self.inner.encode_fast(text, true))?.map_err(untokenized)?;
         Ok((encoding.get_ids().to_vec(), added(&encoding)))
     }
 
-    /// Whether all `texts` become the same tokens when they are split by `pre_tokenizer`, a value of that field of
+    /// Whether all `texts` have the same tokens with another `pre_tokenizer`, a value of this field of
     /// `tokenizer.json`.
     ///
     /// # Errors
-    /// The value is none; the tokenizer cannot handle a text.
+    /// The value is not a pre-tokenizer, or the tokenizer fails with a text.
     pub fn same_tokens_by(&self, pre_tokenizer: &Value, texts: &[String]) -> Result<bool> {
         let other = serde_json::from_value::<tokenizers::pre_tokenizers::PreTokenizerWrapper>(pre_tokenizer.clone());
         let other = other.map_err(|error| Error::data(format!("not a pre-tokenizer: {error}")))?;
@@ -163,7 +163,7 @@ impl Tokenizer {
         Ok(true)
     }
 
-    /// The text of ids.
+    /// Decodes ids to text. With `skip_special`, special tokens are omitted.
     ///
     /// # Errors
     /// The tokenizer's decoder fails.
@@ -172,7 +172,7 @@ impl Tokenizer {
             .map_err(|error| Error::data(format!("cannot decode token ids: {error}")))
     }
 
-    /// The vocabulary's entry of an id.
+    /// The vocabulary entry of an id.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
@@ -182,17 +182,17 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
-    /// The tokenizer of the library.
+    /// The tokenizer of the `tokenizers` crate.
     pub(super) const fn inner(&self) -> &tokenizers::Tokenizer {
         &self.inner
     }
 
-    /// How much longer it can make a text.
+    /// Bounds on the work that the tokenizer may do for a text.
     pub(super) const fn growth(&self) -> Growth {
         self.growth
     }
 
-    /// The added tokens with their ids.
+    /// The added tokens and their ids.
     pub(super) fn added_tokens(&self) -> Vec<(u32, tokenizers::AddedToken)> {
         self.inner
             .get_added_vocabulary()
@@ -202,7 +202,7 @@ impl Tokenizer {
             .collect()
     }
 
-    /// What the model writes for characters that it does not know.
+    /// The id for unknown characters, if the model has one.
     pub(super) fn unknown_id(&self) -> Option<u32> {
         use tokenizers::ModelWrapper::{BPE, Unigram, WordLevel, WordPiece};
         match self.inner.get_model() {
@@ -213,17 +213,17 @@ impl Tokenizer {
         }
     }
 
-    /// `eos_token`, or else the model's `eos_token_id`.
+    /// The id of `eos_token`, or else the model's first `eos_token_id`.
     pub const fn eos_id(&self) -> Option<u32> {
         self.eos_id
     }
 
-    /// Every id that ends an answer according to the tokenizer's and the model's files.
+    /// All ids that end an answer: `eos_token`, and `eos_token_id` of the model's files. Sorted.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
     }
 
-    /// `bos_token`, `eos_token` and their like, as templates read them.
+    /// `bos_token`, `eos_token` and so on, as variables for templates.
     pub const fn special_tokens(&self) -> &Map<String, Value> {
         &self.special_tokens
     }
@@ -233,44 +233,45 @@ impl Tokenizer {
         &self.special_texts
     }
 
-    /// Whether an id is that of a special token.
+    /// Whether an id belongs to a special token.
     pub fn is_special(&self, id: u32) -> bool {
         self.special_ids.binary_search(&id).is_ok()
     }
 
-    /// Whether an id is that of a special token other than the one for unknown characters.
+    /// Whether an id belongs to a special token other than the one for unknown characters.
     pub(super) fn is_control(&self, id: u32) -> bool {
         self.is_special(id) && self.unknown_id() != Some(id)
     }
 
-    /// `tokenizer_config.json`.
+    /// The content of `tokenizer_config.json`; empty if there is none.
     pub const fn config(&self) -> &Map<String, Value> {
         &self.config
     }
 
-    /// BLAKE3 of `tokenizer.json`.
+    /// BLAKE3 of `tokenizer.json`, including new tokens.
     pub const fn hash(&self) -> &blake3::Hash {
         &self.hash
     }
 }
 
-/// Texts up to this size are always tokenized whole.
+/// Texts up to this size, in bytes, are always tokenized as a whole.
 const SMALL: usize = 1 << 20;
-/// The longest text that is tokenized whole: it takes some 30 bytes of memory for each of its bytes.
+/// The longest text that is tokenized as a whole, in bytes. Each byte takes about 30 bytes of memory.
 const MAX_WHOLE: usize = 128 << 20;
-/// How long a tokenizer with doubtful regular expressions may take for a short text, and for each 64 KiB of a longer one.
+/// How long a tokenizer with suspicious regular expressions may take for a short text, and for each 64 KiB of a longer
+/// one.
 const PATIENCE: Duration = Duration::from_millis(250);
-/// How far before the end of a beginning tokens may depend on what follows.
+/// When only the beginning of a text is tokenized, tokens within this many bytes of its end may be wrong.
 const MARGIN: usize = 64 << 10;
 
-/// The longest run of letters and digits, of white space or of other characters that is tokenized, in bytes: tokenizers
-/// take it for one word, with some 160 bytes of memory for each of its bytes.
+/// The longest run of letters and digits, of white space or of other characters, in bytes. Tokenizers treat it as one
+/// word, which takes about 160 bytes of memory per byte.
 const MAX_RUN: usize = 256 << 10;
-/// The longest word of a tokenizer that does not divide such runs, in bytes. Text without spaces may be long and honest; some
-/// 8 MiB take a gigabyte of memory and a quarter of a minute.
+/// The longest word, in bytes, of a tokenizer whose words can be longer than such runs. Legitimate text without spaces
+/// may be long; 8 MiB take about a gigabyte of memory and 15 seconds.
 const MAX_WORD: usize = 8 << 20;
 
-/// The first word of `text` that is too long for a tokenizer with such words, and the most that it may have.
+/// The first word of `text` that is too long, and how many bytes it may have.
 fn long_word(text: &str, words: Words) -> Option<(std::ops::Range<usize>, usize)> {
     if let Some(run) = Some(text).filter(|text| text.len() > MAX_RUN).and_then(long_run) {
         return Some((run, MAX_RUN));
@@ -288,7 +289,7 @@ fn long_word(text: &str, words: Words) -> Option<(std::ops::Range<usize>, usize)
     word.map(|word| (word, MAX_WORD))
 }
 
-/// The first run of `text` that is too long.
+/// The first run of `text` of more than [`MAX_RUN`] bytes.
 fn long_run(text: &str) -> Option<std::ops::Range<usize>> {
     let class = |letter: char| match letter {
         _ if letter.is_alphanumeric() => 0,
@@ -307,7 +308,7 @@ fn long_run(text: &str) -> Option<std::ops::Range<usize>> {
     })
 }
 
-/// Refuses a text with a word that would take too much memory and time.
+/// Refuses a text with a word that is too long.
 fn check_words(text: &str, words: Words) -> Result<()> {
     let Some((word, most)) = long_word(text, words) else { return Ok(()) };
     let (length, most) = (word.len() >> 10, most >> 10);
@@ -324,7 +325,7 @@ fn check_words(text: &str, words: Words) -> Result<()> {
     .hint("divide the word by spaces or take it out; with data.truncation: right only the beginning of a text is looked at"))
 }
 
-/// Refuses a text that would take too much memory.
+/// Refuses a text that is too long.
 fn check_length(text: &str, growth: Growth) -> Result<()> {
     let longest = text.len().saturating_mul(growth.factor);
     if longest > MAX_WHOLE.saturating_add(text.len().saturating_mul(8)) {
@@ -343,12 +344,12 @@ fn check_length(text: &str, growth: Growth) -> Result<()> {
         .hint("split the row, or set data.truncation: right, which looks only at the beginning"))
 }
 
-/// The last place up to `at` at which a character begins.
+/// The last character boundary of `text` up to `at`.
 fn char_boundary(text: &str, at: usize) -> usize {
     (0..=at.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)
 }
 
-/// Refuses a tokenizer that takes very long for the beginning of a text.
+/// Refuses a tokenizer that takes too long for the beginning of a text.
 fn check_time(inner: &tokenizers::Tokenizer, text: &str) -> Result<()> {
     let mut length = 256;
     while length < text.len() {
@@ -373,12 +374,13 @@ fn untokenized(error: impl std::fmt::Display) -> Error {
     Error::data(format!("cannot tokenize: {error}"))
 }
 
-/// Which ids the post-processor has added.
+/// For each id, whether the post-processor has added it.
 fn added(encoding: &tokenizers::Encoding) -> Vec<bool> {
     encoding.get_special_tokens_mask().iter().map(|&added| added != 0).collect()
 }
 
-/// Ids with offsets, and which of them the post-processor has added; `most` as in [`Tokenizer::encode_first`].
+/// Tokenizes a text, and says for each id whether the post-processor has added it. `most` is as in
+/// [`Tokenizer::encode_first`].
 pub(super) fn encode_first(
     (inner, growth): (&tokenizers::Tokenizer, Growth),
     text: &str,
@@ -392,16 +394,16 @@ pub(super) fn encode_first(
         }
         isolated("tokenizing", || inner.encode(text, add_special)).and_then(|done| done.map_err(untokenized))
     };
-    // Some 16 bytes a token are more than texts have.
+    // Tokens of ordinary text have fewer than 16 bytes on average.
     let mut length = most.map_or(usize::MAX, |most| most.saturating_mul(16).saturating_add(2 * MARGIN));
-    // A text with a word that is too long has to be cut before it; of any other a little more costs nothing.
+    // A text with a word that is too long must be cut before the word. For any other, a longer beginning costs little.
     let long = most.is_some() && long_word(text, growth.words).is_some();
     let cut_from = if long { text.len() } else { text.len() / 2 };
     length = if long { length } else { length.max(SMALL) };
     while let Some(most) = most.filter(|_| length < cut_from) {
         let end = char_boundary(text, length);
         let last = char_boundary(text, end - MARGIN);
-        // At a space no token goes on in most tokenizers; the margin is for the others, and for words without end.
+        // In most tokenizers no token crosses a space. The margin is for the others, and for very long words.
         let cut = text[last..end].rfind(char::is_whitespace).map_or(end, |space| last + space);
         let encoding = encode(&text[..cut])?;
         let sure = cut - MARGIN;
@@ -437,19 +439,20 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(tokenizers::Tokenizer, Growth)> {
     })
 }
 
-/// The ids that `tokens` get, as [`with_tokens`].
+/// The ids that `tokens` get when they are added to the model's tokenizer.
 ///
 /// # Errors
-/// As [`with_tokens`].
+/// Those of [`with_tokens`].
 pub fn new_token_ids(model_dir: &Path, tokens: &[String]) -> Result<Vec<u32>> {
     with_tokens(model_dir, tokens).map(|(_, ids)| ids)
 }
 
-/// The text of the model's `tokenizer.json` with `tokens` added as Transformers' `add_tokens` does, and their ids.
+/// Adds `tokens` to the model's `tokenizer.json`, as Transformers' `add_tokens` does. Returns the JSON text and the new
+/// ids.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: a token is empty, listed twice or known already; [`tunesmith_base::Kind::Model`] as
-/// [`Tokenizer::load`].
+/// [`tunesmith_base::Kind::Config`]: a token is empty, listed twice or already in the vocabulary;
+/// [`tunesmith_base::Kind::Model`] as in [`Tokenizer::load`].
 pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u32>)> {
     let path = model_dir.join("tokenizer.json");
     let (mut inner, _) = parse(&path, &read_tokenizer(model_dir)?)?;
@@ -471,7 +474,7 @@ pub fn with_tokens(model_dir: &Path, tokens: &[String]) -> Result<(String, Vec<u
     Ok((text, ids))
 }
 
-/// The fields `…_token` that hold a string or an added token, and lists of further ones.
+/// The fields `…_token` with a string or an added token, and lists of further special tokens.
 fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
     let text = |value: &Value| match value {
         Value::String(text) => Some(text.clone()),
@@ -488,10 +491,10 @@ fn special_tokens(config: &Map<String, Value>) -> Map<String, Value> {
     single.chain(lists).collect()
 }
 
-/// [`files::open`], or [`files::open_member`] of a model folder.
+/// How to open a file: [`files::open`], or [`files::open_member`] for files of a model folder.
 pub(super) type Opener = fn(&Path) -> std::io::Result<std::fs::File>;
 
-/// The bytes of a file, or none if it is not there.
+/// The bytes of a file; `None` if it does not exist.
 pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
     let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Model);
     let file = match open(path) {
@@ -509,7 +512,7 @@ pub(super) fn read_file(path: &Path, open: Opener) -> Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// A JSON object of the model folder; empty if it is not there.
+/// The JSON object in a file of the model folder; empty if the file does not exist.
 pub(super) fn read_json(path: &Path) -> Result<Map<String, Value>> {
     let Some(bytes) = read_file(path, files::open_member)? else { return Ok(Map::new()) };
     serde_json::from_slice(&bytes).map_err(|error| {

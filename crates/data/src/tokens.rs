@@ -1,15 +1,26 @@
-//! Tokenized rows on disk. A set of rows is tokenized once, into a file; in memory stays where each row lies and how
-//! long it is, so that a set may be larger than memory and batches are read from the file as they are needed.
+//! Tokenized rows on disk. A set of rows is tokenized once, into a file. Only the place and length of each row are in
+//! memory, so a set may be larger than memory; batches are read from the file when they are needed.
 //!
-//! A file that is kept (the cache) is found by the hash of everything that went into it, and is as good as none if it
-//! is damaged in any way. One that is not kept has no name.
+//! The name of a cache file is the hash of everything that its content depends on. A damaged file is ignored. A
+//! temporary file has no name.
 //!
-//! Layout, little-endian: magic, key [32] | rows of u32: ids, bit 31 set where there is no label; a row with labels of
-//! its own has ids, then labels; a row with a label as a whole has that behind it, then a row whose loss does not count 1
-//! its weight; of a row of several examples bit 30 is set where one begins | per row the number of its tokens (bit 31:
-//! labels of its own, bit 30: a weight, bit 29: a label as a whole, bit 28: several examples) and of its label tokens, u32
-//! each; 0 tokens for a row left out | the counts as JSON | words, rows, bytes of JSON (u64 each), BLAKE3 of rows and
-//! numbers [32], BLAKE3 of the rest [32].
+//! Layout, little-endian:
+//!
+//! ```text
+//! header   magic, key [32]
+//! rows     u32 words, per row:
+//!            ids; bit 31: the token has no label; bit 30: an example begins (only in rows with several examples)
+//!            labels, if any differs from its id
+//!            the label of a classification or regression, if there is one
+//!            the loss weight as f32, if it is not 1
+//! sizes    per row two u32:
+//!            tokens, 0 for a row that was left out; bit 31: has labels beside the ids; bit 30: has a loss weight;
+//!              bit 29: has a label for classification or regression; bit 28: has several examples
+//!            tokens with a label
+//! counts   JSON
+//! trailer  u64 each: words in rows, number of rows, bytes of JSON
+//!          BLAKE3 of rows and sizes [32], BLAKE3 of all other parts [32]
+//! ```
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -24,33 +35,33 @@ const MAGIC: &[u8; 16] = b"tunesmith-data4\n";
 const HEADER: usize = MAGIC.len() + 32;
 const TRAILER: usize = 3 * 8 + 2 * 32;
 const PIECE: usize = 1 << 20;
-/// In an id: no label. In a count of tokens: the row has labels of its own.
+/// In an id: the token has no label. In a count of tokens: labels are stored beside the ids.
 const FLAG: u32 = 1 << 31;
-/// In a count of tokens: the row has a weight.
+/// In a count of tokens: the row has a loss weight.
 const WEIGHED: u32 = 1 << 30;
-/// In a count of tokens: the row has a label as a whole.
+/// In a count of tokens: the row has one label for a classification or regression.
 const WHOLE: u32 = 1 << 29;
 /// In a count of tokens: the row has several examples.
 const SEVERAL: u32 = 1 << 28;
-/// In an id of a row of several examples: one begins.
+/// In an id of a row with several examples: an example begins here.
 const BEGINS: u32 = 1 << 30;
 
-/// The folder that is used unless the configuration names one.
+/// The cache folder if `data.cache_dir` is not set; `None` if the system has none.
 pub fn default_dir() -> Option<PathBuf> {
     let xdg = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"));
     xdg.or_else(home).map(|cache| cache.join("tunesmith"))
 }
 
-/// Where the data of a key lies.
+/// The cache file of a key.
 pub fn path(dir: &Path, key: &blake3::Hash) -> PathBuf {
     dir.join(format!("{}.tokens", key.to_hex()))
 }
 
-/// The size of a row.
+/// The size of a row, as the file stores it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 struct Size {
-    /// With [`FLAG`] where labels are stored beside the ids, [`WEIGHED`], [`WHOLE`] and [`SEVERAL`].
+    /// The number of tokens, with the flags [`FLAG`], [`WEIGHED`], [`WHOLE`] and [`SEVERAL`].
     tokens: u32,
     label_tokens: u32,
 }
@@ -60,7 +71,7 @@ impl Size {
         (self.tokens & !(FLAG | WEIGHED | WHOLE | SEVERAL)) as usize
     }
 
-    /// Words of ids and of labels beside them.
+    /// The u32 words of the ids, and of labels beside them.
     const fn inner_words(self) -> u64 {
         (self.len() as u64) << (self.tokens >> 31)
     }
@@ -70,22 +81,22 @@ impl Size {
     }
 }
 
-/// The rows of a set of files, in their order; those that cannot be used have no tokens.
+/// The tokenized rows of an input, in the order of the files. Rows that were left out have no tokens.
 #[derive(Debug)]
 pub struct TokenSet {
     file: File,
-    /// For messages.
+    /// For error messages.
     path: PathBuf,
-    /// In words.
+    /// Where each row starts, in u32 words.
     starts: Vec<u64>,
     sizes: Vec<Size>,
     content: blake3::Hash,
-    /// The tokens of the longest example in a row of several; 0 without such rows.
+    /// The tokens of the longest example among rows with several; 0 without such rows.
     longest_of_several: usize,
 }
 
 impl TokenSet {
-    /// Opens what was stored under a key; nothing if it is not there or not whole.
+    /// Opens the cache file of a key; `None` if it does not exist or is damaged.
     pub fn open(path: &Path, key: &blake3::Hash) -> Option<(Self, Counts)> {
         let file = files::open_own(path).ok()?;
         let size = file.metadata().ok()?.len();
@@ -93,7 +104,7 @@ impl TokenSet {
         read_at(&file, &mut trailer, size.checked_sub(TRAILER as u64)?).ok()?;
         let length = |at: usize| u64::from_le_bytes(trailer[at..at + 8].try_into().expect("eight bytes"));
         let (words, rows, counts) = (length(0), length(8), length(16));
-        // Checked before anything is allocated: a damaged length must not ask for the machine's memory.
+        // Check lengths before any allocation: a damaged one could ask for all memory.
         let content_end = words.checked_mul(4)?.checked_add(rows.checked_mul(8)?)?.checked_add(HEADER as u64)?;
         if content_end.checked_add(counts)?.checked_add(TRAILER as u64)? != size {
             return None;
@@ -135,12 +146,12 @@ impl TokenSet {
         Some((set, counts))
     }
 
-    /// How many rows were read, whether they can be used or not.
+    /// The number of rows, including those that were left out.
     pub const fn rows(&self) -> usize {
         self.sizes.len()
     }
 
-    /// The tokens of a row, of all its examples; 0 for one that was left out.
+    /// The number of tokens in all examples of a row; 0 if it was left out.
     pub fn length(&self, row: u32) -> usize {
         self.sizes[row as usize].len()
     }
@@ -150,31 +161,31 @@ impl TokenSet {
         self.sizes[row as usize].tokens & SEVERAL != 0
     }
 
-    /// The most tokens that an example of a row may have.
+    /// An upper bound of the tokens of an example of this row.
     pub fn longest(&self, row: u32) -> usize {
         let length = self.length(row);
         if self.has_several(row) { length.min(self.longest_of_several) } else { length }
     }
 
-    /// How many of them carry a loss.
+    /// The number of tokens of a row that carry a loss.
     pub fn label_tokens(&self, row: u32) -> usize {
         self.sizes[row as usize].label_tokens as usize
     }
 
-    /// The rows that can be used.
+    /// The rows that were not left out.
     pub fn usable(&self) -> impl Iterator<Item = u32> + '_ {
         (0..self.rows() as u32).filter(|&row| self.length(row) > 0)
     }
 
-    /// BLAKE3 of all rows.
+    /// BLAKE3 of rows and sizes.
     pub const fn content(&self) -> &blake3::Hash {
         &self.content
     }
 
-    /// Reads a row's examples, at least one, and what its loss counts.
+    /// Reads the examples of a row, at least one, and the factor of its loss.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`]: the file cannot be read (any more).
+    /// [`tunesmith_base::Kind::Io`]: the file cannot be read.
     pub fn read(&self, row: u32) -> Result<(Vec<Example>, f32)> {
         let size = self.sizes[row as usize];
         let mut bytes = vec![0; 4 * size.words() as usize];
@@ -202,10 +213,10 @@ impl TokenSet {
         Ok((examples, weight))
     }
 
-    /// The label that a row has as a whole.
+    /// The label of a classification or regression row; `None` for any other row.
     ///
     /// # Errors
-    /// As [`TokenSet::read`].
+    /// Those of [`TokenSet::read`].
     pub fn target(&self, row: u32) -> Result<Option<i32>> {
         let size = self.sizes[row as usize];
         if size.tokens & WHOLE == 0 {
@@ -235,12 +246,12 @@ fn hash_rest(key: &blake3::Hash, counts: &[u8], lengths: &[u8], content: &blake3
     hasher.finalize()
 }
 
-/// Writes a set, row by row. What is not finished is removed.
+/// Writes a set row by row. If it is dropped before [`Self::finish`], the file is removed.
 pub struct TokenWriter {
     file: BufWriter<File>,
     path: PathBuf,
     key: blake3::Hash,
-    /// The file until it is whole; without, it has no name any more.
+    /// The unfinished cache file; `None` for a temporary file, which has no name.
     temporary: Option<Temporary>,
     hasher: blake3::Hasher,
     sizes: Vec<Size>,
@@ -248,10 +259,10 @@ pub struct TokenWriter {
 }
 
 impl TokenWriter {
-    /// Begins the file of a key that will be kept as `target`.
+    /// Starts the cache file `target` of a key.
     ///
     /// # Errors
-    /// The system's reason.
+    /// The file cannot be created.
     pub fn kept(target: &Path, key: &blake3::Hash) -> std::io::Result<Self> {
         if let Some(dir) = target.parent() {
             fs::create_dir_all(dir)?;
@@ -261,12 +272,12 @@ impl TokenWriter {
         Self::begin(file, target.to_owned(), *key, Some(temporary))
     }
 
-    /// Begins a file in `dir` that is gone when its set is.
+    /// Starts a temporary file in `dir`, which lasts as long as its set.
     ///
     /// # Errors
-    /// The system's reason.
+    /// The file cannot be created.
     pub fn scratch(dir: &Path) -> std::io::Result<Self> {
-        // Its name goes at once: whatever ends the process, nothing is left.
+        // The name is removed at once, so that nothing is left however the process ends.
         let path = dir.join("tunesmith-tokens");
         let (temporary, file) = Temporary::file(&path)?;
         drop(temporary);
@@ -288,11 +299,12 @@ impl TokenWriter {
         Ok(writer)
     }
 
-    /// Appends a row of one or several examples with what its loss counts; none for one that is left out. Examples of
-    /// several have no labels of their own.
+    /// Appends the examples of a row with the factor of its loss; `None` for a row that is left out. With several
+    /// examples, each label must be its token or [`IGNORE`].
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`]; [`tunesmith_base::Kind::Data`] beyond 4 billion rows or 260 million tokens in one.
+    /// [`tunesmith_base::Kind::Io`]: the file cannot be written. [`tunesmith_base::Kind::Data`]: more than 4 billion
+    /// rows, or 260 million tokens in a row.
     pub fn push(&mut self, row: Option<(&[Example], f32)>) -> Result<()> {
         let Some((examples, weight)) = row else {
             self.sizes.push(Size::default());
@@ -345,10 +357,10 @@ impl TokenWriter {
             .hint("it takes about 4 bytes a token; free some space, or set data.cache_dir")
     }
 
-    /// Completes the file.
+    /// Completes the file. `counts` are stored in it.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Io`].
+    /// [`tunesmith_base::Kind::Io`]: the file cannot be written.
     pub fn finish(mut self, counts: &Counts) -> Result<TokenSet> {
         let sizes = std::mem::take(&mut self.sizes);
         let starts = starts(&sizes);
@@ -376,7 +388,7 @@ impl TokenWriter {
             self.file.flush()?;
             let file = self.file.get_ref().try_clone()?;
             if let Some(temporary) = self.temporary.take() {
-                // Not synced: a file that a power cut damages is found out by its hash.
+                // Not synced: after a power cut, the hash reveals a damaged file.
                 temporary.place(|path| fs::rename(path, &self.path))?;
             }
             Ok((file, content))
@@ -387,12 +399,12 @@ impl TokenWriter {
     }
 }
 
-/// An id, flagged where it has no label.
+/// A token id, with [`FLAG`] if it has no label.
 const fn word((&id, &label): (&u32, &i32)) -> u32 {
     if label == IGNORE { id | FLAG } else { id }
 }
 
-/// Fills `bytes` from a place in the file, leaving its position alone.
+/// Fills `bytes` from offset `at` of the file, without moving its position.
 fn read_at(file: &File, bytes: &mut [u8], at: u64) -> std::io::Result<()> {
     #[cfg(unix)]
     return std::os::unix::fs::FileExt::read_exact_at(file, bytes, at);

@@ -18,6 +18,7 @@ pub mod params;
 pub mod pass;
 pub mod quantize;
 pub mod quantized_cache;
+mod segment;
 pub mod shards;
 pub mod stack;
 pub mod svd;

@@ -1,63 +1,21 @@
-//! Weights of which each rank keeps a share: a segment's numbers are brought together before a walk comes to it, the next
-//! segment's meanwhile, and given up behind it. Frozen weights lie in the segment, trained ones in
-//! [`Params`], which then hold this rank's share of them, end to end.
+//! Shares weights among ranks, as FSDP does. Each rank keeps a part of every segment. A segment is gathered before a
+//! pass reaches it, while the pass computes the segment before, and its memory is freed after it. Frozen weights are in
+//! the segment. Trained weights are in [`Params`], which then have only this rank's part of them, end to end.
 //!
-//! Every rank must bring the same segments in the same order, or some would wait for ever. So a pass follows a fixed route,
-//! whatever happens on the way: one that breaks off goes to the end of its route without computing ([`Shards::end`]), and
-//! a rank that has no pass to make goes along while others have one ([`Shards::stand_by`]).
+//! All ranks must gather the same segments in the same order, or some would wait forever. So a pass follows a fixed
+//! route. A pass that fails goes to the end of its route without computing ([`Shards::end`]). A rank without a pass of
+//! its own follows the passes of the others ([`Shards::stand_by`]).
 use super::params::{ParamSpec, Params};
+pub use super::segment::{Flat, Held};
+use super::segment::{Place, Segment, Shared, Trained};
 use super::values::Values;
-use super::weight::{View, Weight, write_rows};
-use half::bf16;
+use super::weight::{View, Weight};
 use std::fmt;
 use std::ops::Range;
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_ops::gemm::Store;
-use tunesmith_ops::quant::{Form, Quantized};
-
-/// Numbers of each kind, end to end.
-#[derive(Debug, Default)]
-pub struct Flat {
-    /// Single precision: weights, and scales of coded ones.
-    pub floats: Vec<f32>,
-    /// bfloat16.
-    pub halves: Vec<bf16>,
-    /// Codes.
-    pub bytes: Vec<u8>,
-    /// Trained values.
-    pub trained: Vec<Stretch>,
-}
-
-/// A stretch of the flat buffer of trained values.
-#[derive(Debug, Default)]
-pub struct Stretch {
-    /// The values.
-    pub values: Vec<f32>,
-    /// Every rank's part, counted from the stretch's start.
-    pub parts: Vec<Range<usize>>,
-}
-
-impl Flat {
-    fn new([floats, halves, bytes]: [usize; 3], trained: &[Trained]) -> Self {
-        let stretch = |it: &Trained| Stretch { values: vec![0.0; it.len()], parts: it.parts.clone() };
-        Self {
-            floats: vec![0.0; floats],
-            halves: vec![bf16::ZERO; halves],
-            bytes: vec![0; bytes],
-            trained: trained.iter().map(stretch).collect(),
-        }
-    }
-
-    /// Whether it has room for so much, and no more.
-    fn fits(&self, lengths: [usize; 3], trained: &[Trained]) -> bool {
-        let alike = |(mine, its): (&Stretch, &Trained)| mine.parts == its.parts;
-        [self.floats.len(), self.halves.len(), self.bytes.len()] == lengths
-            && self.trained.len() == trained.len()
-            && self.trained.iter().zip(trained).all(alike)
-    }
-}
 
 /// What a pass is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,14 +28,14 @@ pub enum Kind {
 
 /// The other ranks, as a model sees them.
 pub trait Peers: fmt::Debug + Send + Sync {
-    /// The part of `length` numbers that this rank keeps.
+    /// This rank's part of `length` numbers.
     fn part(&self, length: usize) -> Range<usize>;
 
-    /// This rank's number among those that share trained values.
+    /// This rank's index among those that share trained values.
     fn rank(&self) -> usize;
 
-    /// Every rank's part of the trained values of the last segment of `specs`, counted from the segment's start, which is
-    /// flat place `start`. Nothing where every rank keeps all of them.
+    /// Every rank's part of the trained values of the last segment of `specs`, counted from the segment's start, which
+    /// is flat place `start`. Nothing where every rank keeps all of them.
     fn cuts(&self, specs: &[ParamSpec], start: usize) -> Option<Vec<Range<usize>>>;
 
     /// Begins to complete `numbers`, of each kind of which a rank fills in its part.
@@ -90,261 +48,99 @@ pub trait Peers: fmt::Debug + Send + Sync {
     fn next(&self, own: Option<Kind>) -> Result<Option<Kind>>;
 }
 
-/// Where a weight's numbers begin within its segment's.
-#[derive(Debug)]
-enum Place {
-    Floats(Range<usize>),
-    Halves(Range<usize>),
-    /// From a byte and a float on.
-    Coded(Form, usize, usize),
-}
-
-/// A segment's weights while they are together.
-#[derive(Debug)]
-struct Whole {
-    floats: Arc<Vec<f32>>,
-    halves: Arc<Vec<bf16>>,
-    bytes: Arc<Vec<u8>>,
-    coded: Vec<Option<Quantized>>,
-    /// With the flat places where they start.
-    trained: Vec<(usize, Stretch)>,
-}
-
-/// The trained values of a segment that is together.
-#[derive(Debug)]
-pub struct Held(Arc<Whole>);
-
-impl Held {
-    /// By their places in the flat buffer.
-    pub fn values(&self) -> Values<'_> {
-        Values::of(self.0.trained.iter().map(|(start, stretch)| (*start, &stretch.values[..])))
-    }
-}
-
-/// Where a stretch of trained values is.
-#[derive(Debug)]
-struct Trained {
-    /// Its flat place.
-    start: usize,
-    /// Every rank's part, counted from there.
-    parts: Vec<Range<usize>>,
-    /// This rank's part.
-    own: Range<usize>,
-    /// Where that lies among the values that this rank keeps.
-    packed: usize,
-}
-
-impl Trained {
-    fn len(&self) -> usize {
-        self.parts.last().map_or(0, |last| last.end)
-    }
-}
-
-/// The weights that are brought together at once.
-#[derive(Debug)]
-pub struct Segment {
-    lengths: [usize; 3],
-    places: Vec<Place>,
-    /// Tables of which some rows are trained: where they begin among the floats, the rows, and these rows' place in the flat
-    /// buffer.
-    tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
-    /// This rank's part of each kind.
-    own: Flat,
-    parts: [Range<usize>; 3],
-    whole: RwLock<Option<Arc<Whole>>>,
-}
-
-/// A weight of a [`Segment`].
-#[derive(Debug, Clone)]
-pub struct Shared {
-    segment: Arc<Segment>,
-    index: usize,
-}
-
-/// Borrowed values of a [`Shared`] weight.
-pub struct SharedView<'a> {
-    whole: Arc<Whole>,
-    place: &'a Place,
-    index: usize,
-}
-
-impl Shared {
-    /// Its values.
-    ///
-    /// # Panics
-    /// If no walk has come to its segment.
-    pub(super) fn view(&self) -> SharedView<'_> {
-        let whole = self.segment.whole.read().unwrap_or_else(PoisonError::into_inner);
-        let whole = whole.as_ref().map(Arc::clone).expect("a walk has come to the segment");
-        SharedView { whole, place: &self.segment.places[self.index], index: self.index }
-    }
-}
-
-impl SharedView<'_> {
-    /// The numbers.
-    pub(super) fn store(&self) -> Store<'_> {
-        match self.place {
-            Place::Floats(range) => Store::F32(&self.whole.floats[range.clone()]),
-            Place::Halves(range) => Store::Bf16(&self.whole.halves[range.clone()]),
-            Place::Coded(..) => match &self.whole.coded[self.index] {
-                Some(matrix) => Store::Quantized(matrix),
-                None => Store::F32(&[]), // there is one for each such place
-            },
-        }
-    }
-}
-
-/// Appends to `own` what of `numbers`, which begin at `start` of their kind, lies in `part`.
+/// Appends to `own` those of `numbers` that are in `part`. The first of them is number `start` of its kind.
 fn keep<T: Copy>(own: &mut Vec<T>, numbers: &[T], start: usize, part: &Range<usize>) {
     let cut = |at: usize| at.clamp(start, start + numbers.len()) - start;
     own.extend_from_slice(&numbers[cut(part.start)..cut(part.end)]);
 }
 
-impl Segment {
-    /// Takes this rank's share of those of `weights` that are not trained as a whole, which give up the rest.
-    fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Self> {
-        let is_frozen =
-            |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_) | Weight::Rows(_));
-        let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
-        let mut lengths = [0; 3];
-        let mut take = |kind: usize, count: usize| {
-            lengths[kind] += count;
-            lengths[kind] - count
-        };
-        let place = |weight: &&mut Weight| match weight.view(Values::default()).store() {
-            Store::F32(values) => {
-                let start = take(0, values.len());
-                Place::Floats(start..start + values.len())
-            }
-            Store::Bf16(values) => {
-                let start = take(1, values.len());
-                Place::Halves(start..start + values.len())
-            }
-            Store::Quantized(matrix) => {
-                let form = matrix.form();
-                let (byte, float) = (take(2, form.bytes()), take(0, form.floats()));
-                Place::Coded(form, byte, float)
-            }
-        };
-        let places: Vec<Place> = weights.iter().map(place).collect();
-        let parts = lengths.map(|length| peers.part(length));
-        let mut own = Flat {
-            floats: Vec::with_capacity(parts[0].len()),
-            halves: Vec::with_capacity(parts[1].len()),
-            bytes: Vec::with_capacity(parts[2].len()),
-            trained: Vec::new(),
-        };
-        for (weight, place) in weights.iter().zip(&places) {
-            let view: View<'_> = weight.view(Values::default());
-            match (view.store(), place) {
-                (Store::F32(values), Place::Floats(range)) => keep(&mut own.floats, values, range.start, &parts[0]),
-                (Store::Bf16(values), Place::Halves(range)) => keep(&mut own.halves, values, range.start, &parts[1]),
-                (Store::Quantized(matrix), Place::Coded(_, byte, float)) => {
-                    let ([codes, nested], scales) = matrix.parts();
-                    keep(&mut own.bytes, codes, *byte, &parts[2]);
-                    keep(&mut own.bytes, nested, *byte + codes.len(), &parts[2]);
-                    keep(&mut own.floats, scales, *float, &parts[0]);
-                }
-                _ => unreachable!("a place is of its weight's kind"),
-            }
+/// Makes a segment of those of `weights` that are not trained as a whole. This rank keeps its part of their numbers;
+/// the weights give up theirs and point to the segment.
+fn share(weights: Vec<&mut Weight>, peers: &dyn Peers) -> Arc<Segment> {
+    let is_frozen = |weight: &&mut Weight| matches!(weight, Weight::Frozen(_) | Weight::Quantized(_) | Weight::Rows(_));
+    let mut weights: Vec<&mut Weight> = weights.into_iter().filter(is_frozen).collect();
+    let mut lengths = [0; 3];
+    let mut take = |kind: usize, count: usize| {
+        lengths[kind] += count;
+        lengths[kind] - count
+    };
+    let place = |weight: &&mut Weight| match weight.view(Values::default()).store() {
+        Store::F32(values) => {
+            let start = take(0, values.len());
+            Place::Floats(start..start + values.len())
         }
-        debug_assert!(own.fits(parts.clone().map(|part| part.len()), &[]));
-        let table = |(weight, place): (&&mut Weight, &Place)| match (&**weight, place) {
-            (Weight::Rows(rows), Place::Floats(range)) => {
-                let (ids, trained) = rows.trained();
-                Some((range.start, ids, trained))
+        Store::Bf16(values) => {
+            let start = take(1, values.len());
+            Place::Halves(start..start + values.len())
+        }
+        Store::Quantized(matrix) => {
+            let form = matrix.form();
+            let (byte, float) = (take(2, form.bytes()), take(0, form.floats()));
+            Place::Coded(form, byte, float)
+        }
+    };
+    let places: Vec<Place> = weights.iter().map(place).collect();
+    let parts = lengths.map(|length| peers.part(length));
+    let mut own = Flat {
+        floats: Vec::with_capacity(parts[0].len()),
+        halves: Vec::with_capacity(parts[1].len()),
+        bytes: Vec::with_capacity(parts[2].len()),
+        trained: Vec::new(),
+    };
+    for (weight, place) in weights.iter().zip(&places) {
+        let view: View<'_> = weight.view(Values::default());
+        match (view.store(), place) {
+            (Store::F32(values), Place::Floats(range)) => keep(&mut own.floats, values, range.start, &parts[0]),
+            (Store::Bf16(values), Place::Halves(range)) => keep(&mut own.halves, values, range.start, &parts[1]),
+            (Store::Quantized(matrix), Place::Coded(_, byte, float)) => {
+                let ([codes, nested], scales) = matrix.parts();
+                keep(&mut own.bytes, codes, *byte, &parts[2]);
+                keep(&mut own.bytes, nested, *byte + codes.len(), &parts[2]);
+                keep(&mut own.floats, scales, *float, &parts[0]);
             }
-            _ => None,
-        };
-        let tables = weights.iter().zip(&places).filter_map(table).collect();
-        let segment = Arc::new(Self { lengths, places, tables, own, parts, whole: RwLock::default() });
-        for (index, weight) in weights.iter_mut().enumerate() {
-            let shared = Shared { segment: Arc::clone(&segment), index };
-            match &mut **weight {
-                Weight::Rows(rows) => rows.share(shared),
-                weight => *weight = Weight::Shared(shared),
-            }
+            _ => unreachable!("a place is of its weight's kind"),
         }
-        segment
     }
-
-    fn is_empty(&self) -> bool {
-        self.lengths == [0; 3]
-    }
-
-    fn bytes(&self) -> usize {
-        4 * self.lengths[0] + 2 * self.lengths[1] + self.lengths[2]
-    }
-
-    fn is_whole(&self) -> bool {
-        self.whole.read().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
-    /// Fills in this rank's part; of trained values from `values`, those that it keeps.
-    fn give(&self, mut numbers: Flat, trained: &[Trained], values: &[f32]) -> Flat {
-        for (stretch, Trained { own, packed, .. }) in numbers.trained.iter_mut().zip(trained) {
-            stretch.values[own.clone()].copy_from_slice(&values[*packed..][..own.len()]);
+    debug_assert!(own.fits(parts.clone().map(|part| part.len()), &[]));
+    let table = |(weight, place): (&&mut Weight, &Place)| match (&**weight, place) {
+        (Weight::Rows(rows), Place::Floats(range)) => {
+            let (ids, trained) = rows.trained();
+            Some((range.start, ids, trained))
         }
-        numbers.floats[self.parts[0].clone()].copy_from_slice(&self.own.floats);
-        numbers.halves[self.parts[1].clone()].copy_from_slice(&self.own.halves);
-        numbers.bytes[self.parts[2].clone()].copy_from_slice(&self.own.bytes);
-        numbers
-    }
-
-    /// `values` are all trained ones, where ranks do not share them.
-    fn assemble(&self, Flat { mut floats, halves, bytes, trained }: Flat, places: &[Trained], values: &[f32]) {
-        for (start, ids, range) in &self.tables {
-            let values = match places {
-                [] => values.into(),
-                _ => Values::of(places.iter().zip(&trained).map(|(place, it)| (place.start, &it.values[..]))),
-            };
-            write_rows(&mut floats[*start..], ids, range, values);
+        _ => None,
+    };
+    let tables = weights.iter().zip(&places).filter_map(table).collect();
+    let segment = Arc::new(Segment::new(lengths, places, tables, own, parts));
+    for (index, weight) in weights.iter_mut().enumerate() {
+        let shared = Shared { segment: Arc::clone(&segment), index };
+        match &mut **weight {
+            Weight::Rows(rows) => rows.share(shared),
+            weight => *weight = Weight::Shared(shared),
         }
-        let (floats, bytes) = (Arc::new(floats), Arc::new(bytes));
-        let matrix = |place: &Place| match place {
-            Place::Coded(form, byte, float) => Some(form.matrix(&bytes, *byte, &floats, *float)),
-            Place::Floats(_) | Place::Halves(_) => None,
-        };
-        let coded = self.places.iter().map(matrix).collect();
-        let trained = places.iter().map(|place| place.start).zip(trained).collect();
-        let whole = Arc::new(Whole { halves: Arc::new(halves), coded, floats, bytes, trained });
-        *self.whole.write().unwrap_or_else(PoisonError::into_inner) = Some(whole);
     }
-
-    /// Gives up the whole; its buffers, for the next.
-    fn dissolve(&self) -> Option<Flat> {
-        let whole = self.whole.write().unwrap_or_else(PoisonError::into_inner).take()?;
-        let Whole { floats, halves, bytes, coded, trained } = Arc::into_inner(whole)?;
-        drop(coded);
-        Some(Flat {
-            floats: Arc::into_inner(floats)?,
-            halves: Arc::into_inner(halves)?,
-            bytes: Arc::into_inner(bytes)?,
-            trained: trained.into_iter().map(|(_, stretch)| stretch).collect(),
-        })
-    }
+    segment
 }
 
-/// A pass on its way.
+/// The state of a pass.
 #[derive(Debug, Default)]
 struct Walk {
     route: Vec<usize>,
-    /// How many segments of the route have been reached.
+    /// How many segments of the route the pass has reached.
     reached: usize,
-    /// The segment that is being brought.
+    /// The segment that is being gathered.
     coming: Option<(usize, Receiver<Result<Flat>>)>,
-    /// Buffers of segments that have been given up.
+    /// Buffers of freed segments, for reuse.
     spare: Vec<Flat>,
 }
 
-/// The segments of a model whose weights are shared.
+/// The segments of a model, which ranks share.
 #[derive(Debug)]
 pub struct Shards {
     segments: Vec<Arc<Segment>>,
-    /// The trained values that are brought with each segment; empty where every rank keeps all of them.
+    /// The trained values that are gathered with each segment; empty if every rank keeps all trained values.
     trained: Vec<Vec<Trained>>,
     peers: Box<dyn Peers>,
-    /// Segments stay together from forward to backward.
+    /// Whether segments stay gathered between forward and backward.
     stays: bool,
     /// The routes of forward passes and of training passes.
     routes: [Vec<usize>; 2],
@@ -352,7 +148,7 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// No segments yet. With `stays` a segment stays together from its forward to its backward.
+    /// Starts without segments. With `stays`, a segment stays gathered between its forward and its backward.
     pub fn new(peers: Box<dyn Peers>, stays: bool) -> Self {
         Self {
             segments: Vec::new(),
@@ -364,19 +160,20 @@ impl Shards {
         }
     }
 
-    /// The next segment's weights: the frozen ones are shared from here on.
+    /// Adds a segment. Its frozen weights are shared from now on.
     pub fn push(&mut self, weights: Vec<&mut Weight>) {
-        let segment = Segment::share(weights, &*self.peers);
+        let segment = share(weights, &*self.peers);
         self.segments.push(segment);
         self.trained.push(Vec::new());
     }
 
-    /// How many segments there are.
+    /// The number of segments.
     pub const fn count(&self) -> usize {
         self.segments.len()
     }
 
-    /// The trained values of the last segment of `params` are brought with a segment; this rank keeps its share of them.
+    /// The trained values of the last segment of `params` are brought with a segment; this rank keeps its share of
+    /// them.
     pub fn push_trained(&mut self, segment: usize, params: &mut Params) {
         let start = params.last_segment();
         let Some(parts) = self.peers.cuts(&params.specs, start).filter(|_| params.len() > start) else { return };
@@ -385,12 +182,12 @@ impl Shards {
         self.trained[segment].push(Trained { start, parts, own, packed });
     }
 
-    /// Whether trained values are shared too.
+    /// Whether ranks share trained values too.
     pub fn shares_trained(&self) -> bool {
         self.trained.iter().any(|trained| !trained.is_empty())
     }
 
-    /// Sets the order in which passes come to segments, forward and then, while training, backward.
+    /// Sets the order in which passes reach segments: in forward, and after it in backward while training.
     pub fn set_route(&mut self, forward: Vec<usize>, backward: &[usize]) {
         let train = [&forward, backward].concat();
         let full = |route: Vec<usize>| route.into_iter().filter(|&at| !self.is_empty(at)).collect();
@@ -403,8 +200,7 @@ impl Shards {
 
     /// Bytes of this rank's shares of frozen weights.
     pub fn own_bytes(&self) -> usize {
-        let bytes = |own: &Flat| 4 * own.floats.len() + 2 * own.halves.len() + own.bytes.len();
-        self.segments.iter().map(|segment| bytes(&segment.own)).sum()
+        self.segments.iter().map(|segment| segment.own_bytes()).sum()
     }
 
     /// Bytes of all ranks' shares of frozen weights.
@@ -412,7 +208,7 @@ impl Shards {
         self.segments.iter().map(|segment| segment.bytes()).sum()
     }
 
-    /// Bytes of segments that are together now.
+    /// Bytes of segments that are gathered now.
     pub fn held_bytes(&self) -> usize {
         let bytes = |(segment, trained): (&Arc<Segment>, &Vec<Trained>)| {
             let trained: usize = trained.iter().map(Trained::len).sum();
@@ -421,17 +217,16 @@ impl Shards {
         self.segments.iter().zip(&self.trained).map(bytes).sum()
     }
 
-    /// The trained values of a segment to which a walk has come, if they are shared.
+    /// The trained values of a gathered segment; `None` if ranks do not share them.
     pub fn held(&self, segment: usize) -> Option<Held> {
-        let whole = self.segments[segment].whole.read().unwrap_or_else(PoisonError::into_inner);
-        whole.as_ref().filter(|_| self.shares_trained()).map(|whole| Held(Arc::clone(whole)))
+        if self.shares_trained() { self.segments[segment].held() } else { None }
     }
 
     fn walk(&self) -> MutexGuard<'_, Walk> {
         self.walk.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a pass, which every rank then makes.
+    /// Begins a pass, which all ranks make together.
     ///
     /// # Errors
     /// As [`Peers::next`].
@@ -451,8 +246,8 @@ impl Shards {
         (walk.route, walk.reached) = (self.routes[kind as usize].clone(), 0);
     }
 
-    /// Comes to a segment, the next one on the route: its weights are together when this returns, and the one after it is
-    /// on its way. `values` are the trained values that this rank keeps.
+    /// Reaches a segment, the next one on the route. It is gathered when this returns, and the one after it
+    /// is on its way. `values` are the trained values that this rank keeps.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Peer`]: a rank is gone.
@@ -483,7 +278,8 @@ impl Shards {
         Ok(())
     }
 
-    /// Gives up the segment before place `at` of the route, unless it is needed there, or stays until it is needed again.
+    /// Frees the segment before place `at` of the route, unless it is needed there, or stays until it is needed
+    /// again.
     fn leave(&self, walk: &mut Walk, at: usize) {
         let Some(before) = at.checked_sub(1).map(|before| walk.route[before]) else { return };
         let again = walk.route[at..].iter().position(|&later| later == before);
@@ -495,19 +291,20 @@ impl Shards {
 
     fn bring(&self, walk: &mut Walk, segment: usize, values: &[f32]) -> Receiver<Result<Flat>> {
         let (segment, trained) = (&self.segments[segment], &self.trained[segment]);
-        let fits = walk.spare.iter().position(|spare| spare.fits(segment.lengths, trained));
+        let fits = walk.spare.iter().position(|spare| segment.fits(spare, trained));
         let numbers = if let Some(at) = fits {
             walk.spare.swap_remove(at)
         } else {
-            // Two segments are held at most, and no buffers beside them.
+            // At most two segments are in memory, and no other buffers.
             walk.spare.clear();
-            Flat::new(segment.lengths, trained)
+            segment.blank(trained)
         };
         self.peers.begin(segment.give(numbers, trained, values))
     }
 
-    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is left, from
-    /// the one on in which the pass turns around (the head, which may be the embedding too: nothing stands for it).
+    /// Goes to the end of the route, without computing, and gives up all segments. `left` is told when a segment is
+    /// left, from the one on in which the pass turns around (the head, which may be the embedding too: nothing stands
+    /// for it).
     ///
     /// # Errors
     /// As [`Shards::reach`], and those of `left`.
@@ -549,7 +346,7 @@ impl Shards {
         Ok(())
     }
 
-    /// Gives the memory of idle buffers back.
+    /// Frees the memory of idle buffers.
     pub fn release(&self) {
         self.walk().spare = Vec::new();
     }

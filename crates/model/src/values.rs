@@ -1,4 +1,5 @@
-//! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at hand.
+//! Trained values as a pass sees them, by their places in the flat buffer: all of them, or those of the segments at
+//! hand.
 use std::ops::Range;
 
 /// Up to two stretches of the flat buffer.
@@ -39,6 +40,14 @@ impl<'a> From<&'a [f32]> for Values<'a> {
 impl<'a> From<&'a Vec<f32>> for Values<'a> {
     fn from(all: &'a Vec<f32>) -> Self {
         Self::from(&all[..])
+    }
+}
+
+/// Writes the trained rows `ids` of a table, which are at `range` of the flat buffer, into the table.
+pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
+    let width = range.len() / ids.len();
+    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
+        table[id as usize * width..][..width].copy_from_slice(row);
     }
 }
 

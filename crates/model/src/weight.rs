@@ -1,8 +1,8 @@
-//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks), trained
-//! (a part of the flat buffer), or a table of which some rows are trained.
+//! A weight as a segment sees it: frozen (a candle tensor, f32 or bf16, or a coded matrix; or shared among ranks),
+//! trained (a part of the flat buffer), or a table of which some rows are trained.
 use super::grads::Grads;
-use super::shards::{Shared, SharedView};
-use super::values::Values;
+use super::segment::{Shared, SharedView};
+use super::values::{Values, write_rows};
 use candle_core::{CpuStorage, Device, Storage, StorageRef, Tensor};
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -19,7 +19,7 @@ pub enum Weight {
     Frozen(Tensor),
     /// Not trained, in 4 or 8 bits a number.
     Quantized(Arc<Quantized>),
-    /// Not trained, and whole only while a walk is at its segment.
+    /// Not trained, and readable only while its segment is gathered.
     Shared(Shared),
     /// Trained: its place in [`Params`](super::params::Params).
     Trained(Range<usize>),
@@ -39,7 +39,7 @@ pub struct Rows {
 #[derive(Debug, Clone)]
 enum Table {
     Own(Arc<RwLock<Vec<f32>>>),
-    /// Shared among ranks: the trained rows are written into it when it is brought together.
+    /// Shared among ranks. The trained rows are written into it when the segment is gathered.
     Shared(Shared),
 }
 
@@ -52,14 +52,6 @@ impl Rows {
     /// Which rows are trained, and their place in the flat buffer.
     pub(super) fn trained(&self) -> (Arc<[u32]>, Range<usize>) {
         (Arc::clone(&self.ids), self.range.clone())
-    }
-}
-
-/// Writes the trained rows `ids`, at `range` of the flat buffer, into their table.
-pub(super) fn write_rows(table: &mut [f32], ids: &[u32], range: &Range<usize>, values: Values<'_>) {
-    let width = range.len() / ids.len();
-    for (&id, row) in ids.iter().zip(values.at(range).chunks_exact(width)) {
-        table[id as usize * width..][..width].copy_from_slice(row);
     }
 }
 
@@ -131,7 +123,8 @@ impl Weight {
         write_rows(&mut table.write().unwrap_or_else(PoisonError::into_inner), ids, range, values);
     }
 
-    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times `scale`.
+    /// Adds the gradient of an embedding table, given that of its output on `tokens`, which is the table's times
+    /// `scale`.
     pub fn add_embedding_gradient(
         &self,
         dx: &Act,

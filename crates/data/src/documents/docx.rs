@@ -1,6 +1,6 @@
-//! The text of a DOCX file: a zip archive of XML parts, of which three are read: the document, the styles (which of them are
-//! headings) and the numbering (which lists are ordered). Nothing is unpacked beyond a bound, no entity is expanded, and
-//! depth costs nothing: the XML is read as a stream of events.
+//! Extracts the text of a DOCX file. The file is a zip archive of XML parts, of which three are read: the document, the
+//! styles (for headings) and the numbering (for ordered lists). Unpacked sizes are bounded, and no entity is expanded.
+//! The XML is read as a stream of events, so deep nesting costs nothing.
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufReader, Read as _, Seek as _, SeekFrom};
@@ -13,26 +13,26 @@ use zip::{CompressionMethod, ZipArchive};
 
 use super::MAX_BYTES;
 use super::page::{Line, Page, Table};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
 const DOCUMENT: &str = "word/document.xml";
-/// Parts that help, and that a document may lack, are read up to this size.
+/// The largest styles or numbering part, in bytes. A document may lack these parts.
 const MAX_HELPER: u64 = 16 << 20;
-/// What ends a zip archive is found within so many bytes of its end.
+/// The end record of a zip archive is within this many bytes of its end.
 const TAIL: u64 = (64 << 10) + 64;
-/// Marks an archive of more than 65,535 entries or 4 GiB.
+/// The signature of a zip64 archive: more than 65,535 entries, or more than 4 GiB.
 const ZIP64: &[u8] = b"PK\x06\x07";
-/// Paragraphs within paragraphs (text boxes) further in are left out.
+/// The deepest nesting of paragraphs (text boxes). Deeper ones are left out.
 const BOXES: usize = 16;
-/// Levels of a list.
+/// The most levels of a list in Word.
 const LEVELS: usize = 9;
 
-/// The text of a file.
+/// The text of a file as Markdown.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: no DOCX file, a broken or an encrypted one, one that unpacks to more than it may.
+/// [`tunesmith_base::Kind::Data`]: the file is not a DOCX file, is broken or encrypted, or unpacks to too much.
 pub(super) fn text(path: &Path) -> Result<String> {
     let broken = |what: String| {
         Error::data(format!("{}: {what}", path.display()))
@@ -49,7 +49,7 @@ pub(super) fn text(path: &Path) -> Result<String> {
         std::io::Result::Ok(tail)
     })();
     let tail = read.map_err(|error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data))?;
-    // Without it there are at most 65,535 entries, whatever the file's size: they are held in memory.
+    // Entries are held in memory. Without zip64 there are at most 65,535 of them.
     if tail.windows(ZIP64.len()).any(|bytes| bytes == ZIP64) {
         return Err(broken("a zip archive of the 64-bit form, which no DOCX file needs".into()));
     }
@@ -70,7 +70,7 @@ pub(super) fn text(path: &Path) -> Result<String> {
     body(&document, &styles, &ordered).map_err(place(DOCUMENT))
 }
 
-/// A part of the archive as text; none if there is no such part.
+/// A part of the archive as text; `None` if there is no such part.
 fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> Result<Option<String>> {
     let broken = |what: String| Error::data(format!("{name}: {what}"));
     let Some(index) = archive.index_for_name(name) else { return Ok(None) };
@@ -80,7 +80,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
     }
     let (method, sum) = (entry.compression(), entry.crc32());
     let mut bytes = Vec::new();
-    // What the archive says of the size is not believed.
+    // The size in the archive is untrusted, so reading is bounded too.
     let read = match method {
         CompressionMethod::STORE => entry.take(most + 1).read_to_end(&mut bytes),
         CompressionMethod::DEFLATE => flate2::read::DeflateDecoder::new(entry).take(most + 1).read_to_end(&mut bytes),
@@ -103,7 +103,7 @@ fn unpack(archive: &mut ZipArchive<BufReader<File>>, name: &str, most: u64) -> R
     }))
 }
 
-/// Hands the events of an XML text on until it ends; an element without content as a start and an end.
+/// Passes the events of an XML text to `take`. An empty element becomes a start and an end.
 fn events(xml: &str, take: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()> {
     let mut reader = Reader::from_str(xml);
     reader.config_mut().expand_empty_elements = true;
@@ -130,23 +130,23 @@ fn events(xml: &str, take: &mut dyn FnMut(Event<'_>) -> Result<()>) -> Result<()
     }
 }
 
-/// An element's attribute of this name, whatever its prefix.
+/// An element's attribute of this name, with any namespace prefix.
 fn attribute(element: &BytesStart<'_>, name: &str) -> Option<String> {
     let found = element.attributes().with_checks(false).flatten().find(|one| one.key.local_name().into_inner() == name);
     found.map(|found| found.value.into_owned())
 }
 
-/// What a paragraph's style makes of it.
+/// Whether a style makes a paragraph a heading or a list item.
 #[derive(Debug, Clone, Default)]
 struct Style {
-    /// The level of a heading.
+    /// The level of the heading, from 1.
     heading: Option<usize>,
-    /// The number and level of the list that it is an item of.
+    /// The id of the list's numbering, and the level of the item.
     list: Option<(String, usize)>,
 }
 
 impl Style {
-    /// Takes a property of a paragraph or a style into account.
+    /// Applies a property of a paragraph or a style.
     fn set(&mut self, property: &str, value: &str) {
         match property {
             "outlineLvl" => self.heading = value.parse().ok().filter(|level| *level < 6).map(|level: usize| level + 1),
@@ -163,8 +163,8 @@ impl Style {
     }
 }
 
-/// The styles by their ids. A heading is known by its outline level, or by its name, which is English whatever the language
-/// of the program.
+/// The styles by id. A heading is known by its outline level or by its name, which is English in every language of
+/// Word.
 fn styles(xml: &str) -> Result<HashMap<String, Style>> {
     let (mut found, mut id): (HashMap<String, Style>, _) = (HashMap::new(), None);
     events(xml, &mut |event| {
@@ -190,7 +190,7 @@ fn styles(xml: &str) -> Result<HashMap<String, Style>> {
     Ok(found)
 }
 
-/// Whether the levels of each numbering are counted, by its number and the level.
+/// Whether a list level is ordered, by the id of the numbering and the level.
 fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
     let (mut kinds, mut of_number) = (HashMap::new(), Vec::new());
     let (mut kind, mut level, mut number) = (String::new(), 0usize, String::new());
@@ -205,7 +205,7 @@ fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
             }
             "num" => {
                 number = value("numId");
-                // What it changes of the levels is not looked at.
+                // Its overrides of levels are ignored.
                 kind.clear();
             }
             "abstractNumId" => of_number.push((number.clone(), value("val"))),
@@ -224,7 +224,7 @@ fn ordered(xml: &str) -> Result<HashMap<(String, usize), bool>> {
     Ok(found)
 }
 
-/// A paragraph under way.
+/// A paragraph so far.
 #[derive(Default)]
 struct Paragraph {
     line: Line,
@@ -235,15 +235,15 @@ struct Body<'a> {
     page: Page,
     styles: &'a HashMap<String, Style>,
     ordered: &'a HashMap<(String, usize), bool>,
-    /// The open paragraphs, one within the other.
+    /// The open paragraphs, the outermost first.
     open: Vec<Paragraph>,
-    /// Paragraphs that are too deep.
+    /// How many open paragraphs are nested too deeply.
     deeper: usize,
-    /// Items of each list so far, by level.
+    /// The number of items of each list so far, by level.
     counted: HashMap<String, [u32; LEVELS]>,
     table: Option<Table>,
     inner_tables: usize,
-    /// Elements within one that is left out.
+    /// How many elements are open within one that is left out.
     left_out: usize,
     in_text: bool,
 }
@@ -303,7 +303,7 @@ impl Body<'_> {
         let value = |name: &str| attribute(element, name).unwrap_or_default();
         let (name, depth) = (element.local_name(), self.open.len());
         match (name.into_inner(), self.open.last_mut()) {
-            // The same once more: for programs that do not know the first, and where it was before it was moved.
+            // Duplicate text: a fallback for other programs, and the source of moved text.
             ("Fallback" | "moveFrom", _) => self.left_out = 1,
             ("p", _) if depth == BOXES => self.deeper += 1,
             ("p", _) => self.open.push(Paragraph::default()),
@@ -347,7 +347,7 @@ impl Body<'_> {
         if text.is_empty() || self.table.as_mut().is_some_and(|table| table.add(&text)) {
             return;
         }
-        // Numbering 0 takes a paragraph out of its style's list.
+        // Numbering 0 removes a paragraph from the list of its style.
         match (heading, list.filter(|(number, _)| !matches!(number.as_str(), "" | "0"))) {
             (Some(level), _) => self.page.heading(level, &text),
             (None, Some(list)) => {
@@ -359,7 +359,7 @@ impl Body<'_> {
         }
     }
 
-    /// The number of a list's next item; the levels below begin anew.
+    /// The number of a list's next item. Deeper levels start again at 1.
     fn count(&mut self, (number, level): &(String, usize)) -> u32 {
         let counted = self.counted.entry(number.clone()).or_default();
         counted[level + 1..].fill(0);

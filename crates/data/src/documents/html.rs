@@ -1,5 +1,5 @@
-//! The text of an HTML page. Any input is a page, as for a browser: tags that are not closed or not known do no harm. What
-//! is no part of what the page says (scripts, styles, navigation, controls) is left out.
+//! Extracts the text of an HTML page. As in a browser, any input is a page: unclosed and unknown tags do no harm.
+//! Scripts, styles, navigation and controls are left out.
 use super::page::{Line, Page, Table};
 
 /// Elements whose content is left out.
@@ -7,7 +7,7 @@ const LEFT_OUT: [&str; 13] = [
     "template", "noscript", "nav", "footer", "aside", "button", "select", "svg", "math", "object", "canvas", "audio",
     "video",
 ];
-/// Elements whose content is no markup: it ends with their own end tag and nothing else.
+/// Elements whose content has no markup. Only their own end tag ends it.
 const RAW: [&str; 5] = ["script", "style", "textarea", "title", "iframe"];
 /// Elements that begin and end a paragraph.
 const BLOCKS: [&str; 25] = [
@@ -37,12 +37,12 @@ const BLOCKS: [&str; 25] = [
     "section",
     "summary",
 ];
-/// Lists within lists within lists: further ones count as the last.
+/// The deepest nesting of lists. Deeper lists count as this level.
 const LISTS: usize = 64;
-/// The longest name of a letter, its `&` and `;` included.
+/// The longest character reference, with `&` and `;`, in bytes.
 const LONGEST_ENTITY: usize = 32;
 
-/// The text of a page.
+/// The text of a page as Markdown.
 pub(super) fn text(html: &str) -> String {
     let mut reader = Reader::default();
     let mut rest = html;
@@ -59,14 +59,14 @@ struct Reader {
     page: Page,
     line: Line,
     heading: Option<usize>,
-    /// The open lists: the number of the next item of an ordered one.
+    /// The open lists, each with the number of its next item if it is ordered.
     lists: Vec<Option<u32>>,
-    /// The item whose text has not begun.
+    /// The list item whose text has not begun: its level and number.
     item: Option<(usize, Option<u32>)>,
     table: Option<Table>,
-    /// Tables within the table.
+    /// How many tables are open within the table.
     inner_tables: usize,
-    /// The element that is left out, and how many of its name are open.
+    /// The element that is being left out, and how many elements of its name are open.
     left_out: Option<(&'static str, usize)>,
     preformatted: usize,
 }
@@ -97,7 +97,7 @@ impl Reader {
         }
     }
 
-    /// Takes what `rest`, which begins with `<`, begins with; returns what follows.
+    /// Processes the markup at the start of `rest`, which begins with `<`, and returns the text after it.
     fn markup<'a>(&mut self, rest: &'a str) -> &'a str {
         let bytes = rest.as_bytes();
         if let Some(comment) = rest.strip_prefix("<!--") {
@@ -121,7 +121,7 @@ impl Reader {
             return after;
         }
         if let Some(raw) = RAW.iter().find(|raw| **raw == name) {
-            // Neither of them is text that the page says; what follows begins with their end tag.
+            // Their content is not text of the page. What follows begins with their end tag.
             let end = find_end(after, raw);
             return after.get(end..).map_or("", |tag| tag.find('>').map_or("", |end| &tag[end + 1..]));
         }
@@ -219,7 +219,7 @@ impl Reader {
         }
     }
 
-    /// A tag of a table: of the outermost one, else only an end of a paragraph.
+    /// Applies a table tag to the outermost table. In an inner table, the tag only ends the paragraph.
     fn cells(&mut self, act: fn(&mut Table)) {
         self.flush();
         if let Some(table) = self.table.as_mut().filter(|_| self.inner_tables == 0) {
@@ -251,13 +251,13 @@ impl Reader {
     }
 }
 
-/// How many bytes a tag takes behind its name, its `>` included; that of a quoted value is none.
+/// The length of a tag after its name, with `>`, in bytes. A `>` in a quoted value does not count.
 fn attributes(text: &str) -> usize {
     let mut quote = None;
     for (at, byte) in text.bytes().enumerate() {
         match (quote, byte) {
             (None, b'>') => return at + 1,
-            // A quotation mark that no sign of equality precedes belongs to a name.
+            // A quotation mark without `=` before it belongs to an attribute name.
             (None, b'"' | b'\'') if text[..at].trim_end().ends_with('=') => quote = Some(byte),
             (Some(open), byte) if open == byte => quote = None,
             _ => {}
@@ -266,7 +266,7 @@ fn attributes(text: &str) -> usize {
     text.len()
 }
 
-/// Where the end tag of `name` begins, or the end.
+/// Where the end tag of `name` begins; the end of the text if there is none.
 fn find_end(text: &str, name: &str) -> usize {
     let mut from = 0;
     while let Some(at) = text[from..].find("</") {
@@ -280,7 +280,8 @@ fn find_end(text: &str, name: &str) -> usize {
     text.len()
 }
 
-/// The letter that an entity at the start of the text means, and the entity's length; 1 for a plain `&`.
+/// The character of the reference at the start of the text, and the reference's length in bytes. The length of a plain
+/// `&` is 1.
 fn entity(text: &str) -> (Option<char>, usize) {
     let head = &text.as_bytes()[..text.len().min(LONGEST_ENTITY)];
     let Some(end) = head.iter().position(|&byte| byte == b';') else { return (None, 1) };
@@ -296,16 +297,16 @@ fn entity(text: &str) -> (Option<char>, usize) {
     meant.map_or((None, 1), |letter| (Some(letter), end + 1))
 }
 
-/// The letters from U+00A0 to U+00FF by their names.
+/// The names of the characters from U+00A0 to U+00FF, in order.
 const LATIN_1: &str = "nbsp iexcl cent pound curren yen brvbar sect uml copy ordf laquo not shy reg macr deg plusmn sup2 sup3 acute \
     micro para middot cedil sup1 ordm raquo frac14 frac12 frac34 iquest Agrave Aacute Acirc Atilde Auml Aring AElig Ccedil Egrave \
     Eacute Ecirc Euml Igrave Iacute Icirc Iuml ETH Ntilde Ograve Oacute Ocirc Otilde Ouml times Oslash Ugrave Uacute Ucirc Uuml \
     Yacute THORN szlig agrave aacute acirc atilde auml aring aelig ccedil egrave eacute ecirc euml igrave iacute icirc iuml eth \
     ntilde ograve oacute ocirc otilde ouml divide oslash ugrave uacute ucirc uuml yacute thorn yuml";
-/// The small letters from alpha (U+03B1) on; those in capitals begin at U+0391.
+/// The names of the lower-case letters from U+03B1 on, in order. Upper-case letters begin at U+0391.
 const GREEK: &str = "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigmaf sigma tau upsilon \
     phi chi psi omega";
-/// Others that texts have.
+/// Other names, each followed by its character.
 const OTHERS: &str = "amp& lt< gt> quot\" apos' ndash– mdash— lsquo‘ rsquo’ sbquo‚ ldquo“ rdquo” bdquo„ dagger† Dagger‡ bull• hellip… \
     permil‰ prime′ Prime″ lsaquo‹ rsaquo› euro€ trade™ larr← uarr↑ rarr→ darr↓ harr↔ rArr⇒ hArr⇔ forall∀ part∂ exist∃ empty∅ isin∈ \
     notin∉ sum∑ prod∏ minus− radic√ infin∞ cap∩ cup∪ int∫ asymp≈ ne≠ equiv≡ le≤ ge≥ sub⊂ sup⊃ sube⊆ supe⊇ oplus⊕ otimes⊗ loz◊ \
@@ -377,7 +378,7 @@ mod tests {
         );
         assert_eq!(text("<table><tr><td>laid out</td></tr></table>"), "laid out");
         assert_eq!(text("<li>alone</li>"), "- alone");
-        // Deeper than any stack.
+        // Nesting deeper than any call stack allows.
         let deep = "<div>".repeat(200_000) + "x" + &"<ul><li>".repeat(200_000) + "y";
         assert!(text(&deep).starts_with("x\n\n"));
     }

@@ -1,8 +1,8 @@
-//! Documents as people have them, plain text, Markdown, HTML and DOCX, as text to train on: what `tunesmith ingest` writes.
+//! Converts documents (plain text, Markdown, HTML, DOCX) to text to train on, for `tunesmith ingest`.
 //!
-//! What has a structure becomes Markdown: headings, lists, tables. Markdown itself stays as it is, less its front matter and
-//! comments. The input is not trusted: sizes are bounded, whatever an archive claims, and a broken file is an error that
-//! names it.
+//! Headings, lists and tables become Markdown. Markdown files stay as they are, without front matter and comments. The
+//! input is untrusted: sizes are bounded, whatever an archive claims, and a broken file is an error with the file's
+//! name.
 mod docx;
 mod html;
 mod page;
@@ -16,9 +16,9 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 use tunesmith_base::registry::EXTENSIONS;
 
-/// The largest file of text, and the largest text that a DOCX file may unpack to.
+/// The largest text file, and the largest text in a DOCX file, in bytes.
 const MAX_BYTES: u64 = 128 << 20;
-/// How many folders deep documents are looked for.
+/// How many levels of folders are searched.
 const MAX_DEPTH: usize = 32;
 
 /// The kind of a document.
@@ -35,7 +35,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The kind of a file by its extension; none if it is not read.
+    /// The kind of a file by its extension; `None` if the extension is not supported.
     pub fn of(path: &Path) -> Option<Self> {
         Some(match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
             "txt" | "text" => Self::Text,
@@ -46,7 +46,7 @@ impl Kind {
         })
     }
 
-    /// Its name.
+    /// The name for messages.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Text => "text",
@@ -57,24 +57,24 @@ impl Kind {
     }
 }
 
-/// The documents in some files and folders.
+/// The result of a search for documents.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Found {
-    /// Files that are read, in order.
+    /// Supported files, in order.
     pub documents: Vec<(PathBuf, Kind)>,
-    /// Files in folders that are not, by extension.
+    /// The number of other files in the folders, by extension.
     pub others: BTreeMap<String, u64>,
-    /// Links that lead out of their folder: what they lead to is not read.
+    /// Symbolic links to files outside of their folder, which are not read.
     pub outside: Vec<PathBuf>,
-    /// Folders that lie too deep and are not looked into.
+    /// Folders that are too deep and not searched.
     pub too_deep: Vec<PathBuf>,
 }
 
-/// Finds the documents that some paths name: files, and those in folders and the folders within, in the order of their
-/// names. Hidden files and folders, links to folders, and links that lead out of the folder are left alone.
+/// Finds documents: the files among `paths`, and those in folders and their subfolders, in the order of their names.
+/// Skips hidden files and folders, links to folders, and links out of a folder.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: a path that is not there, or a file that is no document.
+/// [`tunesmith_base::Kind::Data`]: a path does not exist, or a file is not a supported document.
 pub fn find(paths: &[PathBuf]) -> Result<Found> {
     let mut found = Found::default();
     for path in paths {
@@ -101,13 +101,13 @@ pub fn find(paths: &[PathBuf]) -> Result<Found> {
         })?;
         found.documents.push((path.clone(), kind));
     }
-    // A folder and a file in it may both be named.
+    // `paths` may contain both a folder and a file in it.
     let mut seen = std::collections::HashSet::new();
     found.documents.retain(|(path, _)| seen.insert(path.canonicalize().unwrap_or_else(|_| path.clone())));
     Ok(found)
 }
 
-/// Looks into `folder`, which lies so many folders deep in `root`.
+/// Searches `folder`, which is `depth` levels below `root`.
 fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Result<()> {
     let failed = |error: std::io::Error| Error::io("read", folder, &error).with_kind(tunesmith_base::Kind::Data);
     let mut entries: Vec<PathBuf> = Vec::new();
@@ -116,7 +116,7 @@ fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Resu
     }
     entries.sort();
     for path in entries {
-        // What begins with `~$` is no document but Word's note that one is open.
+        // Word creates files that begin with `~$` while a document is open.
         if path
             .file_name()
             .map(|name| name.to_string_lossy())
@@ -151,10 +151,10 @@ fn walk(folder: &Path, (root, depth): (&Path, usize), found: &mut Found) -> Resu
     Ok(())
 }
 
-/// The text of a document, [`normalised`]; empty if it says nothing.
+/// The text of a document, [`normalised`]; empty if the document has no text.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`], naming the file: it cannot be read, is too large, broken, or not in UTF-8.
+/// [`tunesmith_base::Kind::Data`], with the file's name: it cannot be read, is too large, broken, or not in UTF-8.
 pub fn read(path: &Path, kind: Kind) -> Result<String> {
     let text = match kind {
         Kind::Docx => docx::text(path)?,
@@ -165,7 +165,7 @@ pub fn read(path: &Path, kind: Kind) -> Result<String> {
     Ok(normalised(&text))
 }
 
-/// A file of text.
+/// The content of a text file, of at most [`MAX_BYTES`].
 fn file(path: &Path) -> Result<String> {
     let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Data);
     let mut bytes = Vec::new();
@@ -189,13 +189,13 @@ fn file(path: &Path) -> Result<String> {
     }
 }
 
-/// Markdown without its front matter, and without comments outside code.
+/// Removes front matter, and comments outside of code, from Markdown.
 fn markdown(text: &str) -> String {
     let mut lines = text.trim_start_matches('\u{feff}').lines().peekable();
     let mut out = String::with_capacity(text.len());
     if lines.peek().is_some_and(|line| line.trim_end() == "---") {
         let end = lines.clone().skip(1).position(|line| matches!(line.trim_end(), "---" | "..."));
-        // Without an end it is a rule, and text.
+        // Without an end, the first line is a horizontal rule.
         if let Some(end) = end {
             lines.nth(end + 1);
         }
@@ -217,7 +217,7 @@ fn markdown(text: &str) -> String {
             loop {
                 let mark = if comment { "-->" } else { "<!--" };
                 let Some(at) = rest.find(mark) else { break };
-                // One that never ends is text.
+                // A comment without an end is text.
                 if !comment && rest.as_ptr() as usize - text.as_ptr() as usize + at > last {
                     break;
                 }
@@ -235,8 +235,9 @@ fn markdown(text: &str) -> String {
     out
 }
 
-/// The text with line breaks of one kind, plain spaces, no control characters or invisible hyphens, no white space at the
-/// ends of its lines, and no two empty lines in a row or at its ends.
+/// Normalizes a text. Line breaks become `\n`, and all white space but tabs becomes plain spaces. Control characters,
+/// soft hyphens, zero-width spaces and byte order marks are removed. So are white space at the ends of lines, empty
+/// lines at both ends, and all but one of several empty lines.
 pub fn normalised(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut empty = 0;

@@ -1,14 +1,13 @@
-//! A document as it grows: blocks of text with a blank line between them, headings, lists and tables as Markdown writes
-//! them.
+//! Builds the Markdown text of a document from paragraphs, headings, list items, code and tables.
 
-/// Items further in are indented no more.
+/// The most levels of indentation. Items of deeper lists get no more.
 const LEVELS: usize = 8;
 
-/// The text so far.
+/// The text of a document so far.
 #[derive(Debug, Default)]
 pub(super) struct Page {
     text: String,
-    /// Whether the last block is an item of a list.
+    /// Whether the last block is a list item.
     item: bool,
 }
 
@@ -34,7 +33,7 @@ impl Page {
         self.text.push_str(&text.replace('\n', " "));
     }
 
-    /// Adds an item of a list; `number` is that of an ordered one, `level` counts from 0.
+    /// Adds a list item. `level` counts from 0; `number` is `None` in an unordered list.
     pub fn item(&mut self, level: usize, number: Option<u32>, text: &str) {
         self.begin(true);
         let indent = 2 * level.min(LEVELS);
@@ -46,7 +45,7 @@ impl Page {
         self.text.push_str(&text.replace('\n', " "));
     }
 
-    /// Adds lines that stay as they are, between fences.
+    /// Adds a fenced code block.
     pub fn code(&mut self, text: &str) {
         let fence = if text.contains("```") { "~~~~" } else { "```" };
         self.begin(false);
@@ -55,7 +54,8 @@ impl Page {
         }
     }
 
-    /// Adds a table; its first row is its head. One of a single cell is a paragraph: pages are laid out so.
+    /// Adds a table, whose first row is the header. A table with one cell becomes a paragraph, because some pages use
+    /// such tables for layout.
     pub fn table(&mut self, rows: &[Vec<String>]) {
         let full = |row: &&Vec<String>| row.iter().any(|cell| !cell.is_empty());
         let rows: Vec<&Vec<String>> = rows.iter().filter(full).collect();
@@ -83,13 +83,13 @@ impl Page {
         }
     }
 
-    /// The whole text.
+    /// The Markdown text of the document.
     pub fn finish(self) -> String {
         self.text
     }
 }
 
-/// A line of running text: white space becomes single spaces, breaks stay.
+/// Running text: white space becomes single spaces, and explicit line breaks stay.
 #[derive(Debug, Default)]
 pub(super) struct Line(String);
 
@@ -105,7 +105,7 @@ impl Line {
         }
     }
 
-    /// Adds text as it is.
+    /// Adds text with its white space.
     pub fn push_raw(&mut self, text: &str) {
         self.0.push_str(text);
     }
@@ -120,20 +120,20 @@ impl Line {
         }
     }
 
-    /// What was added, without white space at both ends; empties the line.
+    /// Returns the text without white space at both ends, and starts a new one.
     pub fn take(&mut self) -> String {
         let text = std::mem::take(&mut self.0);
         let trimmed = text.trim();
         if trimmed.len() == text.len() { text } else { trimmed.to_owned() }
     }
 
-    /// As [`Self::take`], with the indentation of the first line.
+    /// As [`Self::take`], but keeps the indentation of the first line.
     pub fn take_raw(&mut self) -> String {
         std::mem::take(&mut self.0).trim_start_matches('\n').trim_end().to_owned()
     }
 }
 
-/// A table under way. Tables within its cells are text.
+/// A table so far. Tables in its cells become text.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     rows: Vec<Vec<String>>,
@@ -142,7 +142,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Adds a paragraph to the open cell; gives it back where there is none.
+    /// Adds a paragraph to the open cell. Returns false if no cell is open.
     pub fn add(&mut self, text: &str) -> bool {
         let Some(cell) = &mut self.cell else { return false };
         if !cell.is_empty() {
@@ -152,7 +152,7 @@ impl Table {
         true
     }
 
-    /// Ends the open cell and begins another.
+    /// Ends the open cell and starts another.
     pub fn begin_cell(&mut self) {
         self.end_cell();
         self.cell = Some(String::new());

@@ -1,7 +1,8 @@
-//! `{history, instruction, input, output}`, as LLaMA-Factory has it: Alpaca after earlier turns, each a pair of question and answer.
+//! `{history, instruction, input, output}`, as in LLaMA-Factory: Alpaca after earlier turns, each `[question, answer]`.
 use serde_json::{Map, Value, json};
 
-use super::{Conversation, Row, Shape, alpaca, kind, list};
+use super::{Conversation, Row, Shape, alpaca, list};
+use crate::json_type::json_type;
 use tunesmith_base::error::{Error, Result};
 
 pub(super) const SHAPE: Shape = Shape {
@@ -24,7 +25,7 @@ fn parse(row: &mut Map<String, Value>) -> Result<Row> {
                 earlier.push(json!({"role": "assistant", "content": answer}));
             }
             Some(items) => return Err(wrong(&format!("a list of {}", items.len()))),
-            None => return Err(wrong(kind(&turn))),
+            None => return Err(wrong(json_type(&turn))),
         }
     }
     let mut row = (alpaca::SHAPE.parse)(row)?;

@@ -1,4 +1,4 @@
-//! A question field and an answer field; `system` may be there.
+//! A question field and an answer field, with an optional `system`.
 use super::{ANSWER, QUESTION, Shape, count, pair, text_of};
 
 pub(super) const SHAPE: Shape = Shape {

@@ -1,22 +1,25 @@
-//! `{input_ids, labels, attention_mask}`: taken as they are; without labels all of it is learned.
+//! `{input_ids, labels, attention_mask}`, used unchanged. Without labels, every token carries a loss.
 use serde_json::{Map, Value};
 
-use super::{Row, Shape, has, kind};
+use super::{Row, Shape, has};
 use crate::batch::IGNORE;
+use crate::json_type::json_type;
 use tunesmith_base::error::{Error, Result};
 
 pub(super) const SHAPE: Shape =
     Shape { fields: "input_ids", plain: true, fits: |row| has(row, "input_ids"), parse, asks: |_| None };
 
-/// A row `{input_ids, labels, attention_mask}`. What the mask leaves out at either end is padding, of which none is
-/// needed here.
+/// Parses a row. Tokens that the mask excludes at either end are padding and are removed.
 fn parse(row: &mut Map<String, Value>) -> Result<Row> {
     let mut numbers = |field: &str| -> Result<Option<Vec<i64>>> {
         let items = match row.get_mut(field).map(Value::take) {
             None | Some(Value::Null) => return Ok(None),
             Some(Value::Array(items)) => items,
             Some(other) => {
-                return Err(Error::data(format!("field {field:?} is {}, expected a list of token ids", kind(&other))));
+                return Err(Error::data(format!(
+                    "field {field:?} is {}, expected a list of token ids",
+                    json_type(&other)
+                )));
             }
         };
         let number = |item: &Value| {

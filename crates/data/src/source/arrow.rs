@@ -1,4 +1,4 @@
-//! Arrow IPC, file or stream: Feather, and what Hugging Face's `datasets` keeps.
+//! Arrow IPC files and streams: Feather, and the cache files of Hugging Face's `datasets`.
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufReader, Read as _, Seek, SeekFrom};
@@ -9,14 +9,14 @@ use arrow_ipc::reader::StreamReader;
 use super::columns::{ROWS, Rows, library};
 use super::compressed::Counted;
 use super::{Read, TakeRow};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
 
-/// The most that a batch of an Arrow file may unpack to.
+/// The largest batch of an Arrow file, unpacked, in bytes.
 const MAX_BATCH_BYTES: u64 = 4 << 30;
-/// The largest header of an Arrow message (batches of a wide table have some kilobytes).
+/// The largest header of an Arrow message, in bytes. A batch of a wide table has some kilobytes.
 const MAX_HEADER_BYTES: u64 = 64 << 20;
-/// What opens an Arrow IPC file, with its padding; a stream follows.
+/// The magic bytes of an Arrow IPC file, with padding. A stream follows.
 const ARROW_MAGIC: &[u8; 8] = b"ARROW1\0\0";
 
 pub(super) const READ: Read = Read::Whole(read);
@@ -43,8 +43,8 @@ fn read(path: &Path, mut file: File, bytes: &Cell<u64>, take: TakeRow<'_>) -> Re
     Ok(())
 }
 
-/// Goes through the messages of an Arrow file and looks at their sizes, before a library allocates them. Returns where
-/// the stream begins.
+/// Checks the sizes of all messages of an Arrow file before the library allocates memory for them. Returns the offset
+/// of the stream.
 fn check_messages(file: &mut File) -> std::io::Result<u64> {
     let size = file.metadata()?.len();
     let wrong = |what: &str| Err(std::io::Error::other(what.to_owned()));
@@ -96,7 +96,7 @@ fn check_messages(file: &mut File) -> std::io::Result<u64> {
                 let mut length = [0; 8];
                 file.seek(SeekFrom::Start(place))?;
                 file.read_exact(&mut length)?;
-                // -1 stands for a buffer that is not compressed.
+                // -1 marks an uncompressed buffer.
                 unpacked = unpacked.saturating_add(u64::try_from(i64::from_le_bytes(length)).unwrap_or(0));
             }
             if unpacked > MAX_BATCH_BYTES {

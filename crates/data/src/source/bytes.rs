@@ -1,5 +1,5 @@
-//! Columns of bytes as text. Many writers of Parquet do not say that a column of bytes is text (Spark's older ones,
-//! Impala), and JSON has no bytes: what is UTF-8 is text, of anything else (pictures) only the length is handed on.
+//! Converts columns of bytes to text. Some Parquet writers (older Spark, Impala) do not mark text columns, and JSON has
+//! no bytes. Values in UTF-8 become text; of other values, such as images, only the length is passed on.
 use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
@@ -8,13 +8,13 @@ use arrow_array::{
     MapArray, OffsetSizeTrait, RecordBatch, StructArray,
 };
 
-/// A batch in which no column holds bytes that are text, in lists and structs neither.
+/// Converts all byte columns of a batch, also in lists and structs.
 pub(super) fn as_text(batch: &RecordBatch) -> RecordBatch {
     let columns = StructArray::from(batch.clone());
     record(&columns).map_or_else(|| batch.clone(), RecordBatch::from)
 }
 
-/// A column without bytes; none if it has none anyway.
+/// The converted column; `None` if it has no bytes.
 fn column(array: &ArrayRef) -> Option<ArrayRef> {
     if let Some(bytes) = array.as_binary_opt::<i32>() {
         return Some(text(bytes));

@@ -1,8 +1,8 @@
-//! What formats of columns share: record batches are written as JSON, a line a row, and from there on they are rows
-//! like any others: lists and structs nest, timestamps and decimals become strings, bytes become text, nulls count as absent fields.
+//! Shared by column formats. Record batches are written as JSON, one line per row. Lists and structs nest, timestamps
+//! and decimals become strings, bytes become text, and a null counts as an absent field.
 //!
-//! The libraries may panic on hostile files, so they run isolated; what could make them ask for absurd amounts of
-//! memory is checked before.
+//! The libraries may panic on hostile files, so panics are caught. Sizes that could make them allocate too much memory
+//! are checked before.
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use arrow_json::LineDelimitedWriter;
 
 use super::bytes::as_text;
 use super::{Content, MAX_ROW_BYTES, Place, RawRow, TakeRow};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::{Error, Result};
 
-/// Rows of a column file that are decoded at once.
+/// How many rows are decoded at once.
 pub(super) const ROWS: usize = 64;
 
-/// Errors of a library with the file and its format.
+/// Adds the file and its format to an error of a library.
 pub(super) fn library<T, E: std::fmt::Display>(path: &Path, format: &str, outcome: Result<Result<T, E>>) -> Result<T> {
     let malformed = |what: String| Error::data(format!("{}: malformed {format} file: {what}", path.display()));
     match outcome {
@@ -28,11 +28,11 @@ pub(super) fn library<T, E: std::fmt::Display>(path: &Path, format: &str, outcom
     }
 }
 
-/// Hands the rows of batches on as lines.
+/// Passes on the rows of batches as lines of JSON.
 pub(super) struct Rows<'a> {
     path: Arc<Path>,
     take: TakeRow<'a>,
-    /// Rows so far.
+    /// The number of rows so far.
     pub(super) row: u64,
 }
 
@@ -41,7 +41,7 @@ impl<'a> Rows<'a> {
         Self { path: path.into(), take, row: 0 }
     }
 
-    /// Those of a batch; false ends the reading.
+    /// Passes on the rows of a batch. Returns false to stop reading.
     pub(super) fn take(&mut self, batch: &RecordBatch) -> Result<bool> {
         let write = || {
             let mut writer = LineDelimitedWriter::new(Capped(Vec::new()));
@@ -61,7 +61,7 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// A buffer that refuses to hold more than some rows can take.
+/// A buffer that fails when it grows beyond its limit.
 struct Capped(Vec<u8>);
 
 impl Write for Capped {

@@ -1,5 +1,5 @@
-//! The bytes of a file, unpacked while they are read. What is unpacked is never kept, and a row that doesn't end is an
-//! error before it fills the memory, however little the archive takes on disk.
+//! Decompresses files while they are read. Unpacked bytes are not kept. A row without an end is an error before it
+//! fills the memory, however small the file is on disk.
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Error, Read, Result};
@@ -13,7 +13,7 @@ pub(super) enum Compression {
 }
 
 impl Compression {
-    /// By a file's last extension, in lower case: one of [`tunesmith_base::registry::COMPRESSED`].
+    /// The compression of a file by its last extension in lower case, one of [`tunesmith_base::registry::COMPRESSED`].
     pub(super) fn of(extension: &str) -> Self {
         match extension {
             "gz" => Self::Gzip,
@@ -23,13 +23,13 @@ impl Compression {
     }
 }
 
-/// Bytes taken from the disk at once.
+/// Bytes per read from disk.
 const PIECE: usize = 1 << 20;
-/// The largest window that a Zstandard frame may ask for, as a power of two (what `zstd -d` allows by default).
+/// The largest window of a Zstandard frame, as a power of two: the default of `zstd -d`.
 const ZSTD_WINDOW: u32 = 27;
 
-/// Reads `file`, unpacked. `bytes` counts what comes from the disk; `since_row` what is handed on, which must stay
-/// below `limit`: whoever completes a row sets it to 0.
+/// A reader of the unpacked bytes of `file`. `bytes` counts the bytes read from disk. `since_row` counts unpacked bytes
+/// and must stay below `limit`; the caller sets it to 0 after each row.
 pub(super) fn reader<'a>(
     file: File,
     compression: Compression,
@@ -40,7 +40,7 @@ pub(super) fn reader<'a>(
     let counted = Counted { inner: file, bytes };
     let inner: Box<dyn Read + 'a> = match compression {
         Compression::None => Box::new(counted),
-        // Archives may be made of several parts, one behind the other.
+        // A file may consist of several archives, one after the other.
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(PIECE, counted))),
         Compression::Zstandard => {
             let mut decoder = zstd::stream::read::Decoder::new(counted)?;

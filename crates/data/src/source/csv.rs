@@ -1,4 +1,4 @@
-//! CSV: cells with commas between them, under a header line.
+//! CSV: cells separated by commas, with a header line.
 use std::collections::HashSet;
 use std::io::BufRead;
 use std::path::Path;
@@ -12,7 +12,7 @@ use tunesmith_base::error::{Error, Result};
 
 pub(super) const READ: Read = Read::Text(|path, reader, take| cells(path, reader, b',', take));
 
-/// Cells with `delimiter` between them.
+/// Reads cells separated by `delimiter`, with a header line.
 pub(super) fn cells(path: &Path, reader: &mut dyn BufRead, delimiter: u8, take: TakeRow<'_>) -> Result<()> {
     begin(path, reader)?;
     let path: Arc<Path> = path.into();

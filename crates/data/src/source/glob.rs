@@ -1,5 +1,5 @@
-//! Patterns in paths: `*` and `?` within a name, `[abc]`, `**` for any folders; sorted, so that a pattern means the
-//! same rows everywhere.
+//! Patterns in paths: `*`, `?` and `[abc]` within a name, and `**` for any folders. Matches are sorted, so a pattern
+//! has the same rows in the same order everywhere.
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -7,14 +7,14 @@ use regex::Regex;
 
 use tunesmith_base::error::{Error, Result};
 
-/// How many folders deep `**` goes.
+/// How many levels of folders `**` matches.
 const MAX_DEPTH: usize = 32;
 
-/// The files that some paths name: patterns replaced by what they match, in order; other paths stay as they are.
-/// `setting` is blamed for a pattern that matches nothing.
+/// Replaces patterns among `paths` by the files that they match. Other paths stay as they are. `setting` names the
+/// setting in errors.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: a pattern matches no file, or is none.
+/// [`tunesmith_base::Kind::Data`]: a pattern matches no file, or is invalid.
 pub fn expand(paths: &[PathBuf], setting: &str) -> Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     for path in paths {
@@ -50,7 +50,7 @@ fn walk(base: PathBuf, rest: &[Component<'_>], depth: usize, found: &mut Vec<Pat
         walk(base.clone(), rest, depth, found)?;
         if depth < MAX_DEPTH {
             let folders = entries(&base).into_iter().filter(|(name, path)| !name.starts_with('.') && path.is_dir());
-            // A link may lead back up.
+            // A symbolic link may lead to a parent folder.
             for (_, folder) in folders.filter(|(_, path)| !path.is_symlink()) {
                 let again: Vec<Component<'_>> = std::iter::once(*first).chain(rest.iter().copied()).collect();
                 walk(folder, &again, depth + 1, found)?;
@@ -70,7 +70,7 @@ fn walk(base: PathBuf, rest: &[Component<'_>], depth: usize, found: &mut Vec<Pat
     Ok(())
 }
 
-/// Names and paths in a folder; nothing if it is none.
+/// Names and paths of the entries of a folder; empty if it is not a folder.
 fn entries(folder: &Path) -> Vec<(String, PathBuf)> {
     let listed = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
     let Ok(entries) = fs::read_dir(listed) else { return Vec::new() };
@@ -92,7 +92,7 @@ fn compile(pattern: &str) -> Result<Regex> {
                 if letters.next_if(|&next| next == '!' || next == '^').is_some() {
                     source.push('^');
                 }
-                // Inside, only a hyphen keeps a meaning.
+                // Within brackets, only a hyphen is special.
                 for inner in letters.by_ref().take_while(|&inner| inner != ']') {
                     if inner == '-' { source.push('-') } else { source.push_str(&regex::escape(&inner.to_string())) }
                 }

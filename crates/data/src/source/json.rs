@@ -1,4 +1,4 @@
-//! JSON documents: a list of rows, or `{"data": […]}`; else JSON Lines by another name.
+//! JSON documents: a list of rows, or `{"data": […]}`. Any other `.json` file is read as JSON Lines.
 use std::cell::RefCell;
 use std::fmt;
 use std::io::{BufRead, Read};
@@ -27,14 +27,14 @@ fn read(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> 
     }
 }
 
-/// Whether a document that opens with `{` is `{"data": …}`, judged by its first key; else it is JSON Lines.
+/// Whether a document that begins with `{` is `{"data": …}` and not JSON Lines, judged by its first key.
 fn holds_data(reader: &mut dyn BufRead) -> bool {
     let Ok(head) = reader.fill_buf() else { return false };
     let head = head.trim_ascii_start();
     head.strip_prefix(b"{").is_some_and(|rest| rest.trim_ascii_start().starts_with(b"\"data\""))
 }
 
-/// The list, or the list under `data`, item by item.
+/// Reads the list, or the list under `data`, item by item.
 fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result<()> {
     let seen = Rc::default();
     let mut sink = Sink { path: path.into(), take, row: 0, outcome: None, seen: Rc::clone(&seen) };
@@ -55,7 +55,7 @@ fn read_document(path: &Path, reader: impl BufRead, take: TakeRow<'_>) -> Result
     }
 }
 
-/// Keeps what is read since the last row.
+/// A reader that keeps the text since the last row, from which [`crate::numbers`] takes the floats.
 struct Kept<R> {
     reader: R,
     seen: Rc<RefCell<Vec<u8>>>,
@@ -69,7 +69,7 @@ impl<R: BufRead> Read for Kept<R> {
     }
 }
 
-/// What the visitors below share: where rows go, and how that ended if it ended early.
+/// State of the visitors below: where rows go, and the result if reading ended early.
 struct Sink<'a> {
     path: Arc<Path>,
     take: TakeRow<'a>,

@@ -1,4 +1,4 @@
-//! JSON Lines: a row a line.
+//! JSON Lines: one row per line.
 use std::io::{BufRead, Read as _};
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ fn read(path: &Path, reader: &mut dyn BufRead, take: TakeRow<'_>) -> Result<()> 
     lines(path, reader, take)
 }
 
-/// The lines from here on.
+/// Reads the remaining lines.
 pub(super) fn lines(path: &Path, mut reader: impl BufRead, take: TakeRow<'_>) -> Result<()> {
     let path: Arc<Path> = path.into();
     for line in 1.. {

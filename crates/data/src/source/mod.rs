@@ -1,7 +1,9 @@
-//! Rows from files: JSON Lines, JSON (a list, or `{"data": […]}`) and CSV or TSV in UTF-8, plain or compressed, and
-//! the columns of Parquet and Arrow. Rows are handed on one by one, so that a file is never in memory whole; the
-//! costly part (JSON and the row's form) is left to the caller's threads through [`RawRow::parse`]. A format is a file that hands
-//! its rows on, and a line in [`tunesmith_base::registry`].
+//! Reads rows from files: JSON Lines, JSON (a list, or `{"data": […]}`), CSV and TSV in UTF-8, plain or compressed;
+//! Parquet and Arrow.
+//!
+//! Rows are passed on one by one, so a file is never in memory as a whole. The expensive part, parsing, happens in the
+//! caller's threads ([`RawRow::parse`]). Each format is a file of this folder and a line in
+//! [`tunesmith_base::registry`].
 mod bytes;
 mod columns;
 mod compressed;
@@ -18,24 +20,24 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use self::compressed::Compression;
-use crate::fields::Parsed;
 use crate::numbers;
+use crate::parsed_row::Parsed;
 use crate::row::{Form, PROBE_ROWS, Row, source_of};
 use crate::strict::REPEATED;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
-/// The longest line or JSON row that is read.
+/// The longest line or JSON row, in bytes.
 const MAX_ROW_BYTES: usize = 256 << 20;
 
-/// Where a row came from.
+/// Where a row is.
 #[derive(Debug, Clone)]
 pub struct Place {
     /// The file.
     pub path: Arc<Path>,
-    /// Its line, from 1; for JSON documents, Parquet and Arrow the row's number instead.
+    /// The line, from 1. In JSON documents, Parquet and Arrow, the number of the row instead.
     pub line: u64,
-    /// Whether `line` counts rows.
+    /// Whether `line` is the number of a row.
     pub counts_rows: bool,
 }
 
@@ -46,32 +48,32 @@ impl fmt::Display for Place {
     }
 }
 
-/// A row as read, not yet understood.
+/// A row before it is parsed.
 #[derive(Debug, Clone)]
 pub struct RawRow {
-    /// Where it stands.
+    /// File and line of the row.
     pub place: Place,
-    /// What stands there.
+    /// The text or value of the row.
     pub content: Content,
 }
 
 /// The content of a [`RawRow`].
 #[derive(Debug, Clone)]
 pub enum Content {
-    /// A line of JSON Lines, or a row of columns written as one.
+    /// A line of JSON. A row of Parquet or Arrow is written as one.
     Line(Vec<u8>),
     /// An item of a JSON document, or a CSV record as an object of strings.
     Value(Value),
 }
 
-/// What is wrong with a JSON text, without serde's own count of lines and columns.
+/// The message of a JSON error, without serde's line and column.
 fn what(error: &serde_json::Error) -> String {
     let text = error.to_string();
     text.rsplit_once(" at line ").map(|(what, _)| what.to_owned()).unwrap_or(text)
 }
 
 impl RawRow {
-    /// About how much memory it takes.
+    /// About how much memory the row takes, in bytes.
     pub(super) fn bytes(&self) -> usize {
         fn of(value: &Value) -> usize {
             let inner = match value {
@@ -96,7 +98,7 @@ impl RawRow {
                     Error::data(format!("invalid UTF-8 at byte {} of the line", error.valid_up_to() + 1))
                         .hint("convert the file: iconv -f latin1 -t utf-8")
                 })?;
-                // A line that ends too early is wrong at its end, not at the start of the next one.
+                // The error of a truncated line is at its end, not at the start of the next one.
                 numbers::parse(text.trim_end()).map_err(|error| {
                     let (what, column) = (what(&error), error.column());
                     Error::data(if what.starts_with(REPEATED) {
@@ -109,33 +111,33 @@ impl RawRow {
         }
     }
 
-    /// Understands the row as one of `forms`.
+    /// Parses the row as one of `forms`.
     ///
     /// # Errors
-    /// Malformed rows, with file and line, what was found and what is expected.
+    /// A malformed row, with file and line.
     pub fn parse(self, forms: &[Form]) -> Result<Row> {
         self.parse_noting(forms).map(|parsed| parsed.row)
     }
 
-    /// As [`Self::parse`], with what the row's loss counts (`loss_weight`) and the fields that nothing reads.
+    /// As [`Self::parse`], with the row's `loss_weight` and the fields that nothing reads.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::parse`]; an invalid `loss_weight`.
     pub fn parse_noting(self, forms: &[Form]) -> Result<Parsed> {
         let place = self.place.clone();
         self.value().and_then(|value| Parsed::of(value, forms)).map_err(|error| error.context(place))
     }
 
-    /// What the row is asked by ([`source_of`]).
+    /// The source text of the row ([`source_of`]).
     ///
     /// # Errors
-    /// As [`Self::parse`].
+    /// Those of [`Self::parse`].
     pub fn source(self, forms: &[Form]) -> Result<String> {
         let place = self.place.clone();
         self.value().and_then(|value| source_of(value, forms)).map_err(|error| error.context(place))
     }
 
-    /// The form that `auto` sees; `None` if the row is malformed, which [`Self::parse`] will report.
+    /// The form that `auto` detects; `None` if the row is malformed, which [`Self::parse`] will report.
     fn form(&self) -> Option<Form> {
         match self.clone().value() {
             Ok(Value::Object(row)) => Form::detect(&row),
@@ -144,11 +146,11 @@ impl RawRow {
     }
 }
 
-/// Reads at most `limit` rows of `path` and hands them to `take` in order, with the forms that the file may hold:
-/// `format` alone, or what its first rows show. `bytes` counts what was read.
+/// Reads at most `limit` rows of `path` and passes them to `take` in order, with the forms that the file may have:
+/// `format` only, or those of its first rows. `bytes` counts the bytes read from disk.
 ///
 /// # Errors
-/// Files that cannot be read, malformed documents, and whatever `take` returns.
+/// The file cannot be read, the document is malformed, or `take` fails.
 pub fn read(
     path: &Path,
     format: Option<Form>,
@@ -181,12 +183,12 @@ pub fn read(
         }
         Ok(left > 0)
     });
-    // Rows before a broken one are looked at first: the earliest error is the one to report.
+    // The rows before a broken one come first, because the earliest error is the one to report.
     give(&mut probed, &mut forms)?;
     finished
 }
 
-/// The forms that the first rows of `path` show; none if it cannot be read.
+/// The forms of the first rows of `path`; empty if it cannot be read.
 pub(super) fn forms(path: &Path, format: Option<Form>) -> Vec<Form> {
     let mut seen = Vec::new();
     let _ = read(path, format, Some(PROBE_ROWS), &Cell::new(0), &mut |_, forms| {
@@ -196,21 +198,21 @@ pub(super) fn forms(path: &Path, format: Option<Form>) -> Vec<Form> {
     seen
 }
 
-/// Takes one row; false ends the reading.
+/// Receives a row. Returns false to stop reading.
 type TakeRow<'a> = &'a mut dyn FnMut(RawRow) -> Result<bool>;
 
-/// A format of files.
+/// A file format.
 struct Format {
-    /// Extensions in lower case, the usual one first.
+    /// Extensions in lower case, the most common one first.
     extensions: &'static [&'static str],
     read: Read,
 }
 
-/// How a format is read.
+/// How to read a format.
 enum Read {
-    /// Text in UTF-8, plain or compressed.
+    /// A text format, whose files may be compressed.
     Text(fn(&Path, &mut dyn BufRead, TakeRow<'_>) -> Result<()>),
-    /// Anything else; such formats compress by themselves.
+    /// A binary format, which has its own compression.
     Whole(fn(&Path, File, &Cell<u64>, TakeRow<'_>) -> Result<()>),
 }
 
@@ -218,14 +220,14 @@ macro_rules! formats {
     ($($module:ident = $($extension:literal)|+;)+) => {
         $( mod $module; )+
 
-        /// Every format.
+        /// All formats.
         const FORMATS: &[Format] = &[$( Format { extensions: &[$($extension),+], read: $module::READ } ),+];
     };
 }
 tunesmith_base::registry::formats!(formats);
 
 impl Format {
-    /// The format of a file by its extensions, `.jsonl` or `.csv.gz`, and how it is compressed.
+    /// The format and compression of a file by its extensions, such as `.jsonl` or `.csv.gz`.
     fn of(path: &Path) -> Result<(&'static Self, Compression)> {
         let lower = |path: &Path| path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
         let outer = lower(path);
@@ -248,7 +250,7 @@ impl Format {
     }
 }
 
-/// The extensions, for people.
+/// The extensions of all formats, for messages.
 fn known() -> String {
     let all = |text: bool| {
         let formats = FORMATS.iter().filter(|format| format.is_text() == text);
@@ -280,7 +282,7 @@ fn open(path: &Path) -> Result<File> {
         return Err(Error::data(format!("{} is a folder, expected a file", path.display()))
             .hint(format!("name its files by a pattern: {}/*.jsonl", path.display())));
     }
-    // Who writes into a pipe may never come, and rows are read more than once.
+    // A pipe may never get a writer, and rows are read more than once.
     if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
         return Err(
             Error::data(format!("{} is no regular file", path.display())).hint("write the rows to a file first")
@@ -293,7 +295,7 @@ fn open(path: &Path) -> Result<File> {
     })
 }
 
-/// Hashes what decides which rows some files hold: their bytes and their kinds.
+/// Hashes all that decides which rows files have: their bytes and extensions.
 pub(super) fn hash_files(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Result<()> {
     for path in paths {
         let mut content = blake3::Hasher::new();
@@ -306,7 +308,7 @@ pub(super) fn hash_files(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Resu
     Ok(())
 }
 
-/// What stands behind the first point of a file's name.
+/// The part of a file name after its first dot.
 fn extensions(name: &std::ffi::OsStr) -> String {
     name.to_string_lossy().split_once('.').map_or(String::new(), |(_, extensions)| extensions.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Parquet with any of its codecs.
+//! Parquet, with any of its compression codecs.
 use std::cell::Cell;
 use std::fs::File;
 use std::path::Path;
@@ -7,14 +7,14 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 
 use super::columns::{ROWS, Rows, library};
 use super::{Read, TakeRow};
-use crate::isolate::isolated;
+use crate::catch_panic::isolated;
 use tunesmith_base::error::Result;
 
 pub(super) const READ: Read = Read::Whole(read);
 
 fn read(path: &Path, file: File, bytes: &Cell<u64>, take: TakeRow<'_>) -> Result<()> {
     let size = file.metadata().map_or(0, |metadata| metadata.len());
-    // The schema of the Parquet file itself: that of Arrow in its metadata could ask for any type.
+    // Use Parquet's own schema: the Arrow schema in the metadata could demand any type.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let open = || {
         let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(file, options)?;

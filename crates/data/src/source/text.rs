@@ -1,10 +1,10 @@
-//! What formats of text share: UTF-8, and errors of the bytes below.
+//! Shared by text formats: the byte order mark, and errors of the bytes.
 use std::io::BufRead;
 use std::path::Path;
 
 use tunesmith_base::error::{Error, Result};
 
-/// Skips a mark of byte order; the first byte that is no white space, if it is near.
+/// Skips a byte order mark. Returns the first byte that is not white space, if it is near the start.
 pub(super) fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>> {
     let head = reader.fill_buf().map_err(|error| unreadable(path, &error))?;
     if head.starts_with(&[0xff, 0xfe]) || head.starts_with(&[0xfe, 0xff]) {
@@ -23,7 +23,7 @@ pub(super) fn begin(path: &Path, reader: &mut dyn BufRead) -> Result<Option<u8>>
     Ok(first)
 }
 
-/// What is wrong with the bytes is wrong with the data: a cut archive, a row without end.
+/// The error of a file whose bytes cannot be read: a truncated archive, or a row without an end.
 pub(super) fn unreadable(path: &Path, error: &std::io::Error) -> Error {
     Error::io("read", path, error).with_kind(tunesmith_base::Kind::Data)
 }

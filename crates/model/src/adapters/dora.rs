@@ -1,10 +1,10 @@
 //! `DoRA` (Liu et al., 2024): magnitude and direction apart. With `V = W + s B A` and its row norms `n = ||V||`, the
 //! output is `y = b + (m / n) ⊙ V x`; `m` is trained beside A and B, and `n` counts as a constant in backward, as in
-//! PEFT. With dropout `y = b + W (x - x') + (m / n) ⊙ v`, `v = W x' + B (s A x')`, where x' is the adapter's input after it;
-//! without, `x' = x`, and one product of the base is enough.
+//! PEFT. With dropout `y = b + W (x - x') + (m / n) ⊙ v`, `v = W x' + B (s A x')`, where x' is the adapter's input
+//! after it; without, `x' = x`, and one product of the base is enough.
 //!
 //! `V` is never formed: `n_j² = ||W_j||² + 2 s (W A^T)_j · B_j + s² B_j (A A^T) B_j^T`, whose first term never changes.
-use super::lora::{Matrices, minus};
+use super::low_rank::{Matrices, minus};
 use super::{Formula, Saved};
 use crate::grads::Grads;
 use crate::linear::{Base, Input};
@@ -41,8 +41,8 @@ impl Magnitude {
         Self { range, squares, known: Arc::default() }
     }
 
-    /// As [`row_norms`]. Where a few `tokens` are asked for, as token by token of an answer, the norms are kept until A or
-    /// B is another: they cost a product with the whole base.
+    /// As [`row_norms`]. Where a few `tokens` are asked for, as token by token of an answer, the norms are kept until A
+    /// or B is another: they cost a product with the whole base.
     pub fn norms(
         &self,
         pool: &Arc<Pool>,
@@ -128,8 +128,8 @@ impl Formula for Dora {
     }
 }
 
-/// Of a fresh adapter `||W_j||²` and `||W_j + s (B A)_j||` of each row, with which the magnitudes start. `values` are the trained
-/// ones, in case the weight is among them.
+/// Of a fresh adapter `||W_j||²` and `||W_j + s (B A)_j||` of each row, with which the magnitudes start. `values` are
+/// the trained ones, in case the weight is among them.
 pub fn start(weight: &Weight, values: &[f32], update: Update<'_>, in_features: usize) -> (Vec<f64>, Vec<f32>) {
     let squares = row_squares(weight, values, in_features);
     let view = weight.view(values.into());

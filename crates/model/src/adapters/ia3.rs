@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::{About, Adapter, Formula, Method, Part, Saved, Site};
-use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX, SECTION};
-use tunesmith_config::{Mode, TargetModules, TuningConfig};
-use tunesmith_base::error::{Error, Result};
 use crate::build::Attach;
 use crate::grads::Grads;
 use crate::linear::{Base, Input};
 use crate::targets::{Placement, Targets};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX, SECTION};
+use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_ops::gain;
 use tunesmith_ops::panel::Act;
 use tunesmith_plan::memory::{self, Footprint};

@@ -2,7 +2,7 @@
 //! `Q = quantize(W - s B A)` and `s B A`, the part of `W - Q` with the largest singular values; at first `B A = 0`.
 //!
 //! PEFT leaves the adapter's scale `s` out of account; here the sum is the approximation of the weight whatever it is.
-use super::start as matrices;
+use super::factors::{factors, subtract};
 use crate::quantize::How;
 use crate::svd;
 use rayon::prelude::*;
@@ -27,12 +27,12 @@ pub fn start(
         let mut residual = matrix.dequantize();
         residual.par_iter_mut().zip(weight).for_each(|(lost, weight)| *lost = weight - *lost);
         let triplets = svd::exact(svd::Rows { data: &residual, cols }, rank);
-        let [a, b] = matrices::factors(&triplets, weight.len() / cols, scale);
+        let [a, b] = factors(&triplets, weight.len() / cols, scale);
         if round == rounds {
             return Ok((matrix, [a, b]));
         }
         rest.copy_from_slice(weight);
-        matrices::subtract(&mut rest, cols, scale, [&a, &b]);
+        subtract(&mut rest, cols, scale, [&a, &b]);
         round += 1;
     }
 }

@@ -1,25 +1,20 @@
-//! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given `dy`:
-//! `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's input alone, as in
-//! PEFT. How A and B start: [`super::start`]; with magnitudes beside them it is [`super::dora`]'s formula.
-use std::ops::Range;
+//! LoRA (Hu et al., 2021): `y = W x + b + B (s A x)`, `s = alpha / r` or, rank-stabilised, `alpha / sqrt(r)`. Given
+//! `dy`: `dz = s B^T dy`, `dB = dy (s A x)^T`, `dA = dz x^T`, `dx = W^T dy + A^T dz`. Dropout acts on the adapter's
+//! input alone, as in PEFT. [`super::low_rank`] computes it, [`super::dora`] with magnitudes; [`super::start`]
+//! initializes A and B.
 use std::sync::Arc;
 
 use rayon::prelude::*;
 use serde_json::Value;
 
 use super::dora::{self, Dora, Magnitude};
-use super::{About, Adapter, Formula, Method, Part, Rank, Saved, Site, names, parameters, ranks, start};
+use super::low_rank::Matrices;
+use super::{About, Adapter, Formula, Method, Part, Rank, Site, names, parameters, ranks, start};
+use crate::build::Attach;
+use crate::targets::{Placement, Ranks, Targets, ends_with_module};
+use tunesmith_base::error::{Error, Result};
 use tunesmith_config::adapters::lora::{LoraConfig, PREFIX, SECTION};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
-use tunesmith_base::error::{Error, Result};
-use crate::build::Attach;
-use crate::grads::Grads;
-use crate::linear::{Base, Input};
-use crate::pass::Drops;
-use crate::targets::{Placement, Ranks, Targets, ends_with_module};
-use crate::values::Values;
-use tunesmith_ops::gemm::{Init, Matrix, Target, Term, Transposed, matmul, outer};
-use tunesmith_ops::panel::Act;
 use tunesmith_plan::memory::{Footprint, LowRank};
 
 /// What is the same of all LoRA adapters.
@@ -172,8 +167,8 @@ impl Method for LoraConfig {
     }
 }
 
-/// The low-rank update of a module: `s B A`, A `[r, in_features]`, B `[out_features, r]`. Of experts rows `e r..` of A are
-/// expert e's, and of B every so many-th column as there are experts.
+/// The low-rank update of a module: `s B A`, A `[r, in_features]`, B `[out_features, r]`. Of experts rows `e r..` of A
+/// are expert e's, and of B every so many-th column as there are experts.
 #[derive(Debug)]
 struct Update {
     outputs: usize,
@@ -251,134 +246,5 @@ impl Adapter for Update {
 
     fn footprint(&self) -> Arc<dyn Footprint> {
         Arc::new(LowRank { rank: self.rank.r as u64, magnitudes: self.magnitudes })
-    }
-}
-
-/// A and B among the trained values, at work.
-#[derive(Debug, Clone)]
-pub struct Matrices {
-    /// `[rank, in_features]`.
-    pub a: Range<usize>,
-    /// `[out_features, rank]`, or of all experts `[out_features, rank * experts]`.
-    pub b: Range<usize>,
-    /// Rows of A.
-    pub rank: usize,
-    /// What `A x` is multiplied by.
-    pub scale: f32,
-    /// The number that tells this module's dropout mask from the others'.
-    pub module: u64,
-    /// Of an expert its number and how many there are: column i of its B is column `i * experts + expert` of the stored one.
-    pub expert: Option<(usize, usize)>,
-}
-
-fn scale(x: &mut Act, factor: f32) {
-    x.data_mut().iter_mut().for_each(|value| *value *= factor);
-}
-
-impl Matrices {
-    fn first_column(&self) -> usize {
-        self.expert.map_or(0, |(expert, _)| expert)
-    }
-
-    /// B's values from its first on, and how far its rows and columns lie apart.
-    pub(super) fn b<'a>(&self, values: Values<'a>) -> (&'a [f32], usize, usize) {
-        let experts = self.expert.map_or(1, |(_, experts)| experts);
-        (&values.at(&self.b)[self.first_column()..], self.rank * experts, experts)
-    }
-
-    /// The adapter's input after dropout, where there is any.
-    pub(super) fn drop_some(&self, base: Base<'_>, x: &Act) -> Option<Act> {
-        base.pass.dropout.map(|drops| drops.of(self.module, x.tokens()).apply(x))
-    }
-
-    /// `s A x`.
-    pub(super) fn low(&self, base: Base<'_>, x: &Act) -> Act {
-        let mut low = x.pool().blank(x.tokens(), self.rank);
-        let a = Matrix::rows(base.pass.values.at(&self.a), base.linear.in_features);
-        matmul(&mut low, Init::Zero, &[Term { matrix: a, x }]);
-        scale(&mut low, self.scale);
-        low
-    }
-
-    /// Adds the gradients of A and B for that of `B (s A x)`, and returns that of `A x`. `x` is the adapter's input.
-    pub(super) fn gradients(&self, base: Base<'_>, low: &Act, dy: &Act, x: &Act, grads: &mut Grads<'_>) -> Act {
-        let mut d_low = dy.pool().act(dy.tokens(), self.rank);
-        let (b, row, col) = self.b(base.pass.values);
-        matmul(&mut d_low, Init::Zero, &[Term { matrix: Matrix::strided(b, col, row), x: dy }]);
-        scale(&mut d_low, self.scale);
-        let to = Target::Strided(&mut grads[self.b.clone()][self.first_column()..], row, col);
-        outer(to, dy, &Transposed::new(low));
-        outer(Target::Transposed(&mut grads[self.a.clone()]), x, &Transposed::new(&d_low));
-        d_low
-    }
-
-    /// The gradient of the input, from those of the base's product, of the adapter's beside that, and of `A x`.
-    pub(super) fn input_gradient(
-        &self,
-        base: Base<'_>,
-        (dy, beside, d_low): (&Act, Option<&Act>, &Act),
-        (dx, add): (&mut Act, bool),
-    ) {
-        let (weight, inputs) = (base.weight(), base.linear.in_features);
-        let init = if add { Init::Out } else { Init::Zero };
-        let whole = Matrix::transposed(weight.store(), inputs);
-        let a = Term { matrix: Matrix::transposed(base.pass.values.at(&self.a), inputs), x: d_low };
-        let Some(drops) = base.pass.dropout else {
-            return matmul(dx, init, &[Term { matrix: whole, x: beside.unwrap_or(dy) }, a]);
-        };
-        let mut through = dx.pool().act(dx.tokens(), inputs);
-        if let Some(beside) = beside {
-            matmul(&mut through, Init::Zero, &[Term { matrix: whole, x: &minus(beside, dy) }, a]);
-        } else {
-            matmul(&mut through, Init::Zero, &[a]);
-        }
-        matmul(dx, init, &[Term { matrix: whole, x: dy }]);
-        add_dropped(dx, &through, drops, self.module);
-    }
-}
-
-fn add_dropped(dx: &mut Act, through: &Act, drops: Drops<'_>, module: u64) {
-    let through = drops.of(module, through.tokens()).apply(through);
-    dx.data_mut().iter_mut().zip(through.data()).for_each(|(sum, value)| *sum += value);
-}
-
-/// `left - right`.
-pub(super) fn minus(left: &Act, right: &Act) -> Act {
-    let mut out = left.copy();
-    out.data_mut().iter_mut().zip(right.data()).for_each(|(out, right)| *out -= right);
-    out
-}
-
-impl Formula for Matrices {
-    fn forward(&self, base: Base<'_>, x: &Act, residual: Option<&Act>) -> (Act, Option<Saved>) {
-        let (mut y, weight) = (base.output(x), base.weight());
-        let low = {
-            let dropped = self.drop_some(base, x);
-            self.low(base, dropped.as_ref().unwrap_or(x))
-        };
-        let (b, row, col) = self.b(base.pass.values);
-        let whole = Term { matrix: Matrix::rows(weight.store(), base.linear.in_features), x };
-        base.sum(&mut y, residual, &[whole, Term { matrix: Matrix::strided(b, row, col), x: &low }]);
-        (y, Some(low.into()))
-    }
-
-    fn backward(
-        &self,
-        base: Base<'_>,
-        input: &Input<'_>,
-        saved: Option<&Saved>,
-        dy: &Act,
-        dx: Option<(&mut Act, bool)>,
-        grads: &mut Grads<'_>,
-    ) {
-        let Some([low]) = saved.map(|saved| &saved.acts[..]) else { return };
-        let d_low = {
-            let dropped = self.drop_some(base, input.x);
-            self.gradients(base, low, dy, dropped.as_ref().unwrap_or(input.x), grads)
-        };
-        base.gradients(input, dy, grads);
-        if let Some(dx) = dx {
-            self.input_gradient(base, (dy, None, &d_low), dx);
-        }
     }
 }

@@ -1,7 +1,9 @@
 //! Kinds of adapters: a file each, with its settings, its formula forward and backward, what it does to a weight that it is
 //! merged into, its memory and its names in PEFT's files. A new one is a file and its line in [`tunesmith_base::registry`].
 pub mod dora;
+mod factors;
 pub mod loftq;
+pub mod low_rank;
 pub mod start;
 
 use std::fmt::Debug;

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rayon::prelude::*;
 
 use super::{About, Adapter, Formula, Method, Part, Saved, Site, names};
-use tunesmith_config::adapters::oft::{OftConfig, PREFIX, SECTION};
-use tunesmith_config::{Mode, TargetModules, TuningConfig};
-use tunesmith_base::error::{Error, Result};
 use crate::build::Attach;
 use crate::grads::Grads;
 use crate::linear::{Base, Input};
 use crate::targets::{Placement, Targets};
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::adapters::oft::{OftConfig, PREFIX, SECTION};
+use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_ops::blocks::{Diagonal, outer, times};
 use tunesmith_ops::panel::{self, Act};
 use tunesmith_plan::memory::footprint::{self, Shape};

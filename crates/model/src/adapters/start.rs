@@ -1,8 +1,7 @@
-//! How LoRA's A and B start.
+//! Initial values of LoRA's A and B (`tuning.lora.init_lora_weights`).
 use std::sync::Arc;
 
-use rayon::prelude::*;
-
+use super::factors::{factors, subtract};
 use super::{Rank, loftq};
 use crate::build::Attach;
 use crate::init::Stream;
@@ -50,8 +49,9 @@ pub(super) fn of_experts(at: &Attach<'_, '_>, experts: usize, r: usize, shape: [
     start
 }
 
-/// A `[rank, inputs]` and B `[outputs, rank]`, as PEFT does it: A uniform within `1 / sqrt(inputs)` (Kaiming's rule with
-/// a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the adapter is to change the model from the start.
+/// A `[rank, inputs]` and B `[outputs, rank]`, as PEFT does it: A uniform within `1 / sqrt(inputs)` (Kaiming's rule
+/// with a = sqrt 5) or normal with deviation `1 / rank`; B zero, unless the adapter is to change the model from the
+/// start.
 fn fresh(how: InitLora, at: &Attach<'_, '_>, rank: usize, [outputs, inputs]: [usize; 2]) -> [Vec<f32>; 2] {
     let stream = |index: usize| at.stream(&at.tensor_name(index));
     let uniform = |index, fan_in: usize, count| stream(index).uniforms(1.0 / (fan_in as f64).sqrt(), count);
@@ -66,8 +66,8 @@ fn fresh(how: InitLora, at: &Attach<'_, '_>, rank: usize, [outputs, inputs]: [us
     }
 }
 
-/// `PiSSA`'s A and B for a weight `[rows, cols]`, which keeps the rest: `W = W_rest + scale B A`, where `scale B A` holds its
-/// `rank` largest singular values, found exactly or by rounds of a randomized method.
+/// `PiSSA`'s A and B for a weight `[rows, cols]`, which keeps the rest: `W = W_rest + scale B A`, where `scale B A`
+/// holds its `rank` largest singular values, found exactly or by rounds of a randomized method.
 pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: Option<(u32, Stream)>) -> [Vec<f32>; 2] {
     let matrix = svd::Rows { data: weight, cols };
     let triplets = match rounds {
@@ -77,25 +77,4 @@ pub fn pissa(weight: &mut [f32], cols: usize, rank: usize, scale: f32, rounds: O
     let [a, b] = factors(&triplets, weight.len() / cols, scale);
     subtract(weight, cols, scale, [&a, &b]);
     [a, b]
-}
-
-/// A `[rank, cols]` and B `[rows, rank]` with `scale B A = sum u s v^T`, the roots of the singular values on both sides.
-pub(super) fn factors(triplets: &svd::Triplets, rows: usize, scale: f32) -> [Vec<f32>; 2] {
-    let roots: Vec<f64> = triplets.s.iter().map(|value| (value / f64::from(scale)).sqrt()).collect();
-    let row = |(root, v): (&f64, &Vec<f64>)| v.iter().map(|value| (root * value) as f32).collect::<Vec<_>>();
-    let a = roots.iter().zip(&triplets.v).flat_map(row).collect();
-    let columns: Vec<_> = roots.iter().zip(&triplets.u).collect();
-    let b = (0..rows).flat_map(|row| columns.iter().map(move |(root, u)| (*root * u[row]) as f32)).collect();
-    [a, b]
-}
-
-/// Takes `scale B A` away from a weight whose rows are `cols` numbers long.
-pub(super) fn subtract(weight: &mut [f32], cols: usize, scale: f32, [a, b]: [&[f32]; 2]) {
-    let rank = a.len() / cols;
-    weight.par_chunks_mut(cols).zip(b.par_chunks(rank)).for_each(|(row, b)| {
-        for (col, value) in row.iter_mut().enumerate() {
-            let ba: f64 = b.iter().enumerate().map(|(k, &b)| f64::from(b) * f64::from(a[k * cols + col])).sum();
-            *value = (f64::from(*value) - f64::from(scale) * ba) as f32;
-        }
-    });
 }

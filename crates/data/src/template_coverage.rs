@@ -1,16 +1,16 @@
-//! What a conversation holds and the chat template does not write. A template that knows no tools writes nothing for a
-//! call, and the model would learn to say nothing where it should call: that is refused. Messages and tools that it leaves
-//! out are named.
+//! Which parts of a conversation the chat template leaves out. A template without tool support writes nothing for a
+//! tool call, and the model would learn to answer nothing where it should call a tool. Such rows are refused. Messages
+//! and tools that the template leaves out become notes in the data report.
 use serde_json::Value;
 
-use super::row::Conversation;
+use super::messages::Conversation;
 use super::template::{ChatTemplate, Rendered};
 use tunesmith_base::error::{Error, Result};
 
-/// Refuses a conversation whose calls of tools the template leaves out. `renderings` are those of the conversation.
+/// Checks that the template writes the tool calls of a conversation, given its `renderings`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Data`]: the message, and the template.
+/// [`tunesmith_base::Kind::Data`]: the template leaves out a call.
 pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderings: &[Rendered]) -> Result<()> {
     let learned = || renderings.iter().flat_map(|one| one.spans.iter().filter_map(|span| one.text.get(span.clone())));
     for (index, message) in conversation.messages.iter().enumerate() {
@@ -18,7 +18,7 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
         if calls.iter().all(|call| called(call).is_some_and(|name| learned().any(|text| text.contains(name)))) {
             continue;
         }
-        // Other names change the text of a template that writes them.
+        // Renamed tools change the text if the template writes their names.
         let mut renamed = conversation.clone();
         for call in renamed.messages[index]["tool_calls"].as_array_mut().into_iter().flatten() {
             let function = if call["function"].is_object() { &mut call["function"] } else { call };
@@ -37,14 +37,14 @@ pub fn check_calls(template: &ChatTemplate, conversation: &Conversation, renderi
     Ok(())
 }
 
-/// Messages (except the assistant's), tools, and the reasoning of the last learned turn that leave no trace in `text`, the last
-/// rendering, in words.
+/// Phrases for the parts of a conversation that are not in `text`, its last rendering: messages other than the
+/// assistant's, tools, and the reasoning of the last turn that is trained on.
 pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut from = 0;
     for message in conversation.messages.iter().filter(|message| message["role"] != "assistant") {
         let Some(word) = message["content"].as_str().and_then(longest_word) else { continue };
-        // Messages mostly stand in their order.
+        // Messages are mostly in order, so the search continues after the previous one.
         match text[from..].find(word) {
             Some(at) => from += at,
             None if text.contains(word) => {}
@@ -65,18 +65,18 @@ pub fn left_out(conversation: &Conversation, text: &str) -> Vec<String> {
     found
 }
 
-/// What an assistant thought: a field of its message, or the beginning of its content.
+/// The reasoning of an assistant: a field of its message, or its content up to `</think>`.
 fn reasoning(message: &Value) -> Option<&str> {
     let field = ["reasoning_content", "thinking", "reasoning"].iter().find_map(|name| message[*name].as_str());
     field.or_else(|| Some(message["content"].as_str()?.split_once("</think>")?.0))
 }
 
-/// The name of a tool, or of one that is called.
+/// The name of a tool or of a tool call.
 fn called(call: &Value) -> Option<&str> {
     call["function"]["name"].as_str().or(call["name"].as_str())
 }
 
-/// The longest run of letters and digits: what any way of quoting leaves as it is.
+/// The longest run of letters and digits, which no quoting or escaping changes.
 fn longest_word(text: &str) -> Option<&str> {
     text.split(|letter: char| !letter.is_alphanumeric()).filter(|word| !word.is_empty()).max_by_key(|word| word.len())
 }

@@ -1,15 +1,15 @@
-//! `strftime_now` for chat templates, and the date that stands for today.
+//! `strftime_now` for chat templates, and `data.template_date`.
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use minijinja::Error;
 
-use super::jinja::failed;
+use super::jinja_limits::failed;
 
-/// `2025-07-26` as the beginning of that day.
+/// Midnight UTC of a date such as `2025-07-26`.
 ///
 /// # Errors
-/// [`tunesmith_base::Kind::Config`]: it is no date from 1970 on.
+/// [`tunesmith_base::Kind::Config`]: the text is not a date, or one before 1970.
 pub fn parse_date(text: &str) -> tunesmith_base::Result<SystemTime> {
     let parts: Vec<&str> = text.split('-').collect();
     let date = match parts[..] {
@@ -26,7 +26,10 @@ pub fn parse_date(text: &str) -> tunesmith_base::Result<SystemTime> {
     })
 }
 
-/// `datetime.now().strftime(layout)`, in UTC and English.
+/// Python's `now.strftime(layout)`, in UTC and English.
+///
+/// # Errors
+/// The layout has a code that is not supported.
 pub fn strftime(layout: &str, now: SystemTime) -> Result<String, Error> {
     const MONTHS: [&str; 12] = [
         "January",
@@ -109,7 +112,7 @@ fn days_before(year: u64) -> u64 {
     past * 365 + past / 4 - past / 100 + past / 400 - 719_162
 }
 
-/// (year, month from 1, day from 1) of a day counted from 1970-01-01.
+/// Year, month (from 1) and day (from 1) of the day `days` days after 1970-01-01.
 fn civil_date(days: u64) -> (u64, usize, u64) {
     let mut year = 1970 + days / 366;
     while days_before(year + 1) <= days {
@@ -124,12 +127,6 @@ fn civil_date(days: u64) -> (u64, usize, u64) {
         day -= length;
     }
     unreachable!("a year has at most 366 days")
-}
-
-/// What the processor has spent on this thread, where the system says so.
-pub fn thread_time() -> Option<Duration> {
-    let text = tunesmith_base::files::system("/proc/thread-self/schedstat")?;
-    text.split_whitespace().next()?.parse().ok().map(Duration::from_nanos)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! The parts of Python and of Transformers that chat templates call: `raise_exception`, `strftime_now`, `tojson` as
-//! `json.dumps`, and string methods. Each that could multiply its input asks [`guard`] first.
+//! Functions, filters and string methods of Python and Transformers that chat templates call: `raise_exception`,
+//! `strftime_now`, `tojson` as `json.dumps`, and others. Those that can multiply their input call [`guard`] first.
 use std::sync::LazyLock;
 
 use minijinja::formatting::{FormatStyle, format};
@@ -7,14 +7,19 @@ use minijinja::value::{Kwargs, Rest, Tuple, ValueKind, from_args};
 use minijinja::{Environment, Error, Expression, State, Value, context, filters, tests};
 use minijinja_contrib::pycompat;
 
-use super::clock::strftime;
-use super::dumps::to_json;
-use super::jinja::{
-    CONCAT, MULTIPLY, REMAINDER, charge, failed, guard, guard_sorting, measure, now, raised, stopped, weight,
-};
-use super::{print, space};
+use super::jinja_limits::{charge, failed, guard, guard_sorting, measure, now, raised, stopped, weight};
+use super::strftime::strftime;
+use super::tojson::to_json;
+use super::{print, whitespace};
 
-/// Adds everything to the environment.
+/// The filter that replaces the operator `*`.
+pub const MULTIPLY: &str = "_multiply";
+/// The filter that replaces the operator `~`.
+pub const CONCAT: &str = "_concat";
+/// The filter that replaces the operator `%`.
+pub const REMAINDER: &str = "_remainder";
+
+/// Adds them to an environment.
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", |message: String| -> Result<Value, Error> { Err(raised(message)) });
     environment.add_function("strftime_now", |layout: &str| strftime(layout, now()));
@@ -23,7 +28,7 @@ pub fn install(environment: &mut Environment<'static>) {
     });
     environment.add_filter("replace", replace);
     environment.add_filter("trim", |text: &Value, letters: Option<&str>| {
-        Value::from(space::strip(&print::string(text), letters, (true, true)))
+        Value::from(whitespace::strip(&print::string(text), letters, (true, true)))
     });
     environment
         .add_filter("split", |text: &str, separator: Option<&str>, most: Option<i64>| split(text, separator, most));
@@ -47,7 +52,7 @@ pub fn install(environment: &mut Environment<'static>) {
     );
     environment
         .add_filter("format", |layout: &str, values: Rest<Value>| checked_format(FormatStyle::Printf, layout, &values));
-    // These pad to any length, and no chat template needs them.
+    // They can pad to any length, and no chat template needs them.
     environment.remove_filter("batch");
     environment.remove_filter("slice");
     environment.add_filter("string", |value: &Value| match value.as_str() {
@@ -55,7 +60,7 @@ pub fn install(environment: &mut Environment<'static>) {
         None => Value::from(print::string(value)),
     });
     environment.add_filter(CONCAT, |a: &Value, b: &Value| {
-        // Printing writes each value once: what stays below the limit is as large as what was made before.
+        // The result is as large as both values, so the guard bounds it.
         guard(measure(a)?.checked_add(measure(b)?))?;
         built(Value::from(print::string(a) + &print::string(b)))
     });
@@ -70,7 +75,7 @@ pub fn install(environment: &mut Environment<'static>) {
     install_bounded(environment);
 }
 
-/// The library's filters and tests of which one call may take long.
+/// Filters and tests of minijinja of which one call may take long, with a check before.
 fn install_bounded(environment: &mut Environment<'static>) {
     environment.add_filter("sort", |state: &State, value: Value, kwargs: Kwargs| {
         guard_sorting(&value)?;
@@ -91,7 +96,7 @@ fn install_bounded(environment: &mut Environment<'static>) {
     environment.add_filter(
         "sum",
         |state: &State, values: Value, attribute: Option<&str>, start: Option<Value>, kwargs: Kwargs| {
-            /// The most bytes that are copied: each item is added to a copy of what came before it.
+            /// The most bytes that are copied: minijinja copies the sum so far for each item.
             const MAX_COPIED: usize = 1 << 30;
             charge(0)?;
             let from = start.clone().or(kwargs.get("start")?);
@@ -103,7 +108,7 @@ fn install_bounded(environment: &mut Environment<'static>) {
         },
     );
     environment.add_filter("pprint", |value: &Value| {
-        /// The most spaces before an item.
+        /// The most spaces that `pprint` writes before an item.
         const INDENT: usize = 256;
         guard(weight(value).checked_mul(INDENT).and_then(|spaces| spaces.checked_add(measure(value).ok()?)))?;
         built(Value::from(filters::pprint(value)))
@@ -114,19 +119,20 @@ fn install_bounded(environment: &mut Environment<'static>) {
     });
 }
 
-/// Counts a text that a filter has built, which the library may have called for one of many items.
+/// Charges for a value that a filter has built. minijinja may call the filter for each item of a list, with no check
+/// between.
 fn built(text: Value) -> Result<Value, Error> {
     charge(text.as_str().map_or(1, str::len))?;
     Ok(text)
 }
 
-/// An expression of two variables `a` and `b`, evaluated without rewriting.
+/// An expression of the variables `a` and `b`, compiled without the rewriting of [`super::jinja`].
 fn plain(source: &'static str) -> Expression<'static, 'static> {
     static PLAIN: LazyLock<Environment<'static>> = LazyLock::new(Environment::new);
     PLAIN.compile_expression(source).expect("a constant expression")
 }
 
-/// The operator `*`: numbers, or text and sequences repeated.
+/// The operator `*`: multiplies numbers, and repeats strings and sequences.
 fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
     static PRODUCT: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| plain("a * b"));
     let repeats = |value: &Value| matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Iterable);
@@ -147,7 +153,7 @@ fn multiply(a: &Value, b: &Value) -> Result<Value, Error> {
     Ok(Value::from(std::iter::repeat_n(items, times).flatten().collect::<Vec<_>>()))
 }
 
-/// The operator `%`: numbers, or printf-style formatting of a string.
+/// The operator `%`: the remainder of numbers, or printf-style formatting of a string.
 fn remainder(a: &Value, b: &Value) -> Result<Value, Error> {
     static REMAINDER: LazyLock<Expression<'static, 'static>> = LazyLock::new(|| plain("a % b"));
     let Some(layout) = a.as_str() else { return REMAINDER.eval(context! { a, b }) };
@@ -155,7 +161,7 @@ fn remainder(a: &Value, b: &Value) -> Result<Value, Error> {
     checked_format(FormatStyle::Printf, layout, &values)
 }
 
-/// Formatting whose widths and precisions are plain numbers of at most three digits.
+/// Formats a string. Widths and precisions must be literal numbers of at most three digits.
 fn checked_format(style: FormatStyle, layout: &str, values: &[Value]) -> Result<Value, Error> {
     let (mut digits, mut in_field, mut last) = (0, false, ' ');
     for letter in layout.chars() {
@@ -178,12 +184,12 @@ fn checked_format(style: FormatStyle, layout: &str, values: &[Value]) -> Result<
         last = letter;
     }
     let sizes = values.iter().map(measure).sum::<Result<usize, _>>()?;
-    // A value may be named by every field: at most one field per two characters of the layout.
+    // Every field may name the same value, and a field takes at least two characters of the layout.
     guard(layout.len().checked_mul(1000).and_then(|own| own.checked_add(sizes.checked_mul(layout.len() / 2 + 1)?)))?;
     format(style, layout, &printed(style, layout, values)).map(Value::from).and_then(built)
 }
 
-/// The values of a format string, floats as text where they are written as text (`%s`, `{}`).
+/// The values of a format string, with floats as Python's text where the format prints text (`%s`, `{}`).
 fn printed(style: FormatStyle, layout: &str, values: &[Value]) -> Vec<Value> {
     let (mut values, mut next) = (values.to_vec(), 0);
     let mut print_next = |printed: bool| {
@@ -206,7 +212,7 @@ fn printed(style: FormatStyle, layout: &str, values: &[Value]) -> Vec<Value> {
                 rest = &field[end + letter.map_or(0, char::len_utf8)..];
             }
         }
-        // Fields that name their values take them in any order.
+        // Fields that name their values may take them in any order, so the values stay as they are.
         FormatStyle::StrFormat => {
             while let Some((before, field)) = rest.split_once('{').filter(|_| !layout.contains("{{")) {
                 let _ = before;
@@ -225,7 +231,7 @@ fn printed(style: FormatStyle, layout: &str, values: &[Value]) -> Vec<Value> {
 fn split(text: &str, separator: Option<&str>, most: Option<i64>) -> Result<Value, Error> {
     let most = most.and_then(|most| usize::try_from(most).ok());
     Ok(match (separator, most) {
-        (None, _) => space::split(text, most.unwrap_or(usize::MAX)).into_iter().map(Value::from).collect(),
+        (None, _) => whitespace::split(text, most.unwrap_or(usize::MAX)).into_iter().map(Value::from).collect(),
         (Some(""), _) => return Err(failed("empty separator")),
         (Some(separator), None) => text.split(separator).map(Value::from).collect(),
         (Some(separator), Some(most)) => text.splitn(most.saturating_add(1), separator).map(Value::from).collect(),
@@ -285,7 +291,7 @@ fn indent(text: &str, width: Option<&Value>, first: bool, blank: bool) -> Result
     built(Value::from(indented))
 }
 
-/// Python's string methods that minijinja's `pycompat` lacks or does not bound, then `pycompat` itself.
+/// Python's string methods: those that minijinja's `pycompat` lacks or does not bound, and all others from `pycompat`.
 fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else { return pycompat::unknown_method_callback(state, value, name, args) };
     let pair = |found: Option<(&str, &str)>, separator: &str, whole_first: bool| {
@@ -308,7 +314,7 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         "format" => checked_format(FormatStyle::StrFormat, text, args),
         "strip" | "lstrip" | "rstrip" => {
             let (letters,): (Option<&str>,) = from_args(args)?;
-            Ok(Value::from(space::strip(text, letters, (name != "rstrip", name != "lstrip"))))
+            Ok(Value::from(whitespace::strip(text, letters, (name != "rstrip", name != "lstrip"))))
         }
         "split" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
@@ -316,11 +322,11 @@ fn method(state: &mut State, value: &Value, name: &str, args: &[Value]) -> Resul
         }
         "splitlines" => {
             let (keep_ends,): (Option<bool>,) = from_args(args)?;
-            Ok(space::lines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect())
+            Ok(whitespace::lines(text, keep_ends.unwrap_or(false)).into_iter().map(Value::from).collect())
         }
         "isspace" => {
             let () = from_args(args)?;
-            Ok(Value::from(!text.is_empty() && text.chars().all(space::is)))
+            Ok(Value::from(!text.is_empty() && text.chars().all(whitespace::is)))
         }
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;

@@ -1,5 +1,5 @@
-//! Code of others that may panic on hostile input (the tokenizers crate does) runs in here: a panic becomes an error,
-//! and its message stays off the terminal.
+//! Runs library code that may panic on hostile input, as the tokenizers crate does. A panic becomes an error, and its
+//! message is not printed.
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Once;
@@ -10,7 +10,7 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs `work`; a panic in it becomes a data error that says what was being done.
+/// Runs `work`. A panic becomes a data error that says what the program was `doing`.
 pub fn isolated<T>(doing: &str, work: impl FnOnce() -> T) -> Result<T> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {

@@ -1,35 +1,37 @@
-//! One pass over the rows of some files: read in order, worked on by all threads, handed on in order; in memory are
-//! the rows of one chunk.
+//! A pass over the rows of files. Rows are read in order, processed by all threads, and passed on in order. Only one
+//! chunk of rows is in memory.
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::dataset::Progress;
 use super::inputs::Input;
+use super::progress::Progress;
 use super::row::Form;
 use super::source::{self, RawRow};
-use tunesmith_base::error::Result;
+use tunesmith_base::error::{Error, Result};
+use tunesmith_config::Config;
 
-/// Rows that are worked on together, and about how much text.
+/// A chunk ends after this many rows, or about this many bytes.
 const CHUNK_ROWS: usize = 4096;
 const CHUNK_BYTES: usize = 16 << 20;
 
-/// What a pass needs besides the files.
+/// What every pass over the data needs.
 pub struct Walker<'a> {
-    /// The threads that work.
+    /// The threads that process rows.
     pub threads: &'a rayon::ThreadPool,
-    /// Is told how far the pass has come.
+    /// Receives the bytes read so far.
     pub progress: &'a dyn Progress,
-    /// The most rows to read.
+    /// The most rows to read of an input (`data.max_rows`).
     pub max_rows: Option<usize>,
 }
 
 impl Walker<'_> {
-    /// Reads the rows of `input`, applies `work` to each in parallel and hands the results to `take` in order.
+    /// Reads the rows of `input`, applies `work` to each in parallel, and passes the results to `take` in order. `work`
+    /// also gets the row forms of the file.
     ///
     /// # Errors
-    /// The first error, in the order of the rows, of reading, `work` or `take`.
+    /// The error of reading, `work` or `take` that comes first in the order of the rows.
     pub fn walk<T: Send>(
         &self,
         doing: &str,
@@ -46,7 +48,7 @@ impl Walker<'_> {
             let (mut chunk, mut chunk_bytes) = (Vec::new(), 0);
             let mut forms_of_file = Vec::new();
             let mut flush = |chunk: &mut Vec<RawRow>, forms: &[Form]| -> Result<()> {
-                // Rows behind one that failed are not looked at: each of them may take as long to fail.
+                // Rows after one that failed are skipped: each of them may take as long to fail.
                 let failed = AtomicUsize::new(usize::MAX);
                 let one = |(index, row)| {
                     if index > failed.load(Ordering::Relaxed) {
@@ -78,11 +80,22 @@ impl Walker<'_> {
                 }
                 Ok(())
             });
-            // Rows before one that cannot be read are looked at first: the earliest error is the one to report.
+            // The rows before an unreadable one come first, because the earliest error is the one to report.
             flush(&mut chunk, &forms_of_file)?;
             read?;
         }
         self.progress.end();
         Ok(())
     }
+}
+
+/// The thread pool that reads and tokenizes rows, of `data.num_proc` threads.
+///
+/// # Errors
+/// [`tunesmith_base::Kind::Memory`]: the threads cannot be started.
+pub fn threads(config: &Config) -> Result<rayon::ThreadPool> {
+    rayon::ThreadPoolBuilder::new().num_threads(config.data.num_proc.unwrap_or(0)).build().map_err(|error| {
+        Error::memory(format!("data.num_proc: cannot start threads: {error}"))
+            .hint("raise the limits of processes and memory (ulimit -u, ulimit -v), or set data.num_proc=1")
+    })
 }

@@ -1,10 +1,10 @@
-//! `tojson` for chat templates: Python's `json.dumps`, to the letter.
+//! The filter `tojson` for chat templates, with the same output as Python's `json.dumps`.
 use std::fmt::Write as _;
 
 use minijinja::value::{DynObject, Kwargs, ValueKind};
 use minijinja::{Error, Value};
 
-use super::jinja::{failed, guard, measure, stopped};
+use super::jinja_limits::{failed, guard, measure, stopped};
 use super::print;
 
 /// `tojson` as Transformers defines it: `json.dumps(value, ensure_ascii=False, indent=…, separators=…, sort_keys=…)`,

@@ -1,18 +1,18 @@
-//! White space and lines as Python's `str` has them: more characters than Rust's.
+//! White space and line ends as Python's `str` methods define them: more characters than in Rust.
 
-/// Python's `str.isspace` of one character: Unicode's white space and the four separators of ASCII.
+/// Python's `str.isspace` of one character: Unicode white space and the four ASCII separators U+001C to U+001F.
 pub(super) fn is(letter: char) -> bool {
     letter.is_whitespace() || matches!(letter, '\u{1c}'..='\u{1f}')
 }
 
-/// Python's `strip`, at the start, the end or both: of white space, or of `letters`.
+/// Python's `strip`, at the start, the end or both. It strips white space, or any of `letters`.
 pub(super) fn strip<'a>(text: &'a str, letters: Option<&str>, (start, end): (bool, bool)) -> &'a str {
     let goes = |letter: char| letters.map_or_else(|| is(letter), |letters| letters.contains(letter));
     let text = if start { text.trim_start_matches(goes) } else { text };
     if end { text.trim_end_matches(goes) } else { text }
 }
 
-/// Python's `split` without a separator, at most at `most` places.
+/// Python's `split` without a separator, with at most `most` splits.
 pub(super) fn split(text: &str, most: usize) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = text.trim_start_matches(is);

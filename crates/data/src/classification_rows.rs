@@ -1,32 +1,29 @@
-//! Rows `{text, label}` or `{messages, label}`: what a classification or a regression learns from.
+//! Rows `{text, label}` or `{messages, label}`, for classification and regression.
 use serde_json::{Map, Value, json};
 
-use super::encode::Notes;
+use super::json_type::json_type;
 use super::messages::Conversation;
-use super::row::{Row, kind};
-use super::template::ChatTemplate;
-use super::tokenizer::Tokenizer;
 use tunesmith_base::error::{Error, Result};
 
-/// Fields that a row's text may stand in, or its messages.
+/// Names of the field with the text or the messages.
 const TEXT: [&str; 4] = ["text", "sentence", "content", "messages"];
-/// Fields that its label or number may stand in.
+/// Names of the field with the label.
 const LABEL: [&str; 4] = ["label", "labels", "class", "target"];
 
-/// What a label is given to: the whole of it.
+/// The text or conversation that has the label.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Whole {
     /// Plain text.
     Text(String),
-    /// Turns, to be rendered by the chat template.
+    /// A conversation, which the chat template renders.
     Chat(Conversation),
 }
 
 impl Whole {
-    /// Takes it out of a row.
+    /// Takes the text or the messages from a row.
     ///
     /// # Errors
-    /// There is none, or more than one.
+    /// There is no such field, or more than one.
     pub fn parse(row: &mut Map<String, Value>) -> Result<Self> {
         let field = one_of(row, &TEXT, "text")?;
         match (field, row.get_mut(field).map(Value::take)) {
@@ -34,52 +31,13 @@ impl Whole {
             (field, Some(Value::String(text))) if field != "messages" => Ok(Self::Text(text)),
             (field, value) => {
                 let expected = if field == "messages" { "a list" } else { "a string" };
-                let found = kind(&value.unwrap_or_default());
+                let found = json_type(&value.unwrap_or_default());
                 Err(Error::data(format!("field {field:?} is {found}, expected {expected}")))
             }
         }
     }
 
-    /// Its tokens: text as the tokenizer has it, with what that adds; turns through the chat template, up to their end.
-    /// Tokens of `padding` at the end go, since Transformers takes them for padding: the last other one is what counts.
-    /// With `split`, special tokens that messages write out are plain text; tokens behind the first `most` do not count.
-    ///
-    /// # Errors
-    /// The tokenizer, the template; there is no token.
-    pub fn ids(
-        &self,
-        tokenizer: &Tokenizer,
-        template: Option<&ChatTemplate>,
-        padding: Option<u32>,
-        (split, most): (bool, Option<usize>),
-    ) -> Result<(Vec<u32>, Notes)> {
-        let (mut ids, notes) = match self {
-            Self::Text(text) => {
-                let (ids, added) = tokenizer.ids_first(text, most)?;
-                let keeps_tokens = ids.iter().zip(added).any(|(id, added)| !added && tokenizer.is_control(*id));
-                (ids, Notes { keeps_tokens, ..Notes::default() })
-            }
-            Self::Chat(conversation) => {
-                let template = template.ok_or_else(|| {
-                    Error::data("the row is a conversation, but the model folder has no chat template")
-                        .hint("set data.chat_template: chatml, or data.template_path")
-                })?;
-                let text = template.render(conversation, false)?.text;
-                let tokens = template.tokens(tokenizer, conversation, &text, false, (split, most))?;
-                let notes = tokens.notes(split);
-                (tokens.encoded.ids, notes)
-            }
-        };
-        while ids.len() > 1 && ids.last().copied() == padding {
-            ids.pop();
-        }
-        if ids.is_empty() {
-            return Err(Error::data("the text is empty: it has no token to look at").hint("remove the row"));
-        }
-        Ok((ids, notes))
-    }
-
-    /// The part of a row that holds it.
+    /// The row without its label: `{text}`, or the form `messages`.
     pub(super) fn into_json(self) -> Value {
         match self {
             Self::Text(text) => json!({ "text": text }),
@@ -88,17 +46,17 @@ impl Whole {
     }
 }
 
-/// Reads a row with its label.
+/// Reads a row and its label; a number or a boolean becomes text.
 ///
 /// # Errors
-/// What was found and what is expected.
-pub(super) fn parse(row: &mut Map<String, Value>) -> Result<Row> {
+/// A field is missing, occurs under two names, or has another type.
+pub(super) fn parse(row: &mut Map<String, Value>) -> Result<(Whole, String)> {
     let field = one_of(row, &LABEL, "label")?;
     let found = row.get_mut(field).map(Value::take).unwrap_or_default();
     let label = match found {
         Value::String(text) if !text.trim().is_empty() => text,
         Value::Bool(value) => value.to_string(),
-        // 1 and 1.0 are one label: which of them a table holds depends on its other rows.
+        // 1 and 1.0 are one label: which of them a column has depends on its other rows.
         Value::Number(number) => match number.as_f64() {
             Some(whole) if whole.fract() == 0.0 && whole.abs() < 1e15 => (whole as i64).to_string(),
             _ => number.to_string(),
@@ -108,14 +66,14 @@ pub(super) fn parse(row: &mut Map<String, Value>) -> Result<Row> {
                 .hint("several labels of one row are not supported"));
         }
         other => {
-            let found = if other.is_string() { "an empty string" } else { kind(&other) };
+            let found = if other.is_string() { "an empty string" } else { json_type(&other) };
             return Err(Error::data(format!("field {field:?} is {found}, expected a label: a text or a number")));
         }
     };
-    Ok(Row::Labeled { whole: Whole::parse(row)?, label })
+    Ok((Whole::parse(row)?, label))
 }
 
-/// Which of some fields there is.
+/// The one of `names` that the row has; `what` describes it in messages.
 fn one_of<'n>(row: &Map<String, Value>, names: &[&'n str], what: &str) -> Result<&'n str> {
     let found: Vec<&str> =
         names.iter().copied().filter(|name| row.get(*name).is_some_and(|value| !value.is_null())).collect();
@@ -138,13 +96,9 @@ fn one_of<'n>(row: &Map<String, Value>, names: &[&'n str], what: &str) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::row::Form;
 
-    fn label(row: Value) -> Result<String> {
-        match Row::parse(row, &[Form::Labeled])? {
-            Row::Labeled { label, .. } => Ok(label),
-            other => panic!("{other:?}"),
-        }
+    fn label(mut row: Value) -> Result<String> {
+        parse(row.as_object_mut().unwrap()).map(|(_, label)| label)
     }
 
     #[test]

@@ -1,0 +1,112 @@
+//! A row with its loss weight, and the names of fields that hold text but that nothing reads.
+use serde_json::{Map, Value};
+
+use super::fields::{loss_weight, refuse_media_part};
+use super::row::{Form, Row};
+use tunesmith_base::error::Result;
+
+/// A row and its fields beside the text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Parsed {
+    /// The text, conversation or tokens.
+    pub row: Row,
+    /// The factor of its loss ([`loss_weight`]).
+    pub weight: f32,
+    /// Phrases for fields that nothing reads and that have text of several words, a list or an object.
+    pub unread: Vec<String>,
+}
+
+impl Parsed {
+    /// Reads a row of one of the given forms.
+    ///
+    /// # Errors
+    /// Those of [`Row::parse`]; an invalid `loss_weight`; a message with media.
+    pub fn of(value: Value, forms: &[Form]) -> Result<Self> {
+        let weight = loss_weight(&value)?;
+        let mut left = Map::new();
+        let row = Row::take(value, forms, &mut left)?;
+        if let Row::Chat(conversation) = &row {
+            for (index, message) in conversation.messages.iter().enumerate() {
+                let mut parts = message["content"].as_array().into_iter().flatten();
+                parts
+                    .try_for_each(refuse_media_part)
+                    .map_err(|error| error.context(format!("message {}", index + 1)))?;
+            }
+        }
+        let says = |value: &Value| match value {
+            Value::String(text) => text.trim().contains(char::is_whitespace),
+            Value::Array(items) => !items.is_empty(),
+            Value::Object(fields) => !fields.is_empty(),
+            _ => false,
+        };
+        let unread = left.iter().filter(|(_, value)| says(value)).map(|(name, _)| format!("the field {name:?}"));
+        Ok(Self { unread: unread.collect(), row, weight })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::IGNORE;
+    use serde_json::json;
+
+    fn parse(row: Value) -> Result<Parsed> {
+        Parsed::of(row, Form::ALL)
+    }
+
+    fn turns(row: Value) -> Vec<(String, String)> {
+        let Row::Chat(chat) = parse(row).unwrap().row else { panic!("not a chat") };
+        let part = |value: &Value| value.as_str().unwrap().to_owned();
+        chat.messages.iter().map(|message| (part(&message["role"]), part(&message["content"]))).collect()
+    }
+
+    #[test]
+    fn fields_of_other_toolkits_are_read() {
+        let turn = |role: &str, content: &str| (role.to_owned(), content.to_owned());
+        assert_eq!(
+            turns(json!({"id": 1, "system_prompt": "S", "question": "q", "response": "a"})),
+            [turn("system", "S"), turn("user", "q"), turn("assistant", "a")]
+        );
+        assert_eq!(
+            turns(json!({"instruction": "i", "context": "c", "response": "r", "category": "qa"})),
+            [turn("user", "i\n\nc"), turn("assistant", "r")]
+        );
+        let both =
+            json!({"system": "S", "conversations": [{"from": "system", "value": "S"}, {"from": "gpt", "value": "a"}]});
+        assert_eq!(turns(both), [turn("system", "S"), turn("assistant", "a")]);
+    }
+
+    #[test]
+    fn what_contradicts_itself_or_is_no_text_is_refused() {
+        let cases = [
+            (json!({"system": "S", "system_prompt": "T", "question": "q", "answer": "a"}), "system_prompt"),
+            (json!({"system": "S", "messages": [{"role": "system", "content": "T"}]}), "two system messages"),
+            (json!({"instruction": "i", "input": "j", "context": "k", "output": "o"}), "\"context\""),
+            (json!({"conversations": [{"from": "human", "value": "<image>"}], "images": ["a.png"]}), "images"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]}), "image"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "text", "value": "q"}]}]}), "without \"text\""),
+            (json!({"messages": [{"role": "assistant", "content": "a", "train_detail": [{}]}]}), "train_detail"),
+            (json!({"input_ids": [1, 2], "attention_mask": [1]}), "2 input_ids but 1"),
+            (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 0, 1]}), "attention_mask"),
+            (json!({"input_ids": [1, 2, 3], "attention_mask": [1, 2, 2]}), "attention_mask"),
+        ];
+        for (row, part) in cases {
+            let error = parse(row).unwrap_err();
+            assert!(error.message().contains(part), "{error} lacks {part}");
+        }
+    }
+
+    #[test]
+    fn padding_goes_and_unread_fields_are_named() {
+        let padded = json!({"input_ids": [0, 0, 5, 6, 0], "attention_mask": [0, 0, 1, 1, 0]});
+        assert_eq!(parse(padded).unwrap().row, Row::Tokens { input_ids: vec![5, 6], labels: vec![5, 6] });
+        let padded = json!({"input_ids": [5, 6, 0], "labels": [-100, 6, -100], "attention_mask": [true, true, false]});
+        assert_eq!(parse(padded).unwrap().row, Row::Tokens { input_ids: vec![5, 6], labels: vec![IGNORE, 6] });
+        let row = json!({"question": "q", "answer": "a", "context": "some words", "id": "x-1", "score": 3, "tags": ["t"],
+            "loss_weight": 2, "none": null, "empty": []});
+        assert_eq!(parse(row).unwrap().unread, ["the field \"context\"", "the field \"tags\""]);
+        assert!(
+            parse(json!({"messages": [{"role": "user", "content": "a b"}], "tools": [{}]})).unwrap().unread.is_empty()
+        );
+    }
+}

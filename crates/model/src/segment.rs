@@ -1,0 +1,252 @@
+//! A segment of the model whose frozen weights are shared among ranks: each rank keeps a part of its numbers, and views
+//! of its weights exist only while the segment is gathered.
+use super::values::{Values, write_rows};
+use half::bf16;
+use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock};
+use tunesmith_ops::gemm::Store;
+use tunesmith_ops::quant::{Form, Quantized};
+
+/// The numbers of a segment, or one rank's part of them: all of one kind end to end.
+#[derive(Debug, Default)]
+pub struct Flat {
+    /// Single precision: weights, and scales of coded ones.
+    pub floats: Vec<f32>,
+    /// bfloat16.
+    pub halves: Vec<bf16>,
+    /// Codes.
+    pub bytes: Vec<u8>,
+    /// Trained values, a stretch each.
+    pub trained: Vec<Stretch>,
+}
+
+/// A stretch of the flat buffer of trained values.
+#[derive(Debug, Default)]
+pub struct Stretch {
+    /// The values.
+    pub values: Vec<f32>,
+    /// Every rank's part, counted from the stretch's start.
+    pub parts: Vec<Range<usize>>,
+}
+
+impl Flat {
+    pub(super) fn new([floats, halves, bytes]: [usize; 3], trained: &[Trained]) -> Self {
+        let stretch = |it: &Trained| Stretch { values: vec![0.0; it.len()], parts: it.parts.clone() };
+        Self {
+            floats: vec![0.0; floats],
+            halves: vec![bf16::ZERO; halves],
+            bytes: vec![0; bytes],
+            trained: trained.iter().map(stretch).collect(),
+        }
+    }
+
+    /// Whether the buffers have exactly these lengths.
+    pub(super) fn fits(&self, lengths: [usize; 3], trained: &[Trained]) -> bool {
+        let alike = |(mine, its): (&Stretch, &Trained)| mine.parts == its.parts;
+        [self.floats.len(), self.halves.len(), self.bytes.len()] == lengths
+            && self.trained.len() == trained.len()
+            && self.trained.iter().zip(trained).all(alike)
+    }
+}
+
+/// Where the numbers of a weight are among those of its segment.
+#[derive(Debug)]
+pub(super) enum Place {
+    Floats(Range<usize>),
+    Halves(Range<usize>),
+    /// The codes from a byte on, and the scales from a float on.
+    Coded(Form, usize, usize),
+}
+
+/// The numbers of all ranks, while a segment is gathered.
+#[derive(Debug)]
+struct Whole {
+    floats: Arc<Vec<f32>>,
+    halves: Arc<Vec<bf16>>,
+    bytes: Arc<Vec<u8>>,
+    coded: Vec<Option<Quantized>>,
+    /// The trained values, each with its start in the flat buffer.
+    trained: Vec<(usize, Stretch)>,
+}
+
+/// The trained values of a gathered segment.
+#[derive(Debug)]
+pub struct Held(Arc<Whole>);
+
+impl Held {
+    /// The values, by their places in the flat buffer.
+    pub fn values(&self) -> Values<'_> {
+        Values::of(self.0.trained.iter().map(|(start, stretch)| (*start, &stretch.values[..])))
+    }
+}
+
+/// Where a stretch of trained values is, whole and this rank's part.
+#[derive(Debug)]
+pub(super) struct Trained {
+    /// Where it starts in the flat buffer.
+    pub(super) start: usize,
+    /// Every rank's part, counted from `start`.
+    pub(super) parts: Vec<Range<usize>>,
+    /// This rank's part.
+    pub(super) own: Range<usize>,
+    /// Where this part starts among the values that this rank keeps.
+    pub(super) packed: usize,
+}
+
+impl Trained {
+    /// The values of all ranks.
+    pub(super) fn len(&self) -> usize {
+        self.parts.last().map_or(0, |last| last.end)
+    }
+}
+
+/// Weights that are gathered together.
+#[derive(Debug)]
+pub struct Segment {
+    lengths: [usize; 3],
+    places: Vec<Place>,
+    /// Tables with some trained rows: where each starts among the floats, its trained rows, and their place in the flat
+    /// buffer.
+    tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
+    /// This rank's numbers.
+    own: Flat,
+    parts: [Range<usize>; 3],
+    whole: RwLock<Option<Arc<Whole>>>,
+}
+
+/// A weight of a [`Segment`].
+#[derive(Debug, Clone)]
+pub struct Shared {
+    pub(super) segment: Arc<Segment>,
+    /// The weight's number in the segment.
+    pub(super) index: usize,
+}
+
+/// The values of a [`Shared`] weight. The segment's numbers stay in memory as long as the view.
+pub struct SharedView<'a> {
+    whole: Arc<Whole>,
+    place: &'a Place,
+    index: usize,
+}
+
+impl Shared {
+    /// The weight's values.
+    ///
+    /// # Panics
+    /// If the segment is not gathered.
+    pub(super) fn view(&self) -> SharedView<'_> {
+        let whole = self.segment.whole.read().unwrap_or_else(PoisonError::into_inner);
+        let whole = whole.as_ref().map(Arc::clone).expect("a walk has come to the segment");
+        SharedView { whole, place: &self.segment.places[self.index], index: self.index }
+    }
+}
+
+impl SharedView<'_> {
+    /// The numbers.
+    pub(super) fn store(&self) -> Store<'_> {
+        match self.place {
+            Place::Floats(range) => Store::F32(&self.whole.floats[range.clone()]),
+            Place::Halves(range) => Store::Bf16(&self.whole.halves[range.clone()]),
+            Place::Coded(..) => match &self.whole.coded[self.index] {
+                Some(matrix) => Store::Quantized(matrix),
+                None => Store::F32(&[]), // there is one for each such place
+            },
+        }
+    }
+}
+
+impl Segment {
+    /// A segment of which this rank keeps `own`, the `parts` of the floats, halves and bytes.
+    pub(super) fn new(
+        lengths: [usize; 3],
+        places: Vec<Place>,
+        tables: Vec<(usize, Arc<[u32]>, Range<usize>)>,
+        own: Flat,
+        parts: [Range<usize>; 3],
+    ) -> Self {
+        Self { lengths, places, tables, own, parts, whole: RwLock::default() }
+    }
+
+    /// Empty buffers of the size of this segment.
+    pub(super) fn blank(&self, trained: &[Trained]) -> Flat {
+        Flat::new(self.lengths, trained)
+    }
+
+    /// Whether `numbers` are buffers of the size of this segment.
+    pub(super) fn fits(&self, numbers: &Flat, trained: &[Trained]) -> bool {
+        numbers.fits(self.lengths, trained)
+    }
+
+    /// Bytes of this rank's share.
+    pub(super) fn own_bytes(&self) -> usize {
+        4 * self.own.floats.len() + 2 * self.own.halves.len() + self.own.bytes.len()
+    }
+
+    /// The trained values, while the segment is gathered.
+    pub(super) fn held(&self) -> Option<Held> {
+        let whole = self.whole.read().unwrap_or_else(PoisonError::into_inner);
+        whole.as_ref().map(|whole| Held(Arc::clone(whole)))
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.lengths == [0; 3]
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        4 * self.lengths[0] + 2 * self.lengths[1] + self.lengths[2]
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.whole.read().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Fills this rank's part into `numbers`. `values` are the trained values that this rank keeps.
+    pub(super) fn give(&self, mut numbers: Flat, trained: &[Trained], values: &[f32]) -> Flat {
+        for (stretch, Trained { own, packed, .. }) in numbers.trained.iter_mut().zip(trained) {
+            stretch.values[own.clone()].copy_from_slice(&values[*packed..][..own.len()]);
+        }
+        numbers.floats[self.parts[0].clone()].copy_from_slice(&self.own.floats);
+        numbers.halves[self.parts[1].clone()].copy_from_slice(&self.own.halves);
+        numbers.bytes[self.parts[2].clone()].copy_from_slice(&self.own.bytes);
+        numbers
+    }
+
+    /// Makes the numbers of all ranks visible to the segment's weights. `values` are all trained values, where ranks do
+    /// not share these.
+    pub(super) fn assemble(
+        &self,
+        Flat { mut floats, halves, bytes, trained }: Flat,
+        places: &[Trained],
+        values: &[f32],
+    ) {
+        for (start, ids, range) in &self.tables {
+            let values = match places {
+                [] => values.into(),
+                _ => Values::of(places.iter().zip(&trained).map(|(place, it)| (place.start, &it.values[..]))),
+            };
+            write_rows(&mut floats[*start..], ids, range, values);
+        }
+        let (floats, bytes) = (Arc::new(floats), Arc::new(bytes));
+        let matrix = |place: &Place| match place {
+            Place::Coded(form, byte, float) => Some(form.matrix(&bytes, *byte, &floats, *float)),
+            Place::Floats(_) | Place::Halves(_) => None,
+        };
+        let coded = self.places.iter().map(matrix).collect();
+        let trained = places.iter().map(|place| place.start).zip(trained).collect();
+        let whole = Arc::new(Whole { halves: Arc::new(halves), coded, floats, bytes, trained });
+        *self.whole.write().unwrap_or_else(PoisonError::into_inner) = Some(whole);
+    }
+
+    /// Gives up the numbers of the other ranks. Returns the buffers for another segment, unless a view still uses them.
+    pub(super) fn dissolve(&self) -> Option<Flat> {
+        let whole = self.whole.write().unwrap_or_else(PoisonError::into_inner).take()?;
+        let Whole { floats, halves, bytes, coded, trained } = Arc::into_inner(whole)?;
+        drop(coded);
+        Some(Flat {
+            floats: Arc::into_inner(floats)?,
+            halves: Arc::into_inner(halves)?,
+            bytes: Arc::into_inner(bytes)?,
+            trained: trained.into_iter().map(|(_, stretch)| stretch).collect(),
+        })
+    }
+}
