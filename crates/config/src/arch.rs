@@ -1,18 +1,10 @@
-//! A model folder's `config.json` as a checked description of the decoder: what is run, in which sizes.
-//!
-//! Both spellings are read: Transformers 4 (`rope_theta`, `rope_scaling`) and Transformers 5 (`rope_parameters`).
-//! Whatever would change the numbers and is not implemented is refused by name; nothing is half-run. What a family
-//! needs beyond Llama stands in its file under `families`.
-use std::path::Path;
-
-pub use super::families::{FAMILIES, Family, Gguf};
-use super::hf_json::{MAX_SIZE, Source, read_text};
+//! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
+//! `config.json` is read.
+pub use super::classification_head::{SCORE, ScoreHead};
+pub use super::family::{Family, Gguf};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
-pub use super::score::{SCORE, ScoreHead};
-use super::tied;
-pub use super::vocabulary::{TokenRows, Vocabulary};
+pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_decoders, plain_name};
-use tunesmith_base::error::{Error, Result};
 
 /// What stands in a model folder beside `config.json` and the weights, and does not change in training.
 pub const COMPANIONS: [&str; 14] = [
@@ -31,11 +23,6 @@ pub const COMPANIONS: [&str; 14] = [
     "image_preprocessor_config.json",
     "video_preprocessor_config.json",
 ];
-
-/// The embedding's tensor.
-pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The tensor of a head of its own.
-pub const LM_HEAD: &str = "lm_head.weight";
 
 /// Where a block has its norms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -243,76 +230,6 @@ impl Arch {
         reach.unwrap_or(self.max_position_embeddings)
     }
 
-    /// Reads `dir/config.json`; the stop tokens of `dir/generation_config.json` go before its own, as in `generate`.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: a missing or malformed file, an impossible size, or an unsupported feature by name.
-    pub fn from_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join("config.json");
-        let text = read_text(&path)?.ok_or_else(|| {
-            Error::model(format!("{}: no such file", path.display())).hint(
-                "a model is a folder in Hugging Face's form: config.json, *.safetensors, tokenizer.json, tokenizer_config.json",
-            )
-        })?;
-        let mut arch = Self::from_json(&text, &path)?;
-        if arch.wrapper.is_some() {
-            arch.tie_word_embeddings = tied::ties(dir, arch.tie_word_embeddings);
-        }
-        let path = dir.join("generation_config.json");
-        if let Some(text) = read_text(&path)? {
-            let ids = Source::parse(&text, &path)?.token_ids("eos_token_id")?;
-            if !ids.is_empty() {
-                arch.eos_token_ids = ids;
-            }
-        }
-        Ok(arch)
-    }
-
-    /// Reads the text of a `config.json`; `origin` is named in errors.
-    ///
-    /// # Errors
-    /// As [`Arch::from_dir`].
-    pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let (source, wrapper) = Source::parse(text, origin)?.language_model()?;
-        let family = source.family()?;
-        source.refuse_unsupported(family)?;
-        let mut arch = (family.read)(&source)?;
-        arch.score = source.score_head(family)?;
-        arch.wrapper = wrapper;
-        if let Some(wrapper) = wrapper {
-            wrapper.adjust(&mut arch);
-        }
-        arch.check(&source)?;
-        Ok(arch)
-    }
-
-    /// Holds sizes against each other.
-    fn check(&self, source: &Source<'_>) -> Result<()> {
-        let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
-        if !heads.is_multiple_of(kv) {
-            return Err(
-                source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
-            );
-        }
-        if heads * self.head_dim > MAX_SIZE {
-            let found = heads * self.head_dim;
-            return Err(source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}")));
-        }
-        // The widest kind of block, and its experts counted rather than listed.
-        let expert = |experts: &Experts| 3 * experts.width * self.hidden_size + self.hidden_size;
-        let experts = self.experts.as_ref().map_or(Some(0), |experts| experts.count.checked_mul(expert(experts)));
-        let dense = Self { experts: None, ..self.clone() };
-        let layer: usize = dense.layer_tensors(0).iter().map(TensorSpec::len).sum();
-        let rest = 2 * self.vocab_size * self.hidden_size;
-        let layer = experts.and_then(|experts| layer.checked_add(experts));
-        let bytes =
-            layer.and_then(|layer| layer.checked_mul(self.num_hidden_layers)?.checked_add(rest)?.checked_mul(16));
-        match bytes {
-            Some(_) => Ok(()),
-            None => Err(source.error("the sizes describe a model beyond what this machine can address")),
-        }
-    }
-
     /// Every tensor of the model in its order, the head's last; `lm_head.weight` is absent when tied.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![tensor(EMBEDDING, &[self.vocab_size, self.hidden_size])];
@@ -349,7 +266,7 @@ impl Arch {
         self.pad_token_id.or_else(|| self.eos_token_ids.first().copied())
     }
 
-    fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
+    pub(super) fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         let prefix = format!("model.layers.{layer}");
         let [before_attention, after_attention, before_mlp, after_mlp] = self.norms.names();
         let mut tensors = Vec::new();
@@ -389,6 +306,21 @@ impl Arch {
         }
         norm(&mut tensors, after_mlp, self.hidden_size);
         tensors
+    }
+
+    /// The class of Transformers that loads the model whole.
+    pub const fn auto_class(&self) -> &'static str {
+        match (&self.score, self.wrapper) {
+            (Some(_), _) => "AutoModelForSequenceClassification",
+            (None, Some(_)) => "AutoModelForImageTextToText",
+            (None, None) => "AutoModelForCausalLM",
+        }
+    }
+
+    /// The names of a module: its own here, and those that it has inside a multimodal model.
+    pub fn names(&self, module: &str) -> Vec<String> {
+        let aliases = self.wrapper.map(|wrapper| wrapper.aliases(module));
+        std::iter::once(module.to_owned()).chain(aliases.into_iter().flatten()).collect()
     }
 
     /// The experts of a block, if it has them.

@@ -1,5 +1,5 @@
 //! Arguments of an optimizer or a schedule: names and plain values, whose meaning depends on what they are for.
-use super::option::nearest;
+use super::suggest::nearest;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 use serde_json::{Value as Json, json};
 use tunesmith_base::error::{Error, Result};

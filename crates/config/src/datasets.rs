@@ -3,8 +3,8 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::choice::Format;
-use super::option::nearest;
+use super::enums::Format;
+use super::suggest::nearest;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 
 /// A source of training rows.

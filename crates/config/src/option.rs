@@ -1,22 +1,22 @@
-//! One setting's definition as data ([`OptionDef`]), and the macro that makes a section's struct, its defaults
-//! and its definitions from one text.
-use super::schema::Config;
+//! The definition of one setting as data ([`OptionDef`]), and the macro that makes a section's struct, its defaults and the
+//! definitions of its keys from one text.
+use super::suggest::not_yet;
 use super::value::{ConfigValue, NATURAL, Node, Refusal};
 
-/// A section of the YAML file.
+/// A section of the YAML file, whose values the configuration `C` holds.
 #[derive(Debug)]
-pub struct Section {
+pub struct Section<C: 'static> {
     /// Its path: `train`, `tuning.lora`.
     pub name: &'static str,
     /// What it is about.
     pub doc: &'static str,
     /// Its keys, in the order of the documentation.
-    pub options: &'static [OptionDef],
+    pub options: &'static [OptionDef<C>],
 }
 
 /// One setting: everything that the resolver, the documentation and the JSON schema say about it.
 #[derive(Debug)]
-pub struct OptionDef {
+pub struct OptionDef<C> {
     /// The section's path.
     pub section: &'static str,
     /// The key within the section.
@@ -34,12 +34,12 @@ pub struct OptionDef {
     /// What is accepted, as JSON Schema.
     pub schema: fn() -> serde_json::Value,
     /// Reads a value into the configuration.
-    pub set: fn(&mut Config, &Node) -> Result<(), Refusal>,
+    pub set: fn(&mut C, &Node) -> Result<(), Refusal>,
     /// The value that the configuration holds.
-    pub get: fn(&Config) -> serde_json::Value,
+    pub get: fn(&C) -> serde_json::Value,
 }
 
-impl OptionDef {
+impl<C> OptionDef<C> {
     /// The full key: `train.batch_size`; of a key outside of any section its name.
     pub fn path(&self) -> String {
         self.spelled(self.name)
@@ -174,26 +174,14 @@ pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -
     }
 }
 
-/// The hint for what a later version will do.
-pub(super) fn not_yet(what: &str) -> String {
-    format!("{what} is not yet part of this version")
-}
-
-/// The name that `word` was probably meant to be: at most a third of its letters differ, or it is part of it.
-pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let lower = word.to_lowercase();
-    let rated = names.into_iter().map(|name| (strsim::osa_distance(&lower, &name.to_lowercase()), name));
-    let (distance, name) = rated.min_by_key(|(distance, _)| *distance)?;
-    (distance <= (lower.chars().count() / 3).max(1)).then_some(name)
-}
-
-/// Makes a section: the struct with its documentation, `Default`, and `NAME: Section` with every key's definition.
+/// Makes the settings of one section: the struct with its documentation, its `Default`, and `section()`, which defines each key.
+/// Where the struct lies within the configuration `C` is said where `C` is defined.
 ///
-/// `key: type = default, aliases […], range …;` gives a field.
+/// `key: type = default, aliases […], range …, later […];` gives a field.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
-        $name:ident, $constant:ident = $section:literal at $($path:ident).+ {
+        $name:ident = $section:literal {
             $(
                 $(#[doc = $doc:literal])*
                 $field:ident: $type:ty = $default:expr $(, aliases $aliases:expr)? $(, range $range:expr)? $(, later $later:expr)?;
@@ -217,42 +205,38 @@ macro_rules! section {
             }
         }
 
-        impl AsRef<$name> for $crate::Config {
-            fn as_ref(&self) -> &$name {
-                &self.$($path).+
+        impl $name {
+            #[doc = concat!("The section's path in the YAML file: `", $section, "`.")]
+            pub const SECTION: &'static str = $section;
+
+            /// The definition of each key, for a configuration that holds these settings.
+            pub const fn section<C: AsRef<Self> + AsMut<Self> + 'static>() -> $crate::option::Section<C> {
+                $crate::option::Section {
+                    name: $section,
+                    doc: concat!($($section_doc, "\n",)*),
+                    options: const { &[
+                        $( $crate::option::OptionDef {
+                            section: $section,
+                            name: stringify!($field),
+                            aliases: $crate::option::section!(@or &[], $(&$aliases)?),
+                            doc: concat!($($doc, "\n",)*),
+                            range: $crate::option::section!(@or $crate::option::Range::ANY, $($range)?),
+                            later: $crate::option::section!(@or &[], $(&$later)?),
+                            expected: <$type as $crate::value::ConfigValue>::expected,
+                            schema: <$type as $crate::value::ConfigValue>::schema,
+                            set: |config: &mut C, node| {
+                                const RANGE: $crate::option::Range =
+                                    $crate::option::section!(@or $crate::option::Range::ANY, $($range)?);
+                                const LATER: &[&str] = $crate::option::section!(@or &[], $(&$later)?);
+                                AsMut::<$name>::as_mut(config).$field = $crate::option::read(node, &RANGE, LATER)?;
+                                Ok(())
+                            },
+                            get: |config: &C| $crate::value::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
+                        }, )*
+                    ] },
+                }
             }
         }
-
-        impl AsMut<$name> for $crate::Config {
-            fn as_mut(&mut self) -> &mut $name {
-                &mut self.$($path).+
-            }
-        }
-
-        #[doc = concat!("The definitions of the section `", $section, "`.")]
-        pub static $constant: $crate::Section = $crate::Section {
-            name: $section,
-            doc: concat!($($section_doc, "\n",)*),
-            options: &[
-                $( $crate::OptionDef {
-                    section: $section,
-                    name: stringify!($field),
-                    aliases: $crate::option::section!(@or &[], $(&$aliases)?),
-                    doc: concat!($($doc, "\n",)*),
-                    range: $crate::option::section!(@or $crate::Range::ANY, $($range)?),
-                    later: $crate::option::section!(@or &[], $(&$later)?),
-                    expected: <$type as $crate::ConfigValue>::expected,
-                    schema: <$type as $crate::ConfigValue>::schema,
-                    set: |config, node| {
-                        const RANGE: $crate::Range = $crate::option::section!(@or $crate::Range::ANY, $($range)?);
-                        const LATER: &[&str] = $crate::option::section!(@or &[], $(&$later)?);
-                        AsMut::<$name>::as_mut(config).$field = $crate::option::read(node, &RANGE, LATER)?;
-                        Ok(())
-                    },
-                    get: |config| $crate::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
-                }, )*
-            ],
-        };
     };
     (@or $default:expr,) => { $default };
     (@or $default:expr, $given:expr) => { $given };

@@ -2,17 +2,21 @@
 //!
 //! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
 //! Every value is checked where it stands, even one that a later source replaces.
-use super::choice::Quantization;
-use super::foreign::{self, Foreign, NotNeeded};
-use super::later::{LATER, WORDS};
-use super::option::{OptionDef, env_name, nearest, variable};
-use super::schema::{Config, SECTIONS, VARIABLES, options};
-use super::sizes::Auto;
+use super::auto_values::Auto;
+use super::enums::Quantization;
+use super::foreign::{self, NotNeeded};
+use super::lookup::{check, find, refused};
+use super::option::{env_name, variable};
+use super::resolved::{Resolved, set_by};
+use super::resolver::{Found, Resolver};
+use super::schema::{Config, OptionDef, SECTIONS, VARIABLES, options};
+use super::source::{Setting, Source};
+use super::suggest::nearest;
+use super::unsupported_keys::LATER;
 use super::validate;
-use super::value::{ConfigValue, Node, Refusal, quoted};
+use super::value::{ConfigValue, Node, Refusal};
 use super::yaml::{self, Document};
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 
@@ -20,108 +24,6 @@ use tunesmith_base::error::{Error, Result};
 const MAX_INCLUDE_DEPTH: usize = 16;
 /// The most files that one configuration may be made of.
 const MAX_FILES: usize = 64;
-
-/// A configuration in which nothing is open any more.
-#[derive(Debug, Clone)]
-pub struct Resolved {
-    /// The values.
-    pub config: Config,
-    /// Each value with its source, in the order of the documentation.
-    pub settings: Vec<Setting>,
-    /// The file that was named.
-    pub path: PathBuf,
-    /// What a user should know, a sentence each.
-    pub notes: Vec<String>,
-    /// What files of DeepSpeed, Accelerate and FSDP have said.
-    pub foreign: Foreign,
-    /// Keys of other toolkits that were given and have no meaning here, by name.
-    pub not_needed: Vec<NotNeeded>,
-}
-
-impl Resolved {
-    /// Whether the keys that have no default are there: the model and the training rows.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`], naming what is missing.
-    pub fn check_runnable(&self) -> Result<()> {
-        validate::required(self)
-    }
-
-    /// Where the value of `key` comes from; [`Source::Default`] for a key that does not exist.
-    pub fn source(&self, key: &str) -> &Source {
-        self.settings.iter().find(|setting| setting.key == key).map_or(&Source::Default, |setting| &setting.source)
-    }
-}
-
-/// One effective value.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Setting {
-    /// The full key: `train.batch_size`.
-    pub key: String,
-    /// The value.
-    pub value: serde_json::Value,
-    /// Where it comes from.
-    pub source: Source,
-}
-
-/// Where a value comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
-    /// Nothing sets it.
-    Default,
-    /// A line of a file.
-    File {
-        /// The file as it was named.
-        path: PathBuf,
-        /// Counted from 1.
-        line: usize,
-        /// Counted from 1.
-        column: usize,
-    },
-    /// A key of a file of DeepSpeed or Accelerate, or of FSDP's.
-    Foreign {
-        /// File and line.
-        place: String,
-        /// The key.
-        key: String,
-    },
-    /// This environment variable.
-    Env(String),
-    /// This `KEY=VALUE` word.
-    Word(String),
-    /// This flag.
-    Flag(String),
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File { path, line, .. } => write!(f, "{}:{line}", path.display()),
-            Self::Foreign { place, key } => write!(f, "{place} {key}"),
-            Self::Env(name) => write!(f, "env {name}"),
-            Self::Word(_) => f.write_str("argument"),
-            Self::Flag(name) => write!(f, "flag {name}"),
-        }
-    }
-}
-
-impl Source {
-    /// The place as an error message begins with it: with the column, or the whole word.
-    pub(super) fn place(&self) -> String {
-        match self {
-            Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),
-            Self::Word(word) => format!("argument {}", quoted(word)),
-            other => other.to_string(),
-        }
-    }
-}
-
-impl serde::Serialize for Source {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
 
 /// A command-line flag that sets a key.
 #[derive(Debug, Clone)]
@@ -205,38 +107,7 @@ pub fn load_text(path: &Path, text: &str) -> Result<Resolved> {
 pub fn try_setting(key: &str, node: &Node) -> Result<()> {
     let source = Source::Word(key.to_owned());
     let def = find(key).ok_or_else(|| unknown(&source, key))?;
-    (def.set)(&mut Config::default(), node).map_err(|refusal| refused(&source, key, refusal))
-}
-
-/// The value, or where the key refuses a text that is a number, the number: some YAML readers take `2e-5` for a text.
-pub fn unquoted(key: &str, node: Node) -> Node {
-    let number = match &node {
-        Node::Str(text) => text.trim().parse::<f64>().ok().filter(|number| number.is_finite()),
-        _ => None,
-    };
-    match number {
-        Some(number) if try_setting(key, &node).is_err() && try_setting(key, &Node::Float(number)).is_ok() => {
-            Node::Float(number)
-        }
-        _ => node,
-    }
-}
-
-/// A value on its way, with where it was found.
-pub(super) struct Found {
-    pub node: Node,
-    pub source: Source,
-}
-
-#[derive(Default)]
-pub(super) struct Resolver {
-    /// By canonical key.
-    pub found: BTreeMap<String, Found>,
-    files: usize,
-    pub notes: Vec<String>,
-    pub foreign: Foreign,
-    /// By full key.
-    pub not_needed: BTreeMap<String, NotNeeded>,
+    check(def, key, node, &source)
 }
 
 impl Resolver {
@@ -388,36 +259,6 @@ impl Resolver {
         self.put(def, spelled, node, source)
     }
 
-    /// Checks a value and puts it over an earlier one. Mappings of two files are merged, key by key.
-    pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
-        if let Node::Map(entries) = &node {
-            let mut names = HashSet::new();
-            if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
-                return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
-            }
-        }
-        if node == Node::Null && foreign::NULL_IS_DEFAULT.contains(&def.path().as_str()) {
-            self.found.remove(&def.path());
-            return Ok(());
-        }
-        (def.set)(&mut Config::default(), &node).map_err(|refusal| {
-            let word = |given: &str| WORDS.iter().find(|(key, word, _)| def.path() == *key && *word == given);
-            match &node {
-                Node::Str(given) => match word(&given.to_lowercase()) {
-                    Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
-                    None => refused(&source, spelled, refusal),
-                },
-                _ => refused(&source, spelled, refusal),
-            }
-        })?;
-        let node = match (self.found.remove(&def.path()), node, &source) {
-            (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
-            (_, node, _) => node,
-        };
-        self.found.insert(def.path(), Found { node, source });
-        Ok(())
-    }
-
     fn finish(mut self, path: &Path) -> Result<Resolved> {
         let mut config = Config::default();
         let mut settings = Vec::new();
@@ -452,14 +293,6 @@ impl Resolver {
     }
 }
 
-/// Gives a setting a value that follows from another's.
-pub(super) fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
-    if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key) {
-        setting.value = value;
-        setting.source = source.clone();
-    }
-}
-
 /// `a,b` as a list, for keys that take one; patterns with brackets keep their commas.
 fn comma_list(text: &str) -> Option<Node> {
     let items: Vec<&str> = text.split(',').map(str::trim).collect();
@@ -467,24 +300,9 @@ fn comma_list(text: &str) -> Option<Node> {
     plain.then(|| Node::List(items.into_iter().map(yaml::parse_value).collect()))
 }
 
-fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
-    let places: HashMap<String, usize> = below.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
-    for (key, node) in above {
-        match places.get(&key) {
-            Some(&at) => below[at].1 = node,
-            None => below.push((key, node)),
-        }
-    }
-    Node::Map(below)
-}
-
 fn source_in(document: &Document, steps: &[usize]) -> Source {
     let position = document.position(steps);
     Source::File { path: document.path().to_owned(), line: position.line, column: position.column }
-}
-
-pub(super) fn find(spelled: &str) -> Option<&'static OptionDef> {
-    options().find(|def| def.spellings().any(|spelling| spelling == spelled))
 }
 
 /// The setting of an environment name, and the spelling that gave it.
@@ -514,15 +332,6 @@ fn dotted(key: &str) -> String {
         Some((section.name.len(), format!("{}.{rest}", section.name)))
     });
     sections.max_by_key(|(length, _)| *length).map_or(lower.clone(), |(_, key)| key)
-}
-
-fn refused(source: &Source, key: &str, refusal: Refusal) -> Error {
-    let error =
-        Error::config(format!("{}: {key}: expected {}, found {}", source.place(), refusal.expected, refusal.found));
-    match refusal.hint {
-        Some(hint) => error.hint(hint),
-        None => error,
-    }
 }
 
 /// Whether the value of a key that is none of ours may be something that no message shows.

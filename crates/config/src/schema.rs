@@ -2,16 +2,16 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::adapters;
 use super::arguments::Arguments;
-use super::choice::{
+use super::auto_values::{Auto, Bytes, Checkpointing};
+use super::datasets::DatasetSpec;
+use super::enums::{
     Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
     Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
     SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
-use super::datasets::DatasetSpec;
-use super::foreign::{Inline, Switch};
+use super::foreign_values::{Inline, Switch};
 use super::labels::{ClassWeights, Labels};
-use super::option::{OptionDef, Range, Section, section};
-use super::sizes::{Auto, Bytes, Checkpointing};
+use super::option::{self, Range, section};
 use super::value::Patterns;
 use std::path::PathBuf;
 
@@ -50,14 +50,50 @@ impl Config {
     }
 }
 
-/// Every key.
+/// A section with the settings that [`Config`] holds.
+pub type Section = option::Section<Config>;
+/// The definition of one setting of [`Config`].
+pub type OptionDef = option::OptionDef<Config>;
+
+/// Says where in [`Config`] the settings of each section lie.
+macro_rules! places {
+    ($( $constant:ident: $settings:ty = $($path:ident).+; )*) => { $(
+        impl AsRef<$settings> for Config {
+            fn as_ref(&self) -> &$settings {
+                &self.$($path).+
+            }
+        }
+
+        impl AsMut<$settings> for Config {
+            fn as_mut(&mut self) -> &mut $settings {
+                &mut self.$($path).+
+            }
+        }
+
+        #[doc = concat!("The section with the settings of [`", stringify!($settings), "`].")]
+        pub static $constant: Section = <$settings>::section();
+    )* };
+}
+places! {
+    TOP: TopConfig = top;
+    MODEL: ModelConfig = model;
+    TUNING: TuningConfig = tuning;
+    FREEZE: FreezeConfig = tuning.freeze;
+    TRAIN: TrainConfig = train;
+    DATA: DataConfig = data;
+    LOGGING: LoggingConfig = logging;
+    GENERATION: GenerationConfig = generation;
+    EVAL: EvalConfig = eval;
+}
+
+/// Every key, in the order of the documentation.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
     SECTIONS.iter().flat_map(|section| section.options)
 }
 
 section! {
     /// What stands outside of any section.
-    TopConfig, TOP = "" at top {
+    TopConfig = "" {
         /// What the model learns. `classification` and `regression` put a small head in the place of the language model's, which
         /// gives a score for each label, or one number, from the last token of a row `{text, label}` (`docs/guides/classification.md`).
         task: Task = Task::CausalLm;
@@ -66,7 +102,7 @@ section! {
 
 section! {
     /// The base model: a folder as Hugging Face writes it, or a repository of the Hugging Face Hub.
-    ModelConfig, MODEL = "model" at model {
+    ModelConfig = "model" {
         /// The model: a folder with `config.json`, safetensors and tokenizer files, or a name of the hub, `owner/name`,
         /// which is fetched into the cache (`docs/hub.md`).
         name: Option<String> = None;
@@ -95,7 +131,7 @@ macro_rules! tuning {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
         section! {
             /// What is trained.
-            TuningConfig, TUNING = "tuning" at tuning {
+            TuningConfig = "tuning" {
                 /// Which values are trained. What an adapter is like, or which weights those of `freeze` are, says the section of the same name.
                 mode: Mode = Mode::Lora;
                 /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
@@ -119,9 +155,23 @@ macro_rules! tuning {
             }
         }
 
+        $(
+            impl AsRef<adapters::$module::$settings> for Config {
+                fn as_ref(&self) -> &adapters::$module::$settings {
+                    &self.tuning.$module
+                }
+            }
+
+            impl AsMut<adapters::$module::$settings> for Config {
+                fn as_mut(&mut self) -> &mut adapters::$module::$settings {
+                    &mut self.tuning.$module
+                }
+            }
+        )*
+
         /// Every section with its keys.
         pub static SECTIONS: &[&Section] = &[
-            &TOP, &MODEL, &TUNING, $( &adapters::$module::SECTION, )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+            &TOP, &MODEL, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
     };
 }
@@ -129,7 +179,7 @@ tunesmith_base::registry::adapters!(tuning);
 
 section! {
     /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.
-    FreezeConfig, FREEZE = "tuning.freeze" at tuning.freeze {
+    FreezeConfig = "tuning.freeze" {
         /// Decoder blocks: the last so many if above 0, the first so many if below 0; 0 for all that the other keys name.
         trainable_layers: i64 = 0;
         /// Parts by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it. The words
@@ -142,7 +192,7 @@ section! {
 
 section! {
     /// The optimization and the run; names and meaning are those of Hugging Face's `TrainingArguments`.
-    TrainConfig, TRAIN = "train" at train {
+    TrainConfig = "train" {
         /// The folder for checkpoints, the adapter, metrics and the report.
         output_dir: PathBuf = PathBuf::from("runs/run");
         /// How often the data set is gone through.
@@ -324,7 +374,7 @@ section! {
 
 section! {
     /// Where rows come from and how they become tokens and labels.
-    DataConfig, DATA = "data" at data {
+    DataConfig = "data" {
         /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
         /// `hf://datasets/owner/name/file` is one of the hub.
         train_path: Vec<PathBuf> = Vec::new();
@@ -389,7 +439,7 @@ section! {
 
 section! {
     /// What a run writes besides checkpoints.
-    LoggingConfig, LOGGING = "logging" at logging {
+    LoggingConfig = "logging" {
         /// Write TensorBoard event files.
         tensorboard: bool = true;
         /// The folder for them (`null`: `tb` in `train.output_dir`).
@@ -407,7 +457,7 @@ section! {
 section! {
     /// How answers are made: the samples of the report, those of `train.predict_with_generate`, `tunesmith infer` and `chat`.
     /// Names and meaning are those of Transformers' `GenerationConfig`.
-    GenerationConfig, GENERATION = "gen" at generation {
+    GenerationConfig = "gen" {
         /// The longest answer in tokens.
         max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
         /// Answers before and after training, side by side; 0 for none.
@@ -439,7 +489,7 @@ section! {
 
 section! {
     /// What is measured of generated answers (`docs/evaluation.md`).
-    EvalConfig, EVAL = "eval" at eval {
+    EvalConfig = "eval" {
         /// The measures; the loss and the perplexity of the references come besides.
         metrics: Vec<EvalMetric> = vec![EvalMetric::ExactMatch, EvalMetric::Contains, EvalMetric::Rouge, EvalMetric::Bleu, EvalMetric::Chrf];
         /// What is done before `exact_match` and `contains` compare.

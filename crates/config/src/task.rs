@@ -1,7 +1,7 @@
 //! What goes with `task: classification` and `regression`: their measures, and what contradicts them.
-use super::resolve::Resolved;
-use super::validate::conflict;
-use super::{ClassWeights, Format, Task};
+use super::enums::{Format, Task};
+use super::labels::ClassWeights;
+use super::resolved::Resolved;
 use tunesmith_base::error::Result;
 
 /// The measures of a classification over all labels.
@@ -17,7 +17,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (task, train, data) = (config.task(), &config.train, &config.data);
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
     };
     if task == Task::CausalLm {
         return Ok(());

@@ -1,12 +1,14 @@
 //! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
 use super::arch::Arch;
-use super::resolve::{Resolved, Source, set_by};
-use super::unread;
-use super::value::ConfigValue as _;
-use super::{
-    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy,
-    Sharding, Strategy, Task, TrainConfig, adapters, task,
+use super::auto_values::Auto;
+use super::enums::{
+    Contamination, EvalStrategy, InitLora, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
 };
+use super::resolved::{Resolved, set_by};
+use super::schema::{Config, ModelConfig, TrainConfig};
+use super::source::Source;
+use super::value::ConfigValue as _;
+use super::{adapters, task, unused_keys};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 
@@ -41,7 +43,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let evaluates = train.eval_strategy != EvalStrategy::No;
     let validation = !data.val_path.is_empty() || data.split > 0.0;
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
     };
     both(
         train.warmup_ratio > 0.0 && train.warmup_steps > 0,
@@ -252,7 +254,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.new_tokens",
         "this kind of adapter has no rows of tokens; use mode: lora, full or freeze",
     )?;
-    unread::refuse(resolved)?;
+    unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
     both(
         from_weights && tuning.adapter.is_some(),
@@ -269,7 +271,7 @@ fn quantization(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (lora, kind) = (&config.tuning.lora, config.model.quantization);
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
     };
     let qlora = resolved.settings.iter().any(|setting| setting.key == "tuning.mode" && setting.value == "qlora");
     let coded = !matches!(kind, Quantization::Auto | Quantization::None);
@@ -310,32 +312,6 @@ pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
-pub(super) fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
-    let show = |key: &str| {
-        let value =
-            resolved.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.to_string());
-        format!("{key}: {} ({})", value.unwrap_or_default(), resolved.source(key))
-    };
-    Error::config(format!("{} contradicts {}", show(first), show(second))).hint(why)
-}
-
-/// Refuses a configuration without a model or training rows.
-pub(super) fn required(resolved: &Resolved) -> Result<()> {
-    let config = &resolved.config;
-    let missing =
-        |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", resolved.path.display())).hint(hint));
-    if config.model.name.is_none() && config.model.local_dir.is_none() {
-        return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
-    }
-    if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
-        return missing(
-            "data.train_path is not set",
-            "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
-        );
-    }
-    Ok(())
-}
-
 /// Names of folders where people keep models and runs, which are never owners on the hub: `models/my-model` is looked for on this
 /// machine alone, whether the folder is there or not.
 const FOLDERS: &[&str] = &[
@@ -374,6 +350,26 @@ pub fn is_hub_name(name: &str) -> bool {
 }
 
 impl Resolved {
+    /// Whether the keys that have no default are set: the model and the training rows.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`], naming what is missing.
+    pub fn check_runnable(&self) -> Result<()> {
+        let config = &self.config;
+        let missing =
+            |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", self.path.display())).hint(hint));
+        if config.model.name.is_none() && config.model.local_dir.is_none() {
+            return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
+        }
+        if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
+            return missing(
+                "data.train_path is not set",
+                "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
+            );
+        }
+        Ok(())
+    }
+
     /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
     /// what a file says where the shell (`other_model`) or another file names the model, with a note.
     ///

@@ -35,6 +35,23 @@ impl Node {
             Self::Map(entries) => format!("a mapping of {}", count(entries.len(), "key")),
         }
     }
+
+    /// The value as JSON; an integer beyond 64 bits becomes a float.
+    pub(super) fn to_json(&self) -> Json {
+        match self {
+            Self::Null => Json::Null,
+            Self::Bool(flag) => (*flag).into(),
+            Self::Int(number) => i64::try_from(*number).map_or_else(|_| (*number as f64).into(), Json::from),
+            Self::Float(number) => (*number).into(),
+            Self::Str(text) => text.as_str().into(),
+            Self::List(items) => items.iter().map(Self::to_json).collect(),
+            Self::Map(entries) => entries
+                .iter()
+                .map(|(key, node)| (key.clone(), node.to_json()))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+        }
+    }
 }
 
 impl From<&Json> for Node {

@@ -1,5 +1,7 @@
 //! Variables of the shell that belong to other programs, and what they come to here.
-use super::resolve::{Resolver, Source, find};
+use super::lookup::{find, takes};
+use super::resolver::Resolver;
+use super::source::Source;
 use super::value::Node;
 use tunesmith_base::error::Result;
 
@@ -15,7 +17,7 @@ impl Resolver {
         let given = |name: &str| env.iter().find(|(key, value)| key == name && !value.is_empty());
         if let (Some((_, text)), false, Some(def)) = (given(TIMEOUT), self.found.contains_key(KEY), find(KEY)) {
             let seconds = text.trim().parse::<f64>().ok().map(Node::Float);
-            match seconds.filter(|node| super::try_setting(KEY, node).is_ok()) {
+            match seconds.filter(|node| takes(KEY, node)) {
                 Some(node) => {
                     self.put(def, KEY, node, Source::Env(TIMEOUT.to_owned()))?;
                     self.notes.push(format!("env {TIMEOUT}={text}: read as {KEY}, in seconds"));

@@ -1,7 +1,7 @@
 //! The settings of LoRA (`tuning.lora`). Its formula: `model::adapters::lora`.
-use super::super::choice::{Bias, InitLora, TargetModules};
-use super::super::option::{Range as Bounds, section};
-use super::super::value::Patterns;
+use crate::enums::{Bias, InitLora, TargetModules};
+use crate::option::{Range as Bounds, section};
+use crate::value::Patterns;
 
 /// What the names of its tensors begin with, behind the module's.
 pub const PREFIX: &str = "lora_";
@@ -10,7 +10,7 @@ pub const TRAINS_TOKENS: bool = true;
 
 section! {
     /// The adapter; names and meaning are those of PEFT's `LoraConfig`.
-    LoraConfig, SECTION = "tuning.lora" at tuning.lora {
+    LoraConfig = "tuning.lora" {
         /// The rank.
         r: usize = 16, range Bounds::within(1.0, 65536.0);
         /// The numerator of the adapter's scale: `lora_alpha / r`.

@@ -1,6 +1,6 @@
 //! The settings of OFT (`tuning.oft`). Its formula: `model::adapters::oft`.
-use super::super::choice::TargetModules;
-use super::super::option::{Range as Bounds, section};
+use crate::enums::TargetModules;
+use crate::option::{Range as Bounds, section};
 
 /// What the names of its tensors begin with, behind the module's.
 pub const PREFIX: &str = "oft_";
@@ -9,7 +9,7 @@ pub const TRAINS_TOKENS: bool = false;
 
 section! {
     /// What `tuning.mode: oft` trains; names and meaning are those of PEFT's `OFTConfig`.
-    OftConfig, SECTION = "tuning.oft" at tuning.oft {
+    OftConfig = "tuning.oft" {
         /// Inputs of a block. Where a layer's are no multiple of it the nearest number is taken of which they are; 0 where `r` says
         /// how many blocks there are.
         oft_block_size: usize = 32, range Bounds::within(0.0, 65536.0);

@@ -4,27 +4,24 @@
 //! Such a file stands beside the configuration: a value that both give must be the same, `auto` is ours, and what the
 //! environment, words and flags say goes before both.
 mod accelerate;
-mod apply;
-mod comments;
 mod deepspeed;
 pub mod docs;
 mod fsdp;
-mod named;
+mod key_outcomes;
 mod optimizer;
-mod taken;
 mod trainer;
 mod walk;
 
 use super::option::Scalar;
-use super::resolve::Source;
+use super::source::Source;
 use super::value::Node;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
-pub(super) use comments::blanked as without_comments;
-pub use named::{Inline, Switch};
-pub use taken::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
+pub(super) use key_outcomes::Line;
+pub use key_outcomes::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
 pub(super) use trainer::{NULL_IS_DEFAULT, find as trainer_row, names as trainer_names};
+pub(super) use walk::take_key;
 pub use walk::{Reader, Value};
 
 /// Whose file it is.
@@ -132,23 +129,6 @@ const fn section(key: &'static str, act: Act) -> Row {
 
 /// The keys of ours that name foreign files, in the order in which they are read.
 pub const KEYS: [&str; 4] = ["train.accelerate", "train.deepspeed", "train.fsdp", "train.fsdp_config"];
-
-/// What one of our keys gets.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Line {
-    /// Our key.
-    pub key: String,
-    /// Its value.
-    pub node: Node,
-    /// Where it stands.
-    pub source: Source,
-    /// It counts only where this key of ours is on.
-    pub only_with: Option<&'static str>,
-    /// It counts only where nothing else sets the key.
-    pub soft: bool,
-    /// What names the file, which tells how near it is to the user.
-    pub named_by: Source,
-}
 
 /// Reads the files that `named` has: key, value and source of each of [`KEYS`] that is set.
 ///

@@ -1,6 +1,6 @@
 //! The sections `optimizer` and `scheduler` of DeepSpeed's files.
-use super::super::value::Node;
 use super::walk::{Reader, Value};
+use crate::value::Node;
 use tunesmith_base::error::Result;
 
 /// Why schedules that go up and down, and those that look for a rate, are refused.

@@ -1,18 +1,17 @@
 //! One pass over a foreign file: every key is found in the format's table and done with as that says.
-use super::super::option::{Scalar, nearest};
-use super::super::resolve::{Source, try_setting};
-use super::super::schema::options;
-use super::super::value::{Node, quoted};
-use super::super::yaml::Document;
-use super::named::json_of;
-use super::taken::{Expected, Fate, Foreign, NOT_NEEDED, Told};
-use super::{Act, Format, Line, is_off, without_comments};
+use super::key_outcomes::{Expected, Fate, Foreign, Line, NOT_NEEDED, Told, cut};
+use super::{Act, Format, is_off};
+use crate::json_comments::without_comments;
+use crate::lookup::{check, takes, unquoted};
+use crate::option::Scalar;
+use crate::schema::options;
+use crate::source::Source;
+use crate::suggest::nearest;
+use crate::value::{Node, quoted};
+use crate::yaml::Document;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
-
-/// The longest value that is shown.
-const SHOWN: usize = 60;
 
 /// A value of the file.
 #[derive(Debug, Clone)]
@@ -33,7 +32,7 @@ impl Value {
 
     /// The value as people write it in JSON, cut where it is long; a secret is not shown.
     pub fn shown(&self) -> String {
-        if is_secret(&self.key) { "***".to_owned() } else { cut(&json_of(&self.node).to_string()) }
+        if is_secret(&self.key) { "***".to_owned() } else { cut(&self.node.to_json().to_string()) }
     }
 
     /// File and line with the key, or a word or variable of the shell with it.
@@ -128,14 +127,6 @@ fn is_secret(key: &str) -> bool {
     key.ends_with("hub_token") || key.ends_with("to_hub_token")
 }
 
-/// A text of at most [`SHOWN`] characters.
-pub(super) fn cut(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
 /// What one key of a trainer's, which stands in our own configuration, comes to.
 pub struct OneKey {
     /// Keys of ours with their values.
@@ -148,7 +139,7 @@ pub struct OneKey {
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the value is refused.
-pub(in super::super) fn take_key(row: &super::Row, spelled: &str, node: &Node, source: &Source) -> Result<OneKey> {
+pub(crate) fn take_key(row: &super::Row, spelled: &str, node: &Node, source: &Source) -> Result<OneKey> {
     let value = Value { key: spelled.to_owned(), node: node.clone(), source: source.clone() };
     let mut reader = Reader::new(Format::Trainer, spelled.to_owned(), None, None, source);
     reader.act(row.key, row.act, &value)?;
@@ -418,15 +409,15 @@ impl Reader {
         only_with: Option<&'static str>,
         soft: bool,
     ) -> Result<()> {
-        if !options().any(|def| def.path() == ours) {
+        let Some(def) = options().find(|def| def.path() == ours) else {
             return Err(value.refused(&format!("{ours} is not yet part of this version")));
-        }
+        };
         let node = whole(ours, node);
-        if let Err(error) = try_setting(ours, &node) {
+        if let Err(error) = check(def, ours, &node, &Source::Word(ours.to_owned())) {
             let why = error.hint_text().unwrap_or_else(|| error.message());
-            return Err(value.refused(&format!("{ours} does not take {}: {why}", quoted(&json_of(&node).to_string()))));
+            return Err(value.refused(&format!("{ours} does not take {}: {why}", quoted(&node.to_json().to_string()))));
         }
-        let becomes = format!("{ours}: {}", json_of(&node));
+        let becomes = format!("{ours}: {}", node.to_json());
         let text = if why.is_empty() { becomes } else { format!("{becomes} ({why})") };
         self.tell(value, Fate::Taken, Some(ours), text);
         let (source, named_by) = (value.source.clone(), self.named_by.clone());
@@ -438,13 +429,11 @@ impl Reader {
 /// A number without a fraction as an integer, where our key takes only that: DeepSpeed's files write `5e8`.
 fn whole(ours: &str, node: Node) -> Node {
     match node {
-        Node::Float(number)
-            if number.fract() == 0.0 && number.abs() < 1e15 && try_setting(ours, &Node::Float(number)).is_err() =>
-        {
+        Node::Float(number) if number.fract() == 0.0 && number.abs() < 1e15 && !takes(ours, &Node::Float(number)) => {
             Node::Int(number as i128)
         }
         // Numbers that some readers take for texts: `1e-5`.
-        Node::Str(_) => super::super::unquoted(ours, node),
+        Node::Str(_) => unquoted(ours, node),
         other => other,
     }
 }

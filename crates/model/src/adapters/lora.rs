@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::dora::{self, Dora, Magnitude};
 use super::{About, Adapter, Formula, Method, Part, Rank, Saved, Site, names, parameters, ranks, start};
-use tunesmith_config::adapters::lora::{LoraConfig, PREFIX, SECTION};
+use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
 use tunesmith_base::error::{Error, Result};
 use crate::build::Attach;
@@ -27,7 +27,7 @@ pub static ABOUT: About = About {
     mode: Mode::Lora,
     title: "LoRA",
     parts: "the matrices A and B",
-    section: &SECTION,
+    section: &LoraConfig::section(),
     training: &["lora_dropout", "loraplus_lr_ratio"],
     starting: &["init_lora_weights", "loftq_iter"],
     ours: &["loraplus_lr_ratio", "loftq_iter"],
@@ -56,7 +56,7 @@ impl Method for LoraConfig {
 
     fn targets(&self) -> Targets {
         Targets {
-            section: SECTION.name,
+            section: LoraConfig::SECTION,
             target_modules: self.target_modules.clone(),
             target_parameters: self.target_parameters.clone(),
             renames: true,

@@ -1,4 +1,5 @@
 //! [`choices`]: settings that are one of a few words.
+use super::suggest::{nearest, not_yet};
 use super::value::{Node, Refusal};
 
 /// Makes an enum of words. `later` names the words that a later version will accept.
@@ -34,11 +35,11 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::ConfigValue for $name {
-            fn from_node(node: &$crate::Node) -> Result<Self, $crate::Refusal> {
+        impl $crate::value::ConfigValue for $name {
+            fn from_node(node: &$crate::value::Node) -> Result<Self, $crate::value::Refusal> {
                 match node {
-                    $( $crate::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
-                    _ => Err($crate::choices::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
+                    $( $crate::value::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
+                    _ => Err($crate::enum_macro::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
                 }
             }
 
@@ -47,7 +48,7 @@ macro_rules! choices {
             }
 
             fn expected() -> String {
-                $crate::choices::one_of(Self::TOLD)
+                $crate::enum_macro::one_of(Self::TOLD)
             }
 
             fn schema() -> serde_json::Value {
@@ -79,9 +80,9 @@ pub(super) fn refuse_word(node: &Node, told: &[&str], accepted: &[&str], later: 
     let refusal = Refusal::new(node, one_of(told));
     let Node::Str(word) = node else { return refusal };
     if later.contains(&word.as_str()) {
-        return refusal.hint(super::option::not_yet(word));
+        return refusal.hint(not_yet(word));
     }
-    match super::option::nearest(word, accepted.iter().copied()) {
+    match nearest(word, accepted.iter().copied()) {
         Some(near) => refusal.hint(format!("did you mean {near}?")),
         None => refusal,
     }

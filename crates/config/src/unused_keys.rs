@@ -1,8 +1,10 @@
 //! Keys that others decide about: what only one mode, or only a switch that is on, reads. Given where nothing reads it, a key
 //! is refused, never accepted and ignored.
-use super::resolve::{Resolved, Setting, Source};
-use super::validate::conflict;
-use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, Task, schema};
+use super::enums::{EvalMetric, EvalStrategy, LrScaling, Mode, Task};
+use super::resolved::Resolved;
+use super::schema::{self, Config};
+use super::source::{Setting, Source};
+use super::value::Node;
 use tunesmith_base::error::Result;
 
 /// What decides whether some keys are read.
@@ -177,7 +179,7 @@ pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
         };
         let (near, chosen_near) = (nearness(source), nearness(chosen));
         if near > chosen_near || (near == chosen_near && !other_file) {
-            return Err(conflict(resolved, &key, switch.key, switch.why));
+            return Err(resolved.conflict(&key, switch.key, switch.why));
         }
     }
     Ok(())

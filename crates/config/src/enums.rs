@@ -1,5 +1,5 @@
 //! The settings that are one of a few words, and those that are a word or something else.
-use super::choices::choices;
+use super::enum_macro::choices;
 use super::pattern::Pattern;
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
@@ -396,7 +396,7 @@ impl ConfigValue for InitLora {
             Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
             Node::Str(word) if word == "loftq" => Ok(Self::Loftq),
             Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
-                Err(Refusal::new(node, Self::expected()).hint(super::option::not_yet(word)))
+                Err(Refusal::new(node, Self::expected()).hint(super::suggest::not_yet(word)))
             }
             Node::Str(word) => match word.strip_prefix("pissa_niter_").map(str::parse) {
                 Some(Ok(rounds @ 0..=1000)) => Ok(Self::PissaRounds(rounds)),

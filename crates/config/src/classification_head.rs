@@ -2,7 +2,7 @@
 //! `config.json` describes it.
 use serde_json::{Map, Value, json};
 
-use super::families::Family;
+use super::family::Family;
 use super::hf_json::Source;
 use tunesmith_base::error::{Error, Result};
 

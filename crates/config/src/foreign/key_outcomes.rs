@@ -1,10 +1,13 @@
 //! What foreign files come to: settings of ours, what is told of every key, and what only the start of a run can check.
-use super::super::resolve::Source;
-use super::super::schema::Config;
-use super::super::sizes::Auto;
-use super::Line;
+use crate::auto_values::Auto;
+use crate::schema::Config;
+use crate::source::Source;
+use crate::value::Node;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
+
+/// The longest value that a message shows, in characters.
+const SHOWN: usize = 60;
 
 /// All that was read.
 #[derive(Debug, Clone, Default)]
@@ -14,10 +17,35 @@ pub struct Foreign {
     /// What is checked when the ranks are known.
     pub expected: Expected,
     /// What a user should know, a sentence a key.
-    pub(in super::super) notes: Vec<String>,
-    pub(in super::super) lines: Vec<Line>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) lines: Vec<Line>,
     /// `deepspeed_config_file` of Accelerate's file, and where it stands.
     pub(super) nested: Option<(String, Source)>,
+}
+
+/// What one of our keys gets.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Line {
+    /// Our key.
+    pub key: String,
+    /// Its value.
+    pub node: Node,
+    /// Where it stands.
+    pub source: Source,
+    /// It counts only where this key of ours is on.
+    pub only_with: Option<&'static str>,
+    /// It counts only where nothing else sets the key.
+    pub soft: bool,
+    /// What names the file, which tells how near it is to the user.
+    pub named_by: Source,
+}
+
+/// A text of at most [`SHOWN`] characters.
+pub(super) fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// What a note on a key begins with that is accepted and has no meaning here.
@@ -39,13 +67,7 @@ pub struct NotNeeded {
 impl NotNeeded {
     /// The note on it.
     pub fn text(&self) -> String {
-        format!(
-            "{NOT_NEEDED}{} {}: {} ({})",
-            self.source,
-            self.key,
-            super::walk::cut(&self.value.to_string()),
-            self.note
-        )
+        format!("{NOT_NEEDED}{} {}: {} ({})", self.source, self.key, cut(&self.value.to_string()), self.note)
     }
 }
 

@@ -1,13 +1,12 @@
 //! How what foreign files say meets what the configuration says.
-use super::super::resolve::{Resolved, Resolver, Setting, Source, find};
-use super::super::schema::Config;
-use super::super::value::{ConfigValue as _, Node};
-use super::super::yaml::Document;
-use super::super::{OptionDef, TrainConfig};
-use super::named::json_of;
-use super::taken::{Fate, Foreign, NotNeeded};
-use super::walk::take_key;
-use super::{Format, KEYS, Line, Row, format_of, read};
+use super::foreign::{Fate, Foreign, Format, KEYS, Line, NotNeeded, Row, format_of, read, take_key};
+use super::lookup::find;
+use super::resolved::Resolved;
+use super::resolver::Resolver;
+use super::schema::{Config, OptionDef, TrainConfig};
+use super::source::{Setting, Source};
+use super::value::{ConfigValue as _, Node};
+use super::yaml::Document;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
@@ -17,7 +16,7 @@ impl Resolver {
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(in super::super) fn foreign_file(&mut self, path: &Path) -> Result<bool> {
+    pub(super) fn foreign_file(&mut self, path: &Path) -> Result<bool> {
         let Some(format) = format_of(&Document::read(path)?.entries) else { return Ok(false) };
         let named = || Node::Str(path.display().to_string());
         let (title, settings) = match format {
@@ -41,7 +40,7 @@ impl Resolver {
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the value is refused.
-    pub(in super::super) fn take_trainer(
+    pub(super) fn take_trainer(
         &mut self,
         row: &Row,
         spelled: &str,
@@ -51,7 +50,7 @@ impl Resolver {
         let taken = take_key(row, spelled, node, source)?;
         match taken.why {
             Some(note) => {
-                let entry = NotNeeded { key: spelled.to_owned(), value: json_of(node), source: source.clone(), note };
+                let entry = NotNeeded { key: spelled.to_owned(), value: node.to_json(), source: source.clone(), note };
                 self.not_needed.insert(spelled.to_owned(), entry);
             }
             None => drop(self.not_needed.remove(spelled)),
@@ -71,7 +70,7 @@ impl Resolver {
     ///
     /// # Errors
     /// Those of [`read`]; a contradiction, with both sides.
-    pub(in super::super) fn take_foreign(&mut self) -> Result<()> {
+    pub(super) fn take_foreign(&mut self) -> Result<()> {
         let named = KEYS.iter().filter_map(|key| {
             let found = self.found.get(*key)?;
             Some((*key, found.node.clone(), found.source.clone()))
@@ -171,7 +170,7 @@ impl Foreign {
     }
 
     /// Shows what holds where a file leaves it to us.
-    pub(in super::super) fn show_auto(&mut self, settings: &[Setting]) {
+    pub(super) fn show_auto(&mut self, settings: &[Setting]) {
         for told in self.told.iter_mut().filter(|told| told.fate == Fate::Auto) {
             let setting = settings.iter().find(|setting| Some(&setting.key) == told.key.as_ref());
             let Some(Setting { key, value, source }) = setting else { continue };

@@ -1,5 +1,5 @@
 //! The types of the keys that name foreign configurations.
-use super::super::value::{ConfigValue, Node, Refusal};
+use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 
 /// A foreign configuration: a file's path, or the configuration itself as a mapping; nothing without one.
@@ -22,7 +22,7 @@ impl ConfigValue for Inline {
     }
 
     fn to_json(&self) -> Json {
-        json_of(&self.0)
+        self.0.to_json()
     }
 
     fn expected() -> String {
@@ -73,7 +73,7 @@ impl ConfigValue for Switch {
     }
 
     fn to_json(&self) -> Json {
-        json_of(&self.0)
+        self.0.to_json()
     }
 
     fn expected() -> String {
@@ -82,20 +82,5 @@ impl ConfigValue for Switch {
 
     fn schema() -> Json {
         json!({ "anyOf": [{ "type": ["boolean", "string", "null"] }, { "type": "array", "items": { "type": "string" } }] })
-    }
-}
-
-/// A node as JSON.
-pub(super) fn json_of(node: &Node) -> Json {
-    match node {
-        Node::Null => Json::Null,
-        Node::Bool(flag) => (*flag).into(),
-        Node::Int(number) => i64::try_from(*number).map_or_else(|_| (*number as f64).into(), Json::from),
-        Node::Float(number) => (*number).into(),
-        Node::Str(text) => text.as_str().into(),
-        Node::List(items) => items.iter().map(json_of).collect(),
-        Node::Map(entries) => {
-            entries.iter().map(|(key, node)| (key.clone(), json_of(node))).collect::<serde_json::Map<_, _>>().into()
-        }
     }
 }
