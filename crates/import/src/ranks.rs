@@ -1,9 +1,9 @@
 //! How several ranks share the work, as Transformers' trainer is told: files of DeepSpeed, and FSDP.
+use super::refusal::{DEEPSPEED, FSDP, FSDP_CONFIG, refusal};
+use super::source_file::beside;
 use super::work::{Work, is_off};
-use super::{beside, write};
 use std::path::Path;
-use tunesmith_base::error::Error;
-use tunesmith_config::{self as config, Node};
+use tunesmith_config::Node;
 
 /// Why keys that split a model in another way are lost.
 pub(super) const SPLIT: &str =
@@ -14,9 +14,6 @@ pub(super) const LAUNCHED: &str =
 /// Why `ddp` needs no word.
 pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
 const MAIN_MEMORY: &str = "on the CPU weights lie in main memory";
-const DEEPSPEED: &str = "train.deepspeed";
-const FSDP: &str = "train.fsdp";
-const FSDP_CONFIG: &str = "train.fsdp_config";
 
 /// A configuration of DeepSpeed: a file, or the mapping itself.
 pub(super) fn deepspeed(work: &mut Work, key: &str, node: &Node) {
@@ -147,17 +144,6 @@ fn settings(work: &mut Work, key: &str, entries: Vec<(String, Node)>) -> Vec<(St
         }
     }
     kept
-}
-
-/// Why a configuration of another program's, which a key names or holds, is refused.
-pub(super) fn refusal(key: &str, node: &Node) -> Option<Error> {
-    let text = match key {
-        DEEPSPEED => format!("train: {{deepspeed: {}}}\n", write::flow(node)),
-        FSDP => format!("train: {{fsdp: {}}}\n", write::flow(node)),
-        FSDP_CONFIG => format!("train: {{fsdp: true, fsdp_config: {}}}\n", write::flow(node)),
-        _ => return None,
-    };
-    config::load_text(Path::new(key), &text).err()
 }
 
 #[cfg(test)]

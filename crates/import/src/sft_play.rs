@@ -1,7 +1,8 @@
 //! SFT-Play's configurations: sections as ours, with includes.
+use super::source_file::{beside, entries};
 use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
 use super::work::{Rule, Work};
-use super::{beside, entries, names, ranks};
+use super::{names, ranks};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;

@@ -1,5 +1,8 @@
 //! The state of one import: the source's keys, what is written, and a note on each key.
-use super::{Imported, Note, Outcome, Refused, Toolkit, ranks, write};
+use super::refusal::refusal;
+use super::report::{Imported, Note, Outcome, Refused};
+use super::toolkit::Toolkit;
+use super::write::{self, Line};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
@@ -28,26 +31,29 @@ pub(super) struct Rule {
     pub act: Act,
 }
 
-/// A line that is written.
-pub(super) struct Line {
-    pub key: String,
-    pub node: Node,
-    /// What stands behind it as a comment.
-    pub why: String,
-}
+/// Keys that share an outcome; a name with `*` at its end stands for all keys that begin so.
+type Others = &'static [(Act, &'static [&'static str])];
 
+/// One import while it is made.
 pub(super) struct Work {
     pub path: PathBuf,
     toolkit: Toolkit,
+    rules: &'static [Rule],
+    others: Others,
     entries: Vec<(String, Node)>,
     lines: Vec<Line>,
     notes: Vec<Note>,
 }
 
 impl Work {
-    pub fn new(path: &Path, toolkit: Toolkit, entries: Vec<(String, Node)>) -> Self {
+    pub fn new(
+        path: &Path,
+        toolkit: Toolkit,
+        (rules, others): (&'static [Rule], Others),
+        entries: Vec<(String, Node)>,
+    ) -> Self {
         let entries = entries.into_iter().map(|(key, node)| (key, as_python(node))).collect();
-        Self { path: path.to_owned(), toolkit, entries, lines: Vec::new(), notes: Vec::new() }
+        Self { path: path.to_owned(), toolkit, rules, others, entries, lines: Vec::new(), notes: Vec::new() }
     }
 
     /// The source's keys.
@@ -138,9 +144,9 @@ impl Work {
     /// Follows the toolkit's table, in the order of the source.
     pub fn follow(&mut self) {
         let toolkit = self.toolkit;
-        let rules: BTreeMap<&str, Act> = toolkit.rules().iter().map(|rule| (rule.key, rule.act)).collect();
+        let rules: BTreeMap<&str, Act> = self.rules.iter().map(|rule| (rule.key, rule.act)).collect();
         for (key, node) in self.entries.clone() {
-            match rules.get(key.as_str()).copied().or_else(|| other(toolkit, &key)) {
+            match rules.get(key.as_str()).copied().or_else(|| self.other(&key)) {
                 None if toolkit == Toolkit::SftPlay && foreign::needless(&key).is_some() => {
                     self.needless(&key, foreign::needless(&key).unwrap_or_default());
                 }
@@ -161,6 +167,12 @@ impl Work {
                 Some(Act::Together) => {}
             }
         }
+    }
+
+    /// What the table of keys that share an outcome says of a key.
+    fn other(&self, key: &str) -> Option<Act> {
+        let named = |name: &&str| name.strip_suffix('*').map_or(*name == key, |start| key.starts_with(start));
+        self.others.iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
     }
 
     /// What nothing would read goes: the shape of an adapter where none is trained, how answers are drawn where none are.
@@ -199,7 +211,7 @@ impl Work {
             .filter_map(|line| {
                 let why = match config::try_setting(&line.key, &line.node) {
                     Err(error) => error.hint_text().unwrap_or_else(|| error.message()).to_owned(),
-                    Ok(()) => ranks::refusal(&line.key, &line.node)?.message().to_owned(),
+                    Ok(()) => refusal(&line.key, &line.node)?.message().to_owned(),
                 };
                 Some(Refused { setting: format!("{}: {}", line.key, write::short(&line.node)), why })
             })
@@ -215,12 +227,6 @@ impl Work {
         }
         Ok(Imported { toolkit: self.toolkit, yaml, notes: self.notes, refused })
     }
-}
-
-/// What a toolkit's second table says of a key.
-fn other(toolkit: Toolkit, key: &str) -> Option<Act> {
-    let named = |name: &&str| name.strip_suffix('*').map_or(*name == key, |start| key.starts_with(start));
-    toolkit.others().iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
 }
 
 /// Words and numbers as `PyYAML` reads them: `yes`, `on`, `500_000`.

@@ -1,12 +1,20 @@
 //! From settings to YAML that reads back as the same settings.
-use super::work::Line;
-use super::{Note, Refused, Toolkit};
+use super::report::{Note, Refused};
+use super::toolkit::Toolkit;
 use std::fmt::Write;
 use std::path::Path;
 use tunesmith_config::{Node, parse_yaml};
 
 /// The longest value that a message shows.
 const SHOWN: usize = 60;
+
+/// A line that is written.
+pub(super) struct Line {
+    pub key: String,
+    pub node: Node,
+    /// What stands behind it as a comment.
+    pub why: String,
+}
 
 /// The file: a header, then the sections in the order of the documentation.
 pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note], refused: &[Refused]) -> String {

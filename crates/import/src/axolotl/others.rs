@@ -1,9 +1,9 @@
 //! Axolotl's rarer keys, by what becomes of them; a name that ends with `*` stands for all that begin so. And those of its
 //! settings that are more than a key.
-use super::super::work::Act::{self, Lost, Needless};
-use super::super::work::Work;
-use super::ranks::{LAUNCHED, SPLIT};
 use super::{CACHE, KERNEL, TRACKER, UPLOAD};
+use crate::ranks::{LAUNCHED, SPLIT};
+use crate::work::Act::{self, Lost, Needless};
+use crate::work::Work;
 use tunesmith_config::Node;
 
 const PREFERENCES: &str = "preference and reinforcement training are not part of this version";

@@ -1,6 +1,6 @@
 //! Axolotl's `datasets`: each entry's path, type and fields.
 use super::Work;
-use crate::beside;
+use crate::source_file::beside;
 use std::path::Path;
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;

@@ -1,7 +1,7 @@
 //! LLaMA-Factory's rarer keys, by what becomes of them; a name that ends with `*` stands for all that begin so.
-use super::super::work::Act::{self, Lost, Needless};
-use super::ranks::{LAUNCHED, SPLIT};
 use super::{KERNEL, NO_LOADER, OTHER, OWN_STEP, TRACKER, UPLOAD};
+use crate::ranks::{LAUNCHED, SPLIT};
+use crate::work::Act::{self, Lost, Needless};
 
 const TEXT: &str = "text models only";
 const PREFERENCES: &str = "preference and reinforcement training are not part of this version";

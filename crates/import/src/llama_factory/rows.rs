@@ -1,6 +1,6 @@
 //! LLaMA-Factory's data sets: names that `dataset_info.json` explains.
 use super::{Work, listed};
-use crate::beside;
+use crate::source_file::beside;
 use serde_json::Value as Json;
 use std::path::PathBuf;
 use tunesmith_config::Node;
