@@ -11,7 +11,7 @@ use super::tied;
 use tunesmith_base::error::{Error, Result};
 
 impl Arch {
-    /// Reads `dir/config.json`; the stop tokens of `dir/generation_config.json` go before its own, as in `generate`.
+    /// Reads `dir/config.json`. Stop tokens of `dir/generation_config.json` take precedence, as in Transformers' `generate`.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: a missing or malformed file, an impossible size, or an unsupported feature by name.
@@ -54,7 +54,7 @@ impl Arch {
         Ok(arch)
     }
 
-    /// Holds sizes against each other.
+    /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
     fn check(&self, source: &Source<'_>) -> Result<()> {
         let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
         if !heads.is_multiple_of(kv) {
@@ -66,7 +66,7 @@ impl Arch {
             let found = heads * self.head_dim;
             return Err(source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}")));
         }
-        // The widest kind of block, and its experts counted rather than listed.
+        // The largest block; its experts are counted, since a list of them could be huge.
         let expert = |experts: &Experts| 3 * experts.width * self.hidden_size + self.hidden_size;
         let experts = self.experts.as_ref().map_or(Some(0), |experts| experts.count.checked_mul(expert(experts)));
         let dense = Self { experts: None, ..self.clone() };

@@ -14,7 +14,7 @@ const MAX_LAYERS: usize = 4096;
 const MAX_EXPERTS: usize = 1 << 16;
 
 impl Source<'_> {
-    /// Features that change the numbers and that this version does not compute.
+    /// Refuses features that would change the numbers and that this version does not compute.
     pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
         let classes = [Some(family.class_name), family.classifier];
         self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
@@ -31,7 +31,7 @@ impl Source<'_> {
         }
     }
 
-    /// Refuses a quantized base whose matrices are not coded as bitsandbytes does it; the files themselves say the rest.
+    /// Refuses a quantized base unless bitsandbytes quantized it. The tensors are checked when the weights are opened.
     fn refuse_quantization(&self) -> Result<()> {
         let Some(found) = self.get("quantization_config") else { return Ok(()) };
         let method = found.get("quant_method");
@@ -50,7 +50,7 @@ impl Source<'_> {
             ))
     }
 
-    /// Refuses a window for families whose code has none.
+    /// Refuses a sliding window in families whose Transformers code has none.
     pub(super) fn refuse_window(&self) -> Result<()> {
         if let Some(kinds) = self.get("layer_types") {
             let kinds = kinds.as_array().ok_or_else(|| self.mismatch("layer_types", "a list"))?;
@@ -66,7 +66,7 @@ impl Source<'_> {
             .hint("if the model attends to the full context, set sliding_window to null in config.json"))
     }
 
-    /// Refuses attention that sees later tokens.
+    /// Refuses attention that is not causal (`use_bidirectional_attention`).
     pub(super) fn refuse_bidirectional(&self) -> Result<()> {
         if self.flag("use_bidirectional_attention", false)? {
             return Err(self.mismatch("use_bidirectional_attention", "false: a causal language model"));
@@ -85,7 +85,7 @@ impl Source<'_> {
         }
     }
 
-    /// What all families share, as Llama has it; a family's file then changes what it does otherwise.
+    /// The architecture that the shared keys describe, with Llama's choices for everything else.
     pub(super) fn decoder(&self, family: &'static Family, defaults: &Defaults) -> Result<Arch> {
         let hidden_size = self.size("hidden_size", None)?;
         let num_attention_heads = self.size("num_attention_heads", None)?;
@@ -152,7 +152,7 @@ impl Source<'_> {
         self.flag("attention_bias", false).map(|bias| (bias, bias))
     }
 
-    /// `sliding_window`; null means none, an absent key the class's default.
+    /// `sliding_window` in tokens. Null means no window; an absent key means `default`.
     pub(super) fn window(&self, default: Option<usize>) -> Result<Option<usize>> {
         match self.get("sliding_window") {
             Some(_) => self.size_up_to("sliding_window", None, usize::MAX >> 1).map(Some),
@@ -161,7 +161,7 @@ impl Source<'_> {
         }
     }
 
-    /// Qwen's windows: with `use_sliding_window`, in the blocks from `max_window_layers` on.
+    /// Qwen's sliding windows: with `use_sliding_window`, in the blocks from `max_window_layers` on.
     pub(super) fn late_windows(&self, arch: &mut Arch) -> Result<()> {
         let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
         let first = match self.get("max_window_layers") {
@@ -171,14 +171,14 @@ impl Source<'_> {
         self.layer_windows(arch, window, |layer| window.is_some() && layer as u64 >= first)
     }
 
-    /// Qwen2-MoE's windows: with `use_sliding_window`, in every other block before `max_window_layers`.
+    /// Qwen2-MoE's sliding windows: with `use_sliding_window`, in every other block before `max_window_layers`.
     pub(super) fn early_windows(&self, arch: &mut Arch) -> Result<()> {
         let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
         let end = self.size("max_window_layers", Some(28))?;
         self.layer_windows(arch, window, |layer| window.is_some() && layer % 2 == 0 && layer < end)
     }
 
-    /// Gives the window to the blocks that `layer_types` says, or `default` where the key is absent.
+    /// Gives the window to the blocks that `layer_types` names, or that `default` names where the key is absent.
     pub(super) fn layer_windows(
         &self,
         arch: &mut Arch,
@@ -200,7 +200,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// A list of 0 and 1, or of true and false, one a block.
+    /// A list of 0 and 1, or of true and false, with one entry for each block.
     pub(super) fn layer_flags(&self, key: &str, arch: &Arch, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
         let flags = self.layer_list(key, arch, |value| match value.as_u64() {
             Some(0) => Some(false),
@@ -210,7 +210,7 @@ impl Source<'_> {
         Ok(flags.unwrap_or_else(|| (0..arch.num_hidden_layers).map(default).collect()))
     }
 
-    /// A list with an entry for each block.
+    /// A list with one entry for each block; `None` where the key is absent.
     fn layer_list<T>(&self, key: &str, arch: &Arch, read: impl Fn(&Value) -> Option<T>) -> Result<Option<Vec<T>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let values = value.as_array().ok_or_else(|| self.mismatch(key, "a list"))?;
@@ -237,7 +237,7 @@ impl Source<'_> {
 }
 
 impl Source<'_> {
-    /// What Qwen's mixtures of experts share: their keys, and which blocks are sparse.
+    /// The experts of Qwen's mixture-of-experts models, and which blocks are sparse. `shared`: intermediate size of the shared expert.
     pub(super) fn qwen_experts(
         &self,
         arch: &mut Arch,
@@ -264,7 +264,7 @@ impl Source<'_> {
         Ok(())
     }
 
-    /// The experts' sizes. `defaults`: how many, how many a token, their width.
+    /// The experts, from the keys `count` and `width`. `defaults`: number of experts, experts per token, intermediate size.
     pub(super) fn experts(&self, count: &str, width: &str, defaults: (usize, usize, usize)) -> Result<Experts> {
         let (count, width) = (self.size(count, Some(defaults.0))?, self.size(width, Some(defaults.2))?);
         let per_token = self.size("num_experts_per_tok", Some(defaults.1))?;
@@ -286,25 +286,25 @@ impl Source<'_> {
     }
 }
 
-/// What a family's Transformers class assumes where a key is absent.
+/// Defaults of a family's configuration class in Transformers, for absent keys.
 pub(super) struct Defaults {
-    /// Key and value heads; none means as many as query heads.
+    /// Key and value heads; `None`: as many as query heads.
     pub kv_heads: Option<usize>,
-    /// Width of a head; none means `hidden_size / num_attention_heads`.
+    /// Width of a head; `None`: `hidden_size / num_attention_heads`.
     pub head_dim: Option<usize>,
-    /// Context.
+    /// `max_position_embeddings`.
     pub context: usize,
-    /// Rotary base.
+    /// Base of the rotary embedding, `rope_theta`.
     pub theta: f64,
     /// Epsilon of the norms.
     pub eps: f64,
-    /// Whether the head is the embedding.
+    /// `tie_word_embeddings`.
     pub tied: bool,
     /// Padding token.
     pub pad: Option<u32>,
-    /// The key of the activation, and which it is.
+    /// The key of the activation, and its default.
     pub activation: (&'static str, Activation),
-    /// Whether a part of each head may be turned.
+    /// Whether the class supports `partial_rotary_factor`.
     pub partial_rotary: bool,
 }
 

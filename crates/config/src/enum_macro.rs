@@ -1,8 +1,8 @@
-//! [`choices`]: settings that are one of a few words.
+//! [`choices`]: a macro for settings that are one of a few words.
 use super::suggest::{nearest, not_yet};
 use super::value::{Node, Refusal};
 
-/// Makes an enum of words. `later` names the words that a later version will accept.
+/// Makes an enum that is written as a word in the configuration. `later` lists words that are refused as not yet supported.
 macro_rules! choices {
     ($(
         $(#[doc = $doc:literal])*
@@ -13,17 +13,17 @@ macro_rules! choices {
         pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
 
         impl $name {
-            /// The words that the configuration accepts, less second names.
+            /// The accepted words, without aliases.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
-            /// The words that a message names: second names too, where they have a meaning of their own.
+            /// The words that a message lists: also those aliases that are documented.
             const TOLD: &'static [&'static str] = &[$($word, $( $( choices!(@told $alias $alias_doc), )? )*)+];
-            /// Every word that is accepted.
+            /// The accepted words, with aliases.
             const ACCEPTED: &'static [&'static str] = &[$($word, $( $alias, )*)+];
             const LATER: &'static [&'static str] = choices!(@or $($later)?);
-            /// All of them, in the order of the documentation.
+            /// Every variant, in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The word of the configuration.
+            /// The word in the configuration.
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$variant => $word, )+ }
             }
@@ -70,12 +70,12 @@ macro_rules! choices {
 
 pub(super) use choices;
 
-/// The words of a message.
+/// The words as a message lists them.
 pub(super) fn one_of(words: &[&str]) -> String {
     format!("one of {}", words.join(", "))
 }
 
-/// Refuses what is none of the accepted words, with the nearest of them; `told` are those that the message names.
+/// The refusal of a value that is not an accepted word, with the most similar word as a hint. The message lists `told`.
 pub(super) fn refuse_word(node: &Node, told: &[&str], accepted: &[&str], later: &[&str]) -> Refusal {
     let refusal = Refusal::new(node, one_of(told));
     let Node::Str(word) = node else { return refusal };

@@ -1,4 +1,4 @@
-//! The settings that are one of a few words, and those that are a word or something else.
+//! Settings that are one of a few words, and settings that are a word or something else.
 use super::enum_macro::choices;
 use super::pattern::Pattern;
 use super::value::{ConfigValue, Node, Refusal};
@@ -256,7 +256,7 @@ macro_rules! optim {
         }
 
         impl Optim {
-            /// Whether it averages weights instead of following a schedule.
+            /// Whether it is schedule-free: it averages weights instead of following a learning-rate schedule.
             pub fn averages(self) -> bool {
                 [$( $( (Self::$name, stringify!($trait)), )? )+].contains(&(self, "averages"))
             }
@@ -303,7 +303,7 @@ macro_rules! modes {
         }
 
         impl Mode {
-            /// Whether what is trained is an adapter, which the base needs to stay as it is.
+            /// Whether an adapter is trained on a frozen base.
             pub const fn adapts(self) -> bool {
                 matches!(self, $( Self::$mode )|*)
             }
@@ -377,11 +377,11 @@ pub enum InitLora {
     Loftq,
 }
 
-/// Ways to start that other toolkits have.
+/// Initializations of PEFT that are refused as not yet supported.
 const LATER_INITS: [&str; 6] = ["olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
 
 impl InitLora {
-    /// Whether the base weight gives up what the adapter starts with.
+    /// Whether the adapter's initial product is subtracted from the base weight (`PiSSA`).
     pub const fn is_pissa(self) -> bool {
         matches!(self, Self::Pissa | Self::PissaRounds(_))
     }

@@ -1,50 +1,50 @@
 //! What is known of a model family beside its `config.json`: its names in Transformers, and how llama.cpp has it.
 use std::fmt;
 
-/// A family of decoders that share one form of `config.json`.
+/// Decoders that share one `model_type`.
 pub struct Family {
     /// The `model_type` of `config.json`.
     pub model_type: &'static str,
-    /// The entry of `architectures` that this family has as a causal language model.
+    /// Class of the causal language model, an entry of `architectures`.
     pub class_name: &'static str,
-    /// Models that come in this form, as people call them.
+    /// Known models of the family, for `tunesmith models`.
     pub models: &'static str,
-    /// What tells it from Llama.
+    /// What its architecture has that Llama's has not.
     pub features: &'static str,
-    /// Whether blocks have experts.
+    /// Whether blocks have a mixture of experts.
     pub sparse: bool,
-    /// The entry of `architectures` that Transformers has for it with a head of scores, if it has one.
+    /// Class for sequence classification, an entry of `architectures`; `None` where Transformers has none.
     pub classifier: Option<&'static str>,
-    /// How llama.cpp has it, if it does.
+    /// How llama.cpp runs it; `None` where llama.cpp does not.
     pub gguf: Option<Gguf>,
 }
 
-/// What llama.cpp calls a family and takes for granted of it. A model that has it otherwise cannot be exported.
-#[allow(clippy::struct_excessive_bools)] // each is a habit of llama.cpp of its own
+/// What llama.cpp calls a family, and what it assumes about it. A model that breaks an assumption cannot be exported to GGUF.
+#[allow(clippy::struct_excessive_bools)] // independent assumptions of llama.cpp
 #[derive(Debug, Clone, Copy)]
 pub struct Gguf {
     /// `general.architecture`.
     pub name: &'static str,
-    /// Rows of q and k lie in pairs that turn together, and not in halves of a head.
+    /// Whether rotary pairs are neighbouring rows of q and k, and not rows of the two halves of a head.
     pub pairs: bool,
-    /// The file says what scores, embedding, branches and logits are multiplied by.
+    /// Whether the file stores the factors on scores, embedding, residual branches and logits.
     pub scales: bool,
-    /// So many blocks has the model whose scores are scaled as if all heads filled it.
+    /// Number of blocks of the one model whose attention scale is `(hidden_size / heads)^-0.5` instead of `head_dim^-0.5`.
     pub wide: Option<usize>,
-    /// Which blocks may have a window that is shorter than the context: one of these rules by the block's number.
+    /// The patterns of sliding-window blocks that llama.cpp knows; each says of a block index whether it has a window.
     pub windows: &'static [fn(usize) -> bool],
-    /// Whether a block turns q and k.
+    /// Whether the block of this index has a rotary embedding.
     pub turns: fn(usize) -> bool,
-    /// What of rotary positions it computes besides `linear` and `yarn` on whole heads: `llama3`, `longrope`, `partial`.
+    /// Rotary features besides `linear` and `yarn` on whole heads: `llama3`, `longrope`, `partial`.
     pub ropes: &'static [&'static str],
-    /// The weights of a token's experts are made to sum to 1.
+    /// Whether the routing weights of a token's experts are scaled to sum to 1.
     pub normalised: bool,
-    /// The head is always the embedding.
+    /// Whether the head always shares the embedding's matrix.
     pub tied: bool,
 }
 
 impl Gguf {
-    /// Halves of heads that all turn, no windows.
+    /// The assumptions that hold for most families: rotary pairs across halves, no windows, a rotary embedding in every block.
     pub const fn named(name: &'static str) -> Self {
         Self {
             name,

@@ -1,8 +1,8 @@
-//! The types of the keys that name foreign configurations.
+//! The types of `train.deepspeed`, `train.fsdp` and `train.fsdp_config`.
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 
-/// A foreign configuration: a file's path, or the configuration itself as a mapping; nothing without one.
+/// A configuration of DeepSpeed or FSDP: the path of its file, or the mapping itself; null without one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inline(pub Node);
 
@@ -34,7 +34,7 @@ impl ConfigValue for Inline {
     }
 }
 
-/// Transformers' `fsdp`: `true`, or words in one string or a list.
+/// Transformers' `fsdp`: `true`, `false`, or words in one string or a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Switch(pub Node);
 
@@ -45,7 +45,7 @@ impl Default for Switch {
 }
 
 impl Switch {
-    /// The words; nothing where it is off.
+    /// The words in lower case; empty for `true`, `None` where it is off or no list of words.
     pub fn words(node: &Node) -> Option<Vec<String>> {
         match node {
             Node::Bool(true) => Some(Vec::new()),

@@ -4,11 +4,11 @@ use super::arch::Arch;
 use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 use tunesmith_base::error::{Error, Result};
 
-/// A vocabulary grows by as many tokens as it has, or by so many.
+/// A vocabulary may always grow by this many tokens; beyond that, by at most its own size.
 const MOST_NEW_TOKENS: usize = 1 << 16;
 
 impl Arch {
-    /// Makes room for tokens: the embedding and the head end behind the highest of them, if they ended before.
+    /// Grows the embedding and the head until they have a row for each of `tokens`, and trains those rows.
     pub fn grow(&mut self, tokens: Vec<u32>) {
         let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
         self.vocab_size = self.vocab_size.max(needed);
@@ -16,14 +16,14 @@ impl Arch {
         self.new_tokens = tokens;
     }
 
-    /// Makes room for an adapter's vocabulary, and trains the rows that it trains. The head gets a matrix of its own where the
-    /// adapter needs one.
+    /// Grows the embedding and the head to what an adapter needs, and trains the rows that it trained. Unties the head where the
+    /// adapter holds it apart from the embedding.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary.
+    /// [`tunesmith_base::Kind::Checkpoint`]: an id far beyond the model's vocabulary, so that the adapter belongs to another model.
     pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
         let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
-        // An id is a claim that would be allocated for; a table is as long as its file.
+        // Memory is allocated up to the highest id, which a damaged file may set to anything. A table is as long as its file.
         let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
         let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);
         if needed > limit {
@@ -39,13 +39,13 @@ impl Arch {
         Ok(())
     }
 
-    /// The rows of that tensor that are trained by themselves.
+    /// The rows of a tensor that are trained while the rest of it is frozen.
     pub fn rows_of(&self, tensor: &str) -> &[u32] {
         self.token_rows.of(tensor)
     }
 
-    /// Gives the head a matrix of its own, where it shares the embedding's and these modules are trained each by itself: one of
-    /// them is, or holds, the embedding or the head.
+    /// Unties the head where `modules` (`modules_to_save`) name the embedding, the head, or the model that holds them. As in PEFT, each
+    /// then becomes a matrix of its own.
     pub fn separate(&mut self, modules: &[String]) {
         let tables = ["model", "model.embed_tokens", "lm_head"];
         let is_named = |name: &String| modules.iter().any(|entry| name.ends_with(entry.as_str()));
@@ -54,7 +54,7 @@ impl Arch {
         }
     }
 
-    /// As [`Arch::separate`], where an adapter's vocabulary needs it.
+    /// Unties the head where an adapter needs it: as [`Arch::separate`], or for rows that differ between embedding and head.
     pub fn separate_for(&mut self, vocabulary: &Vocabulary) {
         let rows = &vocabulary.rows;
         // PEFT trains the same rows of both as one.
@@ -70,7 +70,7 @@ impl Arch {
         }
     }
 
-    /// The tensor of the checkpoint that the tensor `name` starts as.
+    /// The tensor of the base checkpoint from which `name` is initialised: a head that was untied starts as the embedding.
     pub fn starts_as<'n>(&self, name: &'n str) -> &'n str {
         if self.separated && name == LM_HEAD { EMBEDDING } else { name }
     }

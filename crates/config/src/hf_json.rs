@@ -9,10 +9,10 @@ use tunesmith_base::files;
 
 /// Bound of every width, head count and vocabulary: products of two stay far from overflow.
 pub(super) const MAX_SIZE: usize = 1 << 24;
-/// More than any real `config.json` holds.
+/// The most bytes of a `config.json` that are read.
 const CONFIG_BYTES: u64 = 4 << 20;
 
-/// The text of a small file; none where there is no such file.
+/// The text of a file of at most [`CONFIG_BYTES`] bytes; `None` where the file does not exist.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
     let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Model);
     let file = match files::open_member(path) {
@@ -52,7 +52,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A source without any key.
+    /// An object without keys, for which every getter gives its default.
     pub(super) fn empty(origin: &'a Path) -> Self {
         Self { origin, map: Map::new(), prefix: String::new() }
     }
@@ -73,12 +73,12 @@ impl<'a> Source<'a> {
         self.error(format!("not yet: {what}"))
     }
 
-    /// The value unless it is absent or null.
+    /// The value; `None` where the key is absent or null.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is written at all, be it as null.
+    /// Whether the key exists, even with the value null.
     pub(super) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
@@ -119,7 +119,7 @@ impl<'a> Source<'a> {
         if (1e-30..=1e30).contains(&value) { Ok(value) } else { Err(self.mismatch(key, "a number above 0")) }
     }
 
-    /// A number above 0; null means none, an absent key the default.
+    /// A number above 0. Null means `None`; an absent key means `default`.
     pub(super) fn optional_positive(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
         match self.get(key) {
             Some(_) => self.positive(key, 1.0).map(Some),
@@ -135,7 +135,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// One id or a list of them; old files write a negative id for none.
+    /// A token id or a list of them. Negative ids are left out: old files write -1 for none.
     pub(super) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let one = std::slice::from_ref(value);
@@ -150,7 +150,7 @@ impl<'a> Source<'a> {
         Ok(ids)
     }
 
-    /// Refuses a file that was written by none of these classes of Transformers.
+    /// Refuses a file whose `architectures` names none of these classes; an absent or empty list passes.
     pub(super) fn check_class(&self, known: &[&str]) -> Result<()> {
         let Some(classes) = self.get("architectures") else { return Ok(()) };
         let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;

@@ -1,5 +1,7 @@
-//! Layer 1: the typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
-//! combinations are refused. Each setting is defined once, in [`schema`].
+//! Layer 1: what a user may configure, and what a model folder's `config.json` says.
+//!
+//! Each setting is defined once, in [`schema`]. [`resolve`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
+//! [`arch`] describes the decoder.
 pub mod adapters;
 mod apply_foreign;
 pub mod arch;

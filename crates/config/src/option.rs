@@ -8,7 +8,7 @@ use super::value::{ConfigValue, NATURAL, Node, Refusal};
 pub struct Section<C: 'static> {
     /// Its path: `train`, `tuning.lora`.
     pub name: &'static str,
-    /// What it is about.
+    /// Its documentation.
     pub doc: &'static str,
     /// Its keys, in the order of the documentation.
     pub options: &'static [OptionDef<C>],
@@ -23,11 +23,11 @@ pub struct OptionDef<C> {
     pub name: &'static str,
     /// Other spellings that are accepted; one with a dot is a full key, in whatever section.
     pub aliases: &'static [&'static str],
-    /// What it does; the first line is a summary.
+    /// Its documentation; the first line is a summary.
     pub doc: &'static str,
-    /// What a number must lie within.
+    /// Bounds of a number.
     pub range: Range,
-    /// Words that a later version will accept.
+    /// Words that are refused as not yet supported.
     pub later: &'static [&'static str],
     /// What is accepted, in words: `a number`, `one of no, steps, epoch`.
     pub expected: fn() -> String,
@@ -40,7 +40,7 @@ pub struct OptionDef<C> {
 }
 
 impl<C> OptionDef<C> {
-    /// The full key: `train.batch_size`; of a key outside of any section its name.
+    /// The full key: `train.batch_size`, or the bare name of a key outside any section.
     pub fn path(&self) -> String {
         self.spelled(self.name)
     }
@@ -54,12 +54,12 @@ impl<C> OptionDef<C> {
         variable(&self.path())
     }
 
-    /// The canonical name and the aliases, each as a full key.
+    /// The key and its aliases, each as a full key; the key comes first.
     pub fn spellings(&self) -> impl Iterator<Item = String> + '_ {
         std::iter::once(self.name).chain(self.aliases.iter().copied()).map(|name| self.spelled(name))
     }
 
-    /// What is accepted, with the range.
+    /// What is accepted, in words, with the bounds.
     pub fn expectation(&self) -> String {
         format!("{}{}", (self.expected)(), self.range)
     }
@@ -70,12 +70,13 @@ pub fn env_name(path: &str) -> String {
     path.replace('.', "_").to_uppercase()
 }
 
-/// The environment variable that sets a full key. A single word of ours would be too common: `task` is `TUNESMITH_TASK`.
+/// The environment variable that sets a full key. A key without a section gets a prefix, since `TASK` alone would be too common:
+/// `TUNESMITH_TASK`.
 pub fn variable(key: &str) -> String {
     if key.contains('.') { env_name(key) } else { format!("TUNESMITH_{}", env_name(key)) }
 }
 
-/// A value that can stand in a `static`.
+/// A plain value in the tables of foreign keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scalar {
     /// `null`.
@@ -89,13 +90,13 @@ pub enum Scalar {
 /// The bounds of a number; [`Range::ANY`] for everything else.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
-    /// The least value.
+    /// Lower bound, included.
     pub min: Option<f64>,
-    /// The value that must be exceeded.
+    /// Lower bound, excluded.
     pub above: Option<f64>,
-    /// The greatest value.
+    /// Upper bound, included.
     pub max: Option<f64>,
-    /// The value that must not be reached.
+    /// Upper bound, excluded.
     pub below: Option<f64>,
 }
 
@@ -113,12 +114,12 @@ impl Range {
         Self { above: Some(above), ..Self::ANY }
     }
 
-    /// From `min` to `max`, both allowed.
+    /// From `min` to `max`, both included.
     pub const fn within(min: f64, max: f64) -> Self {
         Self { min: Some(min), max: Some(max), ..Self::ANY }
     }
 
-    /// From `min` up to, not including, `below`.
+    /// From `min`, included, to `below`, excluded.
     pub const fn from_to_below(min: f64, below: f64) -> Self {
         Self { min: Some(min), below: Some(below), ..Self::ANY }
     }
@@ -155,7 +156,7 @@ impl std::fmt::Display for Range {
     }
 }
 
-/// Reads a value of the option's type and holds it against the range.
+/// Reads a value of the setting's type and checks it against the bounds.
 pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
     let expected = || format!("{}{range}", T::expected());
     let value = T::from_node(node).map_err(|mut refusal| {

@@ -1,7 +1,7 @@
-//! From files, environment, words and flags to one [`Resolved`] configuration, where every value has a source.
+//! Builds a [`Resolved`] configuration from files, environment, `KEY=VALUE` words and flags.
 //!
 //! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
-//! Every value is checked where it stands, even one that a later source replaces.
+//! Every value is checked, even one that a later source replaces.
 use super::auto_values::Auto;
 use super::enums::Quantization;
 use super::foreign::{self, NotNeeded};
@@ -36,7 +36,7 @@ pub struct Flag {
     pub value: String,
 }
 
-/// Reads a configuration that is to be run: all of [`load_partial`], and the keys that have no default are there.
+/// Reads a configuration for a run. Unlike [`load_partial`], it requires a model and training rows.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming the file and line, variable or word, the key, what was found and what is expected.
@@ -46,7 +46,7 @@ pub fn load(path: &Path, words: &[String], env: &[(String, String)], flags: &[Fl
     Ok(resolved)
 }
 
-/// Reads a configuration that may lack the model or the data, to show it.
+/// Reads a configuration that may lack the model or the training rows.
 ///
 /// # Errors
 /// As [`load`].
@@ -54,7 +54,7 @@ pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], fla
     load_optional(Some(path), words, env, flags)
 }
 
-/// As [`load_partial`], where there may be no file: the rest then stands on the defaults.
+/// As [`load_partial`], but without a file all other keys have their defaults.
 ///
 /// # Errors
 /// As [`load`].
@@ -85,8 +85,8 @@ pub fn load_optional(
     Ok(resolved)
 }
 
-/// Reads a configuration that is no file yet and has no includes; `path` stands for it in messages. It may lack the model
-/// or the data.
+/// Reads a configuration from its text, without includes and environment. Messages call it `path`. It may lack the model or the
+/// training rows.
 ///
 /// # Errors
 /// As [`load`].
@@ -111,7 +111,7 @@ pub fn try_setting(key: &str, node: &Node) -> Result<()> {
 }
 
 impl Resolver {
-    /// Takes over what a file says, its includes first. `includer` is the line that named it.
+    /// Reads a file, its includes first. `includer` is the line that includes it, `stack` the files that are being read.
     fn file(&mut self, path: &Path, includer: Option<&Source>, stack: &mut Vec<PathBuf>) -> Result<()> {
         let blame = |error: Error| match includer {
             Some(line) => error.context(format!("{}: include", line.place())),
@@ -139,7 +139,7 @@ impl Resolver {
         self.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())
     }
 
-    /// Takes over the keys of one section of a file. `steps` leads to the section, `seen` holds the file's keys.
+    /// Reads one section of a file. `steps` are the indices that lead to the section, `seen` the file's keys so far.
     fn section(
         &mut self,
         document: &Document,
@@ -192,7 +192,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes over the environment. An empty variable counts as unset.
+    /// Reads the environment. An empty variable counts as unset.
     fn environment(&mut self, env: &[(String, String)]) -> Result<()> {
         let env: BTreeMap<&str, &str> =
             env.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (&**name, &**value)).collect();
@@ -224,7 +224,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes over one `KEY=VALUE` word.
+    /// Reads one `KEY=VALUE` word.
     fn word(&mut self, word: &str) -> Result<()> {
         let source = Source::Word(word.to_owned());
         let Some((key, value)) = word.split_once('=') else {
@@ -243,7 +243,7 @@ impl Resolver {
         }
     }
 
-    /// Takes over a value that is given as text: YAML, or where the key wants it so, the text itself.
+    /// Reads a value from the shell: as YAML, as the text itself, or as a list at its commas, whichever the key takes.
     fn text(&mut self, def: &'static OptionDef, spelled: &str, text: &str, source: Source) -> Result<()> {
         let mut scratch = Config::default();
         let node = yaml::parse_value(text);
@@ -280,7 +280,7 @@ impl Resolver {
             }
             settings.push(Setting { key, value, source });
         }
-        // Where rows are measured, how many of them make a step is not left to what was measured.
+        // With `batch_size: auto`, a `grad_accum` that nobody set is found by measuring too.
         let open = |setting: &&mut Setting| setting.key == "train.grad_accum" && setting.source == Source::Default;
         if let (Auto::Auto, Some(setting)) = (config.train.batch_size, settings.iter_mut().find(open)) {
             config.train.grad_accum = Auto::Auto;
@@ -293,7 +293,7 @@ impl Resolver {
     }
 }
 
-/// `a,b` as a list, for keys that take one; patterns with brackets keep their commas.
+/// `a,b` as a list; `None` where there is no comma, or brackets, so that regular expressions keep their commas.
 fn comma_list(text: &str) -> Option<Node> {
     let items: Vec<&str> = text.split(',').map(str::trim).collect();
     let plain = items.len() > 1 && !text.contains(['(', '[', '{']) && items.iter().all(|item| !item.is_empty());
@@ -305,12 +305,12 @@ fn source_in(document: &Document, steps: &[usize]) -> Source {
     Source::File { path: document.path().to_owned(), line: position.line, column: position.column }
 }
 
-/// The setting of an environment name, and the spelling that gave it.
+/// The setting that an environment variable sets, and the spelling of the key that the variable is made from.
 fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
     options().find_map(|def| variables(def).find(|(variable, _)| variable == name).map(|(_, spelled)| (def, spelled)))
 }
 
-/// The environment variables of a setting, each with the spelling of the key that it stands for.
+/// The environment variables of a setting, each with the spelling of the key that it is made from.
 fn variables(def: &'static OptionDef) -> impl Iterator<Item = (String, String)> {
     let further =
         VARIABLES.iter().filter(|(_, key)| def.path() == *key).map(|(name, key)| ((*name).into(), (*key).into()));
@@ -321,7 +321,7 @@ fn is_section(path: &str) -> bool {
     SECTIONS.iter().any(|section| section.name == path)
 }
 
-/// `TRAIN_BATCH_SIZE` as a full key, for messages: the longest section name that it begins with, then the rest.
+/// `TRAIN_BATCH_SIZE` as the full key `train.batch_size`, for messages. The longest section name that fits is the section.
 fn dotted(key: &str) -> String {
     if key.contains('.') {
         return key.to_owned();
@@ -334,13 +334,13 @@ fn dotted(key: &str) -> String {
     sections.max_by_key(|(length, _)| *length).map_or(lower.clone(), |(_, key)| key)
 }
 
-/// Whether the value of a key that is none of ours may be something that no message shows.
+/// Whether an unknown key may hold a secret, so that no message may show its value.
 fn is_secret(key: &str) -> bool {
     let key = key.to_lowercase();
     ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word))
 }
 
-/// The error for a key that does not exist: not yet, or the nearest that does.
+/// The error for a key that does not exist: what takes its place, or the most similar key.
 fn unknown(source: &Source, key: &str) -> Error {
     // A whole section may be one of a later version.
     let refused = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -373,8 +373,8 @@ fn suggestion(key: &str) -> Option<String> {
     nearest(key, names.chain(["include"]).filter(|name| !name.is_empty())).map(str::to_owned)
 }
 
-/// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
-/// begins as ours do.
+/// Refuses an environment variable that is almost one of ours, or that stands for an unsupported key. Every other is ignored; a note
+/// says so if it begins with the name of a section.
 fn check_foreign(name: &str, known: &HashSet<String>) -> Result<Option<String>> {
     let mut named = SECTIONS.iter().filter(|section| !section.name.is_empty());
     let ours = named.any(|section| name.starts_with(&format!("{}_", env_name(section.name))));

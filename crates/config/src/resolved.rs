@@ -5,20 +5,20 @@ use super::source::{Setting, Source};
 use std::path::PathBuf;
 use tunesmith_base::error::Error;
 
-/// A configuration in which nothing is open any more.
+/// A configuration with a value for each key, and the source of each value.
 #[derive(Debug, Clone)]
 pub struct Resolved {
     /// The values.
     pub config: Config,
     /// Each value with its source, in the order of the documentation.
     pub settings: Vec<Setting>,
-    /// The file that was named.
+    /// The configuration file that the user named, not those that it includes.
     pub path: PathBuf,
-    /// What a user should know, a sentence each.
+    /// Notes for the user, one sentence each.
     pub notes: Vec<String>,
-    /// What files of DeepSpeed, Accelerate and FSDP have said.
+    /// The outcome of each key in files of DeepSpeed, Accelerate and FSDP.
     pub foreign: Foreign,
-    /// Keys of other toolkits that were given and have no meaning here, by name.
+    /// Keys of other toolkits that are accepted without effect, sorted by name.
     pub not_needed: Vec<NotNeeded>,
 }
 
@@ -39,7 +39,7 @@ impl Resolved {
     }
 }
 
-/// Gives a setting a value that follows from another's.
+/// Sets a value that follows from another setting, whose source it gets.
 pub(super) fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
     if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key) {
         setting.value = value;

@@ -21,16 +21,16 @@ pub(super) struct Resolver {
     pub found: BTreeMap<String, Found>,
     /// How many files have been read, included ones among them.
     pub files: usize,
-    /// What the user should know, a sentence each.
+    /// Notes for the user, one sentence each.
     pub notes: Vec<String>,
-    /// What the files of DeepSpeed, Accelerate and FSDP have said.
+    /// The outcome of each key in files of DeepSpeed, Accelerate and FSDP.
     pub foreign: Foreign,
-    /// Keys of other toolkits without a meaning here, by the full key as it was given.
+    /// Keys of other toolkits that are accepted without effect, by the full key as it was given.
     pub not_needed: BTreeMap<String, NotNeeded>,
 }
 
 impl Resolver {
-    /// Checks a value and puts it over an earlier one. Mappings of two files are merged, key by key.
+    /// Checks a value and lets it replace an earlier one. Mappings of two files are merged key by key.
     pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
         if let Node::Map(entries) = &node {
             let mut names = HashSet::new();

@@ -3,34 +3,34 @@ use super::value::quoted;
 use std::fmt;
 use std::path::PathBuf;
 
-/// One effective value.
+/// A key with its effective value.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Setting {
     /// The full key: `train.batch_size`.
     pub key: String,
     /// The value.
     pub value: serde_json::Value,
-    /// Where it comes from.
+    /// The source that set it.
     pub source: Source,
 }
 
-/// Where a value comes from.
+/// Where a value comes from. Shown as `FILE:LINE`, `env NAME`, `argument`, `flag NAME` or `default`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// Nothing sets it.
+    /// No source sets it.
     Default,
     /// A line of a file.
     File {
-        /// The file as it was named.
+        /// The path as the user or the including file wrote it.
         path: PathBuf,
         /// Counted from 1.
         line: usize,
         /// Counted from 1.
         column: usize,
     },
-    /// A key of a file of DeepSpeed or Accelerate, or of FSDP's.
+    /// A key in a configuration of DeepSpeed, Accelerate or FSDP.
     Foreign {
-        /// File and line.
+        /// `FILE:LINE`, or the source of a mapping within our own configuration.
         place: String,
         /// The key.
         key: String,
@@ -57,7 +57,7 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// The place as an error message begins with it: with the column, or the whole word.
+    /// As error messages begin: unlike `Display`, with the column of a file and the text of a word.
     pub(super) fn place(&self) -> String {
         match self {
             Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),

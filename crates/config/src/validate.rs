@@ -1,4 +1,4 @@
-//! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
+//! Checks across keys: keys that contradict each other, keys without a default, and lengths that the model does not support.
 use super::arch::Arch;
 use super::auto_values::Auto;
 use super::enums::{
@@ -12,13 +12,13 @@ use super::{adapters, task, unused_keys};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 
-/// Whether a value is given on the command line or in the environment.
+/// Whether a value was given on the command line or in the environment.
 const fn of_shell(source: &Source) -> bool {
     matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_))
 }
 
-/// A configuration that validates may get its rows from the shell, and those without any to validate on: then nothing is validated, and a
-/// note says so. In one file the two contradict each other.
+/// Switches validation off, with a note, where training rows come from the shell and there are no validation rows. In a file the same
+/// combination is a contradiction.
 pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
     let (train, data) = (&resolved.config.train, &resolved.config.data);
     let validates = !data.val_path.is_empty() || data.split > 0.0;
@@ -36,7 +36,7 @@ pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
     set_by(&mut resolved.settings, "train.eval_strategy", EvalStrategy::No.to_json(), &rows);
 }
 
-/// Refuses keys that contradict each other, naming both with their sources.
+/// Refuses keys that contradict each other. The error names both with their sources.
 pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (train, data, tuning) = (&config.train, &config.data, &config.tuning);
@@ -266,7 +266,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     quantization(resolved)
 }
 
-/// What does not go with a quantized base.
+/// Refuses keys that contradict a quantized base model.
 fn quantization(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (lora, kind) = (&config.tuning.lora, config.model.quantization);
@@ -307,13 +307,13 @@ fn quantization(resolved: &Resolved) -> Result<()> {
     )
 }
 
-/// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
+/// Whether a higher value of a metric is better. It is not for losses, perplexities and errors.
 pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
-/// Names of folders where people keep models and runs, which are never owners on the hub: `models/my-model` is looked for on this
-/// machine alone, whether the folder is there or not.
+/// First path components that are never taken for an owner on the hub: `models/my-model` is always a local folder, even if it does
+/// not exist.
 const FOLDERS: &[&str] = &[
     "adapters",
     "checkpoint",
@@ -334,7 +334,7 @@ const FOLDERS: &[&str] = &[
     "weights",
 ];
 
-/// Whether a name looks like `owner/model` of the hub, and is no folder here.
+/// Whether a name is `owner/model` on the hub, and neither an existing local path nor in a usual local folder such as `models`.
 pub fn is_hub_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
@@ -370,11 +370,13 @@ impl Resolved {
         Ok(())
     }
 
-    /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
-    /// what a file says where the shell (`other_model`) or another file names the model, with a note.
+    /// `model.max_seq_len` in tokens for a model with a pretraining length of `context` and a longest sequence of `reach`.
+    ///
+    /// The default is cut to `context`. A longer value from a file is cut to `reach`, with a note, where the shell (`other_model`) or
+    /// another file names the model.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the model sees fewer tokens.
+    /// [`tunesmith_base::Kind::Config`]: a longer value that is not cut.
     pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
         let asked = self.config.model.max_seq_len;
         match self.source("model.max_seq_len") {
@@ -395,10 +397,10 @@ impl Resolved {
         }
     }
 
-    /// The configuration with the length that a run would use ([`Self::max_seq_len`]), and what is to be known of it.
+    /// The configuration with the sequence length that a run uses ([`Self::max_seq_len`]), and a note if that was cut.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the model sees fewer tokens.
+    /// As [`Self::max_seq_len`].
     pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
         let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
         let mut config = self.config.clone();
@@ -406,7 +408,7 @@ impl Resolved {
         Ok((config, note))
     }
 
-    /// Whether the model is named in another file than `path`, which includes that one or is included by it.
+    /// Whether a file other than `path` names the model.
     fn names_model_elsewhere(&self, path: &Path) -> bool {
         ["model.local_dir", "model.name"]
             .iter()

@@ -2,32 +2,32 @@
 //! Qwen2-VL's files, beside the rest, and the names of its tensors have another beginning. The engine knows the decoder by
 //! the names that it has alone (`model.layers.0…`, `lm_head`); [`Naming`] turns one into the other.
 
-/// A multimodal class of Transformers whose language model is one of this version's families.
+/// A multimodal class of Transformers whose language model belongs to a supported family.
 pub struct Wrapper {
     /// The `model_type` of `config.json`.
     pub model_type: &'static str,
     /// The entry of `architectures`, which is the class that loads it.
     pub class_name: &'static str,
-    /// Models that come in this form, as people call them.
+    /// Known models of the class, for `tunesmith models`.
     pub models: &'static str,
-    /// How Transformers 5 names the decoder's tensors, and PEFT with it.
+    /// Tensor names of the decoder in Transformers 5, which PEFT uses too.
     pub naming: Naming,
-    /// The language model where `text_config` does not name one.
+    /// `model_type` of the language model where `text_config` has none.
     pub(super) text: &'static str,
-    /// `tie_word_embeddings` where the key is absent.
+    /// Default of `tie_word_embeddings`.
     pub(super) tied: bool,
-    /// A `tie_word_embeddings` of `text_config` counts too.
+    /// Whether `tie_word_embeddings` in `text_config` also ties the head.
     pub(super) text_ties: bool,
-    /// The class caps logits as the language model alone does; others multiply by the head and leave it at that.
+    /// Whether the class applies the language model's soft cap of logits. Most classes leave it out.
     pub(super) caps_logits: bool,
 }
 
 /// How a checkpoint, or an adapter, names the tensors of its decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Naming {
-    /// What stands before `layers`, `embed_tokens` and `norm`.
+    /// Prefix of `layers`, `embed_tokens` and `norm`.
     base: &'static str,
-    /// The head.
+    /// Name of the head module.
     head: &'static str,
 }
 
@@ -35,7 +35,7 @@ pub struct Naming {
 const OLD: Naming = Naming { base: "language_model.model.", head: "language_model.lm_head" };
 /// Names of Transformers since.
 const NEW: Naming = Naming { base: "model.language_model.", head: "lm_head" };
-/// The same, where the part has another name.
+/// Names since Transformers 4.52 in classes that call the decoder `text_model`.
 const TEXT: Naming = Naming { base: "model.text_model.", head: "lm_head" };
 
 const LLAVA: Wrapper = Wrapper {
@@ -49,7 +49,7 @@ const LLAVA: Wrapper = Wrapper {
     caps_logits: false,
 };
 
-/// Every multimodal class that is read.
+/// Every supported multimodal class.
 pub static WRAPPERS: &[Wrapper] = &[
     Wrapper {
         model_type: "gemma3",
@@ -185,12 +185,12 @@ impl std::fmt::Debug for Wrapper {
 }
 
 impl Wrapper {
-    /// A module's name in Transformers.
+    /// A module's name in Transformers 5, from its name in a plain language model.
     pub fn module(&self, plain: &str) -> String {
         self.naming.stored(plain)
     }
 
-    /// A key of PEFT's patterns with a name that it begins with as in Transformers.
+    /// A key of `rank_pattern` or `alpha_pattern` with its `model.` prefix, anchored or not, replaced by the multimodal class's prefix.
     pub fn pattern(&self, key: &str) -> String {
         let (anchor, rest) = key.strip_prefix('^').map_or(("", key), |rest| ("^", rest));
         let base = self.naming.base;
@@ -201,14 +201,14 @@ impl Wrapper {
         }
     }
 
-    /// The names by which a pattern may mean a module: its own in Transformers 5, then in older versions.
+    /// Names under which a user's pattern may match a module: as in Transformers 5, then as before 4.52.
     pub fn aliases(&self, plain: &str) -> [String; 2] {
         [self.naming.stored(plain), OLD.stored(plain)]
     }
 }
 
 impl Naming {
-    /// How the tensors of a checkpoint are named, if not as those of a language model alone. `has`: whether it holds a tensor.
+    /// The naming of a checkpoint's tensors; `None` for a plain language model. `has` says whether the checkpoint holds a tensor.
     pub fn find(has: &dyn Fn(&str) -> bool) -> Option<Self> {
         let found = [OLD, NEW, TEXT].into_iter().find(|naming| has(&format!("{}embed_tokens.weight", naming.base)))?;
         // Either head may stand beside either base.
@@ -216,7 +216,7 @@ impl Naming {
         Some(Self { head: other.unwrap_or(found.head), ..found })
     }
 
-    /// The name that a tensor or module of the decoder has in a language model alone; nothing for what is no part of one.
+    /// The name of a tensor or module in a plain language model; `None` for what is not part of the decoder, such as the vision tower.
     pub fn plain(self, stored: &str) -> Option<String> {
         let inner = stored.strip_prefix(self.base).map(|rest| format!("model.{rest}"));
         let head = || stored.strip_prefix(self.head).map(|rest| format!("lm_head{rest}"));
@@ -233,13 +233,13 @@ impl Naming {
     }
 }
 
-/// Whether a tensor or module is of a decoder, by the name that it has in a language model alone.
+/// Whether a tensor or module belongs to the decoder; `plain` is its name in a plain language model.
 pub fn is_decoders(plain: &str) -> bool {
     let parts = ["model.embed_tokens", "model.layers", "model.norm", "model.rotary_emb", "lm_head", "score"];
     parts.iter().any(|part| plain.strip_prefix(part).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
 }
 
-/// The name that a tensor or module has in a language model alone, whichever way it is written.
+/// The name of a tensor or module in a plain language model, from any of the namings; other names stay as they are.
 pub fn plain_name(name: &str) -> String {
     [OLD, NEW, TEXT].into_iter().find_map(|naming| naming.plain(name)).unwrap_or_else(|| name.to_owned())
 }

@@ -8,11 +8,10 @@ use super::hf_json::Source;
 use super::wrapped::{WRAPPERS, Wrapper};
 use tunesmith_base::error::{Error, Result};
 
-/// What a text configuration's class in Transformers assumes where `text_config` leaves a key out, beyond what the family's
-/// reader assumes already. `family`: as which of [`FAMILIES`] it is read: on text the three positions of Qwen's VL models are
-/// the same, and turn heads as plain ones do.
+/// Defaults of a text configuration's class in Transformers, beyond those that the family's reader has already.
 struct Text {
     model_type: &'static str,
+    /// The entry of [`FAMILIES`] that reads it. Qwen's VL models are read as plain ones: on text their three positions are equal.
     family: &'static str,
     /// `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers`, `num_attention_heads`.
     sizes: [u64; 5],
@@ -36,7 +35,7 @@ const QWEN_VL: Text = Text {
     more: r#"{"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "max_window_layers": 80}"#,
 };
 
-/// `tests/golden/wrapped/defaults.json` has what the classes say.
+/// Held against `tests/golden/wrapped/defaults.json`, which Transformers' classes wrote.
 static TEXTS: &[Text] = &[
     text("llama", [32_000, 4096, 11_008, 32, 32], [Some(1), Some(2)]),
     text("qwen2", [151_936, 4096, 22_016, 32, 32], [None, None]),
@@ -62,7 +61,7 @@ static TEXTS: &[Text] = &[
 ];
 
 impl Wrapper {
-    /// Whether a `config.json` says that the head is the embedding; the part of it that is the language model's.
+    /// Whether `config.json` ties the head to the embedding. `text` is the part that describes the language model.
     fn ties(&self, whole: &Source<'_>, text: &Map<String, Value>) -> Result<bool> {
         let key = "tie_word_embeddings";
         let of_text = text.get(key).and_then(Value::as_bool) == Some(true);
@@ -70,7 +69,7 @@ impl Wrapper {
         Ok(whole.flag(key, self.tied)? || (counts && of_text))
     }
 
-    /// What the class computes otherwise than the language model alone.
+    /// Applies what the multimodal class computes differently from its language model on its own.
     pub(super) fn adjust(&self, arch: &mut Arch) {
         if !self.caps_logits {
             arch.logit_softcap = None;
@@ -80,7 +79,7 @@ impl Wrapper {
 }
 
 impl Source<'_> {
-    /// The part that describes the language model, completed by what the classes assume; and what it is wrapped in.
+    /// The part that describes the language model, completed by its class's defaults, and the multimodal class around it.
     pub(super) fn language_model(self) -> Result<(Self, Option<&'static Wrapper>)> {
         let kind = self.text("model_type")?.unwrap_or_default();
         let Some(wrapper) = WRAPPERS.iter().find(|wrapper| wrapper.model_type == kind) else {
@@ -106,7 +105,7 @@ impl Source<'_> {
         text.complete(about);
         text.map.insert("model_type".into(), about.family.into());
         text.map.insert("tie_word_embeddings".into(), tied.into());
-        // Said of the whole.
+        // Keys that stand beside `text_config` and hold for the whole model.
         for key in ["quantization_config", "eos_token_id", "bos_token_id"] {
             if let Some(value) = self.get(key).filter(|_| text.get(key).is_none()) {
                 text.map.insert(key.into(), value.clone());
@@ -120,16 +119,16 @@ impl Source<'_> {
         Ok((text, Some(wrapper)))
     }
 
-    /// The keys of a file that has those of the language model beside those of the rest.
+    /// The language model's keys in a file without `text_config` (old Qwen2-VL), where they stand at the top level.
     fn flat(&self) -> Map<String, Value> {
         let whole =
             |key: &str| ["architectures", "vision_config", "tie_word_embeddings", "quantization_config"].contains(&key);
         self.map.iter().filter(|(key, _)| !whole(key)).map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Puts in what the class of the language model assumes where a key is absent.
+    /// Adds the defaults of the language model's class for absent keys.
     fn complete(&mut self, about: &Text) {
-        // The class of the language model alone, where it was trained: it says nothing of this file.
+        // Names the class that the language model was trained as, not the one of this file.
         self.map.remove("architectures");
         for (key, size) in SIZES.into_iter().zip(about.sizes) {
             self.map.entry(key).or_insert_with(|| size.into());

@@ -1,4 +1,4 @@
-//! YAML with limits: from bytes to [`Node`]s, and from a node back to the line where it is written.
+//! YAML with limits on size and nesting: from bytes to [`Node`]s, and from a node back to its line.
 use super::json_comments::without_comments;
 use super::suggest::nearest;
 use super::value::Node;

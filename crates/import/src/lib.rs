@@ -1,8 +1,8 @@
-//! Layer 2: configurations of other toolkits, turned into ours. One table a toolkit; every key of the source gets a
-//! [`Note`]: taken over, changed and why, needless here, or not possible. Nothing is dropped in silence.
+//! Layer 2: turns configurations of other toolkits into ours, with one table for each toolkit. Every key of the source gets a
+//! [`Note`], so that none is dropped silently.
 //!
-//! A key that this version refuses is written all the same, and [`Imported::refused`] names it: the file works when
-//! the key does.
+//! A setting that this version refuses is written all the same, and [`Imported::refused`] names it: the file loads once a version
+//! supports the setting.
 mod axolotl;
 mod llama_factory;
 mod names;
@@ -43,7 +43,7 @@ impl Toolkit {
         }
     }
 
-    /// The toolkit that has the most of these keys; nothing if two have as many.
+    /// The toolkit whose table knows the most of these keys; `None` on a tie.
     fn recognise(entries: &[(String, Node)]) -> Option<Self> {
         let known = |toolkit: Self| {
             let own = toolkit.own_keys();
@@ -59,7 +59,7 @@ impl Toolkit {
     }
 }
 
-/// Reads a configuration of another toolkit; without `toolkit`, its keys tell which.
+/// Imports a configuration of another toolkit. Without `toolkit`, its keys tell which one it is.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: no YAML, keys of no toolkit, a task that is no supervised fine-tuning, or settings that
@@ -86,7 +86,7 @@ pub fn read(path: &Path, toolkit: Option<Toolkit>) -> Result<Imported> {
     work.finish()
 }
 
-/// Whose configuration a file is that was taken for one of ours; nothing where it may be ours, or its keys do not tell.
+/// The toolkit of a file that did not load as one of ours; `None` where it may be ours after all, or its keys do not tell.
 pub fn toolkit_of(path: &Path) -> Option<Toolkit> {
     let entries = entries(path).ok()?;
     // SFT-Play's sections have the names of ours.

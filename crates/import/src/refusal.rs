@@ -1,4 +1,4 @@
-//! Whether this version takes a configuration of DeepSpeed or FSDP that a key names or holds.
+//! Checks configurations of DeepSpeed and FSDP that a setting names or holds.
 use super::write;
 use std::path::Path;
 use tunesmith_base::error::Error;
@@ -8,7 +8,7 @@ pub(super) const DEEPSPEED: &str = "train.deepspeed";
 pub(super) const FSDP: &str = "train.fsdp";
 pub(super) const FSDP_CONFIG: &str = "train.fsdp_config";
 
-/// Why a configuration of another program's, which a key names or holds, is refused.
+/// Why this version refuses a configuration of DeepSpeed or FSDP under `key`; `None` if it takes it, or for any other key.
 pub(super) fn refusal(key: &str, node: &Node) -> Option<Error> {
     let text = match key {
         DEEPSPEED => format!("train: {{deepspeed: {}}}\n", write::flow(node)),

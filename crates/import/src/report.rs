@@ -1,52 +1,52 @@
 //! What an import gives back: the file's text, and what became of each key of the source.
 use super::toolkit::Toolkit;
 
-/// What became of a key of the source.
+/// What happened to a key of the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
-    /// Ours says the same.
+    /// A setting of ours has the same value.
     Mapped,
-    /// Ours says something else, or in another way.
+    /// A setting of ours has another value, or the same is achieved in another way.
     Changed,
-    /// The toolkit's default, which is another than ours.
+    /// Not a key of the source: the toolkit's default, which differs from ours.
     Default,
-    /// There is nothing to set: it is so anyway, or is empty or off.
+    /// Nothing to set: it holds anyway, or the key is empty or off.
     Needless,
-    /// It has no counterpart.
+    /// It has no counterpart here.
     Lost,
 }
 
-/// One key of the source and what became of it.
+/// The outcome of one key of the source.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Note {
-    /// What became of it.
+    /// What happened to the key.
     pub outcome: Outcome,
-    /// The source's key, with its value where that helps.
+    /// The source's key with its value; empty for [`Outcome::Default`].
     pub from: String,
-    /// Our key and value, as `key: value`; empty where there is none.
+    /// Our setting, as `key: value`; empty without one.
     pub to: String,
-    /// Why, where it is not obvious.
+    /// The reason; empty where it is obvious.
     pub why: String,
 }
 
-/// A key that this version refuses.
+/// A setting of the written file that this version refuses.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refused {
-    /// Our key and value, as `key: value`.
+    /// The setting, as `key: value`.
     pub setting: String,
-    /// Why.
+    /// The reason.
     pub why: String,
 }
 
-/// A configuration of ours that was made of another.
+/// The result of an import.
 #[derive(Debug)]
 pub struct Imported {
-    /// Where it comes from.
+    /// The toolkit that the source belongs to.
     pub toolkit: Toolkit,
-    /// The file's text.
+    /// The text of our configuration file.
     pub yaml: String,
-    /// Each key of the source, in its order, then the toolkit's defaults.
+    /// The outcome of each key of the source and of the toolkit's defaults.
     pub notes: Vec<Note>,
-    /// What stands in `yaml` and is refused by this version; if empty, the file loads.
+    /// The settings in `yaml` that this version refuses; if empty, the file loads.
     pub refused: Vec<Refused>,
 }

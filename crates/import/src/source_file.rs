@@ -3,7 +3,7 @@ use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{self as config, Node};
 
-/// The mapping of a file; a key that is there twice is refused.
+/// The top-level mapping of a file; a key that is given twice is refused.
 pub(super) fn entries(path: &Path) -> Result<Vec<(String, Node)>> {
     let entries = config::read_mapping(path)?;
     let mut names = std::collections::HashSet::new();
@@ -13,7 +13,8 @@ pub(super) fn entries(path: &Path) -> Result<Vec<(String, Node)>> {
     }
 }
 
-/// A file that the source names: as it stands, or beside the source.
+/// The path of a file that the source names: relative to the current directory, or else to the source's folder. `None` if neither
+/// exists.
 pub(super) fn beside(source: &Path, name: &str) -> Option<PathBuf> {
     [PathBuf::from(name), source.with_file_name(name)].into_iter().find(|path| path.exists())
 }

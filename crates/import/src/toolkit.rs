@@ -1,6 +1,6 @@
 //! The toolkits, and the keys that tell their configurations apart.
 
-/// A toolkit whose configurations are understood.
+/// A toolkit whose configurations can be imported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Toolkit {
     /// Axolotl.
@@ -12,10 +12,10 @@ pub enum Toolkit {
 }
 
 impl Toolkit {
-    /// All of them.
+    /// Every toolkit, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::Axolotl, Self::LlamaFactory, Self::SftPlay];
 
-    /// The name as people write it.
+    /// The name as its authors write it.
     pub const fn title(self) -> &'static str {
         match self {
             Self::Axolotl => "Axolotl",
@@ -24,7 +24,7 @@ impl Toolkit {
         }
     }
 
-    /// Keys of which a configuration has at least one: many others are those of Transformers' own arguments, too.
+    /// Keys of which every configuration has at least one. Many other keys are also arguments of Transformers, and so tell nothing.
     pub(super) const fn own_keys(self) -> &'static [&'static str] {
         match self {
             Self::Axolotl => &[

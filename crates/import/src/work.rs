@@ -1,4 +1,4 @@
-//! The state of one import: the source's keys, what is written, and a note on each key.
+//! The state of one import: the source's keys, the settings to write, and a note on each key.
 use super::refusal::refusal;
 use super::report::{Imported, Note, Outcome, Refused};
 use super::toolkit::Toolkit;
@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{self as config, Node, foreign};
 
-/// What a table says about a key of the source.
+/// What a toolkit's table says about a key of the source.
 #[derive(Clone, Copy)]
 pub(super) enum Act {
     /// The same value under our key.
     To(&'static str),
-    /// The same value under our key; what differs.
+    /// The same value under our key; the text says what differs.
     ToBut(&'static str, &'static str),
-    /// A function of the value.
+    /// A function of the key and its value.
     With(fn(&mut Work, &str, &Node)),
-    /// Nothing to set here, and why.
+    /// Nothing to set here; the text says why.
     Needless(&'static str),
-    /// Not possible, and why; `false` and empty values are fine.
+    /// No counterpart here; the text says why. A value that is off or empty is needless instead.
     Lost(&'static str),
-    /// Read together with others, by the toolkit's function.
+    /// Read together with other keys, by the toolkit's `read`.
     Together,
 }
 
-/// One line of a toolkit's table.
+/// One entry of a toolkit's table.
 pub(super) struct Rule {
     pub key: &'static str,
     pub act: Act,
@@ -34,7 +34,7 @@ pub(super) struct Rule {
 /// Keys that share an outcome; a name with `*` at its end stands for all keys that begin so.
 type Others = &'static [(Act, &'static [&'static str])];
 
-/// One import while it is made.
+/// One import in progress.
 pub(super) struct Work {
     pub path: PathBuf,
     toolkit: Toolkit,
@@ -56,23 +56,23 @@ impl Work {
         Self { path: path.to_owned(), toolkit, rules, others, entries, lines: Vec::new(), notes: Vec::new() }
     }
 
-    /// The source's keys.
+    /// The source's keys and values, in file order.
     pub fn entries(&mut self) -> &mut Vec<(String, Node)> {
         &mut self.entries
     }
 
-    /// The first of these keys that has a value.
+    /// The first of `keys` that the source has with a value other than null.
     pub fn get(&self, keys: &[&str]) -> Option<(String, Node)> {
         let found = |key: &&str| self.entries.iter().find(|(name, node)| name == *key && *node != Node::Null);
         keys.iter().find_map(found).cloned()
     }
 
-    /// Whether the key is there and `true`.
+    /// Whether the source has the key with the value `true`.
     pub fn is_on(&self, key: &str) -> bool {
         matches!(self.get(&[key]), Some((_, Node::Bool(true))))
     }
 
-    /// The word that a key has.
+    /// The string under a key of the source; `None` for any other value.
     pub fn word(&self, key: &str) -> Option<String> {
         match self.get(&[key]) {
             Some((_, Node::Str(word))) => Some(word),
@@ -80,7 +80,7 @@ impl Work {
         }
     }
 
-    /// What has been written under our key.
+    /// The value that has been written under our key.
     pub fn written(&self, key: &str) -> Option<&Node> {
         self.lines.iter().find(|line| line.key == key).map(|line| &line.node)
     }
@@ -88,12 +88,12 @@ impl Work {
     fn note(&mut self, outcome: Outcome, from: &str, to: String, why: &str) {
         let value = self.entries.iter().find(|(key, _)| key == from).map(|(_, node)| write::short(node));
         let from = write::printable(&value.map_or_else(|| from.to_owned(), |value| format!("{from}: {value}")));
-        // A second look at a key replaces the first.
+        // A later note on the same key replaces the earlier one.
         self.notes.retain(|note| note.from != from);
         self.notes.push(Note { outcome, from, to, why: why.to_owned() });
     }
 
-    /// Writes our key; `why` says what differs, if anything does.
+    /// Writes our key `to`. `why` says what differs from the source; empty if nothing does.
     pub fn put(&mut self, from: &str, to: &str, node: Node, why: &str) {
         let node = config::unquoted(to, node);
         let before = format!("{to}: ");
@@ -103,7 +103,7 @@ impl Work {
         self.line(to, node, why);
     }
 
-    /// Writes what the toolkit does without being told, and ours does not.
+    /// Writes a default of the toolkit that differs from ours.
     pub fn implied(&mut self, to: &str, node: Node, why: &str) {
         self.notes.push(Note {
             outcome: Outcome::Default,
@@ -114,7 +114,7 @@ impl Work {
         self.line(to, node, &format!("{}: {why}", self.toolkit.title()));
     }
 
-    /// Removes what has been written for a key of the source, if it is there.
+    /// Removes what has been written under `ours`, if the source has the key `from`.
     pub fn take_back(&mut self, from: &str, ours: &str, why: &str) {
         if self.get(&[from]).is_some() {
             self.lines.retain(|line| line.key != ours);
@@ -122,7 +122,7 @@ impl Work {
         }
     }
 
-    /// Something that is done in another way, with no key of its own.
+    /// Notes that a key is achieved in another way, without a key of ours.
     pub fn changed(&mut self, from: &str, to: &str, why: &str) {
         self.note(Outcome::Changed, from, to.to_owned(), why);
     }
@@ -141,7 +141,7 @@ impl Work {
         self.lines.push(Line { key: key.to_owned(), node, why: why.to_owned() });
     }
 
-    /// Follows the toolkit's table, in the order of the source.
+    /// Applies the toolkit's table to each key, in the order of the source.
     pub fn follow(&mut self) {
         let toolkit = self.toolkit;
         let rules: BTreeMap<&str, Act> = self.rules.iter().map(|rule| (rule.key, rule.act)).collect();
@@ -175,7 +175,7 @@ impl Work {
         self.others.iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
     }
 
-    /// What nothing would read goes: the shape of an adapter where none is trained, how answers are drawn where none are.
+    /// Removes settings that nothing would read, such as those of an adapter in full training; our configuration would refuse them.
     fn drop_unread(&mut self) {
         let written = self.lines.iter().map(|line| (line.key.as_str(), &line.node));
         let unread = config::unread(&written.collect::<Vec<_>>());
@@ -190,10 +190,13 @@ impl Work {
         }
     }
 
-    /// Writes the file and holds it against the configuration's own rules.
+    /// Writes the file, and checks it by the rules of our configuration.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the settings contradict each other.
     pub fn finish(mut self) -> Result<Imported> {
         self.drop_unread();
-        // Nothing goes in silence, whatever the toolkit's function has looked at.
+        // Every key gets a note, even one that no function has looked at.
         for (key, node) in self.entries.clone() {
             let named =
                 |note: &Note| note.from == key || note.from.starts_with(&format!("{}: ", write::printable(&key)));
@@ -229,7 +232,7 @@ impl Work {
     }
 }
 
-/// Words and numbers as `PyYAML` reads them: `yes`, `on`, `500_000`.
+/// Words and numbers as `PyYAML` reads them: `yes` and `on` are true, `500_000` is a number.
 fn as_python(node: Node) -> Node {
     let Node::Str(text) = &node else { return node };
     match text.as_str() {
@@ -242,7 +245,7 @@ fn as_python(node: Node) -> Node {
     }
 }
 
-/// `false`, nothing, zero, or an empty text, list or mapping.
+/// Whether a value asks for nothing: null, `false`, zero, `none`, `no`, or an empty string, list or mapping.
 pub(super) fn is_off(node: &Node) -> bool {
     match node {
         Node::Null | Node::Bool(false) | Node::Int(0) => true,
