@@ -16,7 +16,7 @@ section! {
         /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
         /// expression (`null`: `down_proj`).
         feedforward_modules: Option<TargetModules> = None;
-        /// Layers that get none all the same.
+        /// Layers that are excluded from `target_modules`.
         exclude_modules: Option<TargetModules> = None;
         /// Modules that are trained in full and saved with the factors, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();

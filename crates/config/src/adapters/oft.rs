@@ -17,9 +17,9 @@ section! {
         r: usize = 0, range Bounds::within(0.0, 65536.0);
         /// The layers whose inputs are rotated, as in `tuning.lora.target_modules`.
         target_modules: TargetModules = TargetModules::Auto;
-        /// Layers that are left out all the same.
+        /// Layers that are excluded from `target_modules`.
         exclude_modules: Option<TargetModules> = None;
-        /// The numbers of the decoder layers that count (`null`: all).
+        /// Indices of the decoder layers that get adapters (`null`: all).
         layers_to_transform: Option<Vec<usize>> = None;
         /// Modules that are trained in full and saved with the adapter, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();
@@ -27,9 +27,9 @@ section! {
         block_share: bool = false;
         /// Take `num_cayley_neumann_terms` terms of the matrix's series; `false`: the matrix itself, orthogonal whatever is trained.
         use_cayley_neumann: bool = true;
-        /// How many.
+        /// Number of terms of the series with `use_cayley_neumann`.
         num_cayley_neumann_terms: usize = 5, range Bounds::within(1.0, 64.0);
-        /// Start as the model is; `false`: somewhere near it (for tests).
+        /// Start with the identity, so that the model is unchanged; `false`: start near it (for tests).
         init_weights: bool = true;
     }
 }
