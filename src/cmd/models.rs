@@ -1,6 +1,7 @@
 //! `tunesmith models`: the families that are supported, or what one model folder holds.
 use super::terminal::{print, print_exact};
-use crate::config::arch::{Arch, FAMILIES, QkNorm, TensorSpec, WRAPPERS};
+use crate::config::FAMILIES;
+use crate::config::arch::{Arch, QkNorm, TensorSpec, WRAPPERS};
 use crate::error::Result;
 use crate::words::count;
 use std::fmt::Write as _;

@@ -3,7 +3,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tunesmith::Kind;
-use tunesmith::config::arch::{Activation, Arch, FAMILIES, QkNorm, RopeScaling};
+use tunesmith::config::FAMILIES;
+use tunesmith::config::arch::{Activation, Arch, QkNorm, RopeScaling};
 
 use crate::parity::families;
 

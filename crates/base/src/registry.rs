@@ -83,7 +83,7 @@ macro_rules! adapters {
     };
 }
 
-/// The families of models: `module,`, in `crates/config/src/families/`, with its `FAMILY`.
+/// The families of models: `module,`, in `crates/config/src/families/`, with its `FAMILY` and `read`.
 #[macro_export]
 macro_rules! families {
     ($then:path) => {

@@ -1,20 +1,12 @@
-//! A model folder's `config.json` as a checked description of the decoder: what is run, in which sizes.
-//!
-//! Both spellings are read: Transformers 4 (`rope_theta`, `rope_scaling`) and Transformers 5 (`rope_parameters`).
-//! Whatever would change the numbers and is not implemented is refused by name; nothing is half-run. What a family
-//! needs beyond Llama stands in its file under `families`.
-use std::path::Path;
-
-pub use super::families::{FAMILIES, Family, Gguf};
-use super::hf_json::{MAX_SIZE, Source, read_text};
+//! A decoder as it is run: its family, its sizes, and the names and shapes of its tensors. All of it is checked when a
+//! `config.json` is read.
+pub use super::classification_head::{SCORE, ScoreHead};
+pub use super::family::{Family, Gguf};
 pub use super::rope::{Frequencies, Rope, RopeScaling};
-pub use super::score::{SCORE, ScoreHead};
-use super::tied;
-pub use super::vocabulary::{TokenRows, Vocabulary};
+pub use super::vocabulary::{EMBEDDING, LM_HEAD, TokenRows, Vocabulary};
 pub use super::wrapped::{Naming, WRAPPERS, Wrapper, is_decoders, plain_name};
-use tunesmith_base::error::{Error, Result};
 
-/// What stands in a model folder beside `config.json` and the weights, and does not change in training.
+/// Files of a model folder that training does not change. A checkpoint gets copies of those that exist.
 pub const COMPANIONS: [&str; 14] = [
     "generation_config.json",
     "tokenizer.json",
@@ -32,12 +24,7 @@ pub const COMPANIONS: [&str; 14] = [
     "video_preprocessor_config.json",
 ];
 
-/// The embedding's tensor.
-pub const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The tensor of a head of its own.
-pub const LM_HEAD: &str = "lm_head.weight";
-
-/// Where a block has its norms.
+/// Which places of a decoder block have an RMS norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormPlacement {
     /// Before attention and before the MLP (Llama).
@@ -49,7 +36,7 @@ pub enum NormPlacement {
 }
 
 impl NormPlacement {
-    /// The names of the norms within a block: before attention, after it, before the MLP, after it.
+    /// Module names within a block, in the order: before attention, after attention, before the MLP, after the MLP.
     pub const fn names(self) -> [Option<&'static str>; 4] {
         match self {
             Self::Pre => [Some("input_layernorm"), None, Some("post_attention_layernorm"), None],
@@ -64,47 +51,47 @@ impl NormPlacement {
     }
 }
 
-/// Norms on queries and keys.
+/// RMS norms on queries and keys, before the rotary embedding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNorm {
     /// None.
     None,
-    /// One weight of `head_dim` for every head.
+    /// A weight of `[head_dim]`, which all heads share.
     Head,
-    /// One weight over all heads.
+    /// A weight of `[heads * head_dim]` over all heads together.
     Whole,
 }
 
-/// What the MLP's gate goes through.
+/// The activation on the gate of the MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x sigmoid(x)`.
     Silu,
-    /// GELU by tanh.
+    /// GELU in the tanh approximation, `gelu_pytorch_tanh`.
     GeluTanh,
 }
 
-/// The experts of the blocks that have them.
+/// The mixture of experts that takes the place of the MLP in sparse blocks ([`BlockKind::sparse`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experts {
-    /// How many.
+    /// Number of routed experts in a block.
     pub count: usize,
-    /// How many of them a token goes through.
+    /// Number of experts that the router chooses for a token.
     pub per_token: usize,
-    /// Width inside an expert.
+    /// Intermediate size of an expert.
     pub width: usize,
-    /// The weights of a token's experts are made to sum to 1.
+    /// Whether the routing weights of a token's experts are scaled to sum to 1 (`norm_topk_prob`).
     pub normalised: bool,
-    /// Width inside the expert that every token goes through, where there is one.
+    /// Intermediate size of the shared expert, which every token goes through; `None` without one.
     pub shared: Option<usize>,
-    /// The coefficient of the loss for uneven use of experts, where it is switched on.
+    /// Coefficient of the load-balancing loss (`router_aux_loss_coef`); `None` where `output_router_logits` is off.
     pub balance: Option<f64>,
-    /// The tensors' names are Mixtral's.
+    /// Whether tensors are named as in Mixtral (`block_sparse_moe`).
     pub mixtral: bool,
 }
 
 impl Experts {
-    /// The names of an expert's gate, up and down matrices within a block, and of the router's.
+    /// Tensor names of an expert's gate, up and down projections, within the block.
     pub fn names(&self, expert: usize) -> [String; 3] {
         if self.mixtral {
             ["w1", "w3", "w2"].map(|name| format!("block_sparse_moe.experts.{expert}.{name}.weight"))
@@ -113,29 +100,29 @@ impl Experts {
         }
     }
 
-    /// The name of the router's matrix within a block.
+    /// Tensor name of the router, within the block.
     pub const fn router(&self) -> &'static str {
         if self.mixtral { "block_sparse_moe.gate.weight" } else { "mlp.gate.weight" }
     }
 }
 
-/// What differs from block to block.
+/// What may differ from one decoder block to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockKind {
-    /// The MLP is made of [`Arch::experts`].
+    /// Whether the MLP is a mixture of [`Arch::experts`].
     pub sparse: bool,
-    /// A query sees this many keys up to its own; none means all.
+    /// Sliding window: a query sees this many keys, its own included. `None`: it sees all earlier keys.
     pub window: Option<usize>,
-    /// Which of [`Arch::ropes`] turns queries and keys; none means no positions.
+    /// Index into [`Arch::ropes`]; `None` for a block without a rotary embedding (`NoPE`).
     pub rope: Option<usize>,
 }
 
-/// A tensor that a model folder must hold.
+/// Name and shape of a tensor that the checkpoint must hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorSpec {
     /// Hugging Face's name, such as `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Row-major sizes.
+    /// Sizes, the slowest first.
     pub shape: Vec<usize>,
 }
 
@@ -150,15 +137,15 @@ pub struct LinearSpec {
     pub in_features: usize,
     /// Whether the module adds a bias.
     pub bias: bool,
-    /// Number of the decoder block; none for `lm_head`.
+    /// Index of the decoder block, from 0; `None` for `lm_head`.
     pub layer: Option<usize>,
 }
 
-/// A decoder's family and sizes, all checked.
+/// A decoder's architecture. Every field was checked when `config.json` was read.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of the architecture of its own
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arch {
-    /// Which family.
+    /// The family, which fixes the class in Transformers and the format in GGUF.
     pub family: &'static Family,
     /// Width of the residual stream.
     pub hidden_size: usize,
@@ -170,45 +157,46 @@ pub struct Arch {
     pub num_attention_heads: usize,
     /// Key and value heads; divides `num_attention_heads`.
     pub num_key_value_heads: usize,
-    /// Width of a head; even.
+    /// Width of an attention head; even.
     pub head_dim: usize,
     /// Rows of the embedding.
     pub vocab_size: usize,
     /// Added to the mean square in every RMS norm.
     pub rms_norm_eps: f64,
-    /// Added to every norm weight.
+    /// Added to every norm weight: 1 in Gemma, whose weights count from 1; else 0.
     pub norm_offset: f64,
-    /// Where the norms are.
+    /// Places of the norms in every block.
     pub norms: NormPlacement,
     /// Norms on queries and keys.
     pub qk_norm: QkNorm,
-    /// One entry a block.
+    /// One entry for each of the `num_hidden_layers` blocks.
     pub blocks: Vec<BlockKind>,
-    /// The rotary rules that blocks refer to.
+    /// The rotary embeddings that [`BlockKind::rope`] refers to.
     pub ropes: Vec<Rope>,
-    /// What scores are multiplied by.
+    /// Factor on attention scores.
     pub attention_scale: f64,
-    /// Scores go through `cap * tanh(score / cap)`.
+    /// Soft cap of attention scores: `cap * tanh(score / cap)`.
     pub attention_softcap: Option<f64>,
-    /// Logits go through `cap * tanh(logit / cap)`.
+    /// Soft cap of logits: `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f64>,
-    /// What embeddings are multiplied by.
+    /// Factor on the embedding's output.
     pub embedding_scale: f64,
-    /// The embedding module itself does not know its scale: noise on its output is scaled too.
+    /// Whether Transformers applies `embedding_scale` outside the embedding module. Noise on the module's output (`NEFTune`) is then
+    /// scaled too.
     pub embedding_scaled_outside: bool,
-    /// What attention and MLP are multiplied by before they join the residual stream.
+    /// Factor on the output of attention and MLP, before it is added to the residual stream.
     pub residual_scale: f64,
-    /// What logits are multiplied by.
+    /// Factor on logits.
     pub logit_scale: f64,
     /// The MLP's activation.
     pub activation: Activation,
-    /// q, k and v are one module, gate and up another.
+    /// Whether `qkv_proj` and `gate_up_proj` are fused modules (Phi-3).
     pub fused: bool,
-    /// The experts, in families that have them.
+    /// The experts of sparse blocks; `None` in a dense model.
     pub experts: Option<Experts>,
-    /// The head uses the embedding's matrix.
+    /// Whether `lm_head` shares the embedding's matrix.
     pub tie_word_embeddings: bool,
-    /// The head has a matrix of its own that starts as the embedding's, which a `config.json` says they share.
+    /// Whether training gave a head that was tied a matrix of its own, which starts as a copy of the embedding's.
     pub separated: bool,
     /// Biases on q, k and v.
     pub qkv_bias: bool,
@@ -216,104 +204,34 @@ pub struct Arch {
     pub o_bias: bool,
     /// Biases in the MLP.
     pub mlp_bias: bool,
-    /// Longest context that the model was made for.
+    /// Context length of the pretraining, in tokens.
     pub max_position_embeddings: usize,
-    /// Standard deviation of a fresh weight.
+    /// Standard deviation of newly initialised weights.
     pub initializer_range: f64,
-    /// Beginning of text.
+    /// Token at the beginning of a text.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a generation.
     pub eos_token_ids: Vec<u32>,
-    /// Padding. Its embedding row takes no gradient from the input side in Transformers.
+    /// Padding token. As in PyTorch's `padding_idx`, its embedding row gets no gradient from the input side.
     pub pad_token_id: Option<u32>,
-    /// The ids of `tuning.new_tokens`, whose rows start as the mean of the others; none in a `config.json`.
+    /// Ids of `tuning.new_tokens`. Their rows start as the mean of all rows. Empty after reading a `config.json`.
     pub new_tokens: Vec<u32>,
-    /// The rows that are trained by themselves, where their table is not trained whole; none in a `config.json`.
+    /// Rows of embedding and head that are trained while the rest of the table is frozen. Empty after reading a `config.json`.
     pub token_rows: TokenRows,
-    /// A head of scores in the place of the language model's.
+    /// The classification head, where it replaces `lm_head`.
     pub score: Option<ScoreHead>,
-    /// The multimodal class that the decoder is a part of, if it is one.
+    /// The multimodal class that holds the decoder; `None` for a plain language model.
     pub wrapper: Option<&'static Wrapper>,
 }
 
 impl Arch {
-    /// The longest row: `max_position_embeddings`, or more where the rotary rule of every block stretches it.
+    /// The longest sequence in tokens: `max_position_embeddings`, or more where rotary scaling extends every block.
     pub fn reach(&self) -> usize {
         let reach = self.ropes.iter().map(|rope| rope.scaling.reach(self.max_position_embeddings)).min();
         reach.unwrap_or(self.max_position_embeddings)
     }
 
-    /// Reads `dir/config.json`; the stop tokens of `dir/generation_config.json` go before its own, as in `generate`.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Model`]: a missing or malformed file, an impossible size, or an unsupported feature by name.
-    pub fn from_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join("config.json");
-        let text = read_text(&path)?.ok_or_else(|| {
-            Error::model(format!("{}: no such file", path.display())).hint(
-                "a model is a folder in Hugging Face's form: config.json, *.safetensors, tokenizer.json, tokenizer_config.json",
-            )
-        })?;
-        let mut arch = Self::from_json(&text, &path)?;
-        if arch.wrapper.is_some() {
-            arch.tie_word_embeddings = tied::ties(dir, arch.tie_word_embeddings);
-        }
-        let path = dir.join("generation_config.json");
-        if let Some(text) = read_text(&path)? {
-            let ids = Source::parse(&text, &path)?.token_ids("eos_token_id")?;
-            if !ids.is_empty() {
-                arch.eos_token_ids = ids;
-            }
-        }
-        Ok(arch)
-    }
-
-    /// Reads the text of a `config.json`; `origin` is named in errors.
-    ///
-    /// # Errors
-    /// As [`Arch::from_dir`].
-    pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
-        let (source, wrapper) = Source::parse(text, origin)?.language_model()?;
-        let family = source.family()?;
-        source.refuse_unsupported(family)?;
-        let mut arch = (family.read)(&source)?;
-        arch.score = source.score_head(family)?;
-        arch.wrapper = wrapper;
-        if let Some(wrapper) = wrapper {
-            wrapper.adjust(&mut arch);
-        }
-        arch.check(&source)?;
-        Ok(arch)
-    }
-
-    /// Holds sizes against each other.
-    fn check(&self, source: &Source<'_>) -> Result<()> {
-        let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
-        if !heads.is_multiple_of(kv) {
-            return Err(
-                source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
-            );
-        }
-        if heads * self.head_dim > MAX_SIZE {
-            let found = heads * self.head_dim;
-            return Err(source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}")));
-        }
-        // The widest kind of block, and its experts counted rather than listed.
-        let expert = |experts: &Experts| 3 * experts.width * self.hidden_size + self.hidden_size;
-        let experts = self.experts.as_ref().map_or(Some(0), |experts| experts.count.checked_mul(expert(experts)));
-        let dense = Self { experts: None, ..self.clone() };
-        let layer: usize = dense.layer_tensors(0).iter().map(TensorSpec::len).sum();
-        let rest = 2 * self.vocab_size * self.hidden_size;
-        let layer = experts.and_then(|experts| layer.checked_add(experts));
-        let bytes =
-            layer.and_then(|layer| layer.checked_mul(self.num_hidden_layers)?.checked_add(rest)?.checked_mul(16));
-        match bytes {
-            Some(_) => Ok(()),
-            None => Err(source.error("the sizes describe a model beyond what this machine can address")),
-        }
-    }
-
-    /// Every tensor of the model in its order, the head's last; `lm_head.weight` is absent when tied.
+    /// Every tensor of the model in the order of the forward pass. A tied `lm_head.weight` is left out.
     pub fn tensors(&self) -> Vec<TensorSpec> {
         let mut tensors = vec![tensor(EMBEDDING, &[self.vocab_size, self.hidden_size])];
         tensors.extend((0..self.num_hidden_layers).flat_map(|layer| self.layer_tensors(layer)));
@@ -324,12 +242,12 @@ impl Arch {
         tensors
     }
 
-    /// How many numbers the head gives for a token: a logit for each entry of the vocabulary, or the scores.
+    /// Rows of the head: `vocab_size`, or the outputs of the classification head.
     pub fn outputs(&self) -> usize {
         self.score.as_ref().map_or(self.vocab_size, ScoreHead::outputs)
     }
 
-    /// The tensor that the head multiplies by.
+    /// Name of the tensor that the head multiplies by: the embedding's when tied.
     pub const fn head_tensor(&self) -> &'static str {
         match (&self.score, self.tie_word_embeddings) {
             (Some(_), _) => SCORE,
@@ -343,13 +261,13 @@ impl Arch {
         self.tie_word_embeddings && self.score.is_none()
     }
 
-    /// What rows are padded with in Transformers, which looks for a row's last token that is another: the end of text where
-    /// `config.json` names no padding.
+    /// The padding token, or else the first end-of-sequence token. Transformers classifies at the last token of a row that is no
+    /// padding.
     pub fn padding(&self) -> Option<u32> {
         self.pad_token_id.or_else(|| self.eos_token_ids.first().copied())
     }
 
-    fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
+    pub(super) fn layer_tensors(&self, layer: usize) -> Vec<TensorSpec> {
         let prefix = format!("model.layers.{layer}");
         let [before_attention, after_attention, before_mlp, after_mlp] = self.norms.names();
         let mut tensors = Vec::new();
@@ -391,12 +309,27 @@ impl Arch {
         tensors
     }
 
-    /// The experts of a block, if it has them.
+    /// The auto class of Transformers that loads the whole model.
+    pub const fn auto_class(&self) -> &'static str {
+        match (&self.score, self.wrapper) {
+            (Some(_), _) => "AutoModelForSequenceClassification",
+            (None, Some(_)) => "AutoModelForImageTextToText",
+            (None, None) => "AutoModelForCausalLM",
+        }
+    }
+
+    /// The names of a module: as in a plain language model, then those inside the multimodal model.
+    pub fn names(&self, module: &str) -> Vec<String> {
+        let aliases = self.wrapper.map(|wrapper| wrapper.aliases(module));
+        std::iter::once(module.to_owned()).chain(aliases.into_iter().flatten()).collect()
+    }
+
+    /// The experts of block `layer`; `None` for a dense block.
     pub fn experts_of(&self, layer: usize) -> Option<&Experts> {
         self.experts.as_ref().filter(|_| self.blocks[layer].sparse)
     }
 
-    /// The routers of the blocks with experts, under their names in Transformers 5.
+    /// The routers of sparse blocks, under their module names in Transformers 5.
     pub fn routers(&self) -> impl Iterator<Item = LinearSpec> + '_ {
         let of = |layer| {
             let experts = self.experts_of(layer)?;
@@ -411,7 +344,7 @@ impl Arch {
         (0..self.num_hidden_layers).filter_map(of)
     }
 
-    /// How long the weights of the norms on queries and keys are.
+    /// Lengths of the q and k norm weights.
     fn qk_norm_sizes(&self) -> Option<[usize; 2]> {
         match self.qk_norm {
             QkNorm::None => None,
@@ -422,7 +355,8 @@ impl Arch {
         }
     }
 
-    /// Every linear module in model order: those of attention and MLP of each block, then `lm_head` (tied or not), or the scores.
+    /// Every linear module in model order: attention and MLP of each block, then `lm_head` (tied or not) or `score`. Routers and routed
+    /// experts are not among them.
     pub fn linear_modules(&self) -> Vec<LinearSpec> {
         let mut modules: Vec<_> = (0..self.num_hidden_layers).flat_map(|layer| self.layer_linears(layer)).collect();
         modules.push(LinearSpec {
@@ -483,7 +417,7 @@ impl Arch {
 }
 
 impl TensorSpec {
-    /// How many numbers the tensor holds.
+    /// Number of elements.
     #[allow(clippy::len_without_is_empty)] // no tensor of a checked model is empty
     pub fn len(&self) -> usize {
         self.shape.iter().product()

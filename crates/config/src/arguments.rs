@@ -1,5 +1,5 @@
-//! Arguments of an optimizer or a schedule: names and plain values, whose meaning depends on what they are for.
-use super::option::nearest;
+//! `train.optim_args` and `train.lr_scheduler_kwargs`: named arguments, which each optimizer or schedule reads itself.
+use super::suggest::nearest;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 use serde_json::{Value as Json, json};
 use tunesmith_base::error::{Error, Result};
@@ -90,13 +90,13 @@ impl ConfigValue for Arguments {
 }
 
 impl Arguments {
-    /// To read them for `owner` (`optim = sgd`), which stands with the `key` in messages.
+    /// A reader for them. Errors name `key` and `owner`, such as `optim = sgd`.
     pub fn reader<'a>(&'a self, key: &'static str, owner: &'a str) -> Reader<'a> {
         Reader { key, owner, arguments: &self.0, known: Vec::new() }
     }
 }
 
-/// Reads arguments one by one, and at the end refuses those that nobody asked for.
+/// Reads arguments one by one. [`Reader::finish`] refuses those that were not read.
 #[derive(Debug)]
 pub struct Reader<'a> {
     key: &'static str,
@@ -116,10 +116,10 @@ impl Reader<'_> {
         Err(Error::config(format!("{}: {name}: found {found}, expected {expected} ({})", self.key, self.owner)))
     }
 
-    /// A number for which `fits` holds, if it is given; `expected` says which in words.
+    /// A number for which `fits` holds; `None` if it is not given. `expected` describes such a number in errors.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`].
+    /// [`tunesmith_base::Kind::Config`]: another value.
     pub fn number(&mut self, name: &'static str, expected: &str, fits: impl Fn(f64) -> bool) -> Result<Option<f64>> {
         match self.take(name).cloned() {
             None => Ok(None),
@@ -128,20 +128,20 @@ impl Reader<'_> {
         }
     }
 
-    /// A whole number of at least `least`, if it is given.
+    /// An integer of at least `least`; `None` if it is not given.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`].
+    /// [`tunesmith_base::Kind::Config`]: another value.
     pub fn count(&mut self, name: &'static str, least: u64) -> Result<Option<u64>> {
         let fits = |number: f64| number >= least as f64 && number.fract() == 0.0 && number < 1e15;
         let number = self.number(name, &format!("an integer of at least {least}"), fits)?;
         Ok(number.map(|number| number as u64))
     }
 
-    /// `true` or `false`, if it is given.
+    /// `true` or `false`; `None` if it is not given.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`].
+    /// [`tunesmith_base::Kind::Config`]: another value.
     pub fn flag(&mut self, name: &'static str) -> Result<Option<bool>> {
         match self.take(name).cloned() {
             None => Ok(None),
@@ -150,10 +150,10 @@ impl Reader<'_> {
         }
     }
 
-    /// What one of a few words stands for; that of the first where none is given.
+    /// The value of one of `words`; the first is the default.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`].
+    /// [`tunesmith_base::Kind::Config`]: another word.
     pub fn word<T: Copy>(&mut self, name: &'static str, words: &[(&str, T)]) -> Result<T> {
         match self.take(name).cloned() {
             None => Ok(words[0].1),
@@ -171,10 +171,10 @@ impl Reader<'_> {
         }
     }
 
-    /// Refuses what was not asked for.
+    /// Refuses arguments that were not read.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`], with the nearest name.
+    /// [`tunesmith_base::Kind::Config`], with the most similar name.
     pub fn finish(self) -> Result<()> {
         let unknown = self.arguments.iter().find(|(name, _)| !self.known.contains(&name.as_str()));
         let Some((name, _)) = unknown else { return Ok(()) };

@@ -1,28 +1,28 @@
-//! One entry of `data.datasets`: where rows come from, of which form they are, and how much of the mix they make.
+//! One entry of `data.datasets`: the source of rows, their format, and their weight in the mix.
 use std::path::PathBuf;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::choice::Format;
-use super::option::nearest;
+use super::enums::Format;
+use super::suggest::nearest;
 use super::value::{ConfigValue, Node, Refusal, quoted};
 
 /// A source of training rows.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DatasetSpec {
-    /// Files or patterns; where `name` is set, empty until the files are fetched.
+    /// Files or glob patterns. With `name` it is empty until the files are downloaded.
     pub path: Vec<PathBuf>,
-    /// A data set of the hub: `owner/name`.
+    /// Data set on the hub: `owner/name`.
     pub name: Option<String>,
-    /// Which of its configurations.
+    /// Configuration (subset) of the hub data set.
     pub config: Option<String>,
-    /// Which of its splits.
+    /// Split of the hub data set.
     pub split: Option<String>,
-    /// Which revision of it.
+    /// Branch, tag or commit of the hub data set.
     pub revision: Option<String>,
-    /// The form of its rows (`null`: `data.format`).
+    /// Format of its rows; `None`: `data.format`.
     pub format: Option<Format>,
-    /// Its share of the mix, relative to the other sources' (`null`: 1, or if no source has one, every row once).
+    /// Weight in the mix, relative to the other sources. `None`: 1; but if no source has a weight, every row is used once.
     pub weight: Option<f64>,
 }
 

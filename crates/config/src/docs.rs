@@ -1,6 +1,5 @@
 //! The reference of all keys: Markdown for people, JSON Schema (draft 2020-12) for editors.
-use super::option::{OptionDef, Section};
-use super::schema::{Config, SECTIONS, TOP};
+use super::schema::{Config, OptionDef, SECTIONS, Section, TOP};
 use serde_json::{Map, Value as Json, json};
 use std::fmt::Write;
 

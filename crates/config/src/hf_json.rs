@@ -1,23 +1,18 @@
-//! Checked reading of a model's `config.json`: values by key, and the refusal of features that are not computed.
+//! Checked values of a JSON file of a model folder, by key. An error names the file, the key, what stands there and what is expected.
 use std::io::Read;
 use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::arch::{Activation, Arch, BlockKind, Experts, FAMILIES, Family, NormPlacement, QkNorm, TokenRows};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::files;
 
 /// Bound of every width, head count and vocabulary: products of two stay far from overflow.
 pub(super) const MAX_SIZE: usize = 1 << 24;
-/// Bound of the number of decoder blocks.
-const MAX_LAYERS: usize = 4096;
-/// Bound of the number of experts of all blocks.
-const MAX_EXPERTS: usize = 1 << 16;
-/// More than any real `config.json` holds.
+/// The most bytes of a `config.json` that are read.
 const CONFIG_BYTES: u64 = 4 << 20;
 
-/// The text of a small file; none where there is no such file.
+/// The text of a file of at most [`CONFIG_BYTES`] bytes; `None` where the file does not exist.
 pub(super) fn read_text(path: &Path) -> Result<Option<String>> {
     let failed = |error: std::io::Error| Error::io("read", path, &error).with_kind(tunesmith_base::Kind::Model);
     let file = match files::open_member(path) {
@@ -57,7 +52,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// A source without any key.
+    /// An object without keys, for which every getter gives its default.
     pub(super) fn empty(origin: &'a Path) -> Self {
         Self { origin, map: Map::new(), prefix: String::new() }
     }
@@ -78,12 +73,12 @@ impl<'a> Source<'a> {
         self.error(format!("not yet: {what}"))
     }
 
-    /// The value unless it is absent or null.
+    /// The value; `None` where the key is absent or null.
     pub(super) fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// Whether the key is written at all, be it as null.
+    /// Whether the key exists, even with the value null.
     pub(super) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
@@ -124,7 +119,7 @@ impl<'a> Source<'a> {
         if (1e-30..=1e30).contains(&value) { Ok(value) } else { Err(self.mismatch(key, "a number above 0")) }
     }
 
-    /// A number above 0; null means none, an absent key the default.
+    /// A number above 0. Null means `None`; an absent key means `default`.
     pub(super) fn optional_positive(&self, key: &str, default: Option<f64>) -> Result<Option<f64>> {
         match self.get(key) {
             Some(_) => self.positive(key, 1.0).map(Some),
@@ -140,7 +135,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// One id or a list of them; old files write a negative id for none.
+    /// A token id or a list of them. Negative ids are left out: old files write -1 for none.
     pub(super) fn token_ids(&self, key: &str) -> Result<Vec<u32>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let one = std::slice::from_ref(value);
@@ -155,17 +150,7 @@ impl<'a> Source<'a> {
         Ok(ids)
     }
 
-    pub(super) fn family(&self) -> Result<&'static Family> {
-        let supported = FAMILIES.iter().map(|family| family.model_type).collect::<Vec<_>>().join(", ");
-        let found =
-            self.text("model_type")?.ok_or_else(|| self.mismatch("model_type", &format!("one of {supported}")))?;
-        let family = FAMILIES.iter().copied().find(|family| family.model_type == found);
-        family.ok_or_else(|| {
-            self.not_yet(format!("model_type {found:?}")).hint(format!("supported in this version: {supported}"))
-        })
-    }
-
-    /// Refuses a file that was written by none of these classes of Transformers.
+    /// Refuses a file whose `architectures` names none of these classes; an absent or empty list passes.
     pub(super) fn check_class(&self, known: &[&str]) -> Result<()> {
         let Some(classes) = self.get("architectures") else { return Ok(()) };
         let classes = classes.as_array().ok_or_else(|| self.mismatch("architectures", "a list"))?;
@@ -175,315 +160,6 @@ impl<'a> Source<'a> {
                 Err(self.mismatch("architectures", expected))
             }
             _ => Ok(()),
-        }
-    }
-
-    /// Features that change the numbers and that this version does not compute.
-    pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
-        let classes = [Some(family.class_name), family.classifier];
-        self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
-        self.refuse_quantization()?;
-        for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
-            if self.number(key)?.unwrap_or(0.0) != 0.0 {
-                return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
-            }
-        }
-        let experts = ["num_experts", "num_local_experts"].into_iter().find(|key| self.get(key).is_some());
-        match experts.filter(|_| !family.sparse) {
-            Some(key) => Err(self.mismatch(key, "no such key: this family has no experts")),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses a quantized base whose matrices are not coded as bitsandbytes does it; the files themselves say the rest.
-    fn refuse_quantization(&self) -> Result<()> {
-        let Some(found) = self.get("quantization_config") else { return Ok(()) };
-        let method = found.get("quant_method");
-        let on = |key: &str| found.get(key).and_then(Value::as_bool) == Some(true);
-        let ours = method.and_then(Value::as_str) == Some("bitsandbytes");
-        if ours && (on("load_in_4bit") || on("load_in_8bit")) {
-            return Ok(());
-        }
-        let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
-        Err(self
-            .not_yet(format!(
-                "quantized base: quantization_config{method}, other than bitsandbytes' load_in_4bit or load_in_8bit"
-            ))
-            .hint(
-                "use the unquantized model, with weights in f32, bf16 or f16, or one that bitsandbytes has quantized",
-            ))
-    }
-
-    /// Refuses a window for families whose code has none.
-    pub(super) fn refuse_window(&self) -> Result<()> {
-        if let Some(kinds) = self.get("layer_types") {
-            let kinds = kinds.as_array().ok_or_else(|| self.mismatch("layer_types", "a list"))?;
-            if let Some(kind) = kinds.iter().find(|kind| kind.as_str() != Some("full_attention")) {
-                return Err(self.error(format!("layer_types has {}, expected \"full_attention\"", brief(kind))));
-            }
-        }
-        if self.get("sliding_window").is_none() || !self.flag("use_sliding_window", true)? {
-            return Ok(());
-        }
-        Err(self
-            .mismatch("sliding_window", "null: this family's code has no window")
-            .hint("if the model attends to the full context, set sliding_window to null in config.json"))
-    }
-
-    /// Refuses attention that sees later tokens.
-    pub(super) fn refuse_bidirectional(&self) -> Result<()> {
-        if self.flag("use_bidirectional_attention", false)? {
-            return Err(self.mismatch("use_bidirectional_attention", "false: a causal language model"));
-        }
-        Ok(())
-    }
-
-    fn activation(&self, (key, default): (&str, Activation)) -> Result<Activation> {
-        match self.text(key)? {
-            None => Ok(default),
-            Some("silu" | "swish") => Ok(Activation::Silu),
-            // The first files of Gemma said so and meant the tanh form, which is what Transformers takes.
-            Some("gelu") if key == "hidden_act" && default == Activation::GeluTanh => Ok(default),
-            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
-            Some(act) => Err(self.not_yet(format!("{key} {act:?}")).hint("supported: \"silu\", \"gelu_pytorch_tanh\"")),
-        }
-    }
-
-    /// What all families share, as Llama has it; a family's file then changes what it does otherwise.
-    pub(super) fn decoder(&self, family: &'static Family, defaults: &Defaults) -> Result<Arch> {
-        let hidden_size = self.size("hidden_size", None)?;
-        let num_attention_heads = self.size("num_attention_heads", None)?;
-        // A key that is written as null means as many as query heads, whatever the class's default is.
-        let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
-        let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
-        if !head_dim.is_multiple_of(2) {
-            return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));
-        }
-        let num_hidden_layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
-        let max_position_embeddings =
-            self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
-        let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
-        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta)?;
-        if rope.rotary_dim != head_dim && !defaults.partial_rotary {
-            return Err(self
-                .not_yet(format!("partial_rotary_factor in {}", family.model_type))
-                .hint("the class in Transformers turns whole heads whatever this key says: take it out"));
-        }
-        Ok(Arch {
-            family,
-            hidden_size,
-            intermediate_size: self.size("intermediate_size", None)?,
-            num_hidden_layers,
-            num_attention_heads,
-            num_key_value_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
-            head_dim,
-            vocab_size: self.size("vocab_size", None)?,
-            rms_norm_eps: self.positive("rms_norm_eps", defaults.eps)?,
-            norm_offset: 0.0,
-            norms: NormPlacement::Pre,
-            qk_norm: QkNorm::None,
-            blocks: vec![BlockKind { sparse: false, window: None, rope: Some(0) }; num_hidden_layers],
-            experts: None,
-            ropes: vec![rope],
-            attention_scale: (head_dim as f64).powf(-0.5),
-            attention_softcap: None,
-            logit_softcap: None,
-            embedding_scale: 1.0,
-            embedding_scaled_outside: false,
-            residual_scale: 1.0,
-            logit_scale: 1.0,
-            activation: self.activation(defaults.activation)?,
-            fused: false,
-            tie_word_embeddings: self.flag("tie_word_embeddings", defaults.tied)?,
-            qkv_bias: false,
-            o_bias: false,
-            mlp_bias: false,
-            max_position_embeddings,
-            initializer_range: self.positive("initializer_range", 0.02)?,
-            bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
-            eos_token_ids: self.token_ids("eos_token_id")?,
-            pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
-            new_tokens: Vec::new(),
-            separated: false,
-            token_rows: TokenRows::default(),
-            score: None,
-            wrapper: None,
-        })
-    }
-
-    /// `attention_bias` as (q, k, v; o).
-    pub(super) fn attention_bias(&self) -> Result<(bool, bool)> {
-        self.flag("attention_bias", false).map(|bias| (bias, bias))
-    }
-
-    /// `sliding_window`; null means none, an absent key the class's default.
-    pub(super) fn window(&self, default: Option<usize>) -> Result<Option<usize>> {
-        match self.get("sliding_window") {
-            Some(_) => self.size_up_to("sliding_window", None, usize::MAX >> 1).map(Some),
-            None if self.has("sliding_window") => Ok(None),
-            None => Ok(default),
-        }
-    }
-
-    /// Qwen's windows: with `use_sliding_window`, in the blocks from `max_window_layers` on.
-    pub(super) fn late_windows(&self, arch: &mut Arch) -> Result<()> {
-        let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
-        let first = match self.get("max_window_layers") {
-            Some(value) => value.as_u64().ok_or_else(|| self.mismatch("max_window_layers", "a whole number"))?,
-            None => 28,
-        };
-        self.layer_windows(arch, window, |layer| window.is_some() && layer as u64 >= first)
-    }
-
-    /// Qwen2-MoE's windows: with `use_sliding_window`, in every other block before `max_window_layers`.
-    pub(super) fn early_windows(&self, arch: &mut Arch) -> Result<()> {
-        let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
-        let end = self.size("max_window_layers", Some(28))?;
-        self.layer_windows(arch, window, |layer| window.is_some() && layer % 2 == 0 && layer < end)
-    }
-
-    /// Gives the window to the blocks that `layer_types` says, or `default` where the key is absent.
-    pub(super) fn layer_windows(
-        &self,
-        arch: &mut Arch,
-        window: Option<usize>,
-        default: impl Fn(usize) -> bool,
-    ) -> Result<()> {
-        let slides = self.layer_list("layer_types", arch, |kind| match kind.as_str() {
-            Some("sliding_attention") => Some(true),
-            Some("full_attention") => Some(false),
-            _ => None,
-        })?;
-        for (layer, block) in arch.blocks.iter_mut().enumerate() {
-            if slides.as_ref().map_or_else(|| default(layer), |slides| slides[layer]) {
-                block.window = Some(window.ok_or_else(|| {
-                    self.error(format!("layer {layer} has a sliding window, and sliding_window is not set or not used"))
-                })?);
-            }
-        }
-        Ok(())
-    }
-
-    /// A list of 0 and 1, or of true and false, one a block.
-    pub(super) fn layer_flags(&self, key: &str, arch: &Arch, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
-        let flags = self.layer_list(key, arch, |value| match value.as_u64() {
-            Some(0) => Some(false),
-            Some(1) => Some(true),
-            _ => value.as_bool(),
-        })?;
-        Ok(flags.unwrap_or_else(|| (0..arch.num_hidden_layers).map(default).collect()))
-    }
-
-    /// A list with an entry for each block.
-    fn layer_list<T>(&self, key: &str, arch: &Arch, read: impl Fn(&Value) -> Option<T>) -> Result<Option<Vec<T>>> {
-        let Some(value) = self.get(key) else { return Ok(None) };
-        let values = value.as_array().ok_or_else(|| self.mismatch(key, "a list"))?;
-        let layers = arch.num_hidden_layers;
-        if values.len() != layers {
-            return Err(self.error(format!("{key} has {} entries, num_hidden_layers is {layers}", values.len())));
-        }
-        let entry = |value| read(value).ok_or_else(|| self.not_yet(format!("{key} with {}", brief(value))));
-        values.iter().map(entry).collect::<Result<_>>().map(Some)
-    }
-
-    fn head_dim(&self, default: Option<usize>, hidden_size: usize, heads: usize) -> Result<usize> {
-        if self.get("head_dim").is_some() || (default.is_some() && !self.has("head_dim")) {
-            return self.size("head_dim", default);
-        }
-        if hidden_size.is_multiple_of(heads) {
-            Ok(hidden_size / heads)
-        } else {
-            Err(self.error(format!(
-                "hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}, and there is no head_dim"
-            )))
-        }
-    }
-}
-
-impl Source<'_> {
-    /// What Qwen's mixtures of experts share: their keys, and which blocks are sparse.
-    pub(super) fn qwen_experts(
-        &self,
-        arch: &mut Arch,
-        shared: Option<usize>,
-        defaults: (usize, usize, usize),
-    ) -> Result<()> {
-        let key = if self.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
-        arch.experts = Some(Experts {
-            normalised: self.flag("norm_topk_prob", false)?,
-            shared,
-            ..self.experts(key, "moe_intermediate_size", defaults)?
-        });
-        let step = self.size("decoder_sparse_step", Some(1))?;
-        let dense = match self.get("mlp_only_layers") {
-            Some(value) => {
-                value.as_array().ok_or_else(|| self.mismatch("mlp_only_layers", "a list of block numbers"))?
-            }
-            None => &Vec::new(),
-        };
-        for (layer, block) in arch.blocks.iter_mut().enumerate() {
-            let listed = dense.iter().any(|number| number.as_u64() == Some(layer as u64));
-            block.sparse = !listed && (layer + 1) % step == 0;
-        }
-        Ok(())
-    }
-
-    /// The experts' sizes. `defaults`: how many, how many a token, their width.
-    pub(super) fn experts(&self, count: &str, width: &str, defaults: (usize, usize, usize)) -> Result<Experts> {
-        let (count, width) = (self.size(count, Some(defaults.0))?, self.size(width, Some(defaults.2))?);
-        let per_token = self.size("num_experts_per_tok", Some(defaults.1))?;
-        let layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
-        if count * layers > MAX_EXPERTS || per_token > count {
-            return Err(self.error(format!(
-                "{count} experts, {per_token} of them a token, in {layers} blocks, expected at most {MAX_EXPERTS} in all, and no more a token than there are"
-            )));
-        }
-        if self.number("router_jitter_noise")?.unwrap_or(0.0) != 0.0 {
-            return Err(self.not_yet("router_jitter_noise other than 0").hint("set it to 0.0 in config.json"));
-        }
-        let balance = if self.flag("output_router_logits", false)? {
-            Some(self.number("router_aux_loss_coef")?.unwrap_or(0.001))
-        } else {
-            None
-        };
-        Ok(Experts { count, per_token, width, normalised: true, shared: None, balance, mixtral: false })
-    }
-}
-
-/// What a family's Transformers class assumes where a key is absent.
-pub(super) struct Defaults {
-    /// Key and value heads; none means as many as query heads.
-    pub kv_heads: Option<usize>,
-    /// Width of a head; none means `hidden_size / num_attention_heads`.
-    pub head_dim: Option<usize>,
-    /// Context.
-    pub context: usize,
-    /// Rotary base.
-    pub theta: f64,
-    /// Epsilon of the norms.
-    pub eps: f64,
-    /// Whether the head is the embedding.
-    pub tied: bool,
-    /// Padding token.
-    pub pad: Option<u32>,
-    /// The key of the activation, and which it is.
-    pub activation: (&'static str, Activation),
-    /// Whether a part of each head may be turned.
-    pub partial_rotary: bool,
-}
-
-impl Default for Defaults {
-    fn default() -> Self {
-        Self {
-            kv_heads: None,
-            head_dim: None,
-            context: 32_768,
-            theta: 1e4,
-            eps: 1e-6,
-            tied: false,
-            pad: None,
-            activation: ("hidden_act", Activation::Silu),
-            partial_rotary: false,
         }
     }
 }

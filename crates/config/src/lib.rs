@@ -1,57 +1,76 @@
-//! The typed YAML schema, how a value is found (defaults, files, environment, words, flags), and what
-//! combinations are refused. Each setting is defined once, in [`schema`].
+//! What a user may configure, and what a model folder's `config.json` says.
+//!
+//! Each setting is defined once, in [`schema`]. [`resolve`] finds its value: defaults, files, environment, `KEY=VALUE` words, flags.
+//! [`arch`] describes the decoder.
 pub mod adapters;
+mod apply_foreign;
 pub mod arch;
+mod arch_json;
 pub mod arguments;
-mod choice;
-mod choices;
+mod auto_values;
+mod classification_head;
 mod datasets;
+mod decoder_json;
 pub mod docs;
+mod enum_macro;
+mod enums;
 mod families;
+mod family;
 pub mod foreign;
+mod foreign_values;
+mod grow_vocabulary;
 mod hf_json;
+mod json_comments;
 mod labels;
-mod later;
-pub(crate) mod option;
+mod lookup;
+mod option;
 mod pattern;
 pub mod resolve;
+mod resolved;
+mod resolver;
 mod rope;
 mod rope_json;
 pub mod schema;
-mod score;
 mod shapes;
-mod sizes;
+mod source;
+mod suggest;
 pub mod task;
 mod tied;
-mod unread;
+mod unsupported_keys;
+mod unused_keys;
 mod validate;
 mod value;
 mod variables;
 mod vocabulary;
 mod wrapped;
+mod wrapped_json;
 mod yaml;
 
 pub use arguments::Arguments;
-pub use choice::{
+pub use auto_values::{Auto, Bytes, Checkpointing, Policy};
+pub use datasets::DatasetSpec;
+pub use enums::{
     Backend, BeamStop, Bias, BuiltinTemplate, Contamination, Dedupe, MixStrategy, Sharding, TargetModules, Truncation,
 };
-pub use choice::{
+pub use enums::{
     Dtype, EvalStrategy, Format, GradDtype, Init, InitLora, LossOn, LrScheduler, Mode, Optim, Quantization, Resume,
 };
-pub use choice::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};
-pub use datasets::DatasetSpec;
+pub use enums::{EvalMetric, LrScaling, Normalization, RankBackend, SaveStrategy, Strategy, Task};
+pub use families::FAMILIES;
 pub use labels::{ClassWeights, Labels};
-pub use option::{OptionDef, Range, Scalar, Section, env_name, nearest, variable};
+pub use lookup::unquoted;
+pub use option::{Range, Scalar, env_name, variable};
 pub use pattern::Pattern;
-pub use resolve::{Flag, Resolved, Setting, Source};
-pub use resolve::{load, load_optional, load_partial, load_text, try_setting, unquoted};
+pub use resolve::{Flag, load, load_optional, load_partial, load_text, try_setting};
+pub use resolved::Resolved;
 pub use schema::{
-    Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, LoggingConfig, ModelConfig, TopConfig, TrainConfig,
-    TuningConfig,
+    Config, DataConfig, EvalConfig, FreezeConfig, GenerationConfig, LoggingConfig, ModelConfig, OptionDef, Section,
+    TopConfig, TrainConfig, TuningConfig,
 };
 pub use shapes::shape;
-pub use sizes::{Auto, Bytes, Checkpointing, Policy};
-pub use unread::unread;
+pub use source::{Setting, Source};
+pub use suggest::nearest;
+pub use unused_keys::unread;
 pub use validate::{greater_is_better, is_hub_name};
 pub use value::{ConfigValue, Node, Patterns, Refusal};
 pub use yaml::{parse_yaml, read_mapping};

@@ -1,46 +1,46 @@
-//! One setting's definition as data ([`OptionDef`]), and the macro that makes a section's struct, its defaults
-//! and its definitions from one text.
-use super::schema::Config;
+//! The definition of one setting as data ([`OptionDef`]), and the macro that makes a section's struct, its defaults and the
+//! definitions of its keys from one text.
+use super::suggest::not_yet;
 use super::value::{ConfigValue, NATURAL, Node, Refusal};
 
-/// A section of the YAML file.
+/// A section of the YAML file, whose values the configuration `C` holds.
 #[derive(Debug)]
-pub struct Section {
+pub struct Section<C: 'static> {
     /// Its path: `train`, `tuning.lora`.
     pub name: &'static str,
-    /// What it is about.
+    /// Its documentation.
     pub doc: &'static str,
     /// Its keys, in the order of the documentation.
-    pub options: &'static [OptionDef],
+    pub options: &'static [OptionDef<C>],
 }
 
 /// One setting: everything that the resolver, the documentation and the JSON schema say about it.
 #[derive(Debug)]
-pub struct OptionDef {
+pub struct OptionDef<C> {
     /// The section's path.
     pub section: &'static str,
     /// The key within the section.
     pub name: &'static str,
     /// Other spellings that are accepted; one with a dot is a full key, in whatever section.
     pub aliases: &'static [&'static str],
-    /// What it does; the first line is a summary.
+    /// Its documentation; the first line is a summary.
     pub doc: &'static str,
-    /// What a number must lie within.
+    /// Bounds of a number.
     pub range: Range,
-    /// Words that a later version will accept.
+    /// Words that are refused as not yet supported.
     pub later: &'static [&'static str],
     /// What is accepted, in words: `a number`, `one of no, steps, epoch`.
     pub expected: fn() -> String,
     /// What is accepted, as JSON Schema.
     pub schema: fn() -> serde_json::Value,
     /// Reads a value into the configuration.
-    pub set: fn(&mut Config, &Node) -> Result<(), Refusal>,
+    pub set: fn(&mut C, &Node) -> Result<(), Refusal>,
     /// The value that the configuration holds.
-    pub get: fn(&Config) -> serde_json::Value,
+    pub get: fn(&C) -> serde_json::Value,
 }
 
-impl OptionDef {
-    /// The full key: `train.batch_size`; of a key outside of any section its name.
+impl<C> OptionDef<C> {
+    /// The full key: `train.batch_size`, or the bare name of a key outside any section.
     pub fn path(&self) -> String {
         self.spelled(self.name)
     }
@@ -54,12 +54,12 @@ impl OptionDef {
         variable(&self.path())
     }
 
-    /// The canonical name and the aliases, each as a full key.
+    /// The key and its aliases, each as a full key; the key comes first.
     pub fn spellings(&self) -> impl Iterator<Item = String> + '_ {
         std::iter::once(self.name).chain(self.aliases.iter().copied()).map(|name| self.spelled(name))
     }
 
-    /// What is accepted, with the range.
+    /// What is accepted, in words, with the bounds.
     pub fn expectation(&self) -> String {
         format!("{}{}", (self.expected)(), self.range)
     }
@@ -70,12 +70,13 @@ pub fn env_name(path: &str) -> String {
     path.replace('.', "_").to_uppercase()
 }
 
-/// The environment variable that sets a full key. A single word of ours would be too common: `task` is `TUNESMITH_TASK`.
+/// The environment variable that sets a full key. A key without a section gets a prefix, since `TASK` alone would be too common:
+/// `TUNESMITH_TASK`.
 pub fn variable(key: &str) -> String {
     if key.contains('.') { env_name(key) } else { format!("TUNESMITH_{}", env_name(key)) }
 }
 
-/// A value that can stand in a `static`.
+/// A plain value in the tables of foreign keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Scalar {
     /// `null`.
@@ -89,13 +90,13 @@ pub enum Scalar {
 /// The bounds of a number; [`Range::ANY`] for everything else.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Range {
-    /// The least value.
+    /// Lower bound, included.
     pub min: Option<f64>,
-    /// The value that must be exceeded.
+    /// Lower bound, excluded.
     pub above: Option<f64>,
-    /// The greatest value.
+    /// Upper bound, included.
     pub max: Option<f64>,
-    /// The value that must not be reached.
+    /// Upper bound, excluded.
     pub below: Option<f64>,
 }
 
@@ -113,12 +114,12 @@ impl Range {
         Self { above: Some(above), ..Self::ANY }
     }
 
-    /// From `min` to `max`, both allowed.
+    /// From `min` to `max`, both included.
     pub const fn within(min: f64, max: f64) -> Self {
         Self { min: Some(min), max: Some(max), ..Self::ANY }
     }
 
-    /// From `min` up to, not including, `below`.
+    /// From `min`, included, to `below`, excluded.
     pub const fn from_to_below(min: f64, below: f64) -> Self {
         Self { min: Some(min), below: Some(below), ..Self::ANY }
     }
@@ -155,7 +156,7 @@ impl std::fmt::Display for Range {
     }
 }
 
-/// Reads a value of the option's type and holds it against the range.
+/// Reads a value of the setting's type and checks it against the bounds.
 pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -> Result<T, Refusal> {
     let expected = || format!("{}{range}", T::expected());
     let value = T::from_node(node).map_err(|mut refusal| {
@@ -174,26 +175,14 @@ pub(crate) fn read<T: ConfigValue>(node: &Node, range: &Range, later: &[&str]) -
     }
 }
 
-/// The hint for what a later version will do.
-pub(super) fn not_yet(what: &str) -> String {
-    format!("{what} is not yet part of this version")
-}
-
-/// The name that `word` was probably meant to be: at most a third of its letters differ, or it is part of it.
-pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    let lower = word.to_lowercase();
-    let rated = names.into_iter().map(|name| (strsim::osa_distance(&lower, &name.to_lowercase()), name));
-    let (distance, name) = rated.min_by_key(|(distance, _)| *distance)?;
-    (distance <= (lower.chars().count() / 3).max(1)).then_some(name)
-}
-
-/// Makes a section: the struct with its documentation, `Default`, and `NAME: Section` with every key's definition.
+/// Makes the settings of one section: the struct with its documentation, its `Default`, and `section()`, which defines each key.
+/// Where the struct lies within the configuration `C` is said where `C` is defined.
 ///
-/// `key: type = default, aliases […], range …;` gives a field.
+/// `key: type = default, aliases […], range …, later […];` gives a field.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])*
-        $name:ident, $constant:ident = $section:literal at $($path:ident).+ {
+        $name:ident = $section:literal {
             $(
                 $(#[doc = $doc:literal])*
                 $field:ident: $type:ty = $default:expr $(, aliases $aliases:expr)? $(, range $range:expr)? $(, later $later:expr)?;
@@ -217,42 +206,38 @@ macro_rules! section {
             }
         }
 
-        impl AsRef<$name> for $crate::Config {
-            fn as_ref(&self) -> &$name {
-                &self.$($path).+
+        impl $name {
+            #[doc = concat!("The section's path in the YAML file: `", $section, "`.")]
+            pub const SECTION: &'static str = $section;
+
+            /// The definition of each key, for a configuration that holds these settings.
+            pub const fn section<C: AsRef<Self> + AsMut<Self> + 'static>() -> $crate::option::Section<C> {
+                $crate::option::Section {
+                    name: $section,
+                    doc: concat!($($section_doc, "\n",)*),
+                    options: const { &[
+                        $( $crate::option::OptionDef {
+                            section: $section,
+                            name: stringify!($field),
+                            aliases: $crate::option::section!(@or &[], $(&$aliases)?),
+                            doc: concat!($($doc, "\n",)*),
+                            range: $crate::option::section!(@or $crate::option::Range::ANY, $($range)?),
+                            later: $crate::option::section!(@or &[], $(&$later)?),
+                            expected: <$type as $crate::value::ConfigValue>::expected,
+                            schema: <$type as $crate::value::ConfigValue>::schema,
+                            set: |config: &mut C, node| {
+                                const RANGE: $crate::option::Range =
+                                    $crate::option::section!(@or $crate::option::Range::ANY, $($range)?);
+                                const LATER: &[&str] = $crate::option::section!(@or &[], $(&$later)?);
+                                AsMut::<$name>::as_mut(config).$field = $crate::option::read(node, &RANGE, LATER)?;
+                                Ok(())
+                            },
+                            get: |config: &C| $crate::value::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
+                        }, )*
+                    ] },
+                }
             }
         }
-
-        impl AsMut<$name> for $crate::Config {
-            fn as_mut(&mut self) -> &mut $name {
-                &mut self.$($path).+
-            }
-        }
-
-        #[doc = concat!("The definitions of the section `", $section, "`.")]
-        pub static $constant: $crate::Section = $crate::Section {
-            name: $section,
-            doc: concat!($($section_doc, "\n",)*),
-            options: &[
-                $( $crate::OptionDef {
-                    section: $section,
-                    name: stringify!($field),
-                    aliases: $crate::option::section!(@or &[], $(&$aliases)?),
-                    doc: concat!($($doc, "\n",)*),
-                    range: $crate::option::section!(@or $crate::Range::ANY, $($range)?),
-                    later: $crate::option::section!(@or &[], $(&$later)?),
-                    expected: <$type as $crate::ConfigValue>::expected,
-                    schema: <$type as $crate::ConfigValue>::schema,
-                    set: |config, node| {
-                        const RANGE: $crate::Range = $crate::option::section!(@or $crate::Range::ANY, $($range)?);
-                        const LATER: &[&str] = $crate::option::section!(@or &[], $(&$later)?);
-                        AsMut::<$name>::as_mut(config).$field = $crate::option::read(node, &RANGE, LATER)?;
-                        Ok(())
-                    },
-                    get: |config| $crate::ConfigValue::to_json(&AsRef::<$name>::as_ref(config).$field),
-                }, )*
-            ],
-        };
     };
     (@or $default:expr,) => { $default };
     (@or $default:expr, $given:expr) => { $given };

@@ -4,10 +4,10 @@ use fancy_regex::{Captures, Regex};
 
 use tunesmith_base::error::{Error, Result};
 
-/// A name that is as long as names are, on which an expression must come to an end.
+/// A long module name, on which every expression is tried: one that backtracks too much is refused.
 const LONG_NAME: &str = "base_model.model.model.language_model.layers.127.mlp.experts.gate_up_proj.lora_A.weight";
 
-/// A compiled expression.
+/// A compiled regular expression.
 #[derive(Debug, Clone)]
 pub struct Pattern(Regex);
 
@@ -21,7 +21,7 @@ impl Pattern {
             .map_err(|reason| Error::config(format!("{option}: {written:?} is no valid regular expression: {reason}")))
     }
 
-    /// As [`Pattern::new`], with the reason alone as the error.
+    /// As [`Pattern::new`]; the error is the reason without the key.
     pub(super) fn compile(expression: &str) -> Result<Self, String> {
         let regex = Regex::new(expression).map_err(|error| {
             error.to_string().lines().last().unwrap_or_default().trim_start_matches("error: ").to_owned()
@@ -30,12 +30,12 @@ impl Pattern {
         steps.map(|_| Self(regex)).map_err(|_| "it takes too many steps".to_owned())
     }
 
-    /// Whether a name, or a part of it where the expression is not bound to both ends, matches.
+    /// Whether the expression matches anywhere in a name, as Python's `re.search`.
     pub fn is_match(&self, name: &str) -> bool {
         self.0.is_match(name).unwrap_or(false)
     }
 
-    /// What the group `group` matches in a name.
+    /// The text that the named group matches; `None` without a match.
     pub fn capture<'t>(&self, name: &'t str, group: &str) -> Option<&'t str> {
         let captures: Captures<'t> = self.0.captures(name).ok()??;
         captures.name(group).map(|found| found.as_str())

@@ -1,18 +1,22 @@
-//! From files, environment, words and flags to one [`Resolved`] configuration, where every value has a source.
+//! Builds a [`Resolved`] configuration from files, environment, `KEY=VALUE` words and flags.
 //!
 //! Later sources win: defaults, the file with its `include`s, the environment, `KEY=VALUE` words, flags.
-//! Every value is checked where it stands, even one that a later source replaces.
-use super::choice::Quantization;
-use super::foreign::{self, Foreign, NotNeeded};
-use super::later::{LATER, WORDS};
-use super::option::{OptionDef, env_name, nearest, variable};
-use super::schema::{Config, SECTIONS, VARIABLES, options};
-use super::sizes::Auto;
+//! Every value is checked, even one that a later source replaces.
+use super::auto_values::Auto;
+use super::enums::Quantization;
+use super::foreign::{self, NotNeeded};
+use super::lookup::{check, find, refused};
+use super::option::{env_name, variable};
+use super::resolved::{Resolved, set_by};
+use super::resolver::{Found, Resolver};
+use super::schema::{Config, OptionDef, SECTIONS, VARIABLES, options};
+use super::source::{Setting, Source};
+use super::suggest::nearest;
+use super::unsupported_keys::LATER;
 use super::validate;
-use super::value::{ConfigValue, Node, Refusal, quoted};
+use super::value::{ConfigValue, Node, Refusal};
 use super::yaml::{self, Document};
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 
@@ -20,108 +24,6 @@ use tunesmith_base::error::{Error, Result};
 const MAX_INCLUDE_DEPTH: usize = 16;
 /// The most files that one configuration may be made of.
 const MAX_FILES: usize = 64;
-
-/// A configuration in which nothing is open any more.
-#[derive(Debug, Clone)]
-pub struct Resolved {
-    /// The values.
-    pub config: Config,
-    /// Each value with its source, in the order of the documentation.
-    pub settings: Vec<Setting>,
-    /// The file that was named.
-    pub path: PathBuf,
-    /// What a user should know, a sentence each.
-    pub notes: Vec<String>,
-    /// What files of DeepSpeed, Accelerate and FSDP have said.
-    pub foreign: Foreign,
-    /// Keys of other toolkits that were given and have no meaning here, by name.
-    pub not_needed: Vec<NotNeeded>,
-}
-
-impl Resolved {
-    /// Whether the keys that have no default are there: the model and the training rows.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Config`], naming what is missing.
-    pub fn check_runnable(&self) -> Result<()> {
-        validate::required(self)
-    }
-
-    /// Where the value of `key` comes from; [`Source::Default`] for a key that does not exist.
-    pub fn source(&self, key: &str) -> &Source {
-        self.settings.iter().find(|setting| setting.key == key).map_or(&Source::Default, |setting| &setting.source)
-    }
-}
-
-/// One effective value.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct Setting {
-    /// The full key: `train.batch_size`.
-    pub key: String,
-    /// The value.
-    pub value: serde_json::Value,
-    /// Where it comes from.
-    pub source: Source,
-}
-
-/// Where a value comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
-    /// Nothing sets it.
-    Default,
-    /// A line of a file.
-    File {
-        /// The file as it was named.
-        path: PathBuf,
-        /// Counted from 1.
-        line: usize,
-        /// Counted from 1.
-        column: usize,
-    },
-    /// A key of a file of DeepSpeed or Accelerate, or of FSDP's.
-    Foreign {
-        /// File and line.
-        place: String,
-        /// The key.
-        key: String,
-    },
-    /// This environment variable.
-    Env(String),
-    /// This `KEY=VALUE` word.
-    Word(String),
-    /// This flag.
-    Flag(String),
-}
-
-impl fmt::Display for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Default => f.write_str("default"),
-            Self::File { path, line, .. } => write!(f, "{}:{line}", path.display()),
-            Self::Foreign { place, key } => write!(f, "{place} {key}"),
-            Self::Env(name) => write!(f, "env {name}"),
-            Self::Word(_) => f.write_str("argument"),
-            Self::Flag(name) => write!(f, "flag {name}"),
-        }
-    }
-}
-
-impl Source {
-    /// The place as an error message begins with it: with the column, or the whole word.
-    pub(super) fn place(&self) -> String {
-        match self {
-            Self::File { path, line, column } => format!("{}:{line}:{column}", path.display()),
-            Self::Word(word) => format!("argument {}", quoted(word)),
-            other => other.to_string(),
-        }
-    }
-}
-
-impl serde::Serialize for Source {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
 
 /// A command-line flag that sets a key.
 #[derive(Debug, Clone)]
@@ -134,7 +36,7 @@ pub struct Flag {
     pub value: String,
 }
 
-/// Reads a configuration that is to be run: all of [`load_partial`], and the keys that have no default are there.
+/// Reads a configuration for a run. Unlike [`load_partial`], it requires a model and training rows.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`], naming the file and line, variable or word, the key, what was found and what is expected.
@@ -144,7 +46,7 @@ pub fn load(path: &Path, words: &[String], env: &[(String, String)], flags: &[Fl
     Ok(resolved)
 }
 
-/// Reads a configuration that may lack the model or the data, to show it.
+/// Reads a configuration that may lack the model or the training rows.
 ///
 /// # Errors
 /// As [`load`].
@@ -152,7 +54,7 @@ pub fn load_partial(path: &Path, words: &[String], env: &[(String, String)], fla
     load_optional(Some(path), words, env, flags)
 }
 
-/// As [`load_partial`], where there may be no file: the rest then stands on the defaults.
+/// As [`load_partial`], but without a file all other keys have their defaults.
 ///
 /// # Errors
 /// As [`load`].
@@ -183,8 +85,8 @@ pub fn load_optional(
     Ok(resolved)
 }
 
-/// Reads a configuration that is no file yet and has no includes; `path` stands for it in messages. It may lack the model
-/// or the data.
+/// Reads a configuration from its text, without includes and environment. Messages call it `path`. It may lack the model or the
+/// training rows.
 ///
 /// # Errors
 /// As [`load`].
@@ -205,42 +107,11 @@ pub fn load_text(path: &Path, text: &str) -> Result<Resolved> {
 pub fn try_setting(key: &str, node: &Node) -> Result<()> {
     let source = Source::Word(key.to_owned());
     let def = find(key).ok_or_else(|| unknown(&source, key))?;
-    (def.set)(&mut Config::default(), node).map_err(|refusal| refused(&source, key, refusal))
-}
-
-/// The value, or where the key refuses a text that is a number, the number: some YAML readers take `2e-5` for a text.
-pub fn unquoted(key: &str, node: Node) -> Node {
-    let number = match &node {
-        Node::Str(text) => text.trim().parse::<f64>().ok().filter(|number| number.is_finite()),
-        _ => None,
-    };
-    match number {
-        Some(number) if try_setting(key, &node).is_err() && try_setting(key, &Node::Float(number)).is_ok() => {
-            Node::Float(number)
-        }
-        _ => node,
-    }
-}
-
-/// A value on its way, with where it was found.
-pub(super) struct Found {
-    pub node: Node,
-    pub source: Source,
-}
-
-#[derive(Default)]
-pub(super) struct Resolver {
-    /// By canonical key.
-    pub found: BTreeMap<String, Found>,
-    files: usize,
-    pub notes: Vec<String>,
-    pub foreign: Foreign,
-    /// By full key.
-    pub not_needed: BTreeMap<String, NotNeeded>,
+    check(def, key, node, &source)
 }
 
 impl Resolver {
-    /// Takes over what a file says, its includes first. `includer` is the line that named it.
+    /// Reads a file, its includes first. `includer` is the line that includes it, `stack` the files that are being read.
     fn file(&mut self, path: &Path, includer: Option<&Source>, stack: &mut Vec<PathBuf>) -> Result<()> {
         let blame = |error: Error| match includer {
             Some(line) => error.context(format!("{}: include", line.place())),
@@ -268,7 +139,7 @@ impl Resolver {
         self.section(&document, "", &document.entries, &mut Vec::new(), &mut BTreeMap::new())
     }
 
-    /// Takes over the keys of one section of a file. `steps` leads to the section, `seen` holds the file's keys.
+    /// Reads one section of a file. `steps` are the indices that lead to the section, `seen` the file's keys so far.
     fn section(
         &mut self,
         document: &Document,
@@ -321,7 +192,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes over the environment. An empty variable counts as unset.
+    /// Reads the environment. An empty variable counts as unset.
     fn environment(&mut self, env: &[(String, String)]) -> Result<()> {
         let env: BTreeMap<&str, &str> =
             env.iter().filter(|(_, value)| !value.is_empty()).map(|(name, value)| (&**name, &**value)).collect();
@@ -353,7 +224,7 @@ impl Resolver {
         Ok(())
     }
 
-    /// Takes over one `KEY=VALUE` word.
+    /// Reads one `KEY=VALUE` word.
     fn word(&mut self, word: &str) -> Result<()> {
         let source = Source::Word(word.to_owned());
         let Some((key, value)) = word.split_once('=') else {
@@ -372,7 +243,7 @@ impl Resolver {
         }
     }
 
-    /// Takes over a value that is given as text: YAML, or where the key wants it so, the text itself.
+    /// Reads a value from the shell: as YAML, as the text itself, or as a list at its commas, whichever the key takes.
     fn text(&mut self, def: &'static OptionDef, spelled: &str, text: &str, source: Source) -> Result<()> {
         let mut scratch = Config::default();
         let node = yaml::parse_value(text);
@@ -386,36 +257,6 @@ impl Resolver {
             _ => node,
         };
         self.put(def, spelled, node, source)
-    }
-
-    /// Checks a value and puts it over an earlier one. Mappings of two files are merged, key by key.
-    pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
-        if let Node::Map(entries) = &node {
-            let mut names = HashSet::new();
-            if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
-                return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
-            }
-        }
-        if node == Node::Null && foreign::NULL_IS_DEFAULT.contains(&def.path().as_str()) {
-            self.found.remove(&def.path());
-            return Ok(());
-        }
-        (def.set)(&mut Config::default(), &node).map_err(|refusal| {
-            let word = |given: &str| WORDS.iter().find(|(key, word, _)| def.path() == *key && *word == given);
-            match &node {
-                Node::Str(given) => match word(&given.to_lowercase()) {
-                    Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
-                    None => refused(&source, spelled, refusal),
-                },
-                _ => refused(&source, spelled, refusal),
-            }
-        })?;
-        let node = match (self.found.remove(&def.path()), node, &source) {
-            (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
-            (_, node, _) => node,
-        };
-        self.found.insert(def.path(), Found { node, source });
-        Ok(())
     }
 
     fn finish(mut self, path: &Path) -> Result<Resolved> {
@@ -439,7 +280,7 @@ impl Resolver {
             }
             settings.push(Setting { key, value, source });
         }
-        // Where rows are measured, how many of them make a step is not left to what was measured.
+        // With `batch_size: auto`, a `grad_accum` that nobody set is found by measuring too.
         let open = |setting: &&mut Setting| setting.key == "train.grad_accum" && setting.source == Source::Default;
         if let (Auto::Auto, Some(setting)) = (config.train.batch_size, settings.iter_mut().find(open)) {
             config.train.grad_accum = Auto::Auto;
@@ -452,30 +293,11 @@ impl Resolver {
     }
 }
 
-/// Gives a setting a value that follows from another's.
-pub(super) fn set_by(settings: &mut [Setting], key: &str, value: serde_json::Value, source: &Source) {
-    if let Some(setting) = settings.iter_mut().find(|setting| setting.key == key) {
-        setting.value = value;
-        setting.source = source.clone();
-    }
-}
-
-/// `a,b` as a list, for keys that take one; patterns with brackets keep their commas.
+/// `a,b` as a list; `None` where there is no comma, or brackets, so that regular expressions keep their commas.
 fn comma_list(text: &str) -> Option<Node> {
     let items: Vec<&str> = text.split(',').map(str::trim).collect();
     let plain = items.len() > 1 && !text.contains(['(', '[', '{']) && items.iter().all(|item| !item.is_empty());
     plain.then(|| Node::List(items.into_iter().map(yaml::parse_value).collect()))
-}
-
-fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
-    let places: HashMap<String, usize> = below.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
-    for (key, node) in above {
-        match places.get(&key) {
-            Some(&at) => below[at].1 = node,
-            None => below.push((key, node)),
-        }
-    }
-    Node::Map(below)
 }
 
 fn source_in(document: &Document, steps: &[usize]) -> Source {
@@ -483,16 +305,12 @@ fn source_in(document: &Document, steps: &[usize]) -> Source {
     Source::File { path: document.path().to_owned(), line: position.line, column: position.column }
 }
 
-pub(super) fn find(spelled: &str) -> Option<&'static OptionDef> {
-    options().find(|def| def.spellings().any(|spelling| spelling == spelled))
-}
-
-/// The setting of an environment name, and the spelling that gave it.
+/// The setting that an environment variable sets, and the spelling of the key that the variable is made from.
 fn find_env(name: &str) -> Option<(&'static OptionDef, String)> {
     options().find_map(|def| variables(def).find(|(variable, _)| variable == name).map(|(_, spelled)| (def, spelled)))
 }
 
-/// The environment variables of a setting, each with the spelling of the key that it stands for.
+/// The environment variables of a setting, each with the spelling of the key that it is made from.
 fn variables(def: &'static OptionDef) -> impl Iterator<Item = (String, String)> {
     let further =
         VARIABLES.iter().filter(|(_, key)| def.path() == *key).map(|(name, key)| ((*name).into(), (*key).into()));
@@ -503,7 +321,7 @@ fn is_section(path: &str) -> bool {
     SECTIONS.iter().any(|section| section.name == path)
 }
 
-/// `TRAIN_BATCH_SIZE` as a full key, for messages: the longest section name that it begins with, then the rest.
+/// `TRAIN_BATCH_SIZE` as the full key `train.batch_size`, for messages. The longest section name that fits is the section.
 fn dotted(key: &str) -> String {
     if key.contains('.') {
         return key.to_owned();
@@ -516,22 +334,13 @@ fn dotted(key: &str) -> String {
     sections.max_by_key(|(length, _)| *length).map_or(lower.clone(), |(_, key)| key)
 }
 
-fn refused(source: &Source, key: &str, refusal: Refusal) -> Error {
-    let error =
-        Error::config(format!("{}: {key}: expected {}, found {}", source.place(), refusal.expected, refusal.found));
-    match refusal.hint {
-        Some(hint) => error.hint(hint),
-        None => error,
-    }
-}
-
-/// Whether the value of a key that is none of ours may be something that no message shows.
+/// Whether an unknown key may hold a secret, so that no message may show its value.
 fn is_secret(key: &str) -> bool {
     let key = key.to_lowercase();
     ["token", "secret", "password", "api_key"].iter().any(|word| key.contains(word))
 }
 
-/// The error for a key that does not exist: not yet, or the nearest that does.
+/// The error for a key that does not exist: what takes its place, or the most similar key.
 fn unknown(source: &Source, key: &str) -> Error {
     // A whole section may be one of a later version.
     let refused = |name: &str| key.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'));
@@ -564,8 +373,8 @@ fn suggestion(key: &str) -> Option<String> {
     nearest(key, names.chain(["include"]).filter(|name| !name.is_empty())).map(str::to_owned)
 }
 
-/// Refuses a variable that is almost one of ours, or one of a later version; lets every other pass, with a note if it
-/// begins as ours do.
+/// Refuses an environment variable that is almost one of ours, or that stands for an unsupported key. Every other is ignored; a note
+/// says so if it begins with the name of a section.
 fn check_foreign(name: &str, known: &HashSet<String>) -> Result<Option<String>> {
     let mut named = SECTIONS.iter().filter(|section| !section.name.is_empty());
     let ours = named.any(|section| name.starts_with(&format!("{}_", env_name(section.name))));

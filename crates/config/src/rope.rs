@@ -28,7 +28,7 @@ pub enum RopeScaling {
         beta_slow: f64,
         /// Whether the ramp starts and ends at whole features.
         truncate: bool,
-        /// What cosines and sines are multiplied by.
+        /// Factor on cosines and sines.
         attention_factor: f64,
         /// Context length of the pretraining.
         original_max_position_embeddings: usize,
@@ -40,7 +40,7 @@ pub enum RopeScaling {
         short_factor: Vec<f64>,
         /// Divisors of a longer sequence.
         long_factor: Vec<f64>,
-        /// What cosines and sines are multiplied by.
+        /// Factor on cosines and sines.
         attention_factor: f64,
         /// Context length of the pretraining.
         original_max_position_embeddings: usize,
@@ -59,7 +59,7 @@ pub enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// How many positions a model with this `max_position_embeddings` sees: some rules stretch it further than it says.
+    /// The longest context in tokens, for this `max_position_embeddings`: `linear`, `dynamic` and `yarn` extend it.
     pub fn reach(&self, max_position_embeddings: usize) -> usize {
         let stretched = match self {
             Self::Linear { factor } | Self::Dynamic { factor, .. } => factor * max_position_embeddings as f64,
@@ -87,29 +87,29 @@ impl std::fmt::Display for RopeScaling {
     }
 }
 
-/// Rotary position embedding of one kind of block.
+/// A rotary position embedding.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
     /// Base of the frequencies.
     pub theta: f64,
-    /// How many of a head's features turn, from the first on; even.
+    /// Number of features of a head that are rotated, from the first on; even.
     pub rotary_dim: usize,
-    /// Long-context rule.
+    /// How frequencies are scaled for long contexts.
     pub scaling: RopeScaling,
 }
 
-/// What one sequence is turned by.
+/// The rotation of one sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frequencies {
-    /// `rotary_dim / 2` angles of position 1.
+    /// `[rotary_dim / 2]`: the angle at position 1 in radians, for each pair of features.
     pub inv_freq: Vec<f32>,
-    /// What cosines and sines are multiplied by.
+    /// Factor on cosines and sines.
     pub attention_factor: f32,
 }
 
 impl Rope {
-    /// The frequencies for a sequence of `tokens`. Only `dynamic` and `longrope` look at the length: a sequence is
-    /// turned as if it were alone in its batch, so that what it is packed with changes nothing.
+    /// The frequencies for a sequence of `tokens`, on which only `dynamic` and `longrope` depend. The length is that of the sequence
+    /// itself, so that packing does not change the result.
     pub fn frequencies(&self, tokens: usize) -> Frequencies {
         let (inv_freq, attention_factor) = match &self.scaling {
             RopeScaling::None => (self.each(|power, _| 1.0 / power), 1.0),
@@ -148,12 +148,12 @@ impl Rope {
         Frequencies { inv_freq, attention_factor: attention_factor as f32 }
     }
 
-    /// Whether [`Rope::frequencies`] depends on the length.
+    /// Whether [`Rope::frequencies`] depends on the sequence length.
     pub const fn depends_on_length(&self) -> bool {
         matches!(self.scaling, RopeScaling::Dynamic { .. } | RopeScaling::LongRope { .. })
     }
 
-    /// `rule(theta^(2 pair / rotary_dim), pair)` of each pair of features.
+    /// `rule(theta^(2 pair / rotary_dim), pair)` for each pair of features.
     fn each(&self, rule: impl Fn(f32, usize) -> f32) -> Vec<f32> {
         let power = |pair: usize| {
             let exponent = (2 * pair) as f32 / self.rotary_dim as f32;
@@ -169,7 +169,7 @@ impl Rope {
             return Vec::new();
         };
         let (dim, context) = (self.rotary_dim as f64, original_max_position_embeddings as f64);
-        // The feature that turns so many times within the original context.
+        // The (fractional) pair of features that rotates this many times within the original context.
         let feature =
             |rotations: f64| dim * (context / (rotations * 2.0 * std::f64::consts::PI)).ln() / (2.0 * self.theta.ln());
         let (mut low, mut high) = (feature(beta_fast), feature(beta_slow));

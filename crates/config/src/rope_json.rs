@@ -5,7 +5,7 @@ use super::arch::{Arch, Rope, RopeScaling};
 use super::hf_json::{Source, brief};
 use tunesmith_base::error::Result;
 
-/// What an entry leaves to the file around it.
+/// What the file around a rope entry says; the entry may override it.
 struct Around {
     head_dim: usize,
     max_position_embeddings: usize,
@@ -16,7 +16,7 @@ struct Around {
 }
 
 impl Source<'_> {
-    /// The rule of blocks that see the whole sequence.
+    /// The rotary embedding of blocks with full attention.
     pub(super) fn rope(&self, head_dim: usize, max_position_embeddings: usize, theta: f64) -> Result<Rope> {
         let around = self.around(head_dim, max_position_embeddings, theta)?;
         match self.rope_entry("full_attention")? {
@@ -25,8 +25,8 @@ impl Source<'_> {
         }
     }
 
-    /// The rule of blocks with a window, for families that have two: `sliding_attention` of `rope_parameters`, or
-    /// `rope_local_base_freq`. `theta`: the base where neither has one.
+    /// The rotary embedding of sliding-window blocks, in families with two: `sliding_attention` in `rope_parameters`, or
+    /// `rope_local_base_freq`. `theta` is the base where neither sets one.
     pub(super) fn local_rope(&self, arch: &Arch, theta: f64) -> Result<Rope> {
         let theta = self.positive("rope_local_base_freq", theta)?;
         let mut around = self.around(arch.head_dim, arch.max_position_embeddings, theta)?;
@@ -54,7 +54,7 @@ impl Source<'_> {
         })
     }
 
-    /// The object that holds the rule, in either spelling.
+    /// The object with the rope parameters, in either spelling.
     fn rope_object(&self) -> Result<Option<Self>> {
         let filled = |key: &&str| match self.get(key) {
             Some(Value::Object(map)) => !map.is_empty(),
@@ -175,7 +175,7 @@ impl Source<'_> {
         factors.filter(|factors| factors.len() == count).ok_or_else(expected)
     }
 
-    /// The object under a key; its errors name the key.
+    /// The object under a key, whose errors name the key; `None` where it is absent or null.
     fn inner(&self, key: &str) -> Result<Option<Self>> {
         match self.get(key) {
             None => Ok(None),

@@ -2,16 +2,16 @@
 //! `docs/configuration.md`, the JSON Schema and the environment names all come from this file.
 use super::adapters;
 use super::arguments::Arguments;
-use super::choice::{
+use super::auto_values::{Auto, Bytes, Checkpointing};
+use super::datasets::DatasetSpec;
+use super::enums::{
     Backend, BeamStop, BuiltinTemplate, Contamination, Dedupe, Dtype, EvalMetric, EvalStrategy, Format, GradDtype,
     Init, LossOn, LrScaling, LrScheduler, MixStrategy, Mode, Normalization, Optim, Quantization, RankBackend, Resume,
     SaveStrategy, Sharding, Strategy, Task, Truncation,
 };
-use super::datasets::DatasetSpec;
-use super::foreign::{Inline, Switch};
+use super::foreign_values::{Inline, Switch};
 use super::labels::{ClassWeights, Labels};
-use super::option::{OptionDef, Range, Section, section};
-use super::sizes::{Auto, Bytes, Checkpointing};
+use super::option::{self, Range, section};
 use super::value::Patterns;
 use std::path::PathBuf;
 
@@ -50,14 +50,50 @@ impl Config {
     }
 }
 
-/// Every key.
+/// A section with the settings that [`Config`] holds.
+pub type Section = option::Section<Config>;
+/// The definition of one setting of [`Config`].
+pub type OptionDef = option::OptionDef<Config>;
+
+/// Says where in [`Config`] the settings of each section lie.
+macro_rules! places {
+    ($( $constant:ident: $settings:ty = $($path:ident).+; )*) => { $(
+        impl AsRef<$settings> for Config {
+            fn as_ref(&self) -> &$settings {
+                &self.$($path).+
+            }
+        }
+
+        impl AsMut<$settings> for Config {
+            fn as_mut(&mut self) -> &mut $settings {
+                &mut self.$($path).+
+            }
+        }
+
+        #[doc = concat!("The section with the settings of [`", stringify!($settings), "`].")]
+        pub static $constant: Section = <$settings>::section();
+    )* };
+}
+places! {
+    TOP: TopConfig = top;
+    MODEL: ModelConfig = model;
+    TUNING: TuningConfig = tuning;
+    FREEZE: FreezeConfig = tuning.freeze;
+    TRAIN: TrainConfig = train;
+    DATA: DataConfig = data;
+    LOGGING: LoggingConfig = logging;
+    GENERATION: GenerationConfig = generation;
+    EVAL: EvalConfig = eval;
+}
+
+/// Every key, in the order of the documentation.
 pub fn options() -> impl Iterator<Item = &'static OptionDef> {
     SECTIONS.iter().flat_map(|section| section.options)
 }
 
 section! {
     /// What stands outside of any section.
-    TopConfig, TOP = "" at top {
+    TopConfig = "" {
         /// What the model learns. `classification` and `regression` put a small head in the place of the language model's, which
         /// gives a score for each label, or one number, from the last token of a row `{text, label}` (`docs/guides/classification.md`).
         task: Task = Task::CausalLm;
@@ -66,7 +102,7 @@ section! {
 
 section! {
     /// The base model: a folder as Hugging Face writes it, or a repository of the Hugging Face Hub.
-    ModelConfig, MODEL = "model" at model {
+    ModelConfig = "model" {
         /// The model: a folder with `config.json`, safetensors and tokenizer files, or a name of the hub, `owner/name`,
         /// which is fetched into the cache (`docs/hub.md`).
         name: Option<String> = None;
@@ -95,18 +131,17 @@ macro_rules! tuning {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {
         section! {
             /// What is trained.
-            TuningConfig, TUNING = "tuning" at tuning {
-                /// Which values are trained. What an adapter is like, or which weights those of `freeze` are, says the section of the same name.
+            TuningConfig = "tuning" {
+                /// Which weights are trained. The section of the same name has the settings of each kind of adapter and of `freeze`.
                 mode: Mode = Mode::Lora;
-                /// Which kernels compute. A checkpoint names them, and goes on with the same ones only.
+                /// Which kernels compute. A checkpoint stores the choice and can be resumed only with the same kernels.
                 backend: Backend = Backend::Fused;
                 /// A folder with a PEFT adapter to start from, instead of a fresh one; or one of the hub, `owner/name[@revision]`.
                 adapter: Option<PathBuf> = None;
-                /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay as they are: the new
-                /// adapter is trained on top of them and needs them again where it is used.
+                /// Folders with PEFT adapters that are merged into the base in memory, in this order, and stay frozen. The new adapter is trained
+                /// on top of them, and needs them again for inference.
                 adapters: Vec<PathBuf> = Vec::new();
-                /// Tokens that the tokenizer gets, and the model rows for in its embedding and head. They start as the mean of all rows
-                /// and are trained.
+                /// Tokens to add to the tokenizer. Embedding and head get a row for each, which starts as the mean of all rows and is trained.
                 new_tokens: Vec<String> = Vec::new();
             }
             nested {
@@ -119,9 +154,23 @@ macro_rules! tuning {
             }
         }
 
+        $(
+            impl AsRef<adapters::$module::$settings> for Config {
+                fn as_ref(&self) -> &adapters::$module::$settings {
+                    &self.tuning.$module
+                }
+            }
+
+            impl AsMut<adapters::$module::$settings> for Config {
+                fn as_mut(&mut self) -> &mut adapters::$module::$settings {
+                    &mut self.tuning.$module
+                }
+            }
+        )*
+
         /// Every section with its keys.
         pub static SECTIONS: &[&Section] = &[
-            &TOP, &MODEL, &TUNING, $( &adapters::$module::SECTION, )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
+            &TOP, &MODEL, &TUNING, $( &adapters::$module::$settings::section(), )* &FREEZE, &TRAIN, &DATA, &LOGGING, &GENERATION, &EVAL,
         ];
     };
 }
@@ -129,8 +178,8 @@ tunesmith_base::registry::adapters!(tuning);
 
 section! {
     /// What `tuning.mode: freeze` trains; everything else stays as it is. At least one of the keys is needed.
-    FreezeConfig, FREEZE = "tuning.freeze" at tuning.freeze {
-        /// Decoder blocks: the last so many if above 0, the first so many if below 0; 0 for all that the other keys name.
+    FreezeConfig = "tuning.freeze" {
+        /// Number of decoder blocks to train: the last ones if above 0, the first ones if below 0; 0 for only what the other keys name.
         trainable_layers: i64 = 0;
         /// Parts by name, such as `q_proj` or `self_attn`: in the blocks of `trainable_layers`, or in every block without it. The words
         /// `norms`, `embeddings` and `head` name kinds; what lies outside the blocks always counts.
@@ -142,21 +191,21 @@ section! {
 
 section! {
     /// The optimization and the run; names and meaning are those of Hugging Face's `TrainingArguments`.
-    TrainConfig, TRAIN = "train" at train {
+    TrainConfig = "train" {
         /// The folder for checkpoints, the adapter, metrics and the report.
         output_dir: PathBuf = PathBuf::from("runs/run");
-        /// How often the data set is gone through.
+        /// Number of passes over the training data.
         num_train_epochs: f64 = 3.0, aliases ["epochs"], range Range::greater_than(0.0);
-        /// Stop after this many optimizer steps, whatever the epochs; -1 lets the epochs decide.
+        /// Stop after this many optimizer steps; overrides `num_train_epochs`. -1 lets the epochs decide.
         max_steps: i64 = -1, range Range::at_least(-1.0);
         /// Rows of a micro-batch. `auto`: the fewest that train as fast as any, by measuring before step 1 (`docs/auto-batch.md`).
         batch_size: Auto<usize> = Auto::Given(8), aliases ["per_device_train_batch_size", "per_gpu_train_batch_size"], range Range::within(1.0, 1e6);
         /// Micro-batches of an optimizer step: the effective batch is `batch_size` x `grad_accum` rows. `auto`: as many as
         /// `effective_batch` or `target_tokens_per_device_step` asks for; with `batch_size: auto` that is the default.
         grad_accum: Auto<usize> = Auto::Given(1), aliases ["gradient_accumulation_steps"], range Range::within(1.0, 1e6);
-        /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step, on all ranks together (`null`: by tokens).
+        /// With `batch_size` or `grad_accum: auto`: rows of an optimizer step over all ranks (`null`: `target_tokens_per_device_step` decides).
         effective_batch: Option<usize> = None, range Range::within(1.0, 1e9);
-        /// With `batch_size` or `grad_accum: auto`: tokens of an optimizer step on one rank, about, where `effective_batch` is not set.
+        /// With `batch_size` or `grad_accum: auto`, and without `effective_batch`: approximate tokens of an optimizer step on each rank.
         target_tokens_per_device_step: usize = 16384, range Range::at_least(1.0);
         /// The most bytes that the process may hold, such as `12GiB`: batches are cut, and with `auto` chosen, so that it is never
         /// exceeded (`null`: what the machine or its control group has free, less a tenth). Also read from `TUNESMITH_MEMORY_BUDGET`.
@@ -180,25 +229,25 @@ section! {
         optim_args: Arguments = Arguments::default();
         /// Weight decay: decoupled, but for `sgd`, which adds it to the gradient.
         weight_decay: f64 = 0.0, range Range::at_least(0.0);
-        /// Decay of the first moment.
+        /// Decay rate of Adam's first moment.
         adam_beta1: f64 = 0.9, range Range::from_to_below(0.0, 1.0);
-        /// Decay of the second moment.
+        /// Decay rate of Adam's second moment.
         adam_beta2: f64 = 0.999, range Range::from_to_below(0.0, 1.0);
-        /// AdamW's denominator offset.
+        /// Term added to Adam's denominator for numerical stability.
         adam_epsilon: f64 = 1e-8, range Range::greater_than(0.0);
-        /// Decay norm weights and biases too. The default leaves them out, as Hugging Face does.
+        /// Apply weight decay to norm weights and biases too. The default leaves them out, as Hugging Face does.
         decay_norms_and_bias: bool = false;
         /// How the learning rate goes over the run; in brackets what `lr_scheduler_kwargs` may set.
         lr_scheduler_type: LrScheduler = LrScheduler::Linear;
         /// Arguments of the schedule: a mapping, or a string `num_cycles=2`.
         lr_scheduler_kwargs: Arguments = Arguments::default();
-        /// The share of all steps in which the learning rate rises from 0.
+        /// Warm-up, in which the learning rate rises from 0, as a share of all steps.
         warmup_ratio: f64 = 0.0, range Range::within(0.0, 1.0);
-        /// The number of steps in which the learning rate rises from 0.
+        /// Warm-up, in which the learning rate rises from 0, in steps.
         warmup_steps: u64 = 0;
-        /// Gradients are scaled down to this norm; 0 turns clipping off.
+        /// Gradient clipping: the largest global norm; 0 turns clipping off.
         max_grad_norm: f64 = 1.0, range Range::at_least(0.0);
-        /// How much of each label's weight is spread over the whole vocabulary.
+        /// Label smoothing: the share of each label's probability that is spread evenly over the vocabulary.
         label_smoothing_factor: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// With `task: classification`: what a row's loss counts by its label. The loss is divided by the sum of these weights, as
         /// PyTorch's `CrossEntropyLoss(weight)` does it. `balanced`: rows / (labels x rows with the label), as scikit-learn has it; a
@@ -212,12 +261,12 @@ section! {
         /// Keep an exponential moving average of the trained weights with this decay; validation and the final weights use it
         /// (`null`: none).
         ema_decay: Option<f64> = None, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
-        /// What blocks keep for the backward pass. `false`: what products of matrices gave; norms and activation functions are
-        /// computed again. `true`: nothing, each block is run again: less memory, a third more time. `none`: everything.
-        /// `{full: N, none: M}`: the first N blocks are run again, the last M keep everything. `auto`: the fastest that fits.
+        /// Activation checkpointing: what blocks keep for the backward pass. `false`: the results of matrix products; norms and
+        /// activation functions are recomputed. `true`: nothing; each block's forward pass is run again, for less memory and a third more time.
+        /// `none`: everything. `{full: N, none: M}`: `true` for the first N blocks, `none` for the last M. `auto`: the fastest that fits.
         gradient_checkpointing: Checkpointing = Checkpointing::CHEAP, aliases ["activation_checkpointing"];
-        /// The most tokens that one pass holds: a longer micro-batch is walked in parts, with the same result and less memory
-        /// (`null`: never cut). A single longer row stays whole. Only a loss for uneven use of experts is each part's own.
+        /// The most tokens of one forward and backward pass (`null`: no limit). A longer micro-batch is split by rows, with the same result
+        /// and less memory. A single longer row stays whole. Only the load-balancing loss of experts is computed for each part.
         max_tokens_per_pass: Option<usize> = Some(768), range Range::at_least(1.0);
         /// Steps between lines on the console and points in TensorBoard; `metrics.jsonl` has every step.
         logging_steps: u64 = 1, aliases ["logging.log_interval"], range Range::at_least(1.0);
@@ -225,22 +274,22 @@ section! {
         eval_strategy: EvalStrategy = EvalStrategy::No, aliases ["evaluation_strategy"];
         /// Steps between validations; needed with `eval_strategy: steps`.
         eval_steps: Option<u64> = None, range Range::at_least(1.0);
-        /// Validate once before step 1 too, to see where the run starts. (A small trial validation is always made.)
+        /// Also validate before step 1. (A small trial validation is always made.)
         eval_on_start: bool = false;
-        /// Validate after the last step too, whatever `eval_steps` says.
+        /// Also validate after the last step, whatever `eval_steps` says.
         final_eval: bool = true;
-        /// Let the model answer the validation rows as well, and score the answers beside the loss.
+        /// Also generate answers to the validation rows, and compute `eval.metrics` on them.
         predict_with_generate: bool = false;
-        /// The longest answer in a validation (`null`: `gen.max_new_tokens`).
+        /// The longest answer in a validation, in tokens (`null`: `gen.max_new_tokens`).
         generation_max_new_tokens: Option<usize> = None, range Range::within(1.0, 1e6);
-        /// Beams of a validation's answers (`null`: `gen.num_beams`).
+        /// Number of beams for answers in a validation (`null`: `gen.num_beams`).
         generation_num_beams: Option<usize> = None, range Range::within(1.0, 256.0);
-        /// How many validation rows are answered, the first ones (`null`: all); the loss is always that of all rows.
+        /// Generate answers to the first so many validation rows (`null`: all). The loss is always that of all rows.
         generation_rows: Option<usize> = None, range Range::at_least(1.0);
         /// The measure of the best checkpoint and of early stopping: `eval_loss`, with `predict_with_generate` one of the
         /// scores, such as `eval_exact_match`, or of another `task` one of its measures, such as `f1_macro`; `eval_` may be left out.
         metric_for_best_model: String = "eval_loss".to_owned();
-        /// Whether a higher value of it is better (`null`: known of every measure).
+        /// Whether a higher value of `metric_for_best_model` is better (`null`: as the metric says).
         greater_is_better: Option<bool> = None;
         /// How many batches of `eval_batch_size` prompts are in memory at once while a validation answers (`null`: 256 rows); their
         /// answers are scored as they end, so nothing else is kept, and the scores are the same.
@@ -249,19 +298,19 @@ section! {
         save_strategy: SaveStrategy = SaveStrategy::Steps;
         /// Steps between checkpoints.
         save_steps: u64 = 500, range Range::at_least(1.0);
-        /// How many checkpoints are kept, besides the best one (`null`: all).
+        /// Number of checkpoints to keep, besides the best one (`null`: all).
         save_total_limit: Option<usize> = Some(3), range Range::at_least(1.0);
         /// Write checkpoints beside the steps, from a copy of what is trained and of the optimizer's state, whose memory is
         /// taken before step 1. `false`: the run waits while they are written, and needs no copy.
         save_async: bool = true;
-        /// End with the weights of the checkpoint that is the best by `metric_for_best_model`.
+        /// End with the weights of the best checkpoint by `metric_for_best_model`.
         load_best_model_at_end: bool = false;
         /// Stop after this many validations in a row without improvement; 0 never stops.
         early_stopping_patience: usize = 0;
-        /// By how much the measure must improve to count as improvement.
+        /// How much the metric must improve to count as an improvement.
         early_stopping_threshold: f64 = 0.0, range Range::at_least(0.0);
-        /// Keep what the backward pass needs in bfloat16: half the memory for activations, and their rounding in the gradients.
-        /// Products are computed in float32.
+        /// Keep activations for the backward pass in bfloat16: half the memory, and gradients get their rounding. Matrix products are
+        /// computed in float32.
         bf16: bool = false;
         /// The same in float16, to which gradients between blocks are rounded too, under a loss scale: finer than bfloat16, but
         /// nothing above 65504 and little below 1e-7. Steps whose gradients overflow are skipped.
@@ -269,23 +318,23 @@ section! {
         /// How gradients are kept between the passes of a step and its update: `bfloat16` takes half the memory, which counts
         /// where all weights are trained.
         grad_dtype: GradDtype = GradDtype::Float32, aliases ["gradient_dtype"];
-        /// The loss scale of `fp16`; 0 for one that moves.
+        /// With `fp16`: a fixed loss scale; 0 for a dynamic one.
         loss_scale: f64 = 0.0, range Range::at_least(0.0);
-        /// The moving loss scale starts at 2 to this power.
+        /// The dynamic loss scale starts at 2 to this power.
         initial_scale_power: u64 = 16, range Range::within(0.0, 40.0);
-        /// After so many steps without overflow the moving loss scale is doubled.
+        /// The dynamic loss scale is doubled after this many steps without overflow.
         loss_scale_window: u64 = 1000, range Range::at_least(1.0);
-        /// The overflow with which the moving loss scale is first halved; counted anew after it has been doubled.
+        /// The dynamic loss scale is first halved at this many overflows; the count restarts when it is doubled.
         hysteresis: u64 = 2, range Range::at_least(1.0);
-        /// The moving loss scale is never lower.
+        /// The lowest dynamic loss scale.
         min_loss_scale: f64 = 1.0, range Range::greater_than(0.0);
-        /// The seed of adapter initialisation and dropout.
+        /// Seed of adapter initialisation and dropout.
         seed: u64 = 42;
-        /// The seed of shuffling and splitting (`null`: `seed`).
+        /// Seed of shuffling and splitting (`null`: `seed`).
         data_seed: Option<u64> = None;
-        /// Go on from a checkpoint: `latest`, its folder, or a run's file that names one, such as `runs/my-run/best`.
+        /// Resume from a checkpoint: `latest`, its folder, or a run's file that names one, such as `runs/my-run/best`.
         resume_from_checkpoint: Option<Resume> = None;
-        /// Shuffle so that rows of like length come together.
+        /// Shuffle so that batches hold rows of similar length.
         group_by_length: bool = false;
         /// Steps in a row with NaN or infinity, each skipped, before the run ends with exit code 8.
         max_nonfinite_steps: usize = 5, range Range::at_least(1.0);
@@ -300,12 +349,12 @@ section! {
         fsdp: Switch = Switch::default();
         /// With `fsdp`: its settings as Transformers has them, a JSON file or a mapping.
         fsdp_config: Inline = Inline::default();
-        /// With `strategy: fsdp`: what ranks keep of the weights.
+        /// With `strategy: fsdp`: which part of the weights each rank keeps.
         fsdp_sharding_strategy: Sharding = Sharding::FullShard;
-        /// How many ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` where
-        /// no launcher has started processes.
+        /// Number of ranks as threads of one process: with `strategy: dp`, and with `zero1`, `zero2`, `zero3` or `fsdp` if no launcher
+        /// started processes.
         dp_ranks: Option<usize> = None, range Range::within(1.0, 1024.0);
-        /// What carries the bytes between ranks that are processes.
+        /// Communication library between ranks that are processes.
         ddp_backend: RankBackend = RankBackend::Auto;
         /// Mebibytes of gradients that are reduced over ranks at a time.
         ddp_bucket_cap_mb: usize = 25, range Range::within(1.0, 65536.0);
@@ -324,7 +373,7 @@ section! {
 
 section! {
     /// Where rows come from and how they become tokens and labels.
-    DataConfig, DATA = "data" at data {
+    DataConfig = "data" {
         /// Training rows: JSONL, JSON, CSV or TSV files (also `.gz`, `.zst`), Parquet, Arrow; patterns such as `data/*.jsonl`;
         /// `hf://datasets/owner/name/file` is one of the hub.
         train_path: Vec<PathBuf> = Vec::new();
@@ -343,7 +392,7 @@ section! {
         template_path: Option<PathBuf> = None, aliases ["train.chat_template_path"];
         /// A built-in chat template (`null`: the tokenizer's own).
         chat_template: Option<BuiltinTemplate> = None;
-        /// The date that templates write as today's, as `2025-07-26` (`null`: today).
+        /// The date that chat templates insert as today's, such as `2025-07-26` (`null`: today).
         template_date: Option<String> = None;
         /// Special tokens that a message, a tool or a prompt writes out (`<|im_end|>`) are plain text; those that the template writes
         /// are not concerned. `false`: they are tokens, as in Transformers. Rows of plain text and `--raw` prompts always keep them.
@@ -351,13 +400,13 @@ section! {
         /// With `task: classification`: the labels, in the order of their numbers (empty: those of the training rows, sorted). A row
         /// with another label is an error.
         labels: Labels = Labels::default();
-        /// The share of the training rows that is set apart for validation; 0 for none. Of each label the same share.
+        /// Share of the training rows that is held out for validation; 0 for none. With labels, the split is stratified.
         split: f64 = 0.0, range Range::from_to_below(0.0, 1.0);
         /// Which tokens carry the loss.
         loss_on: LossOn = LossOn::Assistant;
-        /// Draw a new order each epoch; `false` keeps the order of the files.
+        /// Shuffle rows anew each epoch; `false` keeps the order of the files.
         shuffle: bool = true;
-        /// Put several short rows into one of up to `model.max_seq_len` tokens; attention never crosses a boundary.
+        /// Pack several rows into one of up to `model.max_seq_len` tokens; attention never crosses row boundaries.
         packing: bool = false, aliases ["train.packing"];
         /// What happens to rows that are too long.
         truncation: Truncation = Truncation::Right;
@@ -389,10 +438,10 @@ section! {
 
 section! {
     /// What a run writes besides checkpoints.
-    LoggingConfig, LOGGING = "logging" at logging {
+    LoggingConfig = "logging" {
         /// Write TensorBoard event files.
         tensorboard: bool = true;
-        /// The folder for them (`null`: `tb` in `train.output_dir`).
+        /// Folder of TensorBoard event files (`null`: `tb` in `train.output_dir`).
         logging_dir: Option<PathBuf> = None, aliases ["train.logging_dir"];
         /// The run's name in TensorBoard and the report.
         run_name: Option<String> = None, aliases ["train.run_name"];
@@ -407,39 +456,39 @@ section! {
 section! {
     /// How answers are made: the samples of the report, those of `train.predict_with_generate`, `tunesmith infer` and `chat`.
     /// Names and meaning are those of Transformers' `GenerationConfig`.
-    GenerationConfig, GENERATION = "gen" at generation {
+    GenerationConfig = "gen" {
         /// The longest answer in tokens.
         max_new_tokens: usize = 64, range Range::within(1.0, 1e6);
         /// Answers before and after training, side by side; 0 for none.
         num_samples: usize = 8, range Range::within(0.0, 10_000.0);
-        /// Draw each token from its probability; `false` takes the most probable one, so that runs can be compared.
+        /// Sample each token; `false` takes the most probable one (greedy), so that runs can be compared.
         do_sample: bool = false;
-        /// With `do_sample`: below 1 what is probable becomes more so.
+        /// With `do_sample`: softmax temperature; below 1, probable tokens become more probable.
         temperature: f64 = 1.0, range Range::greater_than(0.0);
-        /// With `do_sample`: draw from the so many most probable tokens only; 0 for all.
+        /// With `do_sample`: sample only from this many most probable tokens; 0 for all.
         top_k: usize = 50;
-        /// With `do_sample`: of these the most probable ones that together have at least this probability.
+        /// With `do_sample`: sample only from the most probable tokens whose probabilities sum to at least this.
         top_p: f64 = 1.0, range Range { above: Some(0.0), max: Some(1.0), ..Range::ANY };
-        /// With `do_sample`: of these the ones with at least this share of the largest probability; 0 for all.
+        /// With `do_sample`: sample only from tokens with at least this share of the largest probability; 0 for all.
         min_p: f64 = 0.0, range Range::within(0.0, 1.0);
-        /// The seed of the draws (`null`: `train.seed`).
+        /// Seed of sampling (`null`: `train.seed`).
         seed: Option<u64> = None;
-        /// Above 1 tokens that the text has become less probable.
+        /// Above 1, tokens that already occurred become less probable.
         repetition_penalty: f64 = 1.0, range Range::greater_than(0.0);
-        /// Beams of a beam search; 1 for none.
+        /// Number of beams; 1 for no beam search.
         num_beams: usize = 1, range Range::within(1.0, 256.0);
         /// With beams: a finished answer's log-probability is divided by its length to this power; above 0 favours long ones.
         length_penalty: f64 = 1.0;
         /// With beams: when the search ends.
         early_stopping: BeamStop = BeamStop::False;
-        /// Strings that end an answer; they are no part of it.
+        /// Strings that end an answer; the answer does not include them.
         stop_strings: Vec<String> = Vec::new(), aliases ["stop"];
     }
 }
 
 section! {
     /// What is measured of generated answers (`docs/evaluation.md`).
-    EvalConfig, EVAL = "eval" at eval {
+    EvalConfig = "eval" {
         /// The measures; the loss and the perplexity of the references come besides.
         metrics: Vec<EvalMetric> = vec![EvalMetric::ExactMatch, EvalMetric::Contains, EvalMetric::Rouge, EvalMetric::Bleu, EvalMetric::Chrf];
         /// What is done before `exact_match` and `contains` compare.
@@ -450,11 +499,11 @@ section! {
         json_schema: Option<PathBuf> = None;
         /// A program of yours and its arguments, as a list, that scores answers: it reads and writes JSON lines.
         scorer: Vec<String> = Vec::new();
-        /// How many seconds it has for a row.
+        /// Seconds that `scorer` may take for a row.
         scorer_timeout: f64 = 60.0, range Range { above: Some(0.0), max: Some(86_400.0), ..Range::ANY };
-        /// The share of a confidence interval.
+        /// Confidence level of intervals, such as 0.95.
         confidence: f64 = 0.95, range Range { above: Some(0.0), below: Some(1.0), ..Range::ANY };
-        /// Replicates of the bootstrap that makes the intervals; 0 for none.
+        /// Bootstrap samples for confidence intervals; 0 for none.
         bootstrap_samples: usize = 1000, range Range::within(0.0, 100_000.0);
     }
 }

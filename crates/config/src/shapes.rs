@@ -1,5 +1,5 @@
-//! The `config.json` of models that the shipped configurations name, so that a run of them can be planned without a network. They are
-//! what the models' pages show, less what no plan reads.
+//! The `config.json` of models that the shipped configurations name, so that `tunesmith plan` works on them without a network. Keys
+//! that no plan reads are left out.
 
 const SHAPES: &[(&str, &str)] = &[
     ("Qwen/Qwen2.5-14B-Instruct", include_str!("shapes/qwen2.5-14b-instruct.json")),
@@ -7,7 +7,7 @@ const SHAPES: &[(&str, &str)] = &[
     ("meta-llama/Llama-3.1-70B-Instruct", include_str!("shapes/llama-3.1-70b-instruct.json")),
 ];
 
-/// The `config.json` of a model of the hub, if it is one of these.
+/// The built-in `config.json` of a hub model; `None` for a model that is not built in.
 pub fn shape(name: &str) -> Option<&'static str> {
     SHAPES.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, json)| *json)
 }

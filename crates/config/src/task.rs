@@ -1,23 +1,23 @@
-//! What goes with `task: classification` and `regression`: their measures, and what contradicts them.
-use super::resolve::Resolved;
-use super::validate::conflict;
-use super::{ClassWeights, Format, Task};
+//! The metrics of `task: classification` and `task: regression`, and the keys that contradict these tasks.
+use super::enums::{Format, Task};
+use super::labels::ClassWeights;
+use super::resolved::Resolved;
 use tunesmith_base::error::Result;
 
-/// The measures of a classification over all labels.
+/// Metrics of a classification over all labels.
 pub const CLASS_MEASURES: [&str; 8] =
     ["accuracy", "f1_macro", "f1_micro", "f1_weighted", "precision_macro", "recall_macro", "roc_auc", "roc_auc_ovr"];
-/// The measures of a classification of one label, each behind the name: `f1.spam`.
+/// Metrics of one label, which follows the name after a dot: `f1.spam`.
 pub const LABEL_MEASURES: [&str; 3] = ["precision", "recall", "f1"];
-/// The measures of a regression.
+/// Metrics of a regression.
 pub const NUMBER_MEASURES: [&str; 4] = ["mse", "mae", "r2", "pearson"];
 
-/// Refuses keys that contradict the task.
+/// Refuses keys that contradict a task other than `causal_lm`.
 pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (task, train, data) = (config.task(), &config.train, &config.data);
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
     };
     if task == Task::CausalLm {
         return Ok(());

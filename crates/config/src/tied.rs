@@ -1,5 +1,6 @@
-//! Whether a multimodal checkpoint's head is its embedding. Transformers ties them where `tie_word_embeddings` says so, unless
-//! the files hold both and they differ: Mistral Small 3.1 says nothing, the class assumes a tie, and its head is its own.
+//! Whether the head of a multimodal checkpoint is tied to its embedding. Transformers ties them where `tie_word_embeddings` says so,
+//! unless the files hold both tensors and they differ. Mistral Small 3.1 is such a case: the key is absent, its class assumes a
+//! tie, and the head differs.
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -10,12 +11,12 @@ use serde::Deserialize;
 
 use super::wrapped::plain_name;
 
-/// Larger than the header or the index of any real model.
+/// The most bytes of a safetensors header or index that are read.
 const HEADER_BYTES: u64 = 100_000_000;
-/// How much is compared at once.
+/// Bytes of the two tensors that are compared at a time.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// A tensor of a file: what it is, and its bytes.
+/// A tensor's entry in the header of a safetensors file; offsets count from the end of the header.
 #[derive(PartialEq, Deserialize)]
 struct Stored {
     dtype: String,
@@ -28,14 +29,14 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Whether the head is the embedding, which `config.json` says it is or is not. What cannot be read here is refused when
-/// the weights are opened.
+/// Whether the head is tied; `flag` is what `config.json` says. A file that cannot be read counts as untied here: opening the
+/// weights reports the error.
 pub(super) fn ties(dir: &Path, flag: bool) -> bool {
     let Some([head, embedding]) = both(dir) else { return flag };
     flag && is_copy(dir, &head, &embedding)
 }
 
-/// The files and names of the head and the embedding, where the checkpoint holds both.
+/// File and tensor name of the head and of the embedding, if the checkpoint holds both.
 fn both(dir: &Path) -> Option<[(String, String); 2]> {
     let single = "model.safetensors";
     let map: BTreeMap<String, String> = if dir.join(single).is_file() {
@@ -78,7 +79,7 @@ fn is_copy(dir: &Path, head: &(String, String), embedding: &(String, String)) ->
     true
 }
 
-/// Where the tensors of a safetensors file begin, and the tensors.
+/// The offset of the first tensor's bytes in a safetensors file, and its tensors.
 fn header(path: &Path) -> Option<(u64, BTreeMap<String, Stored>)> {
     let mut file = open(path)?;
     let mut length = [0; 8];
@@ -100,7 +101,7 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// A regular file; another would not end.
+/// Opens regular files only: a pipe would never end.
 fn open(path: &Path) -> Option<File> {
     tunesmith_base::files::open_member(path).ok()
 }

@@ -1,22 +1,24 @@
-//! What no single key can be blamed for: keys that contradict each other, and keys that have no default.
+//! Checks across keys: keys that contradict each other, keys without a default, and lengths that the model does not support.
 use super::arch::Arch;
-use super::resolve::{Resolved, Source, set_by};
-use super::unread;
-use super::value::ConfigValue as _;
-use super::{
-    Auto, Config, Contamination, EvalStrategy, InitLora, LrScheduler, ModelConfig, Quantization, SaveStrategy,
-    Sharding, Strategy, Task, TrainConfig, adapters, task,
+use super::auto_values::Auto;
+use super::enums::{
+    Contamination, EvalStrategy, InitLora, LrScheduler, Quantization, SaveStrategy, Sharding, Strategy, Task,
 };
+use super::resolved::{Resolved, set_by};
+use super::schema::{Config, ModelConfig, TrainConfig};
+use super::source::Source;
+use super::value::ConfigValue as _;
+use super::{adapters, task, unused_keys};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 
-/// Whether a value is given on the command line or in the environment.
+/// Whether a value was given on the command line or in the environment.
 const fn of_shell(source: &Source) -> bool {
     matches!(source, Source::Env(_) | Source::Word(_) | Source::Flag(_))
 }
 
-/// A configuration that validates may get its rows from the shell, and those without any to validate on: then nothing is validated, and a
-/// note says so. In one file the two contradict each other.
+/// Switches validation off, with a note, where training rows come from the shell and there are no validation rows. In a file the same
+/// combination is a contradiction.
 pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
     let (train, data) = (&resolved.config.train, &resolved.config.data);
     let validates = !data.val_path.is_empty() || data.split > 0.0;
@@ -34,14 +36,14 @@ pub(super) fn rows_of_the_shell(resolved: &mut Resolved) {
     set_by(&mut resolved.settings, "train.eval_strategy", EvalStrategy::No.to_json(), &rows);
 }
 
-/// Refuses keys that contradict each other, naming both with their sources.
+/// Refuses keys that contradict each other. The error names both with their sources.
 pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (train, data, tuning) = (&config.train, &config.data, &config.tuning);
     let evaluates = train.eval_strategy != EvalStrategy::No;
     let validation = !data.val_path.is_empty() || data.split > 0.0;
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
     };
     both(
         train.warmup_ratio > 0.0 && train.warmup_steps > 0,
@@ -252,7 +254,7 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
         "tuning.new_tokens",
         "this kind of adapter has no rows of tokens; use mode: lora, full or freeze",
     )?;
-    unread::refuse(resolved)?;
+    unused_keys::refuse(resolved)?;
     let from_weights = tuning.lora.init_lora_weights.is_pissa() || tuning.lora.init_lora_weights == InitLora::Loftq;
     both(
         from_weights && tuning.adapter.is_some(),
@@ -264,12 +266,12 @@ pub(super) fn contradictions(resolved: &Resolved) -> Result<()> {
     quantization(resolved)
 }
 
-/// What does not go with a quantized base.
+/// Refuses keys that contradict a quantized base model.
 fn quantization(resolved: &Resolved) -> Result<()> {
     let config = &resolved.config;
     let (lora, kind) = (&config.tuning.lora, config.model.quantization);
     let both = |refuse: bool, first: &str, second: &str, why: &str| {
-        if refuse { Err(conflict(resolved, first, second, why)) } else { Ok(()) }
+        if refuse { Err(resolved.conflict(first, second, why)) } else { Ok(()) }
     };
     let qlora = resolved.settings.iter().any(|setting| setting.key == "tuning.mode" && setting.value == "qlora");
     let coded = !matches!(kind, Quantization::Auto | Quantization::None);
@@ -305,39 +307,13 @@ fn quantization(resolved: &Resolved) -> Result<()> {
     )
 }
 
-/// Whether a higher value of a measure is better: of a loss or a perplexity it is not.
+/// Whether a higher value of a metric is better. It is not for losses, perplexities and errors.
 pub fn greater_is_better(measure: &str) -> bool {
     !matches!(measure, "loss" | "perplexity" | "byte_perplexity" | "mse" | "mae")
 }
 
-pub(super) fn conflict(resolved: &Resolved, first: &str, second: &str, why: &str) -> Error {
-    let show = |key: &str| {
-        let value =
-            resolved.settings.iter().find(|setting| setting.key == key).map(|setting| setting.value.to_string());
-        format!("{key}: {} ({})", value.unwrap_or_default(), resolved.source(key))
-    };
-    Error::config(format!("{} contradicts {}", show(first), show(second))).hint(why)
-}
-
-/// Refuses a configuration without a model or training rows.
-pub(super) fn required(resolved: &Resolved) -> Result<()> {
-    let config = &resolved.config;
-    let missing =
-        |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", resolved.path.display())).hint(hint));
-    if config.model.name.is_none() && config.model.local_dir.is_none() {
-        return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
-    }
-    if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
-        return missing(
-            "data.train_path is not set",
-            "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
-        );
-    }
-    Ok(())
-}
-
-/// Names of folders where people keep models and runs, which are never owners on the hub: `models/my-model` is looked for on this
-/// machine alone, whether the folder is there or not.
+/// First path components that are never taken for an owner on the hub: `models/my-model` is always a local folder, even if it does
+/// not exist.
 const FOLDERS: &[&str] = &[
     "adapters",
     "checkpoint",
@@ -358,7 +334,7 @@ const FOLDERS: &[&str] = &[
     "weights",
 ];
 
-/// Whether a name looks like `owner/model` of the hub, and is no folder here.
+/// Whether a name is `owner/model` on the hub, and neither an existing local path nor in a usual local folder such as `models`.
 pub fn is_hub_name(name: &str) -> bool {
     let part = |part: &str| {
         !part.is_empty()
@@ -374,11 +350,33 @@ pub fn is_hub_name(name: &str) -> bool {
 }
 
 impl Resolved {
-    /// `model.max_seq_len` for a model that sees `reach` tokens and was made for `context`: the default gives way to the model, and so does
-    /// what a file says where the shell (`other_model`) or another file names the model, with a note.
+    /// Whether the keys that have no default are set: the model and the training rows.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the model sees fewer tokens.
+    /// [`tunesmith_base::Kind::Config`], naming what is missing.
+    pub fn check_runnable(&self) -> Result<()> {
+        let config = &self.config;
+        let missing =
+            |what: &str, hint: &str| Err(Error::config(format!("{}: {what}", self.path.display())).hint(hint));
+        if config.model.name.is_none() && config.model.local_dir.is_none() {
+            return missing("model.name is not set", "set it to a model folder: `model: {name: models/my-model}`");
+        }
+        if config.data.train_path.is_empty() && config.data.datasets.is_empty() {
+            return missing(
+                "data.train_path is not set",
+                "set it to a JSONL, JSON, CSV, Parquet or Arrow file, or set data.datasets",
+            );
+        }
+        Ok(())
+    }
+
+    /// `model.max_seq_len` in tokens for a model with a pretraining length of `context` and a longest sequence of `reach`.
+    ///
+    /// The default is cut to `context`. A longer value from a file is cut to `reach`, with a note, where the shell (`other_model`) or
+    /// another file names the model.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: a longer value that is not cut.
     pub fn max_seq_len(&self, context: usize, reach: usize, other_model: bool) -> Result<(usize, Option<String>)> {
         let asked = self.config.model.max_seq_len;
         match self.source("model.max_seq_len") {
@@ -399,10 +397,10 @@ impl Resolved {
         }
     }
 
-    /// The configuration with the length that a run would use ([`Self::max_seq_len`]), and what is to be known of it.
+    /// The configuration with the sequence length that a run uses ([`Self::max_seq_len`]), and a note if that was cut.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`]: the model sees fewer tokens.
+    /// As [`Self::max_seq_len`].
     pub fn for_model(&self, arch: &Arch) -> Result<(Config, Option<String>)> {
         let (length, note) = self.max_seq_len(arch.max_position_embeddings, arch.reach(), false)?;
         let mut config = self.config.clone();
@@ -410,7 +408,7 @@ impl Resolved {
         Ok((config, note))
     }
 
-    /// Whether the model is named in another file than `path`, which includes that one or is included by it.
+    /// Whether a file other than `path` names the model.
     fn names_model_elsewhere(&self, path: &Path) -> bool {
         ["model.local_dir", "model.name"]
             .iter()

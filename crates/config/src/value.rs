@@ -1,4 +1,4 @@
-//! What stands in a configuration before it has a type ([`Node`]), and how each type of setting is read from it.
+//! Untyped values of a configuration ([`Node`]), and how each type of setting is read from them ([`ConfigValue`]).
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 use tunesmith_base::words::count;
@@ -35,6 +35,23 @@ impl Node {
             Self::Map(entries) => format!("a mapping of {}", count(entries.len(), "key")),
         }
     }
+
+    /// The value as JSON; an integer beyond 64 bits becomes a float.
+    pub(super) fn to_json(&self) -> Json {
+        match self {
+            Self::Null => Json::Null,
+            Self::Bool(flag) => (*flag).into(),
+            Self::Int(number) => i64::try_from(*number).map_or_else(|_| (*number as f64).into(), Json::from),
+            Self::Float(number) => (*number).into(),
+            Self::Str(text) => text.as_str().into(),
+            Self::List(items) => items.iter().map(Self::to_json).collect(),
+            Self::Map(entries) => entries
+                .iter()
+                .map(|(key, node)| (key.clone(), node.to_json()))
+                .collect::<serde_json::Map<_, _>>()
+                .into(),
+        }
+    }
 }
 
 impl From<&Json> for Node {
@@ -62,24 +79,24 @@ pub(super) fn quoted(text: &str) -> String {
     }
 }
 
-/// Why a value is not accepted. The resolver adds the place and the key.
+/// Why a value is not accepted. Whoever knows the key and the source adds them to the error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// What stood there.
+    /// The value in words, as of [`Node::describe`].
     pub found: String,
     /// What is accepted.
     pub expected: String,
-    /// What to do about it, if it is not obvious.
+    /// What to change, if that is not obvious.
     pub hint: Option<String>,
 }
 
 impl Refusal {
-    /// `node` where `expected` should be.
+    /// A refusal of `node`, where `expected` says in words what is accepted.
     pub fn new(node: &Node, expected: impl Into<String>) -> Self {
         Self { found: node.describe(), expected: expected.into(), hint: None }
     }
 
-    /// Adds what to do about it.
+    /// Adds what to change.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -89,7 +106,7 @@ impl Refusal {
 
 /// A type that a setting can have.
 pub trait ConfigValue: Sized {
-    /// Reads it.
+    /// Reads a value.
     ///
     /// # Errors
     /// What was found and what is expected.
@@ -100,7 +117,7 @@ pub trait ConfigValue: Sized {
     fn expected() -> String;
     /// What is accepted, as JSON Schema.
     fn schema() -> Json;
-    /// The numbers in it, to be held against the option's range.
+    /// The numbers in it, which must lie within the setting's bounds.
     fn numbers(&self) -> Vec<f64> {
         Vec::new()
     }
@@ -127,7 +144,7 @@ impl ConfigValue for bool {
     }
 }
 
-/// A hint where a number was written as a string.
+/// Adds a hint where a number was written as a string.
 fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
     match node {
         Node::Str(text) if text.trim().parse::<f64>().is_ok() => refusal.hint(format!("write {text} without quotes")),
@@ -135,7 +152,7 @@ fn unquote_hint(refusal: Refusal, node: &Node) -> Refusal {
     }
 }
 
-/// What is expected where a negative number stands and the option has no bounds of its own.
+/// What an unsigned setting without bounds expects in place of a negative number.
 pub(super) const NATURAL: &str = "an integer of at least 0";
 
 macro_rules! integers {
@@ -303,7 +320,7 @@ impl<T: ConfigValue> ConfigValue for Vec<T> {
     }
 }
 
-/// Values by pattern, in file order: of several patterns that match a name, the first counts.
+/// Values by pattern on module names, in file order. The first pattern that matches a name counts.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Patterns<T>(pub Vec<(String, T)>);
 

@@ -1,21 +1,23 @@
-//! Variables of the shell that belong to other programs, and what they come to here.
-use super::resolve::{Resolver, Source, find};
+//! Environment variables of other programs that have an effect here.
+use super::lookup::{find, takes};
+use super::resolver::Resolver;
+use super::source::Source;
 use super::value::Node;
 use tunesmith_base::error::Result;
 
 impl Resolver {
-    /// NCCL's variables: `NCCL_TIMEOUT`, in seconds, is `train.ddp_timeout` where nothing sets that; NCCL itself reads all others, where
-    /// ranks use it.
+    /// NCCL's variables. `NCCL_TIMEOUT`, in seconds, becomes `train.ddp_timeout` if nothing else sets that. NCCL reads the others itself;
+    /// a note names them where ranks do not use it.
     ///
     /// # Errors
-    /// None; a value that is no time is named in a note.
+    /// Those of [`Resolver::put`]. A value that is not a time is not an error: a note names it.
     pub(super) fn of_nccl(&mut self, env: &[(String, String)]) -> Result<()> {
         const TIMEOUT: &str = "NCCL_TIMEOUT";
         const KEY: &str = "train.ddp_timeout";
         let given = |name: &str| env.iter().find(|(key, value)| key == name && !value.is_empty());
         if let (Some((_, text)), false, Some(def)) = (given(TIMEOUT), self.found.contains_key(KEY), find(KEY)) {
             let seconds = text.trim().parse::<f64>().ok().map(Node::Float);
-            match seconds.filter(|node| super::try_setting(KEY, node).is_ok()) {
+            match seconds.filter(|node| takes(KEY, node)) {
                 Some(node) => {
                     self.put(def, KEY, node, Source::Env(TIMEOUT.to_owned()))?;
                     self.notes.push(format!("env {TIMEOUT}={text}: read as {KEY}, in seconds"));

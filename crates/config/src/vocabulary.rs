@@ -1,29 +1,27 @@
-//! What is trained of the tables with a row for each token, the embedding and the head, and what that makes of the model's shape:
-//! rows of new tokens, and a head with a matrix of its own where it shared the embedding's.
+//! The tables with a row for each token, the embedding and the head, and which of their rows are trained.
 use std::path::PathBuf;
 
-use super::arch::{Arch, EMBEDDING, LM_HEAD};
-use tunesmith_base::error::{Error, Result};
+/// Tensor name of the embedding, `[vocab_size, hidden_size]`.
+pub const EMBEDDING: &str = "model.embed_tokens.weight";
+/// Tensor name of a head that is not tied to the embedding, `[vocab_size, hidden_size]`.
+pub const LM_HEAD: &str = "lm_head.weight";
 
-/// A vocabulary grows by as many tokens as it has, or by so many.
-const MOST_NEW_TOKENS: usize = 1 << 16;
-
-/// Rows of the vocabulary's tables that are trained by themselves, each under the token's id.
+/// Token ids whose rows are trained while the rest of the table is frozen (PEFT's `trainable_token_indices`).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TokenRows {
-    /// Of the embedding, and of a head that shares its matrix.
+    /// Rows of the embedding; a tied head shares them.
     pub embedding: Vec<u32>,
-    /// Of a head with a matrix of its own.
+    /// Rows of a head with a matrix of its own.
     pub head: Vec<u32>,
 }
 
 impl TokenRows {
-    /// The same rows of both tables.
+    /// The same rows in embedding and head.
     pub fn both(ids: &[u32]) -> Self {
         Self { embedding: ids.to_vec(), head: ids.to_vec() }
     }
 
-    /// The rows of the tensor of that name; none where it is no table of the vocabulary.
+    /// The trained rows of the tensor of that name; empty for any tensor but [`EMBEDDING`] and [`LM_HEAD`].
     pub fn of(&self, tensor: &str) -> &[u32] {
         match tensor {
             EMBEDDING => &self.embedding,
@@ -32,96 +30,27 @@ impl TokenRows {
         }
     }
 
-    /// Whether there are none.
+    /// Whether no row is trained on its own.
     pub const fn is_empty(&self) -> bool {
         self.embedding.is_empty() && self.head.is_empty()
     }
 
-    /// The ids of either table, those of the embedding first, each once.
+    /// The ids of both tables without repetition, those of the embedding first.
     pub fn ids(&self) -> Vec<u32> {
         let more = self.head.iter().filter(|id| !self.embedding.contains(id));
         self.embedding.iter().chain(more).copied().collect()
     }
 }
 
-/// What an adapter makes of the vocabulary.
+/// What an adapter file says about the embedding and the head.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Vocabulary {
-    /// The rows that it trains by themselves.
+    /// Single rows that it trained.
     pub rows: TokenRows,
-    /// The rows of the tables that it holds whole (`modules_to_save`); 0 where it holds none.
+    /// Number of rows of an embedding or head that it holds in full (`modules_to_save`); 0 without one.
     pub whole: usize,
-    /// Its `modules_to_save`, of which each is trained by itself; none with `ensure_weight_tying`.
+    /// Its `modules_to_save`, which untie the head; empty with `ensure_weight_tying`.
     pub apart: Vec<String>,
-    /// The adapter's folder, for messages.
+    /// The adapter's folder, which errors name.
     pub origin: PathBuf,
-}
-
-impl Arch {
-    /// Makes room for tokens: the embedding and the head end behind the highest of them, if they ended before.
-    pub fn grow(&mut self, tokens: Vec<u32>) {
-        let needed = tokens.iter().max().map_or(0, |&last| last as usize + 1);
-        self.vocab_size = self.vocab_size.max(needed);
-        self.token_rows = TokenRows::both(&tokens);
-        self.new_tokens = tokens;
-    }
-
-    /// Makes room for an adapter's vocabulary, and trains the rows that it trains. The head gets a matrix of its own where the
-    /// adapter needs one.
-    ///
-    /// # Errors
-    /// [`tunesmith_base::Kind::Checkpoint`]: an id that lies far beyond the model's vocabulary.
-    pub fn fit(&mut self, vocabulary: &Vocabulary) -> Result<()> {
-        let (rows, origin) = (&vocabulary.rows, vocabulary.origin.display());
-        // An id is a claim that would be allocated for; a table is as long as its file.
-        let limit = self.vocab_size.max(vocabulary.whole).saturating_add(self.vocab_size.max(MOST_NEW_TOKENS));
-        let needed = rows.ids().into_iter().max().map_or(0, |last| last as usize + 1);
-        if needed > limit {
-            let (last, size) = (needed - 1, self.vocab_size);
-            return Err(Error::checkpoint(format!(
-                "{origin}: trainable_token_indices has token {last}, expected less than {limit}: the base model has {size} tokens"
-            ))
-            .hint("the adapter belongs to another model"));
-        }
-        self.separate_for(vocabulary);
-        self.vocab_size = self.vocab_size.max(needed).max(vocabulary.whole);
-        self.token_rows = rows.clone();
-        Ok(())
-    }
-
-    /// The rows of that tensor that are trained by themselves.
-    pub fn rows_of(&self, tensor: &str) -> &[u32] {
-        self.token_rows.of(tensor)
-    }
-
-    /// Gives the head a matrix of its own, where it shares the embedding's and these modules are trained each by itself: one of
-    /// them is, or holds, the embedding or the head.
-    pub fn separate(&mut self, modules: &[String]) {
-        let tables = ["model", "model.embed_tokens", "lm_head"];
-        let is_named = |name: &String| modules.iter().any(|entry| name.ends_with(entry.as_str()));
-        if tables.into_iter().flat_map(|module| self.names(module)).any(|name| is_named(&name)) {
-            self.untie();
-        }
-    }
-
-    /// As [`Arch::separate`], where an adapter's vocabulary needs it.
-    pub fn separate_for(&mut self, vocabulary: &Vocabulary) {
-        let rows = &vocabulary.rows;
-        // PEFT trains the same rows of both as one.
-        if !rows.head.is_empty() && rows.head != rows.embedding {
-            self.untie();
-        }
-        self.separate(&vocabulary.apart);
-    }
-
-    const fn untie(&mut self) {
-        if self.ties_head() {
-            (self.tie_word_embeddings, self.separated) = (false, true);
-        }
-    }
-
-    /// The tensor of the checkpoint that the tensor `name` starts as.
-    pub fn starts_as<'n>(&self, name: &'n str) -> &'n str {
-        if self.separated && name == LM_HEAD { EMBEDDING } else { name }
-    }
 }

@@ -1,4 +1,6 @@
-//! YAML with limits: from bytes to [`Node`]s, and from a node back to the line where it is written.
+//! YAML with limits on size and nesting: from bytes to [`Node`]s, and from a node back to its line.
+use super::json_comments::without_comments;
+use super::suggest::nearest;
 use super::value::Node;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::cell::Cell;
@@ -44,7 +46,7 @@ impl Document {
     pub fn read_json(path: &Path) -> Result<Self> {
         let bytes = read_bytes(path)?;
         match std::str::from_utf8(&bytes) {
-            Ok(text) => Self::parse(path, super::foreign::without_comments(text).into_bytes()),
+            Ok(text) => Self::parse(path, without_comments(text).into_bytes()),
             Err(_) => Self::parse(path, bytes),
         }
     }
@@ -130,10 +132,10 @@ fn nearest_file(path: &Path) -> Option<PathBuf> {
     let stems: Vec<String> = names.iter().map(|name| stem(name)).collect();
     let wanted = path.file_name()?.to_str()?;
     let same_stem = || {
-        let near = super::nearest(&stem(wanted), stems.iter().map(String::as_str))?;
+        let near = nearest(&stem(wanted), stems.iter().map(String::as_str))?;
         stems.iter().position(|stem| stem == near).map(|at| names[at].as_str())
     };
-    let near = super::nearest(wanted, names.iter().map(String::as_str)).or_else(same_stem)?;
+    let near = nearest(wanted, names.iter().map(String::as_str)).or_else(same_stem)?;
     Some(folder.map_or_else(|| PathBuf::from(near), |folder| folder.join(near))).filter(|near| near != path)
 }
 

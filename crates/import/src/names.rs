@@ -1,8 +1,8 @@
-//! Words that mean the same in all toolkits, because Transformers has them: optimizers, schedules, templates.
+//! Keys that all toolkits share with Transformers: optimizers, schedules, chat templates, validation and checkpoints.
 use super::work::Work;
 use tunesmith_config::{ConfigValue, Node, Optim};
 
-/// The optimizer; `key` is the source's.
+/// The optimizer, under the source's `key`.
 pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
     let Node::Str(word) = node else { return work.lost(key, "expected a word") };
     let (name, why) = match word.as_str() {
@@ -18,7 +18,7 @@ pub(super) fn optimizer(work: &mut Work, key: &str, node: &Node) {
     work.put(key, "train.optim", Node::Str(name.to_owned()), why);
 }
 
-/// The schedule with its warm-up, which `constant` and schedule-free optimizers do not take.
+/// The schedule and its warm-up. `default` is the toolkit's schedule. Schedule-free optimizers get a constant schedule.
 pub(super) fn schedule(work: &mut Work, default: &str) {
     let given = work.get(&["lr_scheduler_type", "lr_scheduler", "train.lr_scheduler_type"]);
     let free = work.written("train.optim").is_some_and(|node| Optim::from_node(node).is_ok_and(Optim::averages));
@@ -40,7 +40,7 @@ pub(super) fn schedule(work: &mut Work, default: &str) {
         None if why.is_empty() => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), "its default"),
         None => work.implied("train.lr_scheduler_type", Node::Str(name.clone()), why),
     }
-    // Both may be there: Transformers lets the steps win.
+    // With both, Transformers uses the steps.
     let steps = warms.iter().any(|(key, _)| key.ends_with("warmup_steps"));
     for (key, node) in warms {
         let share = key.ends_with("warmup_ratio");
@@ -56,7 +56,7 @@ pub(super) fn schedule(work: &mut Work, default: &str) {
     }
 }
 
-/// A chat template by the name that toolkits give it.
+/// The chat template, by its name in the toolkits.
 pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
     let Node::Str(word) = node else { return work.lost(key, "expected a word") };
     let builtin = match word.as_str() {
@@ -79,7 +79,7 @@ pub(super) fn template(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-/// Validation rows as a share of the training rows, or as their number.
+/// Validation rows as a share of the training rows; a number of rows is lost. Returns whether there are validation rows.
 pub(super) fn validation(work: &mut Work, key: &str) -> bool {
     match work.get(&[key]) {
         Some((_, Node::Float(share))) if share > 0.0 && share < 1.0 => {
@@ -98,7 +98,8 @@ pub(super) fn validation(work: &mut Work, key: &str) -> bool {
     }
 }
 
-/// `train.eval_*` and `train.save_*` from Transformers' names, which the sources share.
+/// When a run validates and saves: `train.eval_*`, `train.save_*` and `load_best_model_at_end`. `eval` and `save` are the toolkit's
+/// default strategies.
 pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) {
     let eval_steps = work.get(&["eval_steps", "train.eval_steps"]);
     let strategy =
@@ -139,7 +140,7 @@ pub(super) fn moments(work: &mut Work, eval: &str, save: &str, validates: bool) 
     }
 }
 
-/// A number of steps; Transformers also takes a share of the run.
+/// A number of steps. A share of the run, which Transformers also takes, is lost.
 fn steps(work: &mut Work, key: &str, ours: &str, node: Node, unused: Option<&str>) {
     match (unused, node) {
         (Some(why), _) => work.needless(key, why),

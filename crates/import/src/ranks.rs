@@ -1,24 +1,21 @@
-//! How several ranks share the work, as Transformers' trainer is told: files of DeepSpeed, and FSDP.
+//! Distributed training as Transformers' trainer configures it: DeepSpeed files, `fsdp` and `fsdp_config`.
+use super::refusal::{DEEPSPEED, FSDP, FSDP_CONFIG, refusal};
+use super::source_file::beside;
 use super::work::{Work, is_off};
-use super::{beside, write};
 use std::path::Path;
-use tunesmith_base::error::Error;
-use tunesmith_config::{self as config, Node};
+use tunesmith_config::Node;
 
-/// Why keys that split a model in another way are lost.
+/// Why tensor, pipeline and sequence parallelism are lost.
 pub(super) const SPLIT: &str =
     "models are not split within a layer, by layers or along rows: ranks share them as train.strategy says";
-/// Who starts ranks.
+/// Why keys about starting processes are lost.
 pub(super) const LAUNCHED: &str =
     "ranks are started by torchrun, mpirun, srun, Kubernetes or `tunesmith launch` (docs/distributed.md)";
-/// Why `ddp` needs no word.
+/// Why a key that asks for DDP needs no setting.
 pub(super) const DDP: &str = "train.strategy: auto is ddp where several ranks are started";
 const MAIN_MEMORY: &str = "on the CPU weights lie in main memory";
-const DEEPSPEED: &str = "train.deepspeed";
-const FSDP: &str = "train.fsdp";
-const FSDP_CONFIG: &str = "train.fsdp_config";
 
-/// A configuration of DeepSpeed: a file, or the mapping itself.
+/// `deepspeed`: the path of a file, or the mapping itself.
 pub(super) fn deepspeed(work: &mut Work, key: &str, node: &Node) {
     match node {
         off if is_off(off) => work.needless(key, "off"),
@@ -35,14 +32,14 @@ pub(super) fn deepspeed(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-/// A file that the source names, and what to say of its place.
+/// The path of a file that the source names, and a comment if it lies beside the source.
 fn file(work: &Work, name: &str) -> Option<(Node, &'static str)> {
     let path = beside(&work.path, name).filter(|path| path.is_file())?;
     let why = if path == Path::new(name) { "" } else { "it lies beside the source" };
     Some((Node::Str(path.to_str()?.to_owned()), why))
 }
 
-/// What a file such as `ds_z3_config.json`, `zero2.json` or `stage1.json` asks for.
+/// The strategy that a file name such as `ds_z3_config.json`, `zero2.json` or `stage1.json` asks for.
 fn stage(name: &str) -> Option<&'static str> {
     let name = Path::new(name).file_name()?.to_str()?.to_lowercase();
     name.split(|c: char| !c.is_ascii_alphanumeric())
@@ -53,7 +50,7 @@ fn stage(name: &str) -> Option<&'static str> {
         .map(|(strategy, _)| strategy)
 }
 
-/// `fsdp` and `fsdp_config`; `alone`: the second asks for it without the first. `dp_replicate_size` above 1 is
+/// `fsdp` and `fsdp_config`. With `alone`, `fsdp_config` switches FSDP on without `fsdp`. `dp_replicate_size` above 1 becomes
 /// `HYBRID_SHARD`.
 pub(super) fn fsdp(work: &mut Work, alone: bool) {
     let (words, config) = (work.get(&["fsdp"]), work.get(&["fsdp_config"]));
@@ -119,7 +116,7 @@ pub(super) fn fsdp(work: &mut Work, alone: bool) {
     }
 }
 
-/// Those of `fsdp_config` that ours takes, without the `fsdp_` that Accelerate's have.
+/// The entries of `fsdp_config` that ours takes, without Accelerate's prefix `fsdp_`.
 fn settings(work: &mut Work, key: &str, entries: Vec<(String, Node)>) -> Vec<(String, Node)> {
     let mut kept: Vec<(String, Node)> = Vec::new();
     for (name, node) in entries {
@@ -129,7 +126,7 @@ fn settings(work: &mut Work, key: &str, entries: Vec<(String, Node)>) -> Vec<(St
             ("cpu_offload_pin_memory", _) => work.needless(&from, MAIN_MEMORY),
             ("final_state_dict_type", _) => work.needless(&from, "what is saved is whole"),
             ("mixed_precision_policy", _) => work.needless(&from, "train.bf16 and train.fp16 say it"),
-            // It may stand beside a `gradient_checkpointing: false`, which it goes before.
+            // It takes precedence over `gradient_checkpointing: false`.
             ("activation_checkpointing", Node::Bool(true)) => {
                 work.put(&from, "train.gradient_checkpointing", node, "");
                 if work.get(&["gradient_checkpointing"]).is_some() {
@@ -147,17 +144,6 @@ fn settings(work: &mut Work, key: &str, entries: Vec<(String, Node)>) -> Vec<(St
         }
     }
     kept
-}
-
-/// Why a configuration of another program's, which a key names or holds, is refused.
-pub(super) fn refusal(key: &str, node: &Node) -> Option<Error> {
-    let text = match key {
-        DEEPSPEED => format!("train: {{deepspeed: {}}}\n", write::flow(node)),
-        FSDP => format!("train: {{fsdp: {}}}\n", write::flow(node)),
-        FSDP_CONFIG => format!("train: {{fsdp: true, fsdp_config: {}}}\n", write::flow(node)),
-        _ => return None,
-    };
-    config::load_text(Path::new(key), &text).err()
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
-//! SFT-Play's configurations: sections as ours, with includes.
+//! SFT-Play's configurations, which have our sections and includes.
+use super::source_file::{beside, entries};
 use super::work::Act::{Lost, Needless, To, ToBut, Together, With};
 use super::work::{Rule, Work};
-use super::{beside, entries, names, ranks};
+use super::{names, ranks};
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::Node;
@@ -11,7 +12,7 @@ const NO_LOADER: &str = "rows are tokenized before training, there is no data lo
 const ENGINE: &str = "there is one engine";
 const WINDOWS: &str =
     "texts are cut into pieces of model.max_seq_len tokens, without overlap, and blocks filled with them";
-/// As much of a template as is looked at.
+/// The most bytes of a template that are read.
 const MAX_TEMPLATE: u64 = 1 << 20;
 /// The deepest chain of includes.
 const MAX_DEPTH: usize = 16;
@@ -20,7 +21,7 @@ macro_rules! rules {
     ($($key:literal => $act:expr,)*) => { &[$(Rule { key: $key, act: $act }),*] };
 }
 
-/// Every key that is known, by its whole path; and the sections, by which a file is recognised.
+/// Every key of SFT-Play that this import knows, by its full path, and the sections, by which a file is recognised.
 pub(super) const RULES: &[Rule] = rules! {
     "include" => Together,
     "model" => Together,
@@ -156,7 +157,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "datasets" => Together,
 };
 
-/// Reads the whole.
+/// Imports a whole configuration, with its includes.
 pub(super) fn read(work: &mut Work) -> Result<()> {
     let path = work.path.clone();
     let merged = include(&path, std::mem::take(work.entries()), &mut vec![path.clone()])?;
@@ -208,7 +209,7 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     Ok(())
 }
 
-/// A template there is given `system` and `user`; here it is given `messages`.
+/// A template file. SFT-Play's templates get the variables `system` and `user`, ours get `messages`.
 fn template(work: &mut Work, key: &str, node: &Node) {
     let Node::Str(name) = node else { return work.lost(key, "expected a path") };
     let text = beside(&work.path, name).and_then(|path| tunesmith_base::files::read_text(&path, MAX_TEMPLATE).ok());
@@ -220,7 +221,7 @@ fn template(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-/// Defaults that are other than ours.
+/// Defaults of SFT-Play that differ from ours.
 fn defaults(work: &mut Work) {
     let adapts = !matches!(work.written("tuning.mode"), Some(Node::Str(mode)) if mode == "full");
     let usual = [
@@ -240,7 +241,7 @@ fn defaults(work: &mut Work) {
     }
 }
 
-/// Takes over included files first, from the folder that the program runs in or beside the file that names them.
+/// Reads a file after its includes, which lie in the current directory or beside the file that names them.
 fn include(path: &Path, own: Vec<(String, Node)>, stack: &mut Vec<PathBuf>) -> Result<Vec<(String, Node)>> {
     let mut below = Vec::new();
     let names = match own.iter().find(|(key, _)| key == "include").map(|(_, node)| node) {
@@ -282,7 +283,7 @@ fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Vec<(Str
     below
 }
 
-/// Mappings as dotted keys, but for DeepSpeed's.
+/// Flattens nested mappings to dotted keys; a DeepSpeed mapping stays one value.
 fn flatten(section: &str, entries: Vec<(String, Node)>, out: &mut Vec<(String, Node)>) {
     for (key, node) in entries {
         let path = if section.is_empty() { key } else { format!("{section}.{key}") };
@@ -293,7 +294,7 @@ fn flatten(section: &str, entries: Vec<(String, Node)>, out: &mut Vec<(String, N
     }
 }
 
-/// Validation rows: files, or a share.
+/// Validation rows: files, or a share of the training rows.
 fn rows(work: &mut Work) -> bool {
     let files = work.written("data.val_path").is_some();
     for key in ["data.split", "data.split.val_ratio", "data.split.test_ratio", "data.split.train_ratio"] {
@@ -314,7 +315,7 @@ fn rows(work: &mut Work) -> bool {
     files || work.written("data.split").is_some()
 }
 
-/// Domain-adaptive pretraining: raw text in packed blocks, mixed with chats.
+/// Domain-adaptive pretraining: raw text in packed blocks, possibly mixed with chats.
 fn pretraining(work: &mut Work) {
     let pretrains = ["task_mode", "mode"]
         .iter()

@@ -1,72 +1,78 @@
-//! The state of one import: the source's keys, what is written, and a note on each key.
-use super::{Imported, Note, Outcome, Refused, Toolkit, ranks, write};
+//! The state of one import: the source's keys, the settings to write, and a note on each key.
+use super::refusal::refusal;
+use super::report::{Imported, Note, Outcome, Refused};
+use super::toolkit::Toolkit;
+use super::write::{self, Line};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use tunesmith_base::error::{Error, Result};
 use tunesmith_config::{self as config, Node, foreign};
 
-/// What a table says about a key of the source.
+/// What a toolkit's table says about a key of the source.
 #[derive(Clone, Copy)]
 pub(super) enum Act {
     /// The same value under our key.
     To(&'static str),
-    /// The same value under our key; what differs.
+    /// The same value under our key; the text says what differs.
     ToBut(&'static str, &'static str),
-    /// A function of the value.
+    /// A function of the key and its value.
     With(fn(&mut Work, &str, &Node)),
-    /// Nothing to set here, and why.
+    /// Nothing to set here; the text says why.
     Needless(&'static str),
-    /// Not possible, and why; `false` and empty values are fine.
+    /// No counterpart here; the text says why. A value that is off or empty is needless instead.
     Lost(&'static str),
-    /// Read together with others, by the toolkit's function.
+    /// Read together with other keys, by the toolkit's `read`.
     Together,
 }
 
-/// One line of a toolkit's table.
+/// One entry of a toolkit's table.
 pub(super) struct Rule {
     pub key: &'static str,
     pub act: Act,
 }
 
-/// A line that is written.
-pub(super) struct Line {
-    pub key: String,
-    pub node: Node,
-    /// What stands behind it as a comment.
-    pub why: String,
-}
+/// Keys that share an outcome; a name with `*` at its end stands for all keys that begin so.
+type Others = &'static [(Act, &'static [&'static str])];
 
+/// One import in progress.
 pub(super) struct Work {
     pub path: PathBuf,
     toolkit: Toolkit,
+    rules: &'static [Rule],
+    others: Others,
     entries: Vec<(String, Node)>,
     lines: Vec<Line>,
     notes: Vec<Note>,
 }
 
 impl Work {
-    pub fn new(path: &Path, toolkit: Toolkit, entries: Vec<(String, Node)>) -> Self {
+    pub fn new(
+        path: &Path,
+        toolkit: Toolkit,
+        (rules, others): (&'static [Rule], Others),
+        entries: Vec<(String, Node)>,
+    ) -> Self {
         let entries = entries.into_iter().map(|(key, node)| (key, as_python(node))).collect();
-        Self { path: path.to_owned(), toolkit, entries, lines: Vec::new(), notes: Vec::new() }
+        Self { path: path.to_owned(), toolkit, rules, others, entries, lines: Vec::new(), notes: Vec::new() }
     }
 
-    /// The source's keys.
+    /// The source's keys and values, in file order.
     pub fn entries(&mut self) -> &mut Vec<(String, Node)> {
         &mut self.entries
     }
 
-    /// The first of these keys that has a value.
+    /// The first of `keys` that the source has with a value other than null.
     pub fn get(&self, keys: &[&str]) -> Option<(String, Node)> {
         let found = |key: &&str| self.entries.iter().find(|(name, node)| name == *key && *node != Node::Null);
         keys.iter().find_map(found).cloned()
     }
 
-    /// Whether the key is there and `true`.
+    /// Whether the source has the key with the value `true`.
     pub fn is_on(&self, key: &str) -> bool {
         matches!(self.get(&[key]), Some((_, Node::Bool(true))))
     }
 
-    /// The word that a key has.
+    /// The string under a key of the source; `None` for any other value.
     pub fn word(&self, key: &str) -> Option<String> {
         match self.get(&[key]) {
             Some((_, Node::Str(word))) => Some(word),
@@ -74,7 +80,7 @@ impl Work {
         }
     }
 
-    /// What has been written under our key.
+    /// The value that has been written under our key.
     pub fn written(&self, key: &str) -> Option<&Node> {
         self.lines.iter().find(|line| line.key == key).map(|line| &line.node)
     }
@@ -82,12 +88,12 @@ impl Work {
     fn note(&mut self, outcome: Outcome, from: &str, to: String, why: &str) {
         let value = self.entries.iter().find(|(key, _)| key == from).map(|(_, node)| write::short(node));
         let from = write::printable(&value.map_or_else(|| from.to_owned(), |value| format!("{from}: {value}")));
-        // A second look at a key replaces the first.
+        // A later note on the same key replaces the earlier one.
         self.notes.retain(|note| note.from != from);
         self.notes.push(Note { outcome, from, to, why: why.to_owned() });
     }
 
-    /// Writes our key; `why` says what differs, if anything does.
+    /// Writes our key `to`. `why` says what differs from the source; empty if nothing does.
     pub fn put(&mut self, from: &str, to: &str, node: Node, why: &str) {
         let node = config::unquoted(to, node);
         let before = format!("{to}: ");
@@ -97,7 +103,7 @@ impl Work {
         self.line(to, node, why);
     }
 
-    /// Writes what the toolkit does without being told, and ours does not.
+    /// Writes a default of the toolkit that differs from ours.
     pub fn implied(&mut self, to: &str, node: Node, why: &str) {
         self.notes.push(Note {
             outcome: Outcome::Default,
@@ -108,7 +114,7 @@ impl Work {
         self.line(to, node, &format!("{}: {why}", self.toolkit.title()));
     }
 
-    /// Removes what has been written for a key of the source, if it is there.
+    /// Removes what has been written under `ours`, if the source has the key `from`.
     pub fn take_back(&mut self, from: &str, ours: &str, why: &str) {
         if self.get(&[from]).is_some() {
             self.lines.retain(|line| line.key != ours);
@@ -116,7 +122,7 @@ impl Work {
         }
     }
 
-    /// Something that is done in another way, with no key of its own.
+    /// Notes that a key is achieved in another way, without a key of ours.
     pub fn changed(&mut self, from: &str, to: &str, why: &str) {
         self.note(Outcome::Changed, from, to.to_owned(), why);
     }
@@ -135,12 +141,12 @@ impl Work {
         self.lines.push(Line { key: key.to_owned(), node, why: why.to_owned() });
     }
 
-    /// Follows the toolkit's table, in the order of the source.
+    /// Applies the toolkit's table to each key, in the order of the source.
     pub fn follow(&mut self) {
         let toolkit = self.toolkit;
-        let rules: BTreeMap<&str, Act> = toolkit.rules().iter().map(|rule| (rule.key, rule.act)).collect();
+        let rules: BTreeMap<&str, Act> = self.rules.iter().map(|rule| (rule.key, rule.act)).collect();
         for (key, node) in self.entries.clone() {
-            match rules.get(key.as_str()).copied().or_else(|| other(toolkit, &key)) {
+            match rules.get(key.as_str()).copied().or_else(|| self.other(&key)) {
                 None if toolkit == Toolkit::SftPlay && foreign::needless(&key).is_some() => {
                     self.needless(&key, foreign::needless(&key).unwrap_or_default());
                 }
@@ -163,7 +169,13 @@ impl Work {
         }
     }
 
-    /// What nothing would read goes: the shape of an adapter where none is trained, how answers are drawn where none are.
+    /// What the table of keys that share an outcome says of a key.
+    fn other(&self, key: &str) -> Option<Act> {
+        let named = |name: &&str| name.strip_suffix('*').map_or(*name == key, |start| key.starts_with(start));
+        self.others.iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
+    }
+
+    /// Removes settings that nothing would read, such as those of an adapter in full training; our configuration would refuse them.
     fn drop_unread(&mut self) {
         let written = self.lines.iter().map(|line| (line.key.as_str(), &line.node));
         let unread = config::unread(&written.collect::<Vec<_>>());
@@ -178,10 +190,13 @@ impl Work {
         }
     }
 
-    /// Writes the file and holds it against the configuration's own rules.
+    /// Writes the file, and checks it by the rules of our configuration.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Config`]: the settings contradict each other.
     pub fn finish(mut self) -> Result<Imported> {
         self.drop_unread();
-        // Nothing goes in silence, whatever the toolkit's function has looked at.
+        // Every key gets a note, even one that no function has looked at.
         for (key, node) in self.entries.clone() {
             let named =
                 |note: &Note| note.from == key || note.from.starts_with(&format!("{}: ", write::printable(&key)));
@@ -199,7 +214,7 @@ impl Work {
             .filter_map(|line| {
                 let why = match config::try_setting(&line.key, &line.node) {
                     Err(error) => error.hint_text().unwrap_or_else(|| error.message()).to_owned(),
-                    Ok(()) => ranks::refusal(&line.key, &line.node)?.message().to_owned(),
+                    Ok(()) => refusal(&line.key, &line.node)?.message().to_owned(),
                 };
                 Some(Refused { setting: format!("{}: {}", line.key, write::short(&line.node)), why })
             })
@@ -217,13 +232,7 @@ impl Work {
     }
 }
 
-/// What a toolkit's second table says of a key.
-fn other(toolkit: Toolkit, key: &str) -> Option<Act> {
-    let named = |name: &&str| name.strip_suffix('*').map_or(*name == key, |start| key.starts_with(start));
-    toolkit.others().iter().find(|(_, keys)| keys.iter().any(named)).map(|(act, _)| *act)
-}
-
-/// Words and numbers as `PyYAML` reads them: `yes`, `on`, `500_000`.
+/// Words and numbers as `PyYAML` reads them: `yes` and `on` are true, `500_000` is a number.
 fn as_python(node: Node) -> Node {
     let Node::Str(text) = &node else { return node };
     match text.as_str() {
@@ -236,7 +245,7 @@ fn as_python(node: Node) -> Node {
     }
 }
 
-/// `false`, nothing, zero, or an empty text, list or mapping.
+/// Whether a value asks for nothing: null, `false`, zero, `none`, `no`, or an empty string, list or mapping.
 pub(super) fn is_off(node: &Node) -> bool {
     match node {
         Node::Null | Node::Bool(false) | Node::Int(0) => true,

@@ -1,14 +1,22 @@
-//! From settings to YAML that reads back as the same settings.
-use super::work::Line;
-use super::{Note, Refused, Toolkit};
+//! Writes settings as YAML that reads back as the same settings.
+use super::report::{Note, Refused};
+use super::toolkit::Toolkit;
 use std::fmt::Write;
 use std::path::Path;
 use tunesmith_config::{Node, parse_yaml};
 
-/// The longest value that a message shows.
+/// The longest value that a message shows, in characters.
 const SHOWN: usize = 60;
 
-/// The file: a header, then the sections in the order of the documentation.
+/// A setting to write.
+pub(super) struct Line {
+    pub key: String,
+    pub node: Node,
+    /// Comment at the end of its line; empty for none.
+    pub why: String,
+}
+
+/// The file: a header with what was refused and lost, then the sections in the order of the documentation.
 pub(super) fn file(path: &Path, toolkit: Toolkit, lines: &[Line], lost: &[&Note], refused: &[Refused]) -> String {
     let mut out = format!(
         "# Made by `tunesmith import` from {}, a configuration of {}.\n",
@@ -73,7 +81,7 @@ fn entry(out: &mut String, depth: usize, key: &str, line: &Line) {
     }
 }
 
-/// A value on one line.
+/// A value in YAML's flow style, on one line.
 pub(super) fn flow(node: &Node) -> String {
     match node {
         Node::Null => "null".to_owned(),
@@ -105,7 +113,7 @@ pub(super) fn flow(node: &Node) -> String {
     }
 }
 
-/// Plain where that is read back as the same text, else in double quotes.
+/// A string without quotes if it reads back as the same string, or else in double quotes.
 fn string(text: &str) -> String {
     let plain = text.starts_with(|c: char| c.is_ascii_alphabetic() || "./_".contains(c))
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "._/-".contains(c))
@@ -130,7 +138,7 @@ fn string(text: &str) -> String {
     quoted
 }
 
-/// A value for messages: on one line, and not too long.
+/// A value for messages: on one line, cut after [`SHOWN`] characters.
 pub(super) fn short(node: &Node) -> String {
     let text = flow(node);
     match text.char_indices().nth(SHOWN) {
@@ -139,7 +147,7 @@ pub(super) fn short(node: &Node) -> String {
     }
 }
 
-/// A text that cannot leave its comment or command a terminal.
+/// The text with control characters and line breaks replaced: it can neither end its comment nor control a terminal.
 pub(super) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() || "\u{2028}\u{2029}\u{85}".contains(c) { '?' } else { c }).collect()
 }

@@ -12,7 +12,7 @@ use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 use tunesmith_checkpoint::disk::RealDisk;
 use tunesmith_checkpoint::{TrainState, atomic};
-use tunesmith_config::resolve::Source;
+use tunesmith_config::Source;
 use tunesmith_config::{Mode, Resolved};
 use tunesmith_data::question;
 use tunesmith_plan::{grouped, human_bytes, human_seconds};

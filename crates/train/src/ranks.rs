@@ -15,7 +15,7 @@ use tunesmith_comm::roll::Facts;
 use tunesmith_comm::single::Single;
 use tunesmith_comm::threads::{self, Threads};
 use tunesmith_comm::{Collectives, Limits, World};
-use tunesmith_config::resolve::Source;
+use tunesmith_config::Source;
 use tunesmith_config::{RankBackend, Resolved, Strategy};
 use tunesmith_plan::platform::{self, Layout};
 use tunesmith_telemetry::progress::{Event, Observer};

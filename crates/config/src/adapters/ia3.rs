@@ -1,6 +1,6 @@
 //! The settings of (IA)³ (`tuning.ia3`). Its formula: `model::adapters::ia3`.
-use super::super::choice::TargetModules;
-use super::super::option::section;
+use crate::enums::TargetModules;
+use crate::option::section;
 
 /// What the names of its tensors begin with, behind the module's.
 pub const PREFIX: &str = "ia3_";
@@ -9,14 +9,14 @@ pub const TRAINS_TOKENS: bool = false;
 
 section! {
     /// What `tuning.mode: ia3` trains; names and meaning are those of PEFT's `IA3Config`.
-    Ia3Config, SECTION = "tuning.ia3" at tuning.ia3 {
+    Ia3Config = "tuning.ia3" {
         /// The layers that get factors, as in `tuning.lora.target_modules` (`null`: `k_proj`, `v_proj`, `down_proj`, and `qkv_proj` where
         /// the three are one).
         target_modules: Option<TargetModules> = None;
         /// Of these, the layers whose inputs are multiplied instead of their outputs: names that a layer's ends with, or a regular
         /// expression (`null`: `down_proj`).
         feedforward_modules: Option<TargetModules> = None;
-        /// Layers that get none all the same.
+        /// Layers that are excluded from `target_modules`.
         exclude_modules: Option<TargetModules> = None;
         /// Modules that are trained in full and saved with the factors, such as `lm_head`.
         modules_to_save: Vec<String> = Vec::new();

@@ -1,7 +1,7 @@
 //! The settings of LoRA (`tuning.lora`). Its formula: `model::adapters::lora`.
-use super::super::choice::{Bias, InitLora, TargetModules};
-use super::super::option::{Range as Bounds, section};
-use super::super::value::Patterns;
+use crate::enums::{Bias, InitLora, TargetModules};
+use crate::option::{Range as Bounds, section};
+use crate::value::Patterns;
 
 /// What the names of its tensors begin with, behind the module's.
 pub const PREFIX: &str = "lora_";
@@ -10,12 +10,12 @@ pub const TRAINS_TOKENS: bool = true;
 
 section! {
     /// The adapter; names and meaning are those of PEFT's `LoraConfig`.
-    LoraConfig, SECTION = "tuning.lora" at tuning.lora {
+    LoraConfig = "tuning.lora" {
         /// The rank.
         r: usize = 16, range Bounds::within(1.0, 65536.0);
         /// The numerator of the adapter's scale: `lora_alpha / r`.
         lora_alpha: f64 = 32.0, aliases ["alpha"], range Bounds::greater_than(0.0);
-        /// The share of the adapter's inputs that is zeroed in training.
+        /// Dropout probability on the adapter's input.
         lora_dropout: f64 = 0.0, aliases ["dropout"], range Bounds::from_to_below(0.0, 1.0);
         /// The layers that get an adapter.
         /// `auto`: every linear layer of the decoder blocks. `all-linear`: what PEFT means by it, which is the same but for
@@ -24,7 +24,7 @@ section! {
         /// `down_proj` (Mixtral: `w1`, `w3`, `w2`) are the experts. Any other string: a regular expression that must match the
         /// whole name.
         target_modules: TargetModules = TargetModules::Auto;
-        /// Layers that get none all the same: names, or a regular expression, as in `target_modules`.
+        /// Layers that are excluded from `target_modules`: names or a regular expression, as there.
         exclude_modules: Option<TargetModules> = None;
         /// Scale by `lora_alpha / sqrt(r)` (rsLoRA).
         use_rslora: bool = false;
@@ -35,7 +35,7 @@ section! {
         rank_pattern: Patterns<usize> = Patterns::default(), range Bounds::at_least(1.0);
         /// Alphas of layers that differ from `lora_alpha`, as in `rank_pattern`.
         alpha_pattern: Patterns<f64> = Patterns::default(), range Bounds::greater_than(0.0);
-        /// The numbers of the decoder layers that get adapters (`null`: all).
+        /// Indices of the decoder layers that get adapters (`null`: all).
         layers_to_transform: Option<Vec<usize>> = None;
         /// Parameters that get adapters: of a model with experts `mlp.experts.gate_up_proj` and `mlp.experts.down_proj`, one adapter
         /// for each expert, and the router, `mlp.gate.weight`. Names end with an entry, as in `target_modules`.

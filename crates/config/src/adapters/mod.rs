@@ -1,5 +1,5 @@
 //! The settings of each kind of adapter: a file each, named in [`tunesmith_base::registry`]. Their formulas are in `model::adapters`.
-use super::choice::Mode;
+use super::enums::Mode;
 
 macro_rules! kinds {
     ($( $module:ident: $settings:ident = $mode:ident, $word:literal $( | $alias:literal ($alias_doc:literal) )?, $doc:literal; )*) => {

@@ -1,7 +1,8 @@
 //! Gemma (the first): GeGLU, norm weights counted from 1, embeddings scaled by the root of the width.
-use super::{Family, Gguf};
 use crate::arch::{Activation, Arch};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("GemmaForSequenceClassification"),
     gguf: Some(Gguf { tied: true, ..Gguf::named("gemma") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { kv_heads: Some(16), activation: ("hidden_act", Activation::GeluTanh), ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

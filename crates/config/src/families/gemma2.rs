@@ -1,7 +1,7 @@
 //! Gemma 2: norms before and after attention and MLP, soft caps on scores and logits, a window in every other block.
 use super::gemma::{defaults, gemma};
-use super::{Family, Gguf};
 use crate::arch::{Arch, NormPlacement};
+use crate::family::{Family, Gguf};
 use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
@@ -13,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Gemma2ForSequenceClassification"),
     gguf: Some(Gguf { wide: Some(46), windows: &[|block| block % 2 == 0], tied: true, ..Gguf::named("gemma2") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &defaults())?;
     source.refuse_bidirectional()?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

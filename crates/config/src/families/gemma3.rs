@@ -1,9 +1,10 @@
 //! Gemma 3, text: Gemma 2 without its caps, with norms on each head of q and k; five blocks with a window and their own
 //! rotary base between two without.
 use super::gemma::{defaults, gemma};
-use super::{Family, Gguf};
 use crate::arch::{Arch, NormPlacement, QkNorm};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -14,10 +15,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Gemma3TextForSequenceClassification"),
     gguf: Some(Gguf { wide: Some(62), windows: &[|block| block % 6 != 5], ..Gguf::named("gemma3") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 131_072, theta: 1e6, ..defaults() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     source.refuse_bidirectional()?;

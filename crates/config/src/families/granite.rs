@@ -1,7 +1,8 @@
 //! Granite: Llama with four constants: on embeddings, scores, residual branches and logits.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: None,
     gguf: Some(Gguf { pairs: true, scales: true, ..Gguf::named("granite") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() })?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.mlp_bias = source.flag("mlp_bias", false)?;

@@ -1,7 +1,8 @@
 //! Llama: the form that the others are described against.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("LlamaForSequenceClassification"),
     gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     // Llama's code never reads the keys of a window: where a file sets them, somebody means another model.
     source.refuse_window()?;
     let mut arch = source.decoder(&FAMILY, &Defaults { context: 2048, ..Defaults::default() })?;

@@ -1,7 +1,8 @@
 //! Mistral: Llama with a sliding window in every block, unless `sliding_window` is null.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("MistralForSequenceClassification"),
     gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch =
         source.decoder(&FAMILY, &Defaults { kv_heads: Some(8), context: 4096 * 32, ..Defaults::default() })?;
     let window = source.window(Some(4096))?;

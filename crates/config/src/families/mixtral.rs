@@ -1,7 +1,8 @@
 //! Mixtral: Mistral with experts in every block, two of them a token.
-use super::{Family, Gguf};
 use crate::arch::{Arch, Experts};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: true,
     classifier: Some("MixtralForSequenceClassification"),
     gguf: Some(Gguf { pairs: true, ropes: &["llama3"], ..Gguf::named("llama") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { kv_heads: Some(8), context: 4096 * 32, theta: 1e6, eps: 1e-5, ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     let window = source.window(None)?;

@@ -1,7 +1,8 @@
 //! OLMo 2: norms after attention and MLP only, and norms over the whole width of q and k.
-use super::{Family, Gguf};
 use crate::arch::{Arch, NormPlacement, QkNorm};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Olmo2ForSequenceClassification"),
     gguf: Some(Gguf::named("olmo2")),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 2048, eps: 1e-5, pad: Some(1), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

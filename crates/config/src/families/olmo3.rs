@@ -1,7 +1,8 @@
 //! OLMo 3: OLMo 2 with a sliding window in three of four blocks, which alone are turned without scaling.
-use super::{Family, Gguf};
 use crate::arch::{Arch, NormPlacement, QkNorm};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,13 +13,12 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Olmo3ForSequenceClassification"),
     gguf: Some(Gguf { windows: &[|block| block % 4 != 3], ..Gguf::named("olmo2") }),
-    read,
 };
 
 /// Rotary base.
 const THETA: f64 = 5e5;
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults { context: 2048, theta: THETA, eps: 1e-5, pad: Some(1), ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

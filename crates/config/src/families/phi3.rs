@@ -1,7 +1,8 @@
 //! Phi-3: Llama with q, k, v in one matrix and gate and up in another, a part of each head turned, `longrope`.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Phi3ForSequenceClassification"),
     gguf: Some(Gguf { windows: &[|_| true, |_| false], ropes: &["longrope", "partial"], ..Gguf::named("phi3") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults =
         Defaults { context: 4096, eps: 1e-5, pad: Some(32_000), partial_rotary: true, ..Defaults::default() };
     let mut arch = source.decoder(&FAMILY, &defaults)?;

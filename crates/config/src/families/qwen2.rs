@@ -1,7 +1,8 @@
 //! Qwen2: Llama with biases on q, k and v, and a window in the later blocks where it is switched on.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Qwen2ForSequenceClassification"),
     gguf: Some(Gguf { ropes: &["llama3"], ..Gguf::named("qwen2") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &Defaults { kv_heads: Some(32), ..Defaults::default() })?;
     arch.qkv_bias = true;
     source.late_windows(&mut arch)?;

@@ -1,7 +1,8 @@
 //! Qwen2-MoE: Qwen2 with experts in some blocks, and one expert that every token goes through.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: true,
     classifier: Some("Qwen2MoeForSequenceClassification"),
     gguf: Some(Gguf { normalised: false, ..Gguf::named("qwen2moe") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &Defaults { kv_heads: Some(16), ..Defaults::default() })?;
     arch.qkv_bias = source.flag("qkv_bias", true)?;
     source.early_windows(&mut arch)?;

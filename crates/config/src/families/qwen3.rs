@@ -1,7 +1,8 @@
 //! Qwen3: Llama with RMS norms on each head of q and k, a head width of its own, and Qwen2's optional window.
-use super::{Family, Gguf};
 use crate::arch::{Arch, QkNorm};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: false,
     classifier: Some("Qwen3ForSequenceClassification"),
     gguf: Some(Gguf { ropes: &["llama3"], ..Gguf::named("qwen3") }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch =
         source.decoder(&FAMILY, &Defaults { kv_heads: Some(32), head_dim: Some(128), ..Defaults::default() })?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;

@@ -1,7 +1,8 @@
 //! Qwen3-MoE: Qwen3 with experts in some blocks.
-use super::{Family, Gguf};
 use crate::arch::{Arch, QkNorm};
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -12,10 +13,9 @@ pub(super) static FAMILY: Family = Family {
     sparse: true,
     classifier: Some("Qwen3MoeForSequenceClassification"),
     gguf: Some(Gguf::named("qwen3moe")),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let mut arch = source.decoder(&FAMILY, &Defaults { kv_heads: Some(4), ..Defaults::default() })?;
     (arch.qkv_bias, arch.o_bias) = source.attention_bias()?;
     arch.qk_norm = QkNorm::Head;

@@ -1,7 +1,8 @@
 //! `SmolLM3`: Llama in which every fourth block turns nothing.
-use super::{Family, Gguf};
 use crate::arch::Arch;
-use crate::hf_json::{Defaults, Source};
+use crate::decoder_json::Defaults;
+use crate::family::{Family, Gguf};
+use crate::hf_json::Source;
 use tunesmith_base::error::Result;
 
 pub(super) static FAMILY: Family = Family {
@@ -17,10 +18,9 @@ pub(super) static FAMILY: Family = Family {
         turns: |block| !(block + 1).is_multiple_of(4),
         ..Gguf::named("smollm3")
     }),
-    read,
 };
 
-fn read(source: &Source<'_>) -> Result<Arch> {
+pub(super) fn read(source: &Source<'_>) -> Result<Arch> {
     let defaults = Defaults {
         kv_heads: Some(4),
         context: 32_768,

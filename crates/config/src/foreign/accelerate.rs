@@ -1,10 +1,10 @@
 //! Accelerate's keys (`accelerate config` writes them), one line each, and what becomes of them; as Accelerate 1.15 has them.
 //! The section `fsdp_config` has a table of its own.
-use super::super::option::Scalar::{Bool, Str};
-use super::super::value::Node;
 use super::Act::{Always, To, Together, Unless, Warned, With};
 use super::walk::{Reader, Value};
 use super::{Row, row, section};
+use crate::option::Scalar::{Bool, Str};
+use crate::value::Node;
 use tunesmith_base::error::Result;
 
 const TPU: &str = "there are no TPUs";

@@ -1,11 +1,11 @@
 //! DeepSpeed's keys, one line each, and what becomes of them; as DeepSpeed 0.19 has them, with older ones that it names to
 //! refuse them. Optimizer and schedule are read in `optimizer`.
-use super::super::option::Scalar::{self, Bool, Str};
-use super::super::value::Node;
 use super::Act::{Always, To, Together, Unless, Warned, With};
 use super::optimizer;
 use super::walk::{Reader, Value};
 use super::{Row, row, section};
+use crate::option::Scalar::{self, Bool, Str};
+use crate::value::Node;
 use tunesmith_base::error::Result;
 
 const TRUE: &[Scalar] = &[Bool(true)];

@@ -1,12 +1,13 @@
 //! FSDP's keys: Transformers' `fsdp` and `fsdp_config`, and the section `fsdp_config` of Accelerate's file.
-use super::super::option::Scalar::{Bool, Str};
-use super::super::resolve::Source;
-use super::super::value::Node;
 use super::Act::{Always, Unless, Warned, With};
-use super::named::Switch;
-use super::taken::Foreign;
+use super::key_outcomes::Foreign;
 use super::walk::{Reader, Value};
 use super::{Format, Row, row, section};
+use crate::foreign_values::Switch;
+use crate::option::Scalar::{Bool, Str};
+use crate::source::Source;
+use crate::suggest::nearest;
+use crate::value::Node;
 use tunesmith_base::error::{Error, Result};
 
 /// Our key for how weights are shared.
@@ -120,7 +121,7 @@ pub(super) fn read(
             _ => {
                 let known = ["full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "offload", "auto_wrap"];
                 let error = Error::config(format!("{}: train.fsdp: unknown word {word:?}", source.place()));
-                return Err(match super::super::nearest(&word, known) {
+                return Err(match nearest(&word, known) {
                     Some(near) => error.hint(format!("did you mean {near}?")),
                     None => error.hint(format!("it takes {}", known.join(", "))),
                 });

@@ -1,33 +1,30 @@
-//! Configuration files of DeepSpeed and Accelerate, Transformers' `fsdp`, and keys of Transformers' and TRL's arguments: each key becomes
-//! one of ours, is not needed here, or is refused, as one table a format says ([`Row`]). Nothing in them is ignored in silence.
+//! Configuration files of DeepSpeed and Accelerate, Transformers' `fsdp`, and keys of Transformers' and TRL's arguments: one table
+//! for each format ([`Row`]) says whether a key becomes one of ours, is not needed, or is refused. No key is ignored silently.
 //!
-//! Such a file stands beside the configuration: a value that both give must be the same, `auto` is ours, and what the
-//! environment, words and flags say goes before both.
+//! Such a file is read beside the configuration. A value that both give must be the same, and `auto` leaves the value to the
+//! configuration. The environment, words and flags override both.
 mod accelerate;
-mod apply;
-mod comments;
 mod deepspeed;
 pub mod docs;
 mod fsdp;
-mod named;
+mod key_outcomes;
 mod optimizer;
-mod taken;
 mod trainer;
 mod walk;
 
 use super::option::Scalar;
-use super::resolve::Source;
+use super::source::Source;
 use super::value::Node;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
-pub(super) use comments::blanked as without_comments;
-pub use named::{Inline, Switch};
-pub use taken::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
+pub(super) use key_outcomes::Line;
+pub use key_outcomes::{Expected, Fate, Foreign, NOT_NEEDED, NotNeeded, Told};
 pub(super) use trainer::{NULL_IS_DEFAULT, find as trainer_row, names as trainer_names};
+pub(super) use walk::take_key;
 pub use walk::{Reader, Value};
 
-/// Whose file it is.
+/// The program that a foreign configuration is written for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// DeepSpeed's JSON.
@@ -44,7 +41,7 @@ impl Format {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::DeepSpeed, Self::Accelerate, Self::Fsdp, Self::Trainer];
 
-    /// Its name.
+    /// The name in messages and in the documentation.
     pub const fn title(self) -> &'static str {
         match self {
             Self::DeepSpeed => "DeepSpeed",
@@ -54,7 +51,7 @@ impl Format {
         }
     }
 
-    /// Its table.
+    /// The table with an entry for each of its keys.
     pub const fn rows(self) -> &'static [Row] {
         match self {
             Self::DeepSpeed => deepspeed::ROWS,
@@ -64,7 +61,8 @@ impl Format {
         }
     }
 
-    /// The table's line for a key, by whichever of its names; for a whole section that is handled as one, the section's.
+    /// The table entry of a full key, also by its older names. A key below a section has its own entry or none: see
+    /// [`Format::covers`].
     pub fn row(self, key: &str) -> Option<&'static Row> {
         let exact = |key: &str| self.rows().iter().find(|row| row.key == key);
         exact(key).or_else(|| match self {
@@ -82,7 +80,7 @@ impl Format {
         })
     }
 
-    /// As [`Format::row`], or the line of a section that the key lies in.
+    /// As [`Format::row`], or the entry of a section that covers all keys below it.
     pub fn covers(self, key: &str) -> Option<&'static Row> {
         let sections = key.match_indices('.').map(|(end, _)| &key[..end]);
         self.row(key).or_else(|| sections.filter_map(|section| self.row(section)).find(|row| row.whole))
@@ -96,17 +94,17 @@ pub enum Act {
     To(&'static str),
     /// A function of the value; what it does, in words.
     With(Take, &'static str),
-    /// Read by the function of a sibling; which, in words.
+    /// Read together with other keys, by a function of the whole file; the outcome, in words.
     Together(&'static str),
-    /// It is always so here. Another value than these has no effect, and a warning says why.
+    /// These values describe what always holds here. Any other value has no effect, and a note says why.
     Always(&'static [Scalar], &'static str),
-    /// No effect here, with a warning that says why.
+    /// No effect here; a note says why.
     Warned(&'static str),
-    /// These values ask for nothing; any other is refused, and why.
+    /// These values ask for nothing special; any other is refused, with this reason.
     Unless(&'static [Scalar], &'static str),
 }
 
-/// Takes a value over.
+/// Reads one value into settings of ours.
 pub type Take = fn(&mut Reader, &Value) -> Result<()>;
 
 /// A key of a foreign format, and what becomes of it.
@@ -114,18 +112,18 @@ pub type Take = fn(&mut Reader, &Value) -> Result<()>;
 pub struct Row {
     /// The full key, or a section.
     pub key: &'static str,
-    /// What is done.
+    /// The outcome of the key.
     pub act: Act,
-    /// A whole section, all keys below it.
+    /// Whether it is a section, and the entry covers all keys below it.
     pub whole: bool,
 }
 
-/// A line of a table.
+/// A table entry for one key.
 const fn row(key: &'static str, act: Act) -> Row {
     Row { key, act, whole: false }
 }
 
-/// A line for a section and all below it.
+/// A table entry for a section and all keys below it.
 const fn section(key: &'static str, act: Act) -> Row {
     Row { key, act, whole: true }
 }
@@ -133,24 +131,7 @@ const fn section(key: &'static str, act: Act) -> Row {
 /// The keys of ours that name foreign files, in the order in which they are read.
 pub const KEYS: [&str; 4] = ["train.accelerate", "train.deepspeed", "train.fsdp", "train.fsdp_config"];
 
-/// What one of our keys gets.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Line {
-    /// Our key.
-    pub key: String,
-    /// Its value.
-    pub node: Node,
-    /// Where it stands.
-    pub source: Source,
-    /// It counts only where this key of ours is on.
-    pub only_with: Option<&'static str>,
-    /// It counts only where nothing else sets the key.
-    pub soft: bool,
-    /// What names the file, which tells how near it is to the user.
-    pub named_by: Source,
-}
-
-/// Reads the files that `named` has: key, value and source of each of [`KEYS`] that is set.
+/// Reads the configurations that `named` holds: key, value and source of each of [`KEYS`] that is set.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: no such file, no JSON or YAML, an unknown key, or a value that is refused.
@@ -183,8 +164,8 @@ pub(super) fn read(named: &[(&'static str, Node, Source)]) -> Result<Foreign> {
     Ok(taken)
 }
 
-/// Reads a text as a file of that format; `path` stands for it in messages. Gives how ranks share the model, as `train.strategy` and what
-/// belongs to it.
+/// Checks a text as a file of that format; messages call it `path`. Returns the settings it gives for `train.strategy` and
+/// `train.fsdp*`.
 ///
 /// # Errors
 /// As a file with that text.
@@ -200,7 +181,7 @@ pub fn check(format: Format, path: &Path, text: &str) -> Result<Vec<(String, Nod
     Ok(taken.lines.into_iter().filter(shares).map(|line| (line.key, line.node)).collect())
 }
 
-/// Whose configuration a file is, by its top-level keys; nothing where it is one of ours, or nobody's.
+/// The format of a file by its top-level keys; `None` for one of our own, or of no known format.
 pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
     let ours = |key: &str| {
         key == "include"
@@ -220,11 +201,11 @@ pub(super) fn format_of(entries: &[(String, Node)]) -> Option<Format> {
         entries.iter().filter(|(key, _)| named(key)).count()
     };
     let counts = [Format::DeepSpeed, Format::Accelerate, Format::Fsdp].map(|format| (known(format), format));
-    // Of two that know as many keys the first, which has more of them.
+    // On a tie the first format wins: `max_by_key` takes the last of the reversed list.
     counts.into_iter().rev().max_by_key(|(count, _)| *count).filter(|(count, _)| *count > 0).map(|(_, format)| format)
 }
 
-/// Why a full key of the trainer's table is not needed, whatever its value.
+/// Why a full key of [`Format::Trainer`] is not needed, if that holds for every value.
 pub fn needless(key: &str) -> Option<&'static str> {
     match trainer::find(key)?.act {
         Act::Warned(why) => Some(why),
@@ -232,7 +213,7 @@ pub fn needless(key: &str) -> Option<&'static str> {
     }
 }
 
-/// What each key of the trainer's table is, for the JSON Schema.
+/// Each full key of [`Format::Trainer`] with a description for the JSON Schema.
 pub(super) fn trainer_keys() -> impl Iterator<Item = (String, String)> {
     trainer::names().filter_map(|key| {
         let (fate, what) = docs::describe(trainer::find(&key)?.act);

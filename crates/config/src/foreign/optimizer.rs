@@ -1,9 +1,9 @@
 //! The sections `optimizer` and `scheduler` of DeepSpeed's files.
-use super::super::value::Node;
 use super::walk::{Reader, Value};
+use crate::value::Node;
 use tunesmith_base::error::Result;
 
-/// Why schedules that go up and down, and those that look for a rate, are refused.
+/// Why cyclic schedules and learning-rate range tests are refused.
 pub(super) const CYCLES: &str =
     "OneCycle and LRRangeTest are not part of this version; train.lr_scheduler_type has the schedules that are";
 
@@ -19,7 +19,7 @@ pub(super) fn betas(reader: &mut Reader, value: &Value) -> Result<()> {
     reader.put(value, "train.adam_beta2", second.clone(), "")
 }
 
-/// SGD's own arguments; all of them are written once, with the type.
+/// An argument that only SGD has. [`optimizer`] sets all of them together.
 pub(super) fn argument(reader: &mut Reader, value: &Value) -> Result<()> {
     if value.is_auto() {
         return reader.auto(value, "train.optim_args");
@@ -27,7 +27,7 @@ pub(super) fn argument(reader: &mut Reader, value: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The type, and arguments that only it has.
+/// Sets `train.optim` from the type, and `train.optim_args` from SGD's arguments.
 pub(super) fn optimizer(reader: &mut Reader) -> Result<()> {
     let arguments = ["momentum", "dampening", "nesterov"].map(|name| (name, format!("optimizer.params.{name}")));
     let given = |reader: &Reader, key: &str| reader.get(key).filter(|value| !value.is_auto());
@@ -69,7 +69,7 @@ pub(super) fn optimizer(reader: &mut Reader) -> Result<()> {
     }
 }
 
-/// `total_num_steps`: the run is as long as its schedule.
+/// `total_num_steps` becomes `train.max_steps`: here a schedule always spans the run.
 pub(super) fn total_steps(reader: &mut Reader, value: &Value) -> Result<()> {
     if value.is_auto() {
         return reader.auto(value, "train.max_steps");
@@ -78,7 +78,7 @@ pub(super) fn total_steps(reader: &mut Reader, value: &Value) -> Result<()> {
     reader.put(value, "train.max_steps", Node::Int(i128::from(steps)), "a schedule is as long as its run")
 }
 
-/// The type, and what it takes for granted.
+/// Sets the schedule from the type, with DeepSpeed's defaults for the arguments that are absent.
 pub(super) fn scheduler(reader: &mut Reader) -> Result<()> {
     let floor = reader.get("scheduler.params.cos_min_ratio");
     let Some(value) = reader.get("scheduler.type") else { return Ok(()) };

@@ -1,11 +1,11 @@
 //! Keys of Transformers' `TrainingArguments` (5.23, and what 4.57 has beside them), TRL's `SFTConfig` and SFT-Play that are not settings
 //! of ours. They stand in our own configuration, under `train`, and those of [`ELSEWHERE`] also in the section where they belong.
-use super::super::option::Scalar::{self, Bool, Null, Str};
-use super::super::option::nearest;
-use super::super::value::Node;
 use super::Act::{To, Unless, Warned, With};
 use super::walk::{Reader, Value};
 use super::{Row, row, section};
+use crate::option::Scalar::{self, Bool, Null, Str};
+use crate::suggest::nearest;
+use crate::value::Node;
 use tunesmith_base::error::Result;
 
 const OFF: &[Scalar] = &[];
@@ -238,7 +238,7 @@ pub(super) const ROWS: &[Row] = &[
 ];
 
 /// Keys of ours for which `null` means the default, as Transformers' `None` does.
-pub(in super::super) const NULL_IS_DEFAULT: &[&str] = &[
+pub(crate) const NULL_IS_DEFAULT: &[&str] = &[
     "train.output_dir",
     "train.batch_size",
     "train.eval_batch_size",
@@ -253,7 +253,7 @@ pub(in super::super) const NULL_IS_DEFAULT: &[&str] = &[
 ];
 
 /// The line for a full key.
-pub(in super::super) fn find(spelled: &str) -> Option<&'static Row> {
+pub(crate) fn find(spelled: &str) -> Option<&'static Row> {
     if let Some(row) = ROWS.iter().find(|row| row.key.contains('.') && row.key == spelled) {
         return Some(row);
     }
@@ -266,7 +266,7 @@ pub(in super::super) fn find(spelled: &str) -> Option<&'static Row> {
 }
 
 /// Every full key.
-pub(in super::super) fn names() -> impl Iterator<Item = String> {
+pub(crate) fn names() -> impl Iterator<Item = String> {
     let alone = ROWS.iter().map(|row| row.key).filter(|key| key.contains('.')).map(str::to_owned);
     let train = ROWS.iter().map(|row| row.key).filter(|key| !key.contains('.') && !PLACED.contains(key));
     let elsewhere = ELSEWHERE.iter().flat_map(|(place, keys)| keys.iter().map(move |key| format!("{place}.{key}")));

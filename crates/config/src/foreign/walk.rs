@@ -1,42 +1,41 @@
-//! One pass over a foreign file: every key is found in the format's table and done with as that says.
-use super::super::option::{Scalar, nearest};
-use super::super::resolve::{Source, try_setting};
-use super::super::schema::options;
-use super::super::value::{Node, quoted};
-use super::super::yaml::Document;
-use super::named::json_of;
-use super::taken::{Expected, Fate, Foreign, NOT_NEEDED, Told};
-use super::{Act, Format, Line, is_off, without_comments};
+//! Reads a foreign file: looks up each key in the format's table, and does what the table says.
+use super::key_outcomes::{Expected, Fate, Foreign, Line, NOT_NEEDED, Told, cut};
+use super::{Act, Format, is_off};
+use crate::json_comments::without_comments;
+use crate::lookup::{check, takes, unquoted};
+use crate::option::Scalar;
+use crate::schema::options;
+use crate::source::Source;
+use crate::suggest::nearest;
+use crate::value::{Node, quoted};
+use crate::yaml::Document;
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
-/// The longest value that is shown.
-const SHOWN: usize = 60;
-
 /// A value of the file.
 #[derive(Debug, Clone)]
 pub struct Value {
-    /// The key as it is written.
+    /// The full key as the file spells it.
     pub key: String,
     /// The value.
     pub node: Node,
-    /// Where it stands.
+    /// File and line.
     pub source: Source,
 }
 
 impl Value {
-    /// Whether it leaves the decision to our key.
+    /// Whether it is `auto`, which leaves the decision to our key.
     pub fn is_auto(&self) -> bool {
         matches!(&self.node, Node::Str(word) if word.eq_ignore_ascii_case("auto"))
     }
 
-    /// The value as people write it in JSON, cut where it is long; a secret is not shown.
+    /// The value as JSON for messages, cut where it is long; a secret is not shown.
     pub fn shown(&self) -> String {
-        if is_secret(&self.key) { "***".to_owned() } else { cut(&json_of(&self.node).to_string()) }
+        if is_secret(&self.key) { "***".to_owned() } else { cut(&self.node.to_json().to_string()) }
     }
 
-    /// File and line with the key, or a word or variable of the shell with it.
+    /// How errors name the value: source and key.
     fn place(&self) -> String {
         match &self.source {
             Source::Foreign { .. } => self.source.place(),
@@ -45,17 +44,17 @@ impl Value {
         }
     }
 
-    /// The error for a value that is not what is expected.
+    /// The error for a value of the wrong type; `what` is expected.
     pub fn expected(&self, what: &str) -> Error {
         Error::config(format!("{}: expected {what}, found {}", self.place(), self.node.describe()))
     }
 
-    /// The error for what is not possible, and why.
+    /// The error for a value that this version does not support, with the reason as a hint.
     pub fn refused(&self, why: &str) -> Error {
         Error::config(format!("{}: {} is not supported", self.place(), self.shown())).hint(why)
     }
 
-    /// A whole number of at least `least`, also as `5e8`.
+    /// An integer of at least `least`; also accepts `5e8`.
     ///
     /// # Errors
     /// Something else stands there.
@@ -96,7 +95,7 @@ impl Value {
         }
     }
 
-    /// Yes or no, also as a text.
+    /// `true` or `false`, also as a string.
     ///
     /// # Errors
     /// Something else stands there.
@@ -109,7 +108,7 @@ impl Value {
         }
     }
 
-    /// Whether it is one of these, a number or a text alike: `5e8` is 500000000, `True` is true.
+    /// Whether it equals one of these, with numbers compared by value (`5e8` is 500000000) and words without case (`True`).
     fn is(&self, scalars: &[Scalar]) -> bool {
         scalars.iter().any(|scalar| match scalar {
             Scalar::Null => self.node == Node::Null,
@@ -123,32 +122,24 @@ impl Value {
     }
 }
 
-/// Whether a key holds a token of the hub.
+/// Whether a key holds a token of the hub, which no message may show.
 fn is_secret(key: &str) -> bool {
     key.ends_with("hub_token") || key.ends_with("to_hub_token")
 }
 
-/// A text of at most [`SHOWN`] characters.
-pub(super) fn cut(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
-    }
-}
-
-/// What one key of a trainer's, which stands in our own configuration, comes to.
+/// The outcome of one key of [`Format::Trainer`] in our own configuration.
 pub struct OneKey {
-    /// Keys of ours with their values.
+    /// The settings of ours that it gives, by full key.
     pub settings: Vec<(String, Node)>,
-    /// Why it is not needed, if it is not.
+    /// Why it has no effect; `None` if it has one.
     pub why: Option<String>,
 }
 
-/// Does with a key as its line says; `spelled` is the full key as it was given.
+/// Reads one key of [`Format::Trainer`]; `spelled` is the full key as it was given.
 ///
 /// # Errors
 /// [`tunesmith_base::Kind::Config`]: the value is refused.
-pub(in super::super) fn take_key(row: &super::Row, spelled: &str, node: &Node, source: &Source) -> Result<OneKey> {
+pub(crate) fn take_key(row: &super::Row, spelled: &str, node: &Node, source: &Source) -> Result<OneKey> {
     let value = Value { key: spelled.to_owned(), node: node.clone(), source: source.clone() };
     let mut reader = Reader::new(Format::Trainer, spelled.to_owned(), None, None, source);
     reader.act(row.key, row.act, &value)?;
@@ -161,28 +152,28 @@ pub(in super::super) fn take_key(row: &super::Row, spelled: &str, node: &Node, s
     Ok(OneKey { settings: reader.lines.into_iter().map(|line| (line.key, line.node)).collect(), why })
 }
 
-/// One foreign configuration, while it is read.
+/// Reads one foreign configuration.
 pub struct Reader {
     format: Format,
-    /// What stands for it in messages.
+    /// The file's path, or the key that holds the mapping; for messages.
     name: String,
     document: Option<Document>,
-    /// A configuration within ours, and where that stands.
+    /// A mapping within our own configuration, and its source.
     inline: Option<(Vec<(String, Node)>, Source)>,
-    /// What names the file.
+    /// The source that names the file.
     named_by: Source,
     seen: BTreeMap<String, Value>,
     told: Vec<Told>,
     lines: Vec<Line>,
     notes: Vec<String>,
-    /// What only the start of a run can check.
+    /// Claims that only the start of a run can check.
     pub expected: Expected,
-    /// Another file that this one names.
+    /// A DeepSpeed file that this one names, and where.
     pub nested: Option<(String, Source)>,
 }
 
 impl Reader {
-    /// Opens what our `key` names: a file, or a mapping.
+    /// Opens what our `key` holds: the path of a file, or a mapping.
     pub(super) fn open(format: Format, key: &str, node: &Node, source: &Source) -> Result<Self> {
         let (name, document, inline) = match node {
             Node::Str(path) => {
@@ -198,7 +189,7 @@ impl Reader {
         Ok(Self::new(format, name, document, inline, source))
     }
 
-    /// For a text that is no file.
+    /// Reads from a text; messages call it `path`.
     pub(super) fn of_text(format: Format, path: &Path, text: &str) -> Result<Self> {
         let document = Document::parse(path, without_comments(text).into_bytes())?;
         Ok(Self::new(format, path.display().to_string(), Some(document), None, &Source::Default))
@@ -226,12 +217,12 @@ impl Reader {
         }
     }
 
-    /// For Transformers' `fsdp` without a `fsdp_config`.
+    /// A configuration without keys: Transformers' `fsdp` without a `fsdp_config`.
     pub(super) fn empty(format: Format, key: &str, source: &Source) -> Result<Self> {
         Self::open(format, key, &Node::Map(Vec::new()), source)
     }
 
-    /// Reads all keys, lets `finish` see them together, and adds what they come to.
+    /// Reads all keys, then calls `finish` for what several keys say together, and adds the outcome to `taken`.
     pub(super) fn run(mut self, finish: fn(&mut Self) -> Result<()>, taken: &mut Foreign) -> Result<()> {
         let entries = match (&self.document, &self.inline) {
             (Some(document), _) => document.entries.clone(),
@@ -338,7 +329,7 @@ impl Reader {
         }
     }
 
-    /// A value that was read, by the table's name of its key.
+    /// A value that was read, by its key in the table; `None` if it is absent or null.
     pub fn get(&self, name: &str) -> Option<Value> {
         self.seen.get(name).filter(|value| value.node != Node::Null).cloned()
     }
@@ -348,7 +339,7 @@ impl Reader {
         self.told.push(Told { source, value: value.shown(), fate, key, text });
     }
 
-    /// It is so anyway.
+    /// Notes that the value has no effect, since it asks for what holds anyway.
     ///
     /// # Errors
     /// None.
@@ -357,7 +348,7 @@ impl Reader {
         Ok(())
     }
 
-    /// It has no meaning here, and why.
+    /// Notes that the value has no effect, with a note for the user that says why.
     ///
     /// # Errors
     /// None.
@@ -367,7 +358,7 @@ impl Reader {
         Ok(())
     }
 
-    /// `auto`: what `ours` says holds.
+    /// Notes that `auto` leaves the value to our key `ours`.
     ///
     /// # Errors
     /// None.
@@ -376,7 +367,7 @@ impl Reader {
         Ok(())
     }
 
-    /// It is used where the ranks are started, or checked there.
+    /// Notes that the value is used or checked where the ranks are started.
     ///
     /// # Errors
     /// None.
@@ -385,15 +376,15 @@ impl Reader {
         Ok(())
     }
 
-    /// Our key gets this value; `why` says what differs.
+    /// Sets our key `ours`. `why` says what differs from the foreign value; empty if nothing does.
     ///
     /// # Errors
-    /// Our key does not take it.
+    /// Our key does not exist, or does not take the value.
     pub fn put(&mut self, value: &Value, ours: &str, node: Node, why: &str) -> Result<()> {
         self.line(value, ours, node, why, None, false)
     }
 
-    /// As [`Reader::put`], where `switch` of ours is on.
+    /// As [`Reader::put`], but it counts only if `switch` of ours is on.
     ///
     /// # Errors
     /// As [`Reader::put`].
@@ -401,7 +392,7 @@ impl Reader {
         self.line(value, ours, value.node.clone(), "", Some(switch), false)
     }
 
-    /// As [`Reader::put`], where nothing else sets the key.
+    /// As [`Reader::put`], but it counts only if nothing else sets the key.
     ///
     /// # Errors
     /// As [`Reader::put`].
@@ -418,15 +409,15 @@ impl Reader {
         only_with: Option<&'static str>,
         soft: bool,
     ) -> Result<()> {
-        if !options().any(|def| def.path() == ours) {
+        let Some(def) = options().find(|def| def.path() == ours) else {
             return Err(value.refused(&format!("{ours} is not yet part of this version")));
-        }
+        };
         let node = whole(ours, node);
-        if let Err(error) = try_setting(ours, &node) {
+        if let Err(error) = check(def, ours, &node, &Source::Word(ours.to_owned())) {
             let why = error.hint_text().unwrap_or_else(|| error.message());
-            return Err(value.refused(&format!("{ours} does not take {}: {why}", quoted(&json_of(&node).to_string()))));
+            return Err(value.refused(&format!("{ours} does not take {}: {why}", quoted(&node.to_json().to_string()))));
         }
-        let becomes = format!("{ours}: {}", json_of(&node));
+        let becomes = format!("{ours}: {}", node.to_json());
         let text = if why.is_empty() { becomes } else { format!("{becomes} ({why})") };
         self.tell(value, Fate::Taken, Some(ours), text);
         let (source, named_by) = (value.source.clone(), self.named_by.clone());
@@ -435,16 +426,14 @@ impl Reader {
     }
 }
 
-/// A number without a fraction as an integer, where our key takes only that: DeepSpeed's files write `5e8`.
+/// A float without a fraction as an integer, if our key takes only integers: DeepSpeed's files write `5e8`.
 fn whole(ours: &str, node: Node) -> Node {
     match node {
-        Node::Float(number)
-            if number.fract() == 0.0 && number.abs() < 1e15 && try_setting(ours, &Node::Float(number)).is_err() =>
-        {
+        Node::Float(number) if number.fract() == 0.0 && number.abs() < 1e15 && !takes(ours, &Node::Float(number)) => {
             Node::Int(number as i128)
         }
         // Numbers that some readers take for texts: `1e-5`.
-        Node::Str(_) => super::super::unquoted(ours, node),
+        Node::Str(_) => unquoted(ours, node),
         other => other,
     }
 }

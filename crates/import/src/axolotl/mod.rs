@@ -23,7 +23,7 @@ macro_rules! rules {
     ($($key:literal => $act:expr,)*) => { &[$(Rule { key: $key, act: $act }),*] };
 }
 
-/// Every key that is known.
+/// Every key of Axolotl that this import knows; rarer ones are in [`OTHERS`].
 pub(super) const RULES: &[Rule] = rules! {
     "base_model" => To("model.name"),
     "base_model_config" => Lost("the model's own config.json counts"),
@@ -299,7 +299,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "process_reward_model" => Together,
 };
 
-/// Reads the whole.
+/// Imports a whole configuration.
 pub(super) fn read(work: &mut Work) -> Result<()> {
     for key in ["rl", "reward_model", "process_reward_model"] {
         match work.get(&[key]) {
@@ -348,7 +348,7 @@ fn special_tokens(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-/// A number of parts; 1 is none.
+/// A degree of parallelism; 1 asks for nothing.
 fn split(work: &mut Work, key: &str, node: &Node) {
     if is_off(node) || *node == Node::Int(1) {
         work.needless(key, "off");
@@ -366,7 +366,7 @@ fn shards(work: &mut Work, key: &str, node: &Node) {
     }
 }
 
-/// What is trained, and in which precision the base is kept.
+/// The training mode (`adapter`), and the precision of the base model.
 fn mode(work: &mut Work) {
     let quantized = work.is_on("load_in_4bit");
     let mode = |work: &mut Work, word: &str, why: &str| match work.get(&["adapter"]) {
@@ -415,7 +415,7 @@ fn mode(work: &mut Work) {
     }
 }
 
-/// `bf16: auto` is the default, unless another precision is asked for.
+/// Compute precision. Axolotl's default is `bf16: auto`, unless `fp16` is asked for.
 fn precision(work: &mut Work) {
     let bf16 = work.get(&["bf16"]);
     let auto = matches!(&bf16, Some((_, Node::Str(word))) if word == "auto");

@@ -1,9 +1,9 @@
-//! Axolotl's rarer keys, by what becomes of them; a name that ends with `*` stands for all that begin so. And those of its
-//! settings that are more than a key.
-use super::super::work::Act::{self, Lost, Needless};
-use super::super::work::Work;
-use super::ranks::{LAUNCHED, SPLIT};
+//! Axolotl's rarer keys, grouped by outcome, and settings that consist of several keys. A name that ends with `*` stands for all
+//! keys that begin so.
 use super::{CACHE, KERNEL, TRACKER, UPLOAD};
+use crate::ranks::{LAUNCHED, SPLIT};
+use crate::work::Act::{self, Lost, Needless};
+use crate::work::Work;
 use tunesmith_config::Node;
 
 const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
@@ -12,7 +12,7 @@ const WIDE: &str = "products are computed in float32, and what is trained is kep
 const PADDING: &str = "there is no padding; packing sees every row";
 const MEASURES: &[&str] = &["sacrebleu", "chrf"];
 
-/// Keys with their fate.
+/// Keys, grouped by their outcome.
 pub(crate) const OTHERS: &[(Act, &[&str])] = &[
     (Needless("fields that are not named are not read"), &["remove_unused_columns"]),
     (Needless("the family is told by config.json"), &["is_qwen_derived_model", "type_of_model"]),
@@ -193,7 +193,8 @@ pub(super) fn quantization(work: &mut Work) {
     }
 }
 
-/// `embedding_lr`, `embedding_lr_scale` and `lr_groups`: embeddings and head go before groups, of which the first counts.
+/// `embedding_lr`, `embedding_lr_scale` and `lr_groups`. Embedding and head take precedence over groups; of groups that match, the
+/// first counts.
 pub(super) fn rates(work: &mut Work) {
     let mut rates: Vec<(String, Node)> = Vec::new();
     let mut sources: Vec<String> = Vec::new();
@@ -235,7 +236,7 @@ pub(super) fn rates(work: &mut Work) {
     }
 }
 
-/// Answers: those to validation rows with their scores, and samples.
+/// Generated answers: to validation rows, with their metrics, and samples.
 pub(super) fn answers(work: &mut Work, validates: bool) {
     let scores = work.is_on("do_causal_lm_eval");
     if scores && validates {

@@ -1,28 +1,28 @@
 //! Axolotl's `datasets`: each entry's path, type and fields.
 use super::Work;
-use crate::beside;
+use crate::source_file::beside;
 use std::path::Path;
 use tunesmith_base::registry::{COMPRESSED, EXTENSIONS};
 use tunesmith_config::Node;
 
 const OWN_TEMPLATE: &str = "these rows get the model's chat template here, there a prompt text of their own";
-/// The form of raw text.
+/// Our format of raw text.
 const TEXT: &str = "text";
 
-/// One entry, on its way.
+/// One data set while it is imported.
 struct Set {
-    /// `path` or `name`, and what belongs to it.
+    /// The keys of its entry in `data.datasets`, with `path` or `name`.
     place: Vec<(String, Node)>,
     hub: bool,
     format: &'static str,
 }
 
-/// Of which kinds the training rows are.
+/// Which kinds of rows the training data holds.
 #[derive(Default)]
 pub(super) struct Kinds {
-    /// Raw text, which Axolotl cuts into pieces of `sequence_len`, whatever `excess_length_strategy` says.
+    /// Raw text. Axolotl splits it at `sequence_len`, whatever `excess_length_strategy` says.
     pub text: bool,
-    /// Chats and all others.
+    /// Chats, instructions and all other rows.
     pub others: bool,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn sets(work: &mut Work) -> Kinds {
     kinds
 }
 
-/// The entries of a list of data sets.
+/// The entries of a list of data sets, each in our format.
 fn listed(work: &mut Work, key: &str, format: Option<&'static str>) -> Vec<Set> {
     let items = match work.get(&[key]) {
         Some((_, Node::List(items))) => items,
@@ -152,7 +152,7 @@ fn one(work: &mut Work, at: &str, entries: &[(String, Node)], format: Option<&'s
     Some(Set { place, hub, format })
 }
 
-/// Whether the roles of messages are called as ShareGPT or `OpenAI` calls them.
+/// Whether roles have the names of ShareGPT or `OpenAI`, which our formats know.
 fn known_roles(node: &Node) -> bool {
     let Node::Map(roles) = node else { return false };
     roles.iter().all(|(role, names)| {
@@ -171,7 +171,7 @@ fn known_roles(node: &Node) -> bool {
     })
 }
 
-/// The fields of a message under other names.
+/// Field names of a message: needless where they are usual ones, lost otherwise.
 fn fields(work: &mut Work, from: &str, node: &Node) {
     let known =
         |name: &Node| matches!(name, Node::Str(word) if ["role", "content", "from", "value"].contains(&word.as_str()));
@@ -186,7 +186,7 @@ fn fields(work: &mut Work, from: &str, node: &Node) {
     }
 }
 
-/// Our form for Axolotl's type.
+/// Our format for Axolotl's `type`.
 fn form(work: &mut Work, at: &str, kind: Option<&Node>, messages: Option<&Node>) -> &'static str {
     let from = format!("{at}.type");
     let word = match kind {
@@ -241,7 +241,7 @@ fn is_file(path: &str) -> bool {
     path.starts_with(['.', '/']) || Path::new(path).extension().is_some_and(|end| ends.any(|known| end == *known))
 }
 
-/// Writes the sets: files of one form as a list of paths, everything else as `data.datasets`.
+/// Writes the data sets: files of one format as a list of paths, everything else as `data.datasets`.
 fn place(work: &mut Work, key: &str, ours: &str, sets: Vec<Set>, why: &str) {
     let Some(first) = sets.first().map(|set| set.format) else {
         return work.lost(key, "no data set in it");

@@ -24,7 +24,7 @@ macro_rules! rules {
     ($($key:literal => $act:expr,)*) => { &[$(Rule { key: $key, act: $act }),*] };
 }
 
-/// Every key that is known.
+/// Every key of LLaMA-Factory that this import knows; rarer ones are in [`OTHERS`].
 pub(super) const RULES: &[Rule] = rules! {
     "model_name_or_path" => To("model.name"),
     "model_revision" => To("model.revision"),
@@ -232,7 +232,7 @@ pub(super) const RULES: &[Rule] = rules! {
     "export_legacy_format" => Lost(OWN_STEP),
 };
 
-/// Reads the whole.
+/// Imports a whole configuration.
 pub(super) fn read(work: &mut Work) -> Result<()> {
     let pretrains = match work.word("stage").as_deref() {
         Some("sft") | None => false,
@@ -281,7 +281,7 @@ pub(super) fn read(work: &mut Work) -> Result<()> {
     Ok(())
 }
 
-/// `a,b` or a list, as a list.
+/// `a,b` split into a list; any other value as it is.
 fn listed(node: &Node) -> Node {
     match node {
         Node::Str(text) => Node::List(
@@ -311,7 +311,7 @@ fn report_to(work: &mut Work, key: &str, node: &Node) {
     work.put(key, "logging.tensorboard", Node::Bool(tensorboard), if others { TRACKER } else { "" });
 }
 
-/// What is trained.
+/// The training mode (`finetuning_type`).
 fn mode(work: &mut Work) {
     let bits = match work.get(&["quantization_bit"]) {
         Some((_, Node::Int(bits))) => bits,
@@ -350,7 +350,7 @@ fn mode(work: &mut Work) {
     }
 }
 
-/// Where adapters go, what is trained beside them, and adapters that are there already.
+/// Target modules, modules that are trained in full, and existing adapters.
 fn adapter(work: &mut Work, kind: &str) {
     let to = format!("tuning.{kind}.target_modules");
     match work.get(&[format!("{kind}_target").as_str()]) {
@@ -429,7 +429,7 @@ fn freeze(work: &mut Work) {
     }
 }
 
-/// Which tokens are learned, and whether rows are packed.
+/// Which tokens carry the loss, and packing.
 fn objective(work: &mut Work, pretrains: bool) {
     if work.get(&["stage"]).is_some() {
         if pretrains {
@@ -469,7 +469,7 @@ fn objective(work: &mut Work, pretrains: bool) {
     }
 }
 
-/// Defaults that are other than ours.
+/// Defaults of LLaMA-Factory that differ from ours.
 fn defaults(work: &mut Work) {
     if work.written("train.learning_rate").is_none() {
         work.implied("train.learning_rate", Node::Float(5e-5), "its default");
@@ -487,7 +487,7 @@ fn defaults(work: &mut Work) {
     }
 }
 
-/// How answers are drawn: where validation rows are answered, its defaults are other than ours.
+/// Generation settings. Where answers to validation rows are generated, LLaMA-Factory's defaults differ from ours.
 fn answers(work: &mut Work) {
     let predicts = work.written("train.predict_with_generate").is_some_and(|node| *node == Node::Bool(true));
     let settings = [

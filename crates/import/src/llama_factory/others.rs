@@ -1,12 +1,12 @@
-//! LLaMA-Factory's rarer keys, by what becomes of them; a name that ends with `*` stands for all that begin so.
-use super::super::work::Act::{self, Lost, Needless};
-use super::ranks::{LAUNCHED, SPLIT};
+//! LLaMA-Factory's rarer keys, grouped by outcome. A name that ends with `*` stands for all keys that begin so.
 use super::{KERNEL, NO_LOADER, OTHER, OWN_STEP, TRACKER, UPLOAD};
+use crate::ranks::{LAUNCHED, SPLIT};
+use crate::work::Act::{self, Lost, Needless};
 
 const TEXT: &str = "text models only";
 const PREFERENCES: &str = "preference and reinforcement training are not part of this version";
 
-/// Keys with their fate.
+/// Keys, grouped by their outcome.
 pub(crate) const OTHERS: &[(Act, &[&str])] = &[
     (Needless(KERNEL), &["use_v1_kernels", "use_reentrant_gc", "gradient_checkpointing_kwargs", "kernel_config"]),
     (Needless("there is no padding; attention never crosses from row to row"), &["block_diag_attn"]),

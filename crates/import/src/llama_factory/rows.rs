@@ -1,11 +1,11 @@
-//! LLaMA-Factory's data sets: names that `dataset_info.json` explains.
+//! LLaMA-Factory's data sets: names that stand in `dataset_info.json`.
 use super::{Work, listed};
-use crate::beside;
+use crate::source_file::beside;
 use serde_json::Value as Json;
 use std::path::PathBuf;
 use tunesmith_config::Node;
 
-/// The largest `dataset_info.json`.
+/// The most bytes of a `dataset_info.json`.
 const MAX_BYTES: u64 = 8 << 20;
 
 /// One data set.
@@ -57,8 +57,8 @@ pub(super) fn sets(work: &mut Work, pretrains: bool) {
     }
 }
 
-/// `dataset_info.json` and its folder: where the configuration says, from here or from the configuration's folder. Else why there
-/// is none.
+/// `dataset_info.json` and its folder. `dataset_dir` is relative to the current directory, or else to the configuration's folder. The
+/// error says why there is none.
 fn info(work: &Work, folder: &str) -> Result<(PathBuf, Json), String> {
     let none = || "there is no dataset_info.json".to_owned();
     let folder = beside(&work.path, folder).filter(|folder| folder.join("dataset_info.json").is_file());
@@ -109,7 +109,7 @@ fn one(work: &mut Work, key: &str, name: &str, folder: &std::path::Path, json: &
     Some(Set { place, hub, format: form(work, key, name, json, pretrains) })
 }
 
-/// Our form, and what its columns are called.
+/// Our format for a data set, and the names of its columns.
 fn form(work: &mut Work, key: &str, name: &str, json: &Json, pretrains: bool) -> &'static str {
     let conversations = json["formatting"].as_str() == Some("sharegpt");
     let column = |field: &str, usual: &str| json["columns"][field].as_str().unwrap_or(usual).to_owned();
@@ -148,7 +148,7 @@ fn lost(work: &mut Work, key: &str, name: &str, what: &str) -> &'static str {
     "auto"
 }
 
-/// Writes the training sets: as paths, or as a mix.
+/// Writes the training data: as paths, or as a mix in `data.datasets`.
 fn train(work: &mut Work, sets: Vec<Set>) {
     let mixes = work.word("mix_strategy").filter(|word| word != "concat" && sets.len() > 1);
     let format = sets.first().map_or("auto", |set| set.format);

@@ -9,7 +9,7 @@ use crate::grads::Grads;
 use crate::linear::{Base, Input};
 use crate::targets::{Placement, Targets};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX, SECTION};
+use tunesmith_config::adapters::ia3::{Ia3Config, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_ops::gain;
 use tunesmith_ops::panel::Act;
@@ -20,7 +20,7 @@ pub static ABOUT: About = About {
     mode: Mode::Ia3,
     title: "(IA)³",
     parts: "the factors of (IA)³",
-    section: &SECTION,
+    section: &Ia3Config::section(),
     training: &[],
     starting: &[],
     ours: &[],
@@ -53,7 +53,7 @@ impl Method for Ia3Config {
 
     fn targets(&self) -> Targets {
         Targets {
-            section: SECTION.name,
+            section: Ia3Config::SECTION,
             target_modules: self.target_modules.clone().unwrap_or_else(|| list(&TARGETS)),
             exclude_modules: self.exclude_modules.clone(),
             modules_to_save: self.modules_to_save.clone(),

@@ -13,7 +13,7 @@ use super::{About, Adapter, Formula, Method, Part, Rank, Site, names, parameters
 use crate::build::Attach;
 use crate::targets::{Placement, Ranks, Targets, ends_with_module};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::adapters::lora::{LoraConfig, PREFIX, SECTION};
+use tunesmith_config::adapters::lora::{LoraConfig, PREFIX};
 use tunesmith_config::{ConfigValue, InitLora, Mode, TargetModules, TuningConfig};
 use tunesmith_plan::memory::{Footprint, LowRank};
 
@@ -22,7 +22,7 @@ pub static ABOUT: About = About {
     mode: Mode::Lora,
     title: "LoRA",
     parts: "the matrices A and B",
-    section: &SECTION,
+    section: &LoraConfig::section(),
     training: &["lora_dropout", "loraplus_lr_ratio"],
     starting: &["init_lora_weights", "loftq_iter"],
     ours: &["loraplus_lr_ratio", "loftq_iter"],
@@ -51,7 +51,7 @@ impl Method for LoraConfig {
 
     fn targets(&self) -> Targets {
         Targets {
-            section: SECTION.name,
+            section: LoraConfig::SECTION,
             target_modules: self.target_modules.clone(),
             target_parameters: self.target_parameters.clone(),
             renames: true,

@@ -13,7 +13,7 @@ use crate::grads::Grads;
 use crate::linear::{Base, Input};
 use crate::targets::{Placement, Targets};
 use tunesmith_base::error::{Error, Result};
-use tunesmith_config::adapters::oft::{OftConfig, PREFIX, SECTION};
+use tunesmith_config::adapters::oft::{OftConfig, PREFIX};
 use tunesmith_config::{Mode, TargetModules, TuningConfig};
 use tunesmith_ops::blocks::{Diagonal, outer, times};
 use tunesmith_ops::panel::{self, Act};
@@ -26,7 +26,7 @@ pub static ABOUT: About = About {
     mode: Mode::Oft,
     title: "OFT",
     parts: "OFT's rotations",
-    section: &SECTION,
+    section: &OftConfig::section(),
     training: &[],
     starting: &["init_weights"],
     ours: &[],
@@ -46,7 +46,7 @@ impl Method for OftConfig {
 
     fn targets(&self) -> Targets {
         Targets {
-            section: SECTION.name,
+            section: OftConfig::SECTION,
             target_modules: self.target_modules.clone(),
             exclude_modules: self.exclude_modules.clone(),
             layers_to_transform: self.layers_to_transform.clone(),

@@ -1,5 +1,5 @@
-//! Keys that other toolkits have and this version does not read: refused by name, never accepted and ignored. Those of Transformers'
-//! and TRL's arguments are in `foreign::trainer`.
+//! Keys and words of other toolkits that this version refuses, each with what to write instead. Keys of Transformers' and TRL's
+//! arguments are in `foreign::trainer`.
 
 const DAPT: &str = "for raw text set data.format: text and data.packing: true, and data.truncation: split; a block is model.max_seq_len tokens long \
      (docs/guides/dapt.md)";
@@ -7,7 +7,7 @@ const SECRET: &str = "a secret does not belong into a file; set the environment 
 const QUANT: &str =
     "set model.quantization: nf4 or fp4, or tuning.mode: qlora; model.double_quant codes the scales too";
 
-/// Words that other toolkits have for a key, and how it is said here.
+/// A key, a word that other toolkits accept for it, and what to write instead.
 pub(super) const WORDS: &[(&str, &str, &str)] = &[
     ("tuning.mode", "dora", "set tuning.mode: lora and tuning.lora.use_dora: true; qlora goes with it too"),
     ("tuning.mode", "qdora", "set tuning.mode: qlora and tuning.lora.use_dora: true"),
@@ -20,7 +20,7 @@ pub(super) const WORDS: &[(&str, &str, &str)] = &[
     ("tuning.mode", "sft", "set task: causal_lm, which is the default; tuning.mode says which values are trained"),
 ];
 
-/// Full keys (or sections) and why they are refused.
+/// Full keys or sections, and what to do instead.
 pub(super) const LATER: &[(&str, &str)] = &[
     (
         "train.gradient_checkpointing_layers",

@@ -1,55 +1,78 @@
-//! What foreign files come to: settings of ours, what is told of every key, and what only the start of a run can check.
-use super::super::resolve::Source;
-use super::super::schema::Config;
-use super::super::sizes::Auto;
-use super::Line;
+//! The outcome of foreign configurations: settings of ours, the fate of each key, and claims that only the start of a run can check.
+use crate::auto_values::Auto;
+use crate::schema::Config;
+use crate::source::Source;
+use crate::value::Node;
 use tunesmith_base::error::{Error, Result};
 use tunesmith_base::words::count;
 
-/// All that was read.
+/// The longest value that a message shows, in characters.
+const SHOWN: usize = 60;
+
+/// The outcome of all foreign configurations of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Foreign {
-    /// Each key of each file, in the files' order.
+    /// The fate of each key of each file, in file order.
     pub told: Vec<Told>,
-    /// What is checked when the ranks are known.
+    /// Claims that are checked when the number of ranks is known.
     pub expected: Expected,
-    /// What a user should know, a sentence a key.
-    pub(in super::super) notes: Vec<String>,
-    pub(in super::super) lines: Vec<Line>,
+    /// Notes for the user, one sentence each.
+    pub(crate) notes: Vec<String>,
+    /// Settings of ours that the files give.
+    pub(crate) lines: Vec<Line>,
     /// `deepspeed_config_file` of Accelerate's file, and where it stands.
     pub(super) nested: Option<(String, Source)>,
 }
 
-/// What a note on a key begins with that is accepted and has no meaning here.
+/// A setting of ours that a foreign file gives.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Line {
+    /// Our key.
+    pub key: String,
+    /// Its value, which the key accepts.
+    pub node: Node,
+    /// The foreign key that gives it.
+    pub source: Source,
+    /// It counts only if this switch of ours is on.
+    pub only_with: Option<&'static str>,
+    /// It counts only if nothing else sets the key.
+    pub soft: bool,
+    /// The source that names the file, which decides precedence.
+    pub named_by: Source,
+}
+
+/// A text of at most [`SHOWN`] characters.
+pub(super) fn cut(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// How the note on a key begins that is accepted without effect.
 pub const NOT_NEEDED: &str = "not needed: ";
 
-/// A key of another toolkit in our own configuration that is accepted and has no meaning here.
+/// A key of another toolkit in our own configuration that is accepted without effect.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct NotNeeded {
     /// The full key.
     pub key: String,
-    /// The value that was given.
+    /// Its value.
     pub value: serde_json::Value,
-    /// Where it stands.
+    /// Where it was given.
     pub source: Source,
-    /// Why it is not needed.
+    /// Why it has no effect.
     pub note: String,
 }
 
 impl NotNeeded {
-    /// The note on it.
+    /// The note for the user.
     pub fn text(&self) -> String {
-        format!(
-            "{NOT_NEEDED}{} {}: {} ({})",
-            self.source,
-            self.key,
-            super::walk::cut(&self.value.to_string()),
-            self.note
-        )
+        format!("{NOT_NEEDED}{} {}: {} ({})", self.source, self.key, cut(&self.value.to_string()), self.note)
     }
 }
 
-/// One key of a foreign file and what became of it.
+/// The fate of one key of a foreign file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Told {
     /// File and line, and the key.
@@ -58,29 +81,29 @@ pub struct Told {
     pub value: String,
     /// What became of it.
     pub fate: Fate,
-    /// Our key, if it has become one.
+    /// Our key, if it sets one.
     pub key: Option<String>,
-    /// What is said of it; of an `auto` the value that holds.
+    /// Explanation for the user; for `auto`, the value that holds.
     pub text: String,
 }
 
-/// What became of a key.
+/// What happened to a key of a foreign file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
-    /// Ours says it.
+    /// It sets a key of ours, or is checked against the ranks.
     Taken,
-    /// `auto`: ours decides.
+    /// `auto`: our key decides.
     Auto,
-    /// It is so anyway, or asks for nothing.
+    /// It has no effect, since it asks for what holds anyway.
     Same,
-    /// It has no meaning here.
+    /// It has no effect; a note says why.
     Warned,
-    /// Another source says otherwise, nearer to the user.
+    /// A source that takes precedence says otherwise.
     Overridden,
 }
 
 impl Fate {
-    /// In a word.
+    /// How `tunesmith config` shows it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Taken => "taken",
@@ -92,33 +115,33 @@ impl Fate {
     }
 }
 
-/// What foreign files say of the run as a whole, with where.
+/// What foreign files claim about the run as a whole, each with its source.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Expected {
-    /// Rows of an optimizer step, on all ranks: `train_batch_size`.
+    /// Rows of an optimizer step over all ranks: DeepSpeed's `train_batch_size`.
     pub rows: Option<(usize, Source)>,
-    /// Whether DeepSpeed derives the size that is missing beside it.
+    /// Whether a missing micro-batch size or accumulation count follows from `rows`, as in DeepSpeed.
     pub derives: bool,
-    /// Ranks in all: `num_processes`.
+    /// Number of ranks on all machines: `num_processes`.
     pub processes: Option<(usize, Source)>,
-    /// Machines: `num_machines`.
+    /// Number of machines: `num_machines`.
     pub machines: Option<(usize, Source)>,
-    /// This machine's number: `machine_rank`.
+    /// Index of this machine, from 0: `machine_rank`.
     pub machine_rank: Option<(usize, Source)>,
-    /// The first machine: `main_process_ip`.
+    /// Address of the first machine: `main_process_ip`.
     pub main_address: Option<(String, Source)>,
-    /// The port on it: `main_process_port`.
+    /// Port on the first machine: `main_process_port`.
     pub main_port: Option<(u16, Source)>,
-    /// GPUs of a machine: `gpu_ids`.
+    /// GPUs of this machine: `gpu_ids`.
     pub gpu_ids: Option<(Vec<usize>, Source)>,
 }
 
 impl Expected {
-    /// Holds what the files say against the ranks that there are, and makes up the size that they leave to arithmetic.
-    /// `local` ranks are on this machine, and `launcher` has started them, if one has.
+    /// Checks the claims against `world` ranks, of which `local` are on this machine, and computes the batch size or accumulation
+    /// count that follows from `rows`. `launcher` is the program that started the ranks, if any.
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`], with both sides.
+    /// [`tunesmith_base::Kind::Config`]: a claim does not hold; the error names both sides.
     pub fn settle(&self, config: &mut Config, world: usize, local: usize, launcher: Option<&str>) -> Result<()> {
         let ranks = |count: usize| format!("{count} rank{}", if count == 1 { "" } else { "s" });
         if let Some((processes, source)) = &self.processes

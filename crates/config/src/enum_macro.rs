@@ -1,7 +1,8 @@
-//! [`choices`]: settings that are one of a few words.
+//! [`choices`]: a macro for settings that are one of a few words.
+use super::suggest::{nearest, not_yet};
 use super::value::{Node, Refusal};
 
-/// Makes an enum of words. `later` names the words that a later version will accept.
+/// Makes an enum that is written as a word in the configuration. `later` lists words that are refused as not yet supported.
 macro_rules! choices {
     ($(
         $(#[doc = $doc:literal])*
@@ -12,17 +13,17 @@ macro_rules! choices {
         pub enum $name { $( $(#[doc = $variant_doc])* $variant, )+ }
 
         impl $name {
-            /// The words that the configuration accepts, less second names.
+            /// The accepted words, without aliases.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
-            /// The words that a message names: second names too, where they have a meaning of their own.
+            /// The words that a message lists: also those aliases that are documented.
             const TOLD: &'static [&'static str] = &[$($word, $( $( choices!(@told $alias $alias_doc), )? )*)+];
-            /// Every word that is accepted.
+            /// The accepted words, with aliases.
             const ACCEPTED: &'static [&'static str] = &[$($word, $( $alias, )*)+];
             const LATER: &'static [&'static str] = choices!(@or $($later)?);
-            /// All of them, in the order of the documentation.
+            /// Every variant, in the order of the documentation.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The word of the configuration.
+            /// The word in the configuration.
             pub const fn as_str(self) -> &'static str {
                 match self { $( Self::$variant => $word, )+ }
             }
@@ -34,11 +35,11 @@ macro_rules! choices {
             }
         }
 
-        impl $crate::ConfigValue for $name {
-            fn from_node(node: &$crate::Node) -> Result<Self, $crate::Refusal> {
+        impl $crate::value::ConfigValue for $name {
+            fn from_node(node: &$crate::value::Node) -> Result<Self, $crate::value::Refusal> {
                 match node {
-                    $( $crate::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
-                    _ => Err($crate::choices::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
+                    $( $crate::value::Node::Str(word) if [$word $(, $alias)*].contains(&word.as_str()) => Ok(Self::$variant), )+
+                    _ => Err($crate::enum_macro::refuse_word(node, Self::TOLD, Self::ACCEPTED, Self::LATER)),
                 }
             }
 
@@ -47,7 +48,7 @@ macro_rules! choices {
             }
 
             fn expected() -> String {
-                $crate::choices::one_of(Self::TOLD)
+                $crate::enum_macro::one_of(Self::TOLD)
             }
 
             fn schema() -> serde_json::Value {
@@ -69,19 +70,19 @@ macro_rules! choices {
 
 pub(super) use choices;
 
-/// The words of a message.
+/// The words as a message lists them.
 pub(super) fn one_of(words: &[&str]) -> String {
     format!("one of {}", words.join(", "))
 }
 
-/// Refuses what is none of the accepted words, with the nearest of them; `told` are those that the message names.
+/// The refusal of a value that is not an accepted word, with the most similar word as a hint. The message lists `told`.
 pub(super) fn refuse_word(node: &Node, told: &[&str], accepted: &[&str], later: &[&str]) -> Refusal {
     let refusal = Refusal::new(node, one_of(told));
     let Node::Str(word) = node else { return refusal };
     if later.contains(&word.as_str()) {
-        return refusal.hint(super::option::not_yet(word));
+        return refusal.hint(not_yet(word));
     }
-    match super::option::nearest(word, accepted.iter().copied()) {
+    match nearest(word, accepted.iter().copied()) {
         Some(near) => refusal.hint(format!("did you mean {near}?")),
         None => refusal,
     }

@@ -1,18 +1,19 @@
-//! Settings that may be left to measurement, and sizes in bytes.
+//! Types of settings that may be `auto`, which a measurement before step 1 settles: numbers, activation checkpointing; and sizes in
+//! bytes.
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 
-/// A value, or `auto`: found by measuring before step 1.
+/// A value, or `auto`, which is settled by measuring before step 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Auto<T> {
-    /// To be found.
+    /// `auto`: not measured yet.
     Auto,
-    /// This.
+    /// The user's value, or the measured one.
     Given(T),
 }
 
 impl<T: Copy> Auto<T> {
-    /// The value, unless it is to be found.
+    /// The value; `None` for `auto`.
     pub const fn given(self) -> Option<T> {
         match self {
             Self::Auto => None,
@@ -20,7 +21,7 @@ impl<T: Copy> Auto<T> {
         }
     }
 
-    /// The value, or `other` as long as it is to be found.
+    /// The value; `other` for `auto`.
     pub const fn or(self, other: T) -> T {
         match self {
             Self::Auto => other,
@@ -65,12 +66,12 @@ impl<T: ConfigValue> ConfigValue for Auto<T> {
     }
 }
 
-/// A number of bytes.
+/// A number of bytes, above 0 when read from a configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bytes(pub u64);
 
 impl Bytes {
-    /// Units and what they stand for; those of two letters count in thousands.
+    /// Units in bytes: `KiB` counts in 1024, `KB` in 1000.
     const UNITS: [(&str, u64); 9] = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),
@@ -83,7 +84,7 @@ impl Bytes {
         ("B", 1),
     ];
 
-    /// Reads `12GiB`, `1.5 GB` or `4096`.
+    /// Reads `12GiB`, `1.5 GB` or `4096`; `None` for anything else.
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         if let Ok(bytes) = text.parse() {
@@ -123,40 +124,40 @@ impl ConfigValue for Bytes {
     }
 }
 
-/// What one decoder block keeps between its forward and its backward pass, beside its input.
+/// Activation checkpointing of one decoder block: what it keeps from forward to backward besides its input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
-    /// Everything that backward needs: nothing is computed again.
+    /// It keeps everything; nothing is recomputed.
     None,
-    /// What products of matrices gave; norms and activation functions are computed again.
+    /// It keeps the results of matrix products; norms and activation functions are recomputed.
     Cheap,
-    /// Nothing: the block is run again.
+    /// It keeps nothing; the forward pass of the block is run again.
     Full,
 }
 
-/// What each block keeps for its backward pass.
+/// Activation checkpointing of all decoder blocks, `train.gradient_checkpointing`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checkpointing {
-    /// To be found: the fastest that fits.
+    /// `auto`: the fastest that fits in memory.
     Auto,
-    /// The first `full` blocks are run again, the last `none` keep everything, those between compute again what is cheap.
+    /// [`Policy::Full`] in the first blocks, [`Policy::None`] in the last, [`Policy::Cheap`] between.
     Blocks {
-        /// From the first block on.
+        /// Number of blocks from the first on.
         full: usize,
-        /// From the last block back.
+        /// Number of blocks from the last back.
         none: usize,
     },
 }
 
 impl Checkpointing {
-    /// Every block computes again what is cheap.
+    /// [`Policy::Cheap`] in every block.
     pub const CHEAP: Self = Self::Blocks { full: 0, none: 0 };
-    /// Every block is run again.
+    /// [`Policy::Full`] in every block.
     pub const FULL: Self = Self::Blocks { full: usize::MAX, none: 0 };
-    /// Every block keeps everything.
+    /// [`Policy::None`] in every block.
     pub const NONE: Self = Self::Blocks { full: 0, none: usize::MAX };
 
-    /// What block `index` of `count` does; while it is to be found, what is cheap is computed again.
+    /// The policy of block `index` of `count`; for `auto` it is [`Policy::Cheap`].
     pub fn of(self, index: usize, count: usize) -> Policy {
         match self {
             Self::Blocks { full, .. } if index < full => Policy::Full,

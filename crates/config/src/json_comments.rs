@@ -1,7 +1,7 @@
 //! JSON as DeepSpeed takes it, with comments, made into JSON as our reader of YAML takes it: every line stays where it is.
 
 /// Blanks `// …`, `# …` and `/* … */` outside of strings, and tabs, character by character.
-pub(in super::super) fn blanked(text: &str) -> String {
+pub(super) fn without_comments(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut chars = text.chars().peekable();
     let mut previous = '\n';
@@ -57,7 +57,7 @@ mod tests {
     fn comments_go_and_lines_stay() {
         let text =
             "{\n\t// one: 1\n  \"a\": 1, # two\n  /* three\n  */ \"b//c\": \"x#y /* z */ \\\" // w\", \"d\": \"e\"}";
-        let plain = blanked(text);
+        let plain = without_comments(text);
         assert_eq!(plain.lines().count(), text.lines().count());
         let read = crate::parse_yaml(&plain).expect("it reads");
         let Node::Map(entries) = read else { panic!("{read:?}") };
@@ -73,9 +73,9 @@ mod tests {
 
     #[test]
     fn what_never_ends_is_blanked_to_the_end() {
-        assert_eq!(blanked("{} /* a\nb"), "{}     \n ");
-        assert_eq!(blanked("\"a\\"), "\"a\\");
-        assert_eq!(blanked("a#b"), "a#b");
+        assert_eq!(without_comments("{} /* a\nb"), "{}     \n ");
+        assert_eq!(without_comments("\"a\\"), "\"a\\");
+        assert_eq!(without_comments("a#b"), "a#b");
     }
 
     use crate::Node;

@@ -1,41 +1,42 @@
-//! A head that gives scores instead of logits over the vocabulary: Transformers' `…ForSequenceClassification`, as its
-//! `config.json` describes it.
+//! The head for sequence classification and regression (Transformers' `…ForSequenceClassification`), and its keys in
+//! `config.json`.
 use serde_json::{Map, Value, json};
 
-use super::families::Family;
+use super::family::Family;
 use super::hf_json::Source;
 use tunesmith_base::error::{Error, Result};
 
-/// More labels than any real model has.
+/// The most labels that are accepted.
 const MOST: usize = 1 << 16;
 
-/// The head's tensor, `[outputs, hidden]`.
+/// Tensor name of the head's weight, `[outputs, hidden_size]`.
 pub const SCORE: &str = "score.weight";
 
-/// A head that gives a score for each label, or one number, from the last token of a row.
+/// A linear head on the last token of a row: one logit for each label, or one number for a regression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScoreHead {
-    /// The labels in the order of their numbers; none where it gives a number.
+    /// Labels in the order of `id2label`; empty for a regression.
     pub labels: Vec<String>,
 }
 
 impl ScoreHead {
-    /// The head of a regression.
+    /// A regression head with one output.
     pub const fn number() -> Self {
         Self { labels: Vec::new() }
     }
 
-    /// Whether it gives a number instead of scores for labels.
+    /// Whether it is a regression head.
     pub const fn is_number(&self) -> bool {
         self.labels.is_empty()
     }
 
-    /// How many numbers it gives.
+    /// Rows of its weight: one for each label, or 1 for a regression.
     pub const fn outputs(&self) -> usize {
         if self.is_number() { 1 } else { self.labels.len() }
     }
 
-    /// Describes it in a `config.json`, with what rows are padded with, which Transformers needs to find their last tokens.
+    /// Writes it into a `config.json`: class, labels and `problem_type`. Also writes `padding` where the file names no `pad_token_id`,
+    /// since Transformers needs it to find the last token of a row.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Model`]: Transformers has no such class for the family.
@@ -50,7 +51,7 @@ impl ScoreHead {
         config.insert("label2id".into(), ids.collect::<Map<_, _>>().into());
         let kind = if self.is_number() { "regression" } else { "single_label_classification" };
         config.insert("problem_type".into(), kind.into());
-        // It follows from the labels, and may be that of another head.
+        // Transformers derives it from the labels; a value from another head would contradict them.
         config.remove("num_labels");
         if config.get("pad_token_id").is_none_or(Value::is_null)
             && let Some(padding) = padding
@@ -60,7 +61,7 @@ impl ScoreHead {
         Ok(())
     }
 
-    /// Why a family has none.
+    /// The error for a family that Transformers has no classification class for.
     pub fn refusal(family: &Family) -> Error {
         Error::model(format!(
             "not yet: a head of scores on {}, for which Transformers has no class that could load it",
@@ -70,7 +71,7 @@ impl ScoreHead {
 }
 
 impl Source<'_> {
-    /// The head of scores that `architectures` names.
+    /// The classification head, if `architectures` names the family's classification class.
     pub(super) fn score_head(&self, family: &Family) -> Result<Option<ScoreHead>> {
         let classes = self.get("architectures").and_then(Value::as_array);
         let class = family.classifier;

@@ -1,19 +1,21 @@
-//! Keys that others decide about: what only one mode, or only a switch that is on, reads. Given where nothing reads it, a key
-//! is refused, never accepted and ignored.
-use super::resolve::{Resolved, Setting, Source};
-use super::validate::conflict;
-use super::{Config, EvalMetric, EvalStrategy, LrScaling, Mode, Node, Task, schema};
+//! Keys that are read only if another key has a certain value, such as `tuning.lora` with `mode: lora`. A key that nothing would read
+//! is refused.
+use super::enums::{EvalMetric, EvalStrategy, LrScaling, Mode, Task};
+use super::resolved::Resolved;
+use super::schema::{self, Config};
+use super::source::{Setting, Source};
+use super::value::Node;
 use tunesmith_base::error::Result;
 
-/// What decides whether some keys are read.
+/// A key that decides whether other keys are read.
 struct Switch {
-    /// The key that decides.
+    /// The deciding key.
     key: &'static str,
-    /// Whether they are read.
+    /// Whether the configuration reads `keys`.
     on: fn(&Config) -> bool,
-    /// They: keys, or a section with a dot at its end.
+    /// The keys that depend on it; an entry that ends with a dot is a whole section.
     keys: &'static [&'static str],
-    /// What to do.
+    /// Why they are not read, and what to change.
     why: &'static str,
 }
 
@@ -127,7 +129,7 @@ const SWITCHES: &[Switch] = &[
     },
 ];
 
-/// The switch for which `config` does not read `key`.
+/// The switch that makes `config` ignore `key`; `None` if the key is read.
 fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
     let names = |switch: &&Switch| {
         switch.keys.iter().any(|name| if name.ends_with('.') { key.starts_with(name) } else { key == *name })
@@ -138,13 +140,14 @@ fn switch(key: &str, config: &Config) -> Option<&'static Switch> {
 }
 
 impl Setting {
-    /// Whether `config` reads it: the shape of an adapter is nothing to full training.
+    /// Whether `config` reads it. Full training, for example, reads no setting of `tuning.lora`.
     pub fn is_read(&self, config: &Config) -> bool {
         switch(&self.key, config).is_none()
     }
 }
 
-/// Which of some settings would be refused beside each other, and why; values that no key may have are left to others.
+/// The settings that would be refused because others of `settings` make nothing read them, each with the reason. Values that a
+/// key does not take are skipped: [`crate::try_setting`] reports them.
 pub fn unread<'a>(settings: &[(&'a str, &Node)]) -> Vec<(&'a str, &'static str)> {
     let mut config = Config::default();
     for (key, node) in settings {
@@ -155,8 +158,8 @@ pub fn unread<'a>(settings: &[(&'a str, &Node)]) -> Vec<(&'a str, &'static str)>
     settings.iter().filter_map(|(key, _)| switch(key, &config).map(|switch| (*key, switch.why))).collect()
 }
 
-/// Refuses settings that nothing reads, where they are given as near to the user as what decides about them: a file that is
-/// included may serve several modes, and a switch from the shell may override that of a file.
+/// Refuses settings that nothing reads, unless the deciding key was given closer to the user. An included file may serve several
+/// modes, and a word on the command line may override a switch of a file.
 pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
     let nearness = |source: &Source| match source {
         Source::Default => 0,
@@ -177,7 +180,7 @@ pub(super) fn refuse(resolved: &Resolved) -> Result<()> {
         };
         let (near, chosen_near) = (nearness(source), nearness(chosen));
         if near > chosen_near || (near == chosen_near && !other_file) {
-            return Err(conflict(resolved, &key, switch.key, switch.why));
+            return Err(resolved.conflict(&key, switch.key, switch.why));
         }
     }
     Ok(())

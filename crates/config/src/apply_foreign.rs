@@ -1,23 +1,22 @@
-//! How what foreign files say meets what the configuration says.
-use super::super::resolve::{Resolved, Resolver, Setting, Source, find};
-use super::super::schema::Config;
-use super::super::value::{ConfigValue as _, Node};
-use super::super::yaml::Document;
-use super::super::{OptionDef, TrainConfig};
-use super::named::json_of;
-use super::taken::{Fate, Foreign, NotNeeded};
-use super::walk::take_key;
-use super::{Format, KEYS, Line, Row, format_of, read};
+//! Merges foreign configurations with our own: which value wins, and which contradictions are refused.
+use super::foreign::{Fate, Foreign, Format, KEYS, Line, NotNeeded, Row, format_of, read, take_key};
+use super::lookup::find;
+use super::resolved::Resolved;
+use super::resolver::Resolver;
+use super::schema::{Config, OptionDef, TrainConfig};
+use super::source::{Setting, Source};
+use super::value::{ConfigValue as _, Node};
+use super::yaml::Document;
 use std::path::Path;
 use tunesmith_base::error::{Error, Result};
 
 impl Resolver {
-    /// Takes a file that is none of ours but one of DeepSpeed, Accelerate or FSDP for what the key of its kind names; says whether it is
-    /// one.
+    /// Reads a configuration file of DeepSpeed, Accelerate or FSDP as if the matching key, such as `train.deepspeed`, named it. Returns
+    /// false for any other file, which is left unread.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub(in super::super) fn foreign_file(&mut self, path: &Path) -> Result<bool> {
+    pub(super) fn foreign_file(&mut self, path: &Path) -> Result<bool> {
         let Some(format) = format_of(&Document::read(path)?.entries) else { return Ok(false) };
         let named = || Node::Str(path.display().to_string());
         let (title, settings) = match format {
@@ -37,11 +36,11 @@ impl Resolver {
         Ok(true)
     }
 
-    /// Takes over a key of the trainer's table, and returns the keys of ours that it sets.
+    /// Reads a key of [`Format::Trainer`], and returns the keys of ours that it sets.
     ///
     /// # Errors
     /// [`tunesmith_base::Kind::Config`]: the value is refused.
-    pub(in super::super) fn take_trainer(
+    pub(super) fn take_trainer(
         &mut self,
         row: &Row,
         spelled: &str,
@@ -51,7 +50,7 @@ impl Resolver {
         let taken = take_key(row, spelled, node, source)?;
         match taken.why {
             Some(note) => {
-                let entry = NotNeeded { key: spelled.to_owned(), value: json_of(node), source: source.clone(), note };
+                let entry = NotNeeded { key: spelled.to_owned(), value: node.to_json(), source: source.clone(), note };
                 self.not_needed.insert(spelled.to_owned(), entry);
             }
             None => drop(self.not_needed.remove(spelled)),
@@ -66,12 +65,12 @@ impl Resolver {
         Ok(ours)
     }
 
-    /// Reads the foreign files that the settings name, and takes over what they say: over the defaults and over what is left
-    /// `auto`, not over what is given nearer to the user; what is given as near must be the same.
+    /// Reads the foreign files that the settings name. Their values replace defaults and `auto`, but not values from the shell. A value
+    /// that our own file gives too must be the same.
     ///
     /// # Errors
     /// Those of [`read`]; a contradiction, with both sides.
-    pub(in super::super) fn take_foreign(&mut self) -> Result<()> {
+    pub(super) fn take_foreign(&mut self) -> Result<()> {
         let named = KEYS.iter().filter_map(|key| {
             let found = self.found.get(*key)?;
             Some((*key, found.node.clone(), found.source.clone()))
@@ -80,7 +79,7 @@ impl Resolver {
         self.foreign = read(&named)?;
         self.notes.append(&mut self.foreign.notes);
         let lines = std::mem::take(&mut self.foreign.lines);
-        // First what is said outright, then what follows from it or depends on it.
+        // Unconditional values first: the others depend on them.
         let (later, first): (Vec<Line>, Vec<Line>) =
             lines.into_iter().partition(|line| line.soft || line.only_with.is_some());
         for line in first.into_iter().chain(later) {
@@ -108,7 +107,7 @@ impl Resolver {
                 self.foreign.overrule(&line, Fate::Overridden, text);
                 return Ok(());
             }
-            // A file that the shell names goes before the files that it does not.
+            // A foreign file that the shell names takes precedence over our own file.
             if !(of_shell(&line.named_by) && matches!(found.source, Source::File { .. })) {
                 let sides = [(&found.node, &found.source), (&line.node, &line.source)];
                 let [ours, theirs] =
@@ -128,7 +127,7 @@ impl Resolver {
         }
     }
 
-    /// Where `train_batch_size` is given and a size is left open, it is what measuring aims at.
+    /// Sets `train.effective_batch` to DeepSpeed's `train_batch_size`, if the batch size or accumulation count is `auto`.
     fn rows_of_a_step(&mut self) -> Result<()> {
         let Some((rows, source)) = self.foreign.expected.rows.clone() else { return Ok(()) };
         let open = |key: &str| matches!(self.found.get(key), Some(found) if matches!(&found.node, Node::Str(word) if word == "auto"));
@@ -148,7 +147,7 @@ impl Resolver {
     }
 }
 
-/// The value that a setting takes from a node.
+/// The value of a setting after reading `node`, as JSON; null if the setting does not take it.
 fn value_of(def: &OptionDef, node: &Node) -> serde_json::Value {
     let mut scratch = Config::default();
     match (def.set)(&mut scratch, node) {
@@ -162,7 +161,7 @@ fn shown(def: &OptionDef, node: &Node) -> String {
 }
 
 impl Foreign {
-    /// Notes what became of a line in the end.
+    /// Changes the fate of the key that gave a setting.
     fn overrule(&mut self, line: &Line, fate: Fate, text: String) {
         let told = self.told.iter_mut().find(|told| told.source == line.source && told.key.as_ref() == Some(&line.key));
         if let Some(told) = told {
@@ -170,8 +169,8 @@ impl Foreign {
         }
     }
 
-    /// Shows what holds where a file leaves it to us.
-    pub(in super::super) fn show_auto(&mut self, settings: &[Setting]) {
+    /// Fills in the values that hold for keys that are `auto`.
+    pub(super) fn show_auto(&mut self, settings: &[Setting]) {
         for told in self.told.iter_mut().filter(|told| told.fate == Fate::Auto) {
             let setting = settings.iter().find(|setting| Some(&setting.key) == told.key.as_ref());
             let Some(Setting { key, value, source }) = setting else { continue };
@@ -187,11 +186,11 @@ impl Foreign {
 }
 
 impl Resolved {
-    /// The configuration as `world` ranks use it, `local` of them on this machine: what foreign files say of the ranks holds, and
-    /// the size that they leave to arithmetic is there.
+    /// The configuration for `world` ranks, of which `local` are on this machine: claims of foreign files are checked, and sizes that
+    /// follow from them are filled in ([`crate::foreign::Expected::settle`]).
     ///
     /// # Errors
-    /// [`tunesmith_base::Kind::Config`], with both sides.
+    /// [`tunesmith_base::Kind::Config`]: a claim does not hold; the error names both sides.
     pub fn in_world(&self, world: usize, local: usize, launcher: Option<&str>) -> Result<Self> {
         let mut settled = self.clone();
         self.foreign.expected.settle(&mut settled.config, world, local, launcher)?;

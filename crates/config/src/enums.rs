@@ -1,18 +1,18 @@
-//! The settings that are one of a few words, and those that are a word or something else.
-use super::choices::choices;
+//! Settings that are one of a few words, and settings that are a word or something else.
+use super::enum_macro::choices;
 use super::pattern::Pattern;
 use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 
 choices! {
-    /// What the model learns to say of a row.
+    /// The task, which decides the head and the loss.
     Task {
-        /// The tokens that follow.
+        /// Next-token prediction (causal language modelling).
         CausalLm = "causal_lm",
-        /// Which of some labels it has.
+        /// Sequence classification: one label for each row.
         Classification = "classification",
-        /// A number.
+        /// Regression: one number for each row.
         Regression = "regression",
     };
 
@@ -20,13 +20,13 @@ choices! {
     Init {
         /// From the model folder's safetensors.
         Pretrained = "pretrained",
-        /// Drawn afresh from `config.json`'s `initializer_range`: pretraining from scratch.
+        /// Random, with `config.json`'s `initializer_range`: pretraining from scratch.
         Random = "random",
     };
 
-    /// How the weights that are not trained are kept in memory. Products are computed in float32 in any case.
+    /// Storage type of frozen weights. Matrix products are always computed in float32.
     Dtype {
-        /// As the checkpoint has them: bfloat16 where it does, which loses nothing, else float32.
+        /// bfloat16 if the checkpoint stores bfloat16, which loses nothing; else float32.
         Auto = "auto",
         /// All in float32.
         Float32 = "float32" | "fp32",
@@ -34,7 +34,7 @@ choices! {
         Bfloat16 = "bfloat16" | "bf16",
     };
 
-    /// How gradients of what is trained are kept from pass to pass of a step. A pass adds them up in float32 in any case.
+    /// Storage type of gradients between the passes of an optimizer step. Within a pass they are summed in float32.
     GradDtype {
         /// In float32.
         Float32 = "float32" | "fp32",
@@ -42,7 +42,7 @@ choices! {
         Bfloat16 = "bfloat16" | "bf16",
     };
 
-    /// How the matrices of the base are coded in memory, as bitsandbytes does it.
+    /// Quantization of the base model's matrices, in bitsandbytes' formats.
     Quantization {
         /// As the checkpoint has them; `nf4` with `tuning.mode: qlora`.
         Auto = "auto",
@@ -58,9 +58,9 @@ choices! {
 
     /// Which kernels compute.
     Backend {
-        /// Ours, with the widest vectors that the processor has.
+        /// Our kernels, with the widest vector instructions of the processor.
         Fused = "fused",
-        /// The same operations without vector instructions: slow, to check against.
+        /// The same operations without vector instructions: slow, for checks.
         Reference = "reference",
         /// The name in SFT-Play's configurations for `fused` on a base that is kept as `tuning.mode` says.
         Unsloth = "unsloth",
@@ -72,7 +72,7 @@ choices! {
     Bias {
         /// None.
         None = "none",
-        /// Every one in the model.
+        /// All biases of the model.
         All = "all",
         /// Those of the modules that have an adapter.
         LoraOnly = "lora_only",
@@ -98,7 +98,7 @@ choices! {
         Fsdp = "fsdp",
     };
 
-    /// What ranks keep of the weights with `strategy: fsdp`, as PyTorch's `ShardingStrategy`.
+    /// How FSDP shards the weights, as PyTorch's `ShardingStrategy`.
     Sharding {
         /// A share; a segment's are brought together for its forward and again for its backward.
         FullShard = "full_shard",
@@ -111,17 +111,17 @@ choices! {
         HybridShard = "hybrid_shard",
     };
 
-    /// How the learning rate follows the rows of a step.
+    /// How the learning rate is scaled with the rows of an optimizer step.
     LrScaling {
-        /// It does not: `learning_rate` is what is used.
+        /// Not scaled: `learning_rate` is used as it is.
         None = "none",
-        /// It grows as they do.
+        /// It grows in proportion to the rows.
         Linear = "linear",
-        /// It grows with their square root.
+        /// It grows with the square root of the rows.
         Sqrt = "sqrt",
     };
 
-    /// What carries the bytes between ranks in processes of their own.
+    /// Communication library between ranks that are processes.
     RankBackend {
         /// `gloo` where the model is computed on the CPU, as in this version.
         Auto = "auto",
@@ -177,29 +177,29 @@ choices! {
 
     /// What happens to a row longer than `model.max_seq_len`.
     Truncation {
-        /// Its end is cut off.
+        /// The end of the row is cut off.
         Right = "right",
-        /// Its beginning is cut off.
+        /// The beginning of the row is cut off.
         Left = "left",
-        /// It is left out.
+        /// The row is left out.
         Drop = "drop",
         /// Raw text is cut into pieces of that length, so that every token is learned; of other rows the end is cut off.
         Split = "split",
     };
 
-    /// How large a mix of sources is in which each has its share.
+    /// Size of a mix of data sets by weight.
     MixStrategy {
-        /// As large as it can be without using a row twice.
+        /// As large as possible without using a row twice.
         InterleaveUnder = "interleave_under",
-        /// As small as it can be with every row in it; rows of other sources repeat.
+        /// As small as possible with every row in it; rows of some sources repeat.
         InterleaveOver = "interleave_over",
     };
 
-    /// What is measured of generated answers.
+    /// Metrics of generated answers.
     EvalMetric {
-        /// The answer is the reference, once both are normalized.
+        /// The answer equals the reference after normalization.
         ExactMatch = "exact_match" | "em",
-        /// The reference stands in the answer, once both are normalized.
+        /// The answer contains the reference after normalization.
         Contains = "contains",
         /// ROUGE-1, -2, -L and -Lsum: their mean F measure, 0 to 1, as the package rouge-score.
         Rouge = "rouge",
@@ -207,7 +207,7 @@ choices! {
         Bleu = "bleu",
         /// chrF of the corpus, 0 to 100, as sacrebleu.
         Chrf = "chrf",
-        /// The same with words beside characters.
+        /// chrF++ of the corpus, 0 to 100: chrF with word n-grams, as sacrebleu.
         ChrfPlusPlus = "chrf++",
         /// METEOR, 0 to 1, by equal words and stems; synonyms do not count.
         Meteor = "meteor",
@@ -219,29 +219,29 @@ choices! {
 
     /// What is done to an answer and its reference before they are compared.
     Normalization {
-        /// White space at both ends is taken off.
+        /// White space at both ends is removed.
         Trim = "trim",
         /// As the `SQuAD` benchmark: lower case, no punctuation, no `a`, `an`, `the`, single spaces.
         Squad = "squad",
     };
 
-    /// Which training rows count as repetitions.
+    /// Which training rows are dropped as duplicates.
     Dedupe {
         /// None.
         None = "none",
-        /// Those that say the same to the letter.
+        /// Exact duplicates.
         Exact = "exact",
-        /// Those that say the same, or nearly (`MinHash`, `dedupe_threshold`).
+        /// Exact and near duplicates (`MinHash`, `dedupe_threshold`).
         Minhash = "minhash",
     };
 
     /// What happens to training rows that are also in the validation or test rows.
     Contamination {
-        /// Nobody looks.
+        /// No check.
         Off = "off",
-        /// They are counted and named.
+        /// Such rows are counted and reported.
         Warn = "warn",
-        /// They are left out of training.
+        /// Such rows are left out of training.
         Drop = "drop",
     };
 }
@@ -256,7 +256,7 @@ macro_rules! optim {
         }
 
         impl Optim {
-            /// Whether it averages weights instead of following a schedule.
+            /// Whether it is schedule-free: it averages weights instead of following a learning-rate schedule.
             pub fn averages(self) -> bool {
                 [$( $( (Self::$name, stringify!($trait)), )? )+].contains(&(self, "averages"))
             }
@@ -268,7 +268,7 @@ tunesmith_base::registry::optimizers!(optim);
 macro_rules! lr_scheduler {
     ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
         choices! {
-            /// How the learning rate goes over the run.
+            /// The learning-rate schedule.
             LrScheduler { $( #[doc = $doc] $name = $word, )+ } later ["reduce_lr_on_plateau", "greedy"];
         }
     };
@@ -278,7 +278,7 @@ tunesmith_base::registry::schedules!(lr_scheduler);
 macro_rules! row_format {
     ($($name:ident = $module:ident, $word:literal, $doc:literal;)+) => {
         choices! {
-            /// The form of a data row.
+            /// The format of a data row.
             Format {
                 /// Recognised by the names of the first row's fields; the file's name says whether it is JSON or CSV.
                 Auto = "auto" | "chat" | "jsonl" | "json" | "csv",
@@ -297,13 +297,13 @@ macro_rules! modes {
                 $( #[doc = $doc] $mode = $word $( | $alias ($alias_doc) )?, )*
                 /// Every weight.
                 Full = "full",
-                /// Those weights that `tuning.freeze` names.
+                /// The weights that `tuning.freeze` names.
                 Freeze = "freeze",
             };
         }
 
         impl Mode {
-            /// Whether what is trained is an adapter, which the base needs to stay as it is.
+            /// Whether an adapter is trained on a frozen base.
             pub const fn adapts(self) -> bool {
                 matches!(self, $( Self::$mode )|*)
             }
@@ -360,7 +360,7 @@ impl ConfigValue for TargetModules {
     }
 }
 
-/// How fresh LoRA matrices are filled.
+/// Initialization of LoRA's A and B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InitLora {
     /// `true`: A uniform as Kaiming's rule says, B zero.
@@ -377,11 +377,11 @@ pub enum InitLora {
     Loftq,
 }
 
-/// Ways to start that other toolkits have.
+/// Initializations of PEFT that are refused as not yet supported.
 const LATER_INITS: [&str; 6] = ["olora", "eva", "corda", "orthogonal", "lora_ga", "mica"];
 
 impl InitLora {
-    /// Whether the base weight gives up what the adapter starts with.
+    /// Whether the adapter's initial product is subtracted from the base weight (`PiSSA`).
     pub const fn is_pissa(self) -> bool {
         matches!(self, Self::Pissa | Self::PissaRounds(_))
     }
@@ -396,7 +396,7 @@ impl ConfigValue for InitLora {
             Node::Str(word) if word == "pissa" => Ok(Self::Pissa),
             Node::Str(word) if word == "loftq" => Ok(Self::Loftq),
             Node::Str(word) if LATER_INITS.contains(&word.as_str()) => {
-                Err(Refusal::new(node, Self::expected()).hint(super::option::not_yet(word)))
+                Err(Refusal::new(node, Self::expected()).hint(super::suggest::not_yet(word)))
             }
             Node::Str(word) => match word.strip_prefix("pissa_niter_").map(str::parse) {
                 Some(Ok(rounds @ 0..=1000)) => Ok(Self::PissaRounds(rounds)),
@@ -464,7 +464,7 @@ impl ConfigValue for BeamStop {
     }
 }
 
-/// Which checkpoint a run goes on from.
+/// The checkpoint that a run resumes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Resume {
     /// The newest complete one in the output directory.

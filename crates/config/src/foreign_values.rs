@@ -1,8 +1,8 @@
-//! The types of the keys that name foreign configurations.
-use super::super::value::{ConfigValue, Node, Refusal};
+//! The types of `train.deepspeed`, `train.fsdp` and `train.fsdp_config`.
+use super::value::{ConfigValue, Node, Refusal};
 use serde_json::{Value as Json, json};
 
-/// A foreign configuration: a file's path, or the configuration itself as a mapping; nothing without one.
+/// A configuration of DeepSpeed or FSDP: the path of its file, or the mapping itself; null without one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inline(pub Node);
 
@@ -22,7 +22,7 @@ impl ConfigValue for Inline {
     }
 
     fn to_json(&self) -> Json {
-        json_of(&self.0)
+        self.0.to_json()
     }
 
     fn expected() -> String {
@@ -34,7 +34,7 @@ impl ConfigValue for Inline {
     }
 }
 
-/// Transformers' `fsdp`: `true`, or words in one string or a list.
+/// Transformers' `fsdp`: `true`, `false`, or words in one string or a list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Switch(pub Node);
 
@@ -45,7 +45,7 @@ impl Default for Switch {
 }
 
 impl Switch {
-    /// The words; nothing where it is off.
+    /// The words in lower case; empty for `true`, `None` where it is off or no list of words.
     pub fn words(node: &Node) -> Option<Vec<String>> {
         match node {
             Node::Bool(true) => Some(Vec::new()),
@@ -73,7 +73,7 @@ impl ConfigValue for Switch {
     }
 
     fn to_json(&self) -> Json {
-        json_of(&self.0)
+        self.0.to_json()
     }
 
     fn expected() -> String {
@@ -82,20 +82,5 @@ impl ConfigValue for Switch {
 
     fn schema() -> Json {
         json!({ "anyOf": [{ "type": ["boolean", "string", "null"] }, { "type": "array", "items": { "type": "string" } }] })
-    }
-}
-
-/// A node as JSON.
-pub(super) fn json_of(node: &Node) -> Json {
-    match node {
-        Node::Null => Json::Null,
-        Node::Bool(flag) => (*flag).into(),
-        Node::Int(number) => i64::try_from(*number).map_or_else(|_| (*number as f64).into(), Json::from),
-        Node::Float(number) => (*number).into(),
-        Node::Str(text) => text.as_str().into(),
-        Node::List(items) => items.iter().map(json_of).collect(),
-        Node::Map(entries) => {
-            entries.iter().map(|(key, node)| (key.clone(), json_of(node))).collect::<serde_json::Map<_, _>>().into()
-        }
     }
 }

@@ -1,0 +1,83 @@
+//! From a model folder's `config.json` to an [`Arch`].
+//!
+//! Both spellings are read: Transformers 4 (`rope_theta`, `rope_scaling`) and Transformers 5 (`rope_parameters`). A feature that would
+//! change the numbers and is not implemented is refused by name.
+use std::path::Path;
+
+use super::arch::{Arch, Experts, TensorSpec};
+use super::families::family_of;
+use super::hf_json::{MAX_SIZE, Source, read_text};
+use super::tied;
+use tunesmith_base::error::{Error, Result};
+
+impl Arch {
+    /// Reads `dir/config.json`. Stop tokens of `dir/generation_config.json` take precedence, as in Transformers' `generate`.
+    ///
+    /// # Errors
+    /// [`tunesmith_base::Kind::Model`]: a missing or malformed file, an impossible size, or an unsupported feature by name.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        let text = read_text(&path)?.ok_or_else(|| {
+            Error::model(format!("{}: no such file", path.display())).hint(
+                "a model is a folder in Hugging Face's form: config.json, *.safetensors, tokenizer.json, tokenizer_config.json",
+            )
+        })?;
+        let mut arch = Self::from_json(&text, &path)?;
+        if arch.wrapper.is_some() {
+            arch.tie_word_embeddings = tied::ties(dir, arch.tie_word_embeddings);
+        }
+        let path = dir.join("generation_config.json");
+        if let Some(text) = read_text(&path)? {
+            let ids = Source::parse(&text, &path)?.token_ids("eos_token_id")?;
+            if !ids.is_empty() {
+                arch.eos_token_ids = ids;
+            }
+        }
+        Ok(arch)
+    }
+
+    /// Reads the text of a `config.json`; `origin` is named in errors.
+    ///
+    /// # Errors
+    /// As [`Arch::from_dir`].
+    pub fn from_json(text: &str, origin: &Path) -> Result<Self> {
+        let (source, wrapper) = Source::parse(text, origin)?.language_model()?;
+        let (family, read) = family_of(&source)?;
+        source.refuse_unsupported(family)?;
+        let mut arch = read(&source)?;
+        arch.score = source.score_head(family)?;
+        arch.wrapper = wrapper;
+        if let Some(wrapper) = wrapper {
+            wrapper.adjust(&mut arch);
+        }
+        arch.check(&source)?;
+        Ok(arch)
+    }
+
+    /// Refuses sizes that contradict each other, or that overflow the memory arithmetic.
+    fn check(&self, source: &Source<'_>) -> Result<()> {
+        let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
+        if !heads.is_multiple_of(kv) {
+            return Err(
+                source.error(format!("num_attention_heads {heads} is not a multiple of num_key_value_heads {kv}"))
+            );
+        }
+        if heads * self.head_dim > MAX_SIZE {
+            let found = heads * self.head_dim;
+            return Err(source.error(format!("num_attention_heads * head_dim is {found}, expected at most {MAX_SIZE}")));
+        }
+        // The largest block; its experts are counted, since a list of them could be huge.
+        let expert = |experts: &Experts| 3 * experts.width * self.hidden_size + self.hidden_size;
+        let experts = self.experts.as_ref().map_or(Some(0), |experts| experts.count.checked_mul(expert(experts)));
+        let dense = Self { experts: None, ..self.clone() };
+        let layer: usize = dense.layer_tensors(0).iter().map(TensorSpec::len).sum();
+        let rest = 2 * self.vocab_size * self.hidden_size;
+        let layer = experts.and_then(|experts| layer.checked_add(experts));
+        let bytes =
+            layer.and_then(|layer| layer.checked_mul(self.num_hidden_layers)?.checked_add(rest)?.checked_mul(16));
+        match bytes {
+            Some(_) => Ok(()),
+            None => Err(source.error("the sizes describe a model beyond what this machine can address")),
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! The keys of `config.json` that all families share, read as Llama's class reads them, and the refusal of features that this version
+//! does not compute. A family's file then changes what its own class does otherwise.
+use serde_json::Value;
+
+use super::arch::{Activation, Arch, BlockKind, Experts, NormPlacement, QkNorm};
+use super::family::Family;
+use super::hf_json::{Source, brief};
+use super::vocabulary::TokenRows;
+use tunesmith_base::error::Result;
+
+/// Bound of the number of decoder blocks.
+const MAX_LAYERS: usize = 4096;
+/// Bound of the number of experts of all blocks.
+const MAX_EXPERTS: usize = 1 << 16;
+
+impl Source<'_> {
+    /// Refuses features that would change the numbers and that this version does not compute.
+    pub(super) fn refuse_unsupported(&self, family: &Family) -> Result<()> {
+        let classes = [Some(family.class_name), family.classifier];
+        self.check_class(&classes.into_iter().flatten().collect::<Vec<_>>())?;
+        self.refuse_quantization()?;
+        for key in ["attention_dropout", "hidden_dropout", "residual_dropout", "embd_pdrop", "resid_pdrop"] {
+            if self.number(key)?.unwrap_or(0.0) != 0.0 {
+                return Err(self.not_yet(format!("{key} other than 0")).hint("set it to 0.0 in config.json"));
+            }
+        }
+        let experts = ["num_experts", "num_local_experts"].into_iter().find(|key| self.get(key).is_some());
+        match experts.filter(|_| !family.sparse) {
+            Some(key) => Err(self.mismatch(key, "no such key: this family has no experts")),
+            None => Ok(()),
+        }
+    }
+
+    /// Refuses a quantized base unless bitsandbytes quantized it. The tensors are checked when the weights are opened.
+    fn refuse_quantization(&self) -> Result<()> {
+        let Some(found) = self.get("quantization_config") else { return Ok(()) };
+        let method = found.get("quant_method");
+        let on = |key: &str| found.get(key).and_then(Value::as_bool) == Some(true);
+        let ours = method.and_then(Value::as_str) == Some("bitsandbytes");
+        if ours && (on("load_in_4bit") || on("load_in_8bit")) {
+            return Ok(());
+        }
+        let method = method.map_or_else(String::new, |method| format!(" (quant_method {})", brief(method)));
+        Err(self
+            .not_yet(format!(
+                "quantized base: quantization_config{method}, other than bitsandbytes' load_in_4bit or load_in_8bit"
+            ))
+            .hint(
+                "use the unquantized model, with weights in f32, bf16 or f16, or one that bitsandbytes has quantized",
+            ))
+    }
+
+    /// Refuses a sliding window in families whose Transformers code has none.
+    pub(super) fn refuse_window(&self) -> Result<()> {
+        if let Some(kinds) = self.get("layer_types") {
+            let kinds = kinds.as_array().ok_or_else(|| self.mismatch("layer_types", "a list"))?;
+            if let Some(kind) = kinds.iter().find(|kind| kind.as_str() != Some("full_attention")) {
+                return Err(self.error(format!("layer_types has {}, expected \"full_attention\"", brief(kind))));
+            }
+        }
+        if self.get("sliding_window").is_none() || !self.flag("use_sliding_window", true)? {
+            return Ok(());
+        }
+        Err(self
+            .mismatch("sliding_window", "null: this family's code has no window")
+            .hint("if the model attends to the full context, set sliding_window to null in config.json"))
+    }
+
+    /// Refuses attention that is not causal (`use_bidirectional_attention`).
+    pub(super) fn refuse_bidirectional(&self) -> Result<()> {
+        if self.flag("use_bidirectional_attention", false)? {
+            return Err(self.mismatch("use_bidirectional_attention", "false: a causal language model"));
+        }
+        Ok(())
+    }
+
+    fn activation(&self, (key, default): (&str, Activation)) -> Result<Activation> {
+        match self.text(key)? {
+            None => Ok(default),
+            Some("silu" | "swish") => Ok(Activation::Silu),
+            // The first files of Gemma said so and meant the tanh form, which is what Transformers takes.
+            Some("gelu") if key == "hidden_act" && default == Activation::GeluTanh => Ok(default),
+            Some("gelu_pytorch_tanh" | "gelu_new") => Ok(Activation::GeluTanh),
+            Some(act) => Err(self.not_yet(format!("{key} {act:?}")).hint("supported: \"silu\", \"gelu_pytorch_tanh\"")),
+        }
+    }
+
+    /// The architecture that the shared keys describe, with Llama's choices for everything else.
+    pub(super) fn decoder(&self, family: &'static Family, defaults: &Defaults) -> Result<Arch> {
+        let hidden_size = self.size("hidden_size", None)?;
+        let num_attention_heads = self.size("num_attention_heads", None)?;
+        // A key that is written as null means as many as query heads, whatever the class's default is.
+        let kv_heads = if self.has("num_key_value_heads") { None } else { defaults.kv_heads };
+        let head_dim = self.head_dim(defaults.head_dim, hidden_size, num_attention_heads)?;
+        if !head_dim.is_multiple_of(2) {
+            return Err(self.error(format!("head_dim is {head_dim}, expected an even number")));
+        }
+        let num_hidden_layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
+        let max_position_embeddings =
+            self.size_up_to("max_position_embeddings", Some(defaults.context), usize::MAX >> 1)?;
+        let pad_token_id = self.token_ids("pad_token_id")?.first().copied();
+        let rope = self.rope(head_dim, max_position_embeddings, defaults.theta)?;
+        if rope.rotary_dim != head_dim && !defaults.partial_rotary {
+            return Err(self
+                .not_yet(format!("partial_rotary_factor in {}", family.model_type))
+                .hint("the class in Transformers turns whole heads whatever this key says: take it out"));
+        }
+        Ok(Arch {
+            family,
+            hidden_size,
+            intermediate_size: self.size("intermediate_size", None)?,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads: self.size("num_key_value_heads", Some(kv_heads.unwrap_or(num_attention_heads)))?,
+            head_dim,
+            vocab_size: self.size("vocab_size", None)?,
+            rms_norm_eps: self.positive("rms_norm_eps", defaults.eps)?,
+            norm_offset: 0.0,
+            norms: NormPlacement::Pre,
+            qk_norm: QkNorm::None,
+            blocks: vec![BlockKind { sparse: false, window: None, rope: Some(0) }; num_hidden_layers],
+            experts: None,
+            ropes: vec![rope],
+            attention_scale: (head_dim as f64).powf(-0.5),
+            attention_softcap: None,
+            logit_softcap: None,
+            embedding_scale: 1.0,
+            embedding_scaled_outside: false,
+            residual_scale: 1.0,
+            logit_scale: 1.0,
+            activation: self.activation(defaults.activation)?,
+            fused: false,
+            tie_word_embeddings: self.flag("tie_word_embeddings", defaults.tied)?,
+            qkv_bias: false,
+            o_bias: false,
+            mlp_bias: false,
+            max_position_embeddings,
+            initializer_range: self.positive("initializer_range", 0.02)?,
+            bos_token_id: self.token_ids("bos_token_id")?.first().copied(),
+            eos_token_ids: self.token_ids("eos_token_id")?,
+            pad_token_id: if self.has("pad_token_id") { pad_token_id } else { defaults.pad },
+            new_tokens: Vec::new(),
+            separated: false,
+            token_rows: TokenRows::default(),
+            score: None,
+            wrapper: None,
+        })
+    }
+
+    /// `attention_bias` as (q, k, v; o).
+    pub(super) fn attention_bias(&self) -> Result<(bool, bool)> {
+        self.flag("attention_bias", false).map(|bias| (bias, bias))
+    }
+
+    /// `sliding_window` in tokens. Null means no window; an absent key means `default`.
+    pub(super) fn window(&self, default: Option<usize>) -> Result<Option<usize>> {
+        match self.get("sliding_window") {
+            Some(_) => self.size_up_to("sliding_window", None, usize::MAX >> 1).map(Some),
+            None if self.has("sliding_window") => Ok(None),
+            None => Ok(default),
+        }
+    }
+
+    /// Qwen's sliding windows: with `use_sliding_window`, in the blocks from `max_window_layers` on.
+    pub(super) fn late_windows(&self, arch: &mut Arch) -> Result<()> {
+        let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
+        let first = match self.get("max_window_layers") {
+            Some(value) => value.as_u64().ok_or_else(|| self.mismatch("max_window_layers", "a whole number"))?,
+            None => 28,
+        };
+        self.layer_windows(arch, window, |layer| window.is_some() && layer as u64 >= first)
+    }
+
+    /// Qwen2-MoE's sliding windows: with `use_sliding_window`, in every other block before `max_window_layers`.
+    pub(super) fn early_windows(&self, arch: &mut Arch) -> Result<()> {
+        let window = if self.flag("use_sliding_window", false)? { self.window(Some(4096))? } else { None };
+        let end = self.size("max_window_layers", Some(28))?;
+        self.layer_windows(arch, window, |layer| window.is_some() && layer % 2 == 0 && layer < end)
+    }
+
+    /// Gives the window to the blocks that `layer_types` names, or that `default` names where the key is absent.
+    pub(super) fn layer_windows(
+        &self,
+        arch: &mut Arch,
+        window: Option<usize>,
+        default: impl Fn(usize) -> bool,
+    ) -> Result<()> {
+        let slides = self.layer_list("layer_types", arch, |kind| match kind.as_str() {
+            Some("sliding_attention") => Some(true),
+            Some("full_attention") => Some(false),
+            _ => None,
+        })?;
+        for (layer, block) in arch.blocks.iter_mut().enumerate() {
+            if slides.as_ref().map_or_else(|| default(layer), |slides| slides[layer]) {
+                block.window = Some(window.ok_or_else(|| {
+                    self.error(format!("layer {layer} has a sliding window, and sliding_window is not set or not used"))
+                })?);
+            }
+        }
+        Ok(())
+    }
+
+    /// A list of 0 and 1, or of true and false, with one entry for each block.
+    pub(super) fn layer_flags(&self, key: &str, arch: &Arch, default: impl Fn(usize) -> bool) -> Result<Vec<bool>> {
+        let flags = self.layer_list(key, arch, |value| match value.as_u64() {
+            Some(0) => Some(false),
+            Some(1) => Some(true),
+            _ => value.as_bool(),
+        })?;
+        Ok(flags.unwrap_or_else(|| (0..arch.num_hidden_layers).map(default).collect()))
+    }
+
+    /// A list with one entry for each block; `None` where the key is absent.
+    fn layer_list<T>(&self, key: &str, arch: &Arch, read: impl Fn(&Value) -> Option<T>) -> Result<Option<Vec<T>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let values = value.as_array().ok_or_else(|| self.mismatch(key, "a list"))?;
+        let layers = arch.num_hidden_layers;
+        if values.len() != layers {
+            return Err(self.error(format!("{key} has {} entries, num_hidden_layers is {layers}", values.len())));
+        }
+        let entry = |value| read(value).ok_or_else(|| self.not_yet(format!("{key} with {}", brief(value))));
+        values.iter().map(entry).collect::<Result<_>>().map(Some)
+    }
+
+    fn head_dim(&self, default: Option<usize>, hidden_size: usize, heads: usize) -> Result<usize> {
+        if self.get("head_dim").is_some() || (default.is_some() && !self.has("head_dim")) {
+            return self.size("head_dim", default);
+        }
+        if hidden_size.is_multiple_of(heads) {
+            Ok(hidden_size / heads)
+        } else {
+            Err(self.error(format!(
+                "hidden_size {hidden_size} is not a multiple of num_attention_heads {heads}, and there is no head_dim"
+            )))
+        }
+    }
+}
+
+impl Source<'_> {
+    /// The experts of Qwen's mixture-of-experts models, and which blocks are sparse. `shared`: intermediate size of the shared expert.
+    pub(super) fn qwen_experts(
+        &self,
+        arch: &mut Arch,
+        shared: Option<usize>,
+        defaults: (usize, usize, usize),
+    ) -> Result<()> {
+        let key = if self.get("num_experts").is_some() { "num_experts" } else { "num_local_experts" };
+        arch.experts = Some(Experts {
+            normalised: self.flag("norm_topk_prob", false)?,
+            shared,
+            ..self.experts(key, "moe_intermediate_size", defaults)?
+        });
+        let step = self.size("decoder_sparse_step", Some(1))?;
+        let dense = match self.get("mlp_only_layers") {
+            Some(value) => {
+                value.as_array().ok_or_else(|| self.mismatch("mlp_only_layers", "a list of block numbers"))?
+            }
+            None => &Vec::new(),
+        };
+        for (layer, block) in arch.blocks.iter_mut().enumerate() {
+            let listed = dense.iter().any(|number| number.as_u64() == Some(layer as u64));
+            block.sparse = !listed && (layer + 1) % step == 0;
+        }
+        Ok(())
+    }
+
+    /// The experts, from the keys `count` and `width`. `defaults`: number of experts, experts per token, intermediate size.
+    pub(super) fn experts(&self, count: &str, width: &str, defaults: (usize, usize, usize)) -> Result<Experts> {
+        let (count, width) = (self.size(count, Some(defaults.0))?, self.size(width, Some(defaults.2))?);
+        let per_token = self.size("num_experts_per_tok", Some(defaults.1))?;
+        let layers = self.size_up_to("num_hidden_layers", None, MAX_LAYERS)?;
+        if count * layers > MAX_EXPERTS || per_token > count {
+            return Err(self.error(format!(
+                "{count} experts, {per_token} of them a token, in {layers} blocks, expected at most {MAX_EXPERTS} in all, and no more a token than there are"
+            )));
+        }
+        if self.number("router_jitter_noise")?.unwrap_or(0.0) != 0.0 {
+            return Err(self.not_yet("router_jitter_noise other than 0").hint("set it to 0.0 in config.json"));
+        }
+        let balance = if self.flag("output_router_logits", false)? {
+            Some(self.number("router_aux_loss_coef")?.unwrap_or(0.001))
+        } else {
+            None
+        };
+        Ok(Experts { count, per_token, width, normalised: true, shared: None, balance, mixtral: false })
+    }
+}
+
+/// Defaults of a family's configuration class in Transformers, for absent keys.
+pub(super) struct Defaults {
+    /// Key and value heads; `None`: as many as query heads.
+    pub kv_heads: Option<usize>,
+    /// Width of a head; `None`: `hidden_size / num_attention_heads`.
+    pub head_dim: Option<usize>,
+    /// `max_position_embeddings`.
+    pub context: usize,
+    /// Base of the rotary embedding, `rope_theta`.
+    pub theta: f64,
+    /// Epsilon of the norms.
+    pub eps: f64,
+    /// `tie_word_embeddings`.
+    pub tied: bool,
+    /// Padding token.
+    pub pad: Option<u32>,
+    /// The key of the activation, and its default.
+    pub activation: (&'static str, Activation),
+    /// Whether the class supports `partial_rotary_factor`.
+    pub partial_rotary: bool,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            kv_heads: None,
+            head_dim: None,
+            context: 32_768,
+            theta: 1e4,
+            eps: 1e-6,
+            tied: false,
+            pad: None,
+            activation: ("hidden_act", Activation::Silu),
+            partial_rotary: false,
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The values found so far, while a configuration is put together: a later source goes over an earlier one.
+use super::foreign::{Foreign, NULL_IS_DEFAULT, NotNeeded};
+use super::lookup::refused;
+use super::schema::{Config, OptionDef};
+use super::source::Source;
+use super::unsupported_keys::WORDS;
+use super::value::{Node, quoted};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use tunesmith_base::error::{Error, Result};
+
+/// A value with its source; a later source may replace it.
+pub(super) struct Found {
+    pub node: Node,
+    pub source: Source,
+}
+
+/// The state between the sources of a configuration.
+#[derive(Default)]
+pub(super) struct Resolver {
+    /// By the key that the schema has, not an alias.
+    pub found: BTreeMap<String, Found>,
+    /// How many files have been read, included ones among them.
+    pub files: usize,
+    /// Notes for the user, one sentence each.
+    pub notes: Vec<String>,
+    /// The outcome of each key in files of DeepSpeed, Accelerate and FSDP.
+    pub foreign: Foreign,
+    /// Keys of other toolkits that are accepted without effect, by the full key as it was given.
+    pub not_needed: BTreeMap<String, NotNeeded>,
+}
+
+impl Resolver {
+    /// Checks a value and lets it replace an earlier one. Mappings of two files are merged key by key.
+    pub fn put(&mut self, def: &'static OptionDef, spelled: &str, node: Node, source: Source) -> Result<()> {
+        if let Node::Map(entries) = &node {
+            let mut names = HashSet::new();
+            if let Some((name, _)) = entries.iter().find(|(name, _)| !names.insert(name)) {
+                return Err(Error::config(format!("{}: {spelled}: {} is given twice", source.place(), quoted(name))));
+            }
+        }
+        if node == Node::Null && NULL_IS_DEFAULT.contains(&def.path().as_str()) {
+            self.found.remove(&def.path());
+            return Ok(());
+        }
+        (def.set)(&mut Config::default(), &node).map_err(|refusal| {
+            let word = |given: &str| WORDS.iter().find(|(key, word, _)| def.path() == *key && *word == given);
+            match &node {
+                Node::Str(given) => match word(&given.to_lowercase()) {
+                    Some((.., how)) => refused(&source, spelled, refusal.hint(*how)),
+                    None => refused(&source, spelled, refusal),
+                },
+                _ => refused(&source, spelled, refusal),
+            }
+        })?;
+        let node = match (self.found.remove(&def.path()), node, &source) {
+            (Some(Found { node: Node::Map(below), .. }), Node::Map(above), Source::File { .. }) => merge(below, above),
+            (_, node, _) => node,
+        };
+        self.found.insert(def.path(), Found { node, source });
+        Ok(())
+    }
+}
+
+/// Two mappings as one. A key that both have keeps its place and gets the value from `above`.
+fn merge(mut below: Vec<(String, Node)>, above: Vec<(String, Node)>) -> Node {
+    let places: HashMap<String, usize> = below.iter().enumerate().map(|(at, (key, _))| (key.clone(), at)).collect();
+    for (key, node) in above {
+        match places.get(&key) {
+            Some(&at) => below[at].1 = node,
+            None => below.push((key, node)),
+        }
+    }
+    Node::Map(below)
+}

@@ -1,0 +1,53 @@
+//! The toolkits, and the keys that tell their configurations apart.
+
+/// A toolkit whose configurations can be imported.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Toolkit {
+    /// Axolotl.
+    Axolotl,
+    /// LLaMA-Factory.
+    LlamaFactory,
+    /// SFT-Play.
+    SftPlay,
+}
+
+impl Toolkit {
+    /// Every toolkit, in the order of the documentation.
+    pub const ALL: [Self; 3] = [Self::Axolotl, Self::LlamaFactory, Self::SftPlay];
+
+    /// The name as its authors write it.
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Axolotl => "Axolotl",
+            Self::LlamaFactory => "LLaMA-Factory",
+            Self::SftPlay => "SFT-Play",
+        }
+    }
+
+    /// Keys of which every configuration has at least one. Many other keys are also arguments of Transformers, and so tell nothing.
+    pub(super) const fn own_keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Axolotl => &[
+                "base_model",
+                "datasets",
+                "pretraining_dataset",
+                "sequence_len",
+                "micro_batch_size",
+                "num_epochs",
+                "val_set_size",
+                "adapter",
+            ],
+            Self::LlamaFactory => &[
+                "stage",
+                "do_train",
+                "dataset",
+                "dataset_dir",
+                "finetuning_type",
+                "template",
+                "cutoff_len",
+                "train_dataset",
+            ],
+            Self::SftPlay => &["include", "model", "tuning", "train", "data", "logging", "gen", "eval"],
+        }
+    }
+}
